@@ -2,22 +2,24 @@
 
     python benchmarks/banks.py --json benchmarks/results/banks.json
 
-The demo's shape (2 layers, head dim 16, feed-forward twice the width, 256 tokens of vocabulary, 16 x 64 tokens a step)
-at widths 32 to 256 on random tokens, one thread. A figure is trial-steps per CPU second. What is compared takes turns
-within a round, and a ratio is taken within a round: the median over the rounds is told, with the least and the largest.
-`share` is the achieved FLOP/s (`proxies.core.flops`, causal) over the rate of a 1024 x 1024 x 1024 float32 product
-timed in the same round; `bfloat16_share` over that of a bfloat16 one.
+The demo's shape (2 layers, head dim 16, feed-forward twice the width, 256 tokens of vocabulary, 16
+x 64 tokens a step) at widths 32 to 256 on random tokens, one thread. A figure is trial-steps per
+CPU second. What is compared takes turns within a round, and a ratio is taken within a round: the
+median over the rounds is told, with the least and the largest. `share` is the achieved FLOP/s
+(`proxies.core.flops`, causal) over the rate of a 1024 x 1024 x 1024 float32 product timed in the
+same round; `bfloat16_share` over that of a bfloat16 one.
 
-- `solo`: K trials one after another, the same engine for all (`proxies.training.solo`). K = 1: what the others are held
-against.
+- `solo`: K trials one after another, the same engine for all (`proxies.training.solo`). K = 1: what
+  the others are held against.
 - `bank`: `proxies.training.bank`, K slots.
-- `vmap`: the model of one trial under torch.func (functional_call, grad_and_value, vmap), and AdamW as plain tensor
-  code of the stacked weights, one rate for all and no clipping: less than what a bank does.
-- `compiled`: each under `torch.compile` (inductor); `fused loss`, `medium` (products of float32 through bfloat16) and
-  `bfloat16`: of the bank and the trial alone.
+- `vmap`: the model of one trial under torch.func (functional_call, grad_and_value, vmap), and AdamW
+  as plain tensor code of the stacked weights, one rate for all and no clipping: less than what a
+  bank does.
+- `compiled`: each under `torch.compile` (inductor); `fused loss`, `medium` (products of float32
+  through bfloat16) and `bfloat16`: of the bank and the trial alone.
 
-Compiling takes most of the time: some 25 minutes of one core in all; `--quick` takes two widths, two K and three modes,
-nothing compiled, in a minute or two.
+Compiling takes most of the time: some 25 minutes of one core in all; `--quick` takes two widths,
+two K and three modes, nothing compiled, in a minute or two.
 """
 
 from __future__ import annotations
@@ -87,8 +89,14 @@ def corpus(folder: Path) -> TokenStore:
 def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunSpec:
     """A run of the demo's shape that never ends."""
     base = Shape(
-        num_layers=2, width=32, num_heads=2, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=SEQ_LEN
-    )  # fmt: skip
+        num_layers=2,
+        width=32,
+        num_heads=2,
+        num_kv_heads=2,
+        ffn_width=64,
+        vocab_size=256,
+        seq_len=SEQ_LEN,
+    )
     return RunSpec(
         shape=base.at_width(width),
         base_shape=base,
@@ -103,13 +111,17 @@ def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunS
 
 
 def engine(store: TokenStore, width: int, num_slots: int, **mode: Any) -> Steps:
-    """Steps of a bank of K, or of one trial alone: K of them one after another cost K times as much."""
+    """Steps of a bank of K, or of one trial alone: K of them one after another cost K times as
+    much.
+    """
     numerics = Numerics(num_slots=max(1, num_slots), **mode)
     spec = run_of(store, width, 0, numerics)
     # Process-wide: torch would keep the last engine's.
     precision, threads = numerics.matmul_precision, numerics.num_threads
     one: Solo | Bank = (
-        Solo(store, device="cpu") if num_slots == 0 else Bank(spec.shape, BATCH_TOKENS, numerics, store, device="cpu")
+        Solo(store, device="cpu")
+        if num_slots == 0
+        else Bank(spec.shape, BATCH_TOKENS, numerics, store, device="cpu")
     )
     for slot in range(max(1, num_slots)):
         one.admit(slot, dataclasses.replace(spec, seed=slot))
@@ -138,7 +150,9 @@ def vmapped(store: TokenStore, width: int, num_slots: int, *, compiled: bool) ->
     if compiled:
         gradients_of = torch.compile(gradients_of, fullgraph=True, dynamic=False)
     head_dim, done = 16, 0
-    tables = decoder._rotary_tables(SEQ_LEN, width // head_dim, head_dim, torch.device("cpu"), torch.float32)
+    tables = decoder._rotary_tables(
+        SEQ_LEN, width // head_dim, head_dim, torch.device("cpu"), torch.float32
+    )
     fixed = lambda *_: tables  # noqa: E731 (a constant of a compiled graph cannot pass through vmap)
 
     def steps(count: int) -> None:
@@ -151,11 +165,13 @@ def vmapped(store: TokenStore, width: int, num_slots: int, *, compiled: bool) ->
         nonlocal done
         batches = [
             store.train_batch(
-                seed=seed, first_sequence=done * (BATCH_TOKENS // SEQ_LEN),
-                num_sequences=BATCH_TOKENS // SEQ_LEN, seq_len=SEQ_LEN,
+                seed=seed,
+                first_sequence=done * (BATCH_TOKENS // SEQ_LEN),
+                num_sequences=BATCH_TOKENS // SEQ_LEN,
+                seq_len=SEQ_LEN,
             )
             for seed in range(num_slots)
-        ]  # fmt: skip
+        ]
         gradients, losses = gradients_of(weights, torch.from_numpy(np.stack(batches)))
         done += 1
         with torch.no_grad():
@@ -187,7 +203,9 @@ def rate(steps: Steps, count: int, num_trials: int) -> float:
     return count * num_trials / (time.process_time() - began)
 
 
-def table(store: TokenStore, width: int, arms: dict[str, tuple[int, Callable[[], Steps]]], num_rounds: int) -> Any:
+def table(
+    store: TokenStore, width: int, arms: dict[str, tuple[int, Callable[[], Steps]]], num_rounds: int
+) -> Any:
     """Every arm's rate, as a ratio to the first one's and as a share of the machine's, in turns."""
     built: dict[str, tuple[int, Steps, int]] = {}
     for name, (num_trials, make) in arms.items():
@@ -215,11 +233,14 @@ def table(store: TokenStore, width: int, arms: dict[str, tuple[int, Callable[[],
             "to_solo": statistics.median(ratios),
             "to_solo_range": [min(ratios), max(ratios)],
             "share": statistics.median(r * flops / p for r, p in zip(found, products, strict=True)),
-            "bfloat16_share": statistics.median(r * flops / p for r, p in zip(found, rounded, strict=True)),
+            "bfloat16_share": statistics.median(
+                r * flops / p for r, p in zip(found, rounded, strict=True)
+            ),
         }
         rows.append(row)
         print(
-            f"width {width:4}  {name:34} {row['trial_steps_per_cpu_second']:8.2f} steps/s  {row['to_solo']:5.2f} of "
+            f"width {width:4}  {name:34} {row['trial_steps_per_cpu_second']:8.2f} steps/s  "
+            f"{row['to_solo']:5.2f} of "
             f"solo ({min(ratios):.2f} to {max(ratios):.2f})  {row['share']:4.0%} of the machine",
             flush=True,
         )
@@ -228,7 +249,11 @@ def table(store: TokenStore, width: int, arms: dict[str, tuple[int, Callable[[],
 
 
 def arms_of(
-    store: TokenStore, width: int, slots: Sequence[int], modes: Sequence[str], compiled_slots: Sequence[int]
+    store: TokenStore,
+    width: int,
+    slots: Sequence[int],
+    modes: Sequence[str],
+    compiled_slots: Sequence[int],
 ) -> dict[str, tuple[int, Callable[[], Steps]]]:
     """Trials of each arm, and what makes it."""
     arms: dict[str, tuple[int, Callable[[], Steps]]] = {}
@@ -237,7 +262,10 @@ def arms_of(
         label = f", {mode}" if mode else ""
         arms[f"solo{label}"] = (1, lambda options=options: engine(store, width, 0, **options))
         for k in compiled_slots if compiled or mode else slots:
-            arms[f"bank K={k}{label}"] = (k, lambda k=k, options=options: engine(store, width, k, **options))
+            arms[f"bank K={k}{label}"] = (
+                k,
+                lambda k=k, options=options: engine(store, width, k, **options),
+            )
     for k in slots:
         if k > 1:
             arms[f"vmap K={k}"] = (k, lambda k=k: vmapped(store, width, k, compiled=False))
@@ -247,10 +275,14 @@ def arms_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="Where the numbers go.")
     parser.add_argument("--widths", help="Some others than 32,64,128,256.")
-    parser.add_argument("--quick", action="store_true", help="Two widths, two K, three modes, two rounds.")
+    parser.add_argument(
+        "--quick", action="store_true", help="Two widths, two K, three modes, two rounds."
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -262,7 +294,12 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         store = corpus(Path(folder))
         for width in widths:
-            rows += table(store, width, arms_of(store, width, slots, modes, COMPILED_SLOTS), 2 if options.quick else 7)
+            rows += table(
+                store,
+                width,
+                arms_of(store, width, slots, modes, COMPILED_SLOTS),
+                2 if options.quick else 7,
+            )
             body = {
                 "rows": rows,
                 "quick": options.quick,

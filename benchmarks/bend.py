@@ -1,21 +1,26 @@
-"""The optimum over duration: a straight line, and one that may bend, on planted truths and on public grids.
+"""The optimum over duration: a straight line, and one that may bend, on planted truths and on
+public grids.
 
     python benchmarks/bend.py --json benchmarks/results/bend.json
 
-Planted: runs of known optima at two to four durations are judged for targets 4 and 16 times as long as the longest,
-once with the line held straight, once with both averaged by evidence (`transfer.regret.drift`). Told are the shares of
-90 % intervals that hold the target's optimum, their width, how often the verdict is that the measured exponent holds,
-what the value it launches costs in truth, and the mean probability of a bend.
+Planted: runs of known optima at two to four durations are judged for targets 4 and 16 times as long
+as the longest, once with the line held straight, once with both averaged by evidence
+(`transfer.regret.drift`). Told are the shares of 90 % intervals that hold the target's optimum,
+their width, how often the verdict is that the measured exponent holds, what the value it launches
+costs in truth, and the mean probability of a bend.
 
-Public: optima at durations of one model and batch in StepLaw's grid and in Misfitting's (`make data`), where they are,
-and in a grid of the demo's proxy, 50 to 3,200 steps (`grids/durations.safetensors`; `--train CORPUS` trains it again,
-15 minutes of one core). Two or three durations, of 16 times at most, predict every longer one; a prediction covers if
-its distance to the held-out optimum, which has noise of its own, may be 0. Then what values cost there, in nats: of the
-published exponents from the longest duration on, of two from the shortest on, and of both lines. Means are over
-families first, so that one of many durations counts once. Porian's grid, Gadre's, Gemstones', Datablations' and
-MultiPowerLaw's tell nothing here: they have one rate a run, or two.
+Public: optima at durations of one model and batch in StepLaw's grid and in Misfitting's (`make
+data`), where they are, and in a grid of the demo's proxy, 50 to 3,200 steps
+(`grids/durations.safetensors`; `--train CORPUS` trains it again, 15 minutes of one core). Two or
+three durations, of 16 times at most, predict every longer one; a prediction covers if its distance
+to the held-out optimum, which has noise of its own, may be 0. Then what values cost there, in nats:
+of the published exponents from the longest duration on, of two from the shortest on, and of both
+lines. Means are over families first, so that one of many durations counts once. Porian's grid,
+Gadre's, Gemstones', Datablations' and MultiPowerLaw's tell nothing here: they have one rate a run,
+or two.
 
-It takes some 5 minutes of one core; `--quick` a fifth of the worlds and of the cases, `--only planted` one half.
+It takes some 5 minutes of one core; `--quick` a fifth of the worlds and of the cases, `--only
+planted` one half.
 """
 
 from __future__ import annotations
@@ -76,7 +81,8 @@ REACHES = {"2 to 4 times": (1.0, 2.0), "4 to 16 times": (2.0, 4.0)}
 MOST_TESTED, LEAST_STEP = 4.0, 0.6
 """Doublings from the shortest to the longest duration that predicts, and between two of them."""
 PARABOLA_SD = 0.15
-"""Octaves by which the lowest point of a parabola through three rates, an octave apart, is off: set by hand."""
+"""Octaves by which the lowest point of a parabola through three rates, an octave apart, is off: set
+by hand."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,15 @@ class BentWorld(World):
 
 def planted_row(path: str, durations: tuple[int, ...], times: int, num: int) -> dict[str, Any]:
     """Both models on the same worlds."""
-    world = BentWorld(durations, tuple(range(-9, -3)), 3, 0.005, times * durations[-1], path=PATHS[path])
+    world = BentWorld(
+        durations, tuple(range(-9, -3)), 3, 0.005, times * durations[-1], path=PATHS[path]
+    )
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in MODELS}
     for seed in range(num):
         points, _, optima = world.draw_all(np.random.default_rng(seed))
-        question = Question(target_size=world.target_size, base_size=durations[0], axis="duration", power=None)
+        question = Question(
+            target_size=world.target_size, base_size=durations[0], axis="duration", power=None
+        )
         for name, prior in MODELS.items():
             with mock.patch.dict(LINES, {"duration": prior}):
                 judged = examine(points, question, seed=seed, draws=NUM_DRAWS)
@@ -106,10 +116,21 @@ def planted_row(path: str, durations: tuple[int, ...], times: int, num: int) -> 
             low, high = np.quantile(there.line.at_target[1:], [0.05, 0.95])
             optimum = optima[world.target_size]
             cost = world.valley(value - optimum, world.curvature)  # type: ignore[operator]
-            found[name].append((low <= optimum <= high, high - low, judged.verdict.outcome == "holds",
-                                judged.verdict.outcome == "drifts", cost, there.line.bends))  # fmt: skip
+            found[name].append(
+                (
+                    low <= optimum <= high,
+                    high - low,
+                    judged.verdict.outcome == "holds",
+                    judged.verdict.outcome == "drifts",
+                    cost,
+                    there.line.bends,
+                )
+            )
     names = ("covered", "width_octaves", "holds", "drifts", "regret_nats", "bends")
-    told = {model: dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True)) for model, rows in found.items()}
+    told = {
+        model: dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+        for model, rows in found.items()
+    }
     return {"path": path, "durations": list(durations), "times": times, "num": num, **told}
 
 
@@ -119,8 +140,10 @@ def planted_table(num: int) -> list[dict[str, Any]]:
     for path, durations, times in itertools.product(PATHS, DURATIONS, TIMES):
         rows.append(row := planted_row(path, durations, times, num))
         said = "  ".join(
-            f"{model}: covered {row[model]['covered']:.2f}, {row[model]['width_octaves']:.2f} octaves, holds "
-            f"{row[model]['holds']:.2f}, {1e3 * row[model]['regret_nats']:.1f} mnats, bends {row[model]['bends']:.2f}"
+            f"{model}: covered {row[model]['covered']:.2f}, {row[model]['width_octaves']:.2f} "
+            "octaves, holds "
+            f"{row[model]['holds']:.2f}, {1e3 * row[model]['regret_nats']:.1f} mnats, bends "
+            f"{row[model]['bends']:.2f}"
             for model in MODELS
         )
         print(f"{path}, {len(durations)} durations, {times} times: {said}", flush=True)
@@ -149,9 +172,14 @@ def of_points(name: str, group: str, points: Sequence[Point]) -> Family | None:
     columns = [found.fitted.index(o.size) for o in usable]
     curvature, shape = found.basins.curvature[0, columns], found.basins.shape[:1]
     return Family(
-        name=name, group=group, log2_size=np.log2([o.size for o in usable]), optimum=found.basins.optimum[:, columns],
-        cost=lambda index, off: float(rise(np.array([off]), curvature[index : index + 1], shape)[0]),
-    )  # fmt: skip
+        name=name,
+        group=group,
+        log2_size=np.log2([o.size for o in usable]),
+        optimum=found.basins.optimum[:, columns],
+        cost=lambda index, off: float(
+            rise(np.array([off]), curvature[index : index + 1], shape)[0]
+        ),
+    )
 
 
 def _records(name: str) -> list[dict[str, str]]:
@@ -171,13 +199,20 @@ def steplaw() -> Iterator[Family]:
         at = int(float(one["D"])), round(math.log2(float(one["lr"])), 3)
         runs[at] = min(runs.get(at, math.inf), float(one["smooth loss"]))
     for (params, batch), runs in sorted(cells.items()):
-        points = [Point(size=size, log2_value=x, loss_nats=loss) for (size, x), loss in sorted(runs.items())]
-        if (family := of_points(f"{float(params) / 1e6:.0f}M, batch {batch}", "StepLaw", points)) is not None:
+        points = [
+            Point(size=size, log2_value=x, loss_nats=loss)
+            for (size, x), loss in sorted(runs.items())
+        ]
+        if (
+            family := of_points(f"{float(params) / 1e6:.0f}M, batch {batch}", "StepLaw", points)
+        ) is not None:
             yield family
 
 
 def misfitting() -> Iterator[Family]:
-    """Misfitting's models: three rates at most durations, so a parabola through the best and its neighbours."""
+    """Misfitting's models: three rates at most durations, so a parabola through the best and its
+    neighbours.
+    """
     cells: dict[str, dict[float, dict[float, float]]] = {}
     for one in _records("misfitting"):
         if float(one["portion_steps_elapsed"]) > 0.999:
@@ -186,18 +221,29 @@ def misfitting() -> Iterator[Family]:
             rates[rate] = min(rates.get(rate, math.inf), float(one["loss"]))
     rng = np.random.default_rng(0)
     for model, sizes in sorted(cells.items()):
-        found = [(math.log2(size), *lowest) for size, rates in sorted(sizes.items()) if (lowest := _parabola(rates))]
+        found = [
+            (math.log2(size), *lowest)
+            for size, rates in sorted(sizes.items())
+            if (lowest := _parabola(rates))
+        ]
         if len(found) < 4:
             continue
         log2_size, optimum, curvature = np.array(found).T
         rows = optimum + PARABOLA_SD * rng.standard_normal((1501, len(optimum)))
         rows[0] = optimum
-        yield Family(name=model, group="Misfitting", log2_size=log2_size, optimum=rows,
-                     cost=lambda index, off, bend=curvature: float(0.5 * bend[index] * off**2))  # type: ignore[misc]  # fmt: skip
+        yield Family(
+            name=model,
+            group="Misfitting",
+            log2_size=log2_size,
+            optimum=rows,
+            cost=lambda index, off, bend=curvature: float(0.5 * bend[index] * off**2),
+        )  # type: ignore[misc]
 
 
 def _parabola(rates: Mapping[float, float]) -> tuple[float, float] | None:
-    """Place and curvature of the minimum, or None where there is none among three rates or near them."""
+    """Place and curvature of the minimum, or None where there is none among three rates or near
+    them.
+    """
     x = sorted(rates)
     if len(x) < 3:
         return None
@@ -215,10 +261,14 @@ def ours() -> Iterator[Family]:
         return
     grid = load_file(GRID)
     points = [
-        Point(size=1024 * int(steps), log2_value=float(rate), seed=int(seed),
-              loss_nats=float(loss) if math.isfinite(loss) else None)
+        Point(
+            size=1024 * int(steps),
+            log2_value=float(rate),
+            seed=int(seed),
+            loss_nats=float(loss) if math.isfinite(loss) else None,
+        )
         for steps, rate, seed, loss in zip(*(grid[name] for name in COLUMNS), strict=True)
-    ]  # fmt: skip
+    ]
     if (family := of_points("width 32", "ours", points)) is not None:
         yield family
 
@@ -242,18 +292,37 @@ def predicted(family: Family, known: list[int], held: int) -> dict[str, Any]:
     last, beyond = family.optimum[0, known[-1]], float(u[held] - u[known[-1]])
     whole = float(u[held] - u[known[0]])
     values = {name: float(last + power * beyond) for name, power in EXPONENTS.items()}
-    values |= {f"{power:g} from the shortest": float(family.optimum[0, known[0]] + power * whole)
-               for power in (0.0, -0.3)}  # fmt: skip
-    row: dict[str, Any] = {"group": family.group, "family": family.name, "num": len(known), "doublings": beyond}
+    values |= {
+        f"{power:g} from the shortest": float(family.optimum[0, known[0]] + power * whole)
+        for power in (0.0, -0.3)
+    }
+    row: dict[str, Any] = {
+        "group": family.group,
+        "family": family.name,
+        "num": len(known),
+        "doublings": beyond,
+    }
     noise = np.random.default_rng(1).permutation(truth[1:])
     for model, prior in MODELS.items():
         with mock.patch.dict(LINES, {"duration": prior}):
-            line = extend_line(family.optimum[:, known], u[known], u[held], u[known[0]], "duration",
-                               np.random.default_rng(0))  # fmt: skip
+            line = extend_line(
+                family.optimum[:, known],
+                u[known],
+                u[held],
+                u[known[0]],
+                "duration",
+                np.random.default_rng(0),
+            )
         low, high = np.quantile(line.at_target[1:] - noise, [0.05, 0.95])
-        row[model] = {"covered": bool(low <= 0 <= high), "width_octaves": float(high - low), "bends": line.bends}
+        row[model] = {
+            "covered": bool(low <= 0 <= high),
+            "width_octaves": float(high - low),
+            "bends": line.bends,
+        }
         values[f"{model} line"] = float(line.at_target[0])
-    row["cost"] = {name: family.cost(held, value - float(truth[0])) for name, value in values.items()}
+    row["cost"] = {
+        name: family.cost(held, value - float(truth[0])) for name, value in values.items()
+    }
     row["off"] = {name: abs(value - float(truth[0])) for name, value in values.items()}
     return row
 
@@ -261,7 +330,9 @@ def predicted(family: Family, known: list[int], held: int) -> dict[str, Any]:
 def public_table(every: int) -> dict[str, Any]:
     """Coverage and costs by source, number of durations and reach."""
     families = [*steplaw(), *misfitting(), *ours()]
-    rows = [predicted(family, *case) for family in families for case in list(cases(family))[::every]]
+    rows = [
+        predicted(family, *case) for family in families for case in list(cases(family))[::every]
+    ]
     covered, costs = [], []
     for group, (reach, (low, high)) in itertools.product(
         dict.fromkeys(family.group for family in families), REACHES.items()
@@ -269,18 +340,35 @@ def public_table(every: int) -> dict[str, Any]:
         near = [row for row in rows if row["group"] == group and low <= row["doublings"] <= high]
         for num in (2, 3):
             if some := [row for row in near if row["num"] == num]:
-                told = {m: {key: _mean(some, m, key) for key in ("covered", "width_octaves", "bends")} for m in MODELS}
-                size = {"num_cases": len(some), "num_families": len({row["family"] for row in some})}
+                told = {
+                    m: {key: _mean(some, m, key) for key in ("covered", "width_octaves", "bends")}
+                    for m in MODELS
+                }
+                size = {
+                    "num_cases": len(some),
+                    "num_families": len({row["family"] for row in some}),
+                }
                 covered.append({"group": group, "reach": reach, "durations": num, **size, **told})
                 print(covered[-1], flush=True)
         if near:
             names = near[0]["cost"]
-            told = {name: {"cost_nats": _mean(near, "cost", name), "off_octaves": _mean(near, "off", name)}
-                    for name in names}  # fmt: skip
+            told = {
+                name: {
+                    "cost_nats": _mean(near, "cost", name),
+                    "off_octaves": _mean(near, "off", name),
+                }
+                for name in names
+            }
             costs.append({"group": group, "reach": reach, "num_cases": len(near), "rules": told})
-            print(f"{group}, {reach}: " + ", ".join(
-                f"{name} {1e3 * of['cost_nats']:.1f}" for name, of in told.items()) + " mnats", flush=True)  # fmt: skip
-    optima = {f"{f.group}, {f.name}": [f.log2_size.tolist(), f.optimum[0].tolist()] for f in families}
+            print(
+                f"{group}, {reach}: "
+                + ", ".join(f"{name} {1e3 * of['cost_nats']:.1f}" for name, of in told.items())
+                + " mnats",
+                flush=True,
+            )
+    optima = {
+        f"{f.group}, {f.name}": [f.log2_size.tolist(), f.optimum[0].tolist()] for f in families
+    }
     return {"coverage": covered, "costs": costs, "optima": optima}
 
 
@@ -293,7 +381,9 @@ def _mean(rows: Sequence[Mapping[str, Any]], *keys: str) -> float:
 
 
 def train(corpus: Path) -> None:
-    """The grid of the demo's proxy: cosine with a tenth of warmup, seven durations, six rates, two seeds."""
+    """The grid of the demo's proxy: cosine with a tenth of warmup, seven durations, six rates, two
+    seeds.
+    """
     from proxies.core.hyperparameters import Hparams
     from proxies.core.rules import named
     from proxies.core.schedule import Schedule
@@ -304,36 +394,73 @@ def train(corpus: Path) -> None:
 
     store, numerics, rows = TokenStore(corpus), Numerics(num_slots=8), []
     shape = Shape(
-        num_layers=2, width=32, num_heads=2, num_kv_heads=2, ffn_width=64, seq_len=64,
-        vocab_size=store.manifest.vocab_size, family="llama", tied=False, qk_norm=False,
-    )  # fmt: skip
+        num_layers=2,
+        width=32,
+        num_heads=2,
+        num_kv_heads=2,
+        ffn_width=64,
+        seq_len=64,
+        vocab_size=store.manifest.vocab_size,
+        family="llama",
+        tied=False,
+        qk_norm=False,
+    )
     for num_steps in (50, 100, 200, 400, 800, 1600, 3200):
-        schedule = Schedule(kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 10, decay_steps=0)
-        bank, todo = Bank(shape, 1024, numerics, store), list(itertools.product((0, 1), range(-8, -2)))
+        schedule = Schedule(
+            kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 10, decay_steps=0
+        )
+        bank, todo = (
+            Bank(shape, 1024, numerics, store),
+            list(itertools.product((0, 1), range(-8, -2))),
+        )
         slots: dict[int, tuple[int, int]] = {}
         while todo or slots:
             for slot in bank.free_slots[: len(todo)]:
                 slots[slot] = seed, rate = todo.pop(0)
-                bank.admit(slot, RunSpec(
-                    shape=shape, base_shape=shape, parametrization=named("mup"), batch_tokens=1024, seed=seed,
-                    hparams=Hparams(learning_rate=2.0**rate, clip_norm=1.0), data_id=store.manifest.data_id,
-                    numerics=numerics, schedule=schedule,
-                ))  # fmt: skip
+                bank.admit(
+                    slot,
+                    RunSpec(
+                        shape=shape,
+                        base_shape=shape,
+                        parametrization=named("mup"),
+                        batch_tokens=1024,
+                        seed=seed,
+                        hparams=Hparams(learning_rate=2.0**rate, clip_norm=1.0),
+                        data_id=store.manifest.data_id,
+                        numerics=numerics,
+                        schedule=schedule,
+                    ),
+                )
             for slot, result, _ in bank.advance(num_steps):
                 seed, rate = slots.pop(slot)
-                rows.append((num_steps, rate, seed, math.nan if result.loss_nats is None else result.loss_nats))
+                rows.append(
+                    (
+                        num_steps,
+                        rate,
+                        seed,
+                        math.nan if result.loss_nats is None else result.loss_nats,
+                    )
+                )
         print(f"{num_steps} steps trained", file=sys.stderr, flush=True)
     columns = np.array(rows, dtype=np.float64).T
-    save_file({name: np.ascontiguousarray(of) for name, of in zip(COLUMNS, columns, strict=True)}, GRID)
+    save_file(
+        {name: np.ascontiguousarray(of) for name, of in zip(COLUMNS, columns, strict=True)}, GRID
+    )
 
 
 def main() -> None:
     """Print both halves and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="JSON file to write.")
     parser.add_argument("--only", choices=("planted", "public"))
-    parser.add_argument("--quick", action="store_true", help="A fifth of the worlds and of the cases.")
-    parser.add_argument("--train", type=Path, metavar="CORPUS", help="Train the grid on this corpus first.")
+    parser.add_argument(
+        "--quick", action="store_true", help="A fifth of the worlds and of the cases."
+    )
+    parser.add_argument(
+        "--train", type=Path, metavar="CORPUS", help="Train the grid on this corpus first."
+    )
     options = parser.parse_args()
     began = time.monotonic()
     if options.train:
@@ -343,10 +470,14 @@ def main() -> None:
         "command": "python benchmarks/bend.py --json benchmarks/results/bend.json",
         "planted": planted_table(num) if options.only != "public" else None,
         "public": public_table(every) if options.only != "planted" else None,
-        "prior": {"bends": LINES["duration"].bends, "slope_octaves": LINES["duration"].slope_octaves,
-                  "bend_doublings": drift.BEND_DOUBLINGS},
-        "machine": machine(), "seconds": round(time.monotonic() - began),
-    }  # fmt: skip
+        "prior": {
+            "bends": LINES["duration"].bends,
+            "slope_octaves": LINES["duration"].slope_octaves,
+            "bend_doublings": drift.BEND_DOUBLINGS,
+        },
+        "machine": machine(),
+        "seconds": round(time.monotonic() - began),
+    }
     if options.json:
         options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
 

@@ -2,10 +2,11 @@
 
     python benchmarks/best_sizes.py --json benchmarks/results/best_sizes.json
 
-The truth is the minimum over log N of a parabola through the runs of the largest budget within a factor 3.7 of its
-best; budgets whose minimum lies at an edge are left out. Fits see the runs up to that budget / r. Errors are in log N:
-0.1 is 10 %, and 0.6 costs about 0.3 % of the loss. Beside `auto`: single laws, as most people fit them, and the law of
-optima of `--form isoflop`. Intervals have level 0.9. One process takes about 3 minutes.
+The truth is the minimum over log N of a parabola through the runs of the largest budget within a
+factor 3.7 of its best; budgets whose minimum lies at an edge are left out. Fits see the runs up to
+that budget / r. Errors are in log N: 0.1 is 10 %, and 0.6 costs about 0.3 % of the loss. Beside
+`auto`: single laws, as most people fit them, and the law of optima of `--form isoflop`. Intervals
+have level 0.9. One process takes about 3 minutes.
 """
 
 from __future__ import annotations
@@ -48,11 +49,15 @@ def best_size(table: RunTable) -> tuple[float, float] | None:
         return None
     best = float(-slope / 2 / square)
     order = np.argsort(n)
-    return best, 6 * float(np.exp(best + np.interp(best, n[order], np.log(table.tokens[top])[order])))
+    return best, 6 * float(
+        np.exp(best + np.interp(best, n[order], np.log(table.tokens[top])[order]))
+    )
 
 
 def errors(table: RunTable, six_nd: float, truth: float) -> dict[str, float] | None:
-    """Error in log N of `auto` with its interval, and of single laws; None where the runs identify none."""
+    """Error in log N of `auto` with its interval, and of single laws; None where the runs identify
+    none.
+    """
     fitted = fit_runs(table, bootstrap=100)
     if fitted.status == "unidentified":
         return None
@@ -70,20 +75,27 @@ def errors(table: RunTable, six_nd: float, truth: float) -> dict[str, float] | N
             optimum: Floats = log_best_params(fit.theta[None, :], Spending(flops=six_nd))
             found[form] = float(optimum[0]) - truth
     try:
-        curves = isoflop.fit_isoflop(table, bootstrap=100, flops_from="6nd" if table.budget is None else None)
+        curves = isoflop.fit_isoflop(
+            table, bootstrap=100, flops_from="6nd" if table.budget is None else None
+        )
         there = predict_at(curves, six_nd)
     except (CannotTellError, LawError, OptimaError):
         return found
     assert there.params_interval is not None
     low, high = np.log(there.params_interval)
-    found |= {"isoflop": float(np.log(there.params)) - truth, "isoflop covered": float(low <= truth <= high),
-              "isoflop width": float(high - low)}  # fmt: skip
+    found |= {
+        "isoflop": float(np.log(there.params)) - truth,
+        "isoflop covered": float(low <= truth <= high),
+        "isoflop width": float(high - low),
+    }
     return found
 
 
 def main() -> None:
     """Run all, print, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -92,7 +104,11 @@ def main() -> None:
         best = best_size(family.table)
         for ratio in RATIOS if best else ():
             below = family.table.flops <= family.table.flops.max() / ratio * 1.0001
-            found = errors(family.table.rows(below), best[1], best[0]) if below.sum() >= LEAST_RUNS and best else None
+            found = (
+                errors(family.table.rows(below), best[1], best[0])
+                if below.sum() >= LEAST_RUNS and best
+                else None
+            )
             if found:
                 rows.append({"family": family.name, "group": family.group, "ratio": ratio, **found})
     means: dict[str, Any] = {}
@@ -100,9 +116,14 @@ def main() -> None:
     for name in ("auto", "isoflop", *FORMS):
         kept = [row for row in rows if name in row]
         each = np.array([row[name] for row in kept])
-        means[name] = {"num_tasks": len(kept), "rms": float(np.sqrt((each**2).mean())),
-                       "median_abs": float(np.median(np.abs(each)))}  # fmt: skip
-        text = f"{name:12s} {len(kept):5d} {means[name]['rms']:6.2f} {means[name]['median_abs']:15.2f}"
+        means[name] = {
+            "num_tasks": len(kept),
+            "rms": float(np.sqrt((each**2).mean())),
+            "median_abs": float(np.median(np.abs(each))),
+        }
+        text = (
+            f"{name:12s} {len(kept):5d} {means[name]['rms']:6.2f} {means[name]['median_abs']:15.2f}"
+        )
         if f"{name} width" in kept[0]:
             covered = float(np.mean([row[f"{name} covered"] for row in kept]))
             width = float(np.median([row[f"{name} width"] for row in kept]))
@@ -110,7 +131,9 @@ def main() -> None:
             text += f" {covered:8.2f} {width:6.2f}"
         print(text)
     both = [row for row in rows if "isoflop" in row]
-    widths = [float(np.median([row[f"{name} width"] for row in both])) for name in ("auto", "isoflop")]
+    widths = [
+        float(np.median([row[f"{name} width"] for row in both])) for name in ("auto", "isoflop")
+    ]
     print(f"on the {len(both)} tasks of both: auto {widths[0]:.2f} wide, isoflop {widths[1]:.2f}")
     if options.json:
         body = {

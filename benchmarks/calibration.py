@@ -2,11 +2,12 @@
 
     python benchmarks/calibration.py --json benchmarks/results/calibration.json
 
-The plan that `forerun init` writes, at base widths of 32 to 256 and two batches, is calibrated again and again by one
-pool of Ray workers, one a core, as a study would be before its first trial; nothing is skipped and nothing recorded.
-Told for each width and batch: the choices with how often each was made, the modes' rates over one slot's (least, median
-and largest over the calibrations), and seconds. It takes some 15 minutes of two cores; `--quick` takes 2. With
-`--compiled` torch.compile is tried too, some minutes a calibration.
+The plan that `forerun init` writes, at base widths of 32 to 256 and two batches, is calibrated
+again and again by one pool of Ray workers, one a core, as a study would be before its first trial;
+nothing is skipped and nothing recorded. Told for each width and batch: the choices with how often
+each was made, the modes' rates over one slot's (least, median and largest over the calibrations),
+and seconds. It takes some 15 minutes of two cores; `--quick` takes 2. With `--compiled`
+torch.compile is tried too, some minutes a calibration.
 """
 
 from __future__ import annotations
@@ -44,19 +45,30 @@ NUM_TIMES, WIDTHS, BATCHES = 20, (32, 64, 128, 256), (128, 1024)
 def study_of(folder: Path, width: int, batch_tokens: int, compiled: bool) -> Study:
     """The plan of `init` at another base width."""
     given = {
-        "data.path": "corpus", "proxy.base_width": width, "proxy.batch_tokens": batch_tokens,
-        "proxy.compiled": "auto" if compiled else False, "transfer.widths": [width, 2 * width],
-        "ladder.widths": [width, 2 * width], "transfer.control_widths": [], "transfer.check_widths": [width, 2 * width],
-    }  # fmt: skip
+        "data.path": "corpus",
+        "proxy.base_width": width,
+        "proxy.batch_tokens": batch_tokens,
+        "proxy.compiled": "auto" if compiled else False,
+        "transfer.widths": [width, 2 * width],
+        "ladder.widths": [width, 2 * width],
+        "transfer.control_widths": [],
+        "transfer.check_widths": [width, 2 * width],
+    }
     plan = folder / f"{width}-{batch_tokens}.toml"
-    settings = [part for key, value in given.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    subprocess.run([sys.executable, "-m", "launcher", "init", "--out", str(plan), *settings], check=True)
+    settings = [
+        part for key, value in given.items() for part in ("--set", f"{key}={json.dumps(value)}")
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "launcher", "init", "--out", str(plan), *settings], check=True
+    )
     return plan_study(plan, folder / "study")
 
 
 def main(arguments: list[str]) -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--times", type=int, default=NUM_TIMES)
     parser.add_argument("--compiled", action="store_true")
@@ -68,12 +80,15 @@ def main(arguments: list[str]) -> int:
         library = Path(sysconfig.get_paths()["stdlib"], "asyncio")
         tokenized = ["tokenize", str(library), "--out", str(folder / "corpus"), "--suffix", ".py"]
         subprocess.run([sys.executable, "-m", "launcher", *tokenized], check=True)
-        studies = [study_of(folder, width, batch, asked.compiled) for width in widths for batch in BATCHES]
+        studies = [
+            study_of(folder, width, batch, asked.compiled) for width in widths for batch in BATCHES
+        ]
         rows = [measured(study, times) for study in studies]
     body = {
-        "rows": rows, "machine": machine(),
+        "rows": rows,
+        "machine": machine(),
         "versions": {name: importlib.metadata.version(name) for name in ("ray", "torch")},
-    }  # fmt: skip
+    }
     if asked.json:
         asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
     return 0
@@ -96,7 +111,9 @@ def measured(study: Study, times: int) -> dict[str, Any]:
 
 
 def one(study: Study, pool: Any) -> Calibration:
-    """One calibration, as `launcher.calibration.procedure` makes it for a group with a minute of work or so."""
+    """One calibration, as `launcher.calibration.procedure` makes it for a group with a minute of
+    work or so.
+    """
     group = next(group for group in groups_of(study) if group.asked.part == "proxy")
     kinds = kinds_of(pool, lambda: None)
     work = PlannedWork(kinds=kinds, phases=group.phases)
@@ -111,13 +128,20 @@ def row_of(found: list[Calibration], seconds: list[float]) -> dict[str, Any]:
     for calibration in found:
         for figure in calibration.figures:
             ratios[mode_name(figure.mode, asked.given)].append(figure.ratio)
-    chosen = collections.Counter(mode_name(calibration.chosen, asked.given) for calibration in found)
+    chosen = collections.Counter(
+        mode_name(calibration.chosen, asked.given) for calibration in found
+    )
     return {
-        "width": asked.shape.width, "batch_tokens": asked.batch_tokens, "times": len(found), "chosen": dict(chosen),
-        "ratios": {mode: [min(each), statistics.median(each), max(each)] for mode, each in ratios.items()},
+        "width": asked.shape.width,
+        "batch_tokens": asked.batch_tokens,
+        "times": len(found),
+        "chosen": dict(chosen),
+        "ratios": {
+            mode: [min(each), statistics.median(each), max(each)] for mode, each in ratios.items()
+        },
         "seconds": [min(seconds), statistics.median(seconds), max(seconds)],
         "last": [dataclasses.asdict(figure) for figure in found[-1].figures],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

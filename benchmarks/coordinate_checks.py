@@ -1,11 +1,13 @@
-"""Measure how often the coordinate check is wrong, on correct models and on models with planted mistakes.
+"""Measure how often the coordinate check is wrong, on correct models and on models with planted
+mistakes.
 
     python benchmarks/coordinate_checks.py --results benchmarks/results/coordinate_checks.jsonl
 
-Every check is drawn from a fixed seed (`coordinate_draws.py`) and is one line of the results. Checks that are in the
-file are not run again, so the same command resumes a stopped run. The rule was chosen on the checks of `--seed dev`;
-the committed results are those of the seed `second`. A check takes about five processor seconds. `--summary` prints
-the tables of docs/coordinate-check.md from the file.
+Every check is drawn from a fixed seed (`coordinate_draws.py`) and is one line of the results.
+Checks that are in the file are not run again, so the same command resumes a stopped run. The rule
+was chosen on the checks of `--seed dev`; the committed results are those of the seed `second`. A
+check takes about five processor seconds. `--summary` prints the tables of docs/coordinate-check.md
+from the file.
 """
 
 from __future__ import annotations
@@ -45,15 +47,23 @@ MISTAKE_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def list_jobs() -> list[tuple[Mistake, int]]:
-    """Return all checks in a fixed random order, so that a stopped run has a representative part of them."""
+    """Return all checks in a fixed random order, so that a stopped run has a representative part of
+    them.
+    """
     mistakes = get_args(Mistake)
-    jobs = [(mistake, index) for mistake in mistakes for index in range(NUM_RIGHT if mistake == "none" else NUM_EACH)]
+    jobs = [
+        (mistake, index)
+        for mistake in mistakes
+        for index in range(NUM_RIGHT if mistake == "none" else NUM_EACH)
+    ]
     random.Random("order").shuffle(jobs)
     return jobs
 
 
 def describe(setting: Draw, check: CoordinateCheck, seconds: float) -> dict[str, Any]:
-    """Return the result of a check: its settings, its outcome, and the distances of its slopes from their intervals."""
+    """Return the result of a check: its settings, its outcome, and the distances of its slopes from
+    their intervals.
+    """
     distances = [
         (layer.slope - layer.expected[0], layer.slope - layer.expected[1])
         for layer in check.layers
@@ -101,7 +111,9 @@ def run(seed: str, results: Path, work: Path) -> None:
 
 def read_rows(results: Path) -> list[dict[str, Any]]:
     """Return the results of the checks that were run before."""
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    return (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
 
 
 def summarize(rows: list[dict[str, Any]]) -> str:
@@ -111,12 +123,19 @@ def summarize(rows: list[dict[str, Any]]) -> str:
     lines.append(_format_row("all", right))
     for key in ("vocab_size", "corpus", "model", "tied", "optimizer", "axis"):
         values = sorted({row[key] for row in right})
-        lines += [_format_row(f"{key} {value}", [row for row in right if row[key] == value]) for value in values]
+        lines += [
+            _format_row(f"{key} {value}", [row for row in right if row[key] == value])
+            for value in values
+        ]
     lines += ["", "| mistake | checks | flagged | named |", "|---|---|---|---|"]
     for mistake, words in MISTAKE_NAMES.items():
         planted = [row for row in rows if row["mistake"] == mistake]
         flagged = [row for row in planted if row["outcome"] in ("vanishes", "blows_up")]
-        named = [row for row in flagged if any(word in message for word in words for message in row["mistakes"])]
+        named = [
+            row
+            for row in flagged
+            if any(word in message for word in words for message in row["mistakes"])
+        ]
         lines.append(f"| {mistake} | {len(planted)} | {len(flagged)} | {len(named)} |")
     return "\n".join(lines)
 
@@ -129,7 +148,9 @@ def _format_row(name: str, rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run or summarize."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--seed", default="second")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of the corpora")

@@ -1,7 +1,9 @@
-"""Draws for `coordinate_checks.py`: corpora, settings of a coordinate check, and mistakes planted into its models.
+"""Draws for `coordinate_checks.py`: corpora, settings of a coordinate check, and mistakes planted
+into its models.
 
-A draw is a pure function of a seed and an index. Corpora are text that is installed with Python and the system, or
-made-up words. For each corpus, byte-level BPE vocabularies of several sizes are trained on its text.
+A draw is a pure function of a seed and an index. Corpora are text that is installed with Python and
+the system, or made-up words. For each corpus, byte-level BPE vocabularies of several sizes are
+trained on its text.
 """
 
 from __future__ import annotations
@@ -70,7 +72,12 @@ def _make_texts(kind: str) -> Iterator[str]:
     elif kind == "prose":
         yield from _read_manual_pages()
     elif kind == "mixed":
-        for texts in zip(_read_python_sources(), _read_manual_pages(), _make_synthetic_texts("markov"), strict=False):
+        for texts in zip(
+            _read_python_sources(),
+            _read_manual_pages(),
+            _make_synthetic_texts("markov"),
+            strict=False,
+        ):
             yield from texts
     else:
         yield from _make_synthetic_texts(kind)
@@ -87,7 +94,9 @@ def _read_python_sources() -> Iterator[str]:
 
 
 def _read_manual_pages() -> Iterator[str]:
-    """Yield the text of installed manual pages, forerun's own pages, and licenses, without markup."""
+    """Yield the text of installed manual pages, forerun's own pages, and licenses, without
+    markup.
+    """
     pages = [path for path in Path("/usr/share/man").glob("man*/*.gz") if path.is_file()]
     pages += [*(ROOT / "docs").rglob("*.md"), *Path("/usr/share/common-licenses").glob("*")]
     pages += list(Path("/usr/share/doc").glob("*/copyright"))
@@ -102,14 +111,20 @@ def _read_manual_pages() -> Iterator[str]:
 
 
 def _make_synthetic_texts(kind: str, num_words: int = 60_000) -> Iterator[str]:
-    """Yield documents of made-up words, drawn independently by Zipf's law or by a sparse Markov chain."""
+    """Yield documents of made-up words, drawn independently by Zipf's law or by a sparse Markov
+    chain.
+    """
     rng = random.Random(kind)
-    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(num_words)]
+    words = [
+        "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(num_words)
+    ]
     cumulative = [0.0]
     for rank in range(1, num_words + 1):
         cumulative.append(cumulative[-1] + 1.0 / rank)
     while True:
-        drawn = rng.choices(range(num_words), cum_weights=cumulative[1:], k=DOCUMENT_CHARACTERS // 7)
+        drawn = rng.choices(
+            range(num_words), cum_weights=cumulative[1:], k=DOCUMENT_CHARACTERS // 7
+        )
         if kind == "markov":
             # Four of five words are one of the three successors of the previous word
             for index in range(1, len(drawn)):
@@ -217,7 +232,9 @@ def draw(seed: str, index: int, mistake: Mistake = "none") -> Draw:
     rules = rng.choice(DEPTH_RULES if by_depth else WIDTH_RULES)
     if model == "plain:Transformer":
         rules = rng.choice([rule for rule in WIDTH_RULES if rule.depth_alpha is None])
-    rules = dataclasses.replace(rules, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
+    rules = dataclasses.replace(
+        rules, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0
+    )
     muon = rng.random() < 0.25
     if muon:
         rules = dataclasses.replace(rules, muon_rate=rng.choice(("original", "unit_rms")))
@@ -283,7 +300,9 @@ def make_specs(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
         if setting.axis == "depth":
             shape = base.at_depth(point)
         elif setting.head_dim_grows:
-            shape = dataclasses.replace(base, width=point, ffn_width=base.ffn_width * point // base.width)
+            shape = dataclasses.replace(
+                base, width=point, ffn_width=base.ffn_width * point // base.width
+            )
         else:
             shape = base.at_width(point)
         is_own_base = setting.mistake == "every model its own base" or (
@@ -293,7 +312,9 @@ def make_specs(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
             shape=shape,
             base_shape=shape if is_own_base else base,
             parametrization=rules,
-            hparams=Hparams(learning_rate=2.0**setting.log2_rate, **_make_muon_hparams(setting)).unclipped,
+            hparams=Hparams(
+                learning_rate=2.0**setting.log2_rate, **_make_muon_hparams(setting)
+            ).unclipped,
             schedule=Schedule(kind="constant", num_steps=setting.num_steps + 1),
             batch_tokens=setting.batch_tokens,
             data_id=store.manifest.data_id,
@@ -348,7 +369,9 @@ def plant(setting: Draw, build: Callable[[RunSpec], BuiltModel]) -> Callable[[Ru
 
 def _scale_rates(model: BuiltModel, kind: str, factor: float) -> BuiltModel:
     numbers = tuple(
-        dataclasses.replace(each, learning_rate=each.learning_rate * factor) if each.kind == kind else each
+        dataclasses.replace(each, learning_rate=each.learning_rate * factor)
+        if each.kind == kind
+        else each
         for each in model.numbers
     )
     return dataclasses.replace(model, numbers=numbers)  # type: ignore[type-var]
@@ -358,9 +381,13 @@ def _unscale_readout(model: BuiltModel, setting: Draw, ratio: float) -> BuiltMod
     if setting.rules.output == "absorbed":  # the rate shrinks with width, instead of a multiplier
         return _scale_rates(model, "readout", ratio)
     if isinstance(model, DecoderModel):
-        multipliers = dataclasses.replace(model.multipliers, output=model.multipliers.output * ratio)
+        multipliers = dataclasses.replace(
+            model.multipliers, output=model.multipliers.output * ratio
+        )
         return dataclasses.replace(model, multipliers=multipliers)
-    readout = model.module.get_submodule("lm_head" if setting.model == "models:llama" else "readout")
+    readout = model.module.get_submodule(
+        "lm_head" if setting.model == "models:llama" else "readout"
+    )
     readout.register_forward_pre_hook(lambda module, inputs: (inputs[0] * ratio, *inputs[1:]))
     return model
 

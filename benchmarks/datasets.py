@@ -1,12 +1,13 @@
-"""Public families of scaling runs, read into tables; `make data` fetches those that are not at hand.
+"""Public families of scaling runs, read into tables; `make data` fetches those that are not at
+hand.
 
-    python benchmarks/datasets.py            # fetch what is missing, then list every family that can be read
-    python benchmarks/datasets.py --from DIR # take the same files from a folder, by digest, instead of the network
-    python benchmarks/datasets.py --list     # list only
+    python benchmarks/datasets.py            # fetch what is missing, then list every family that
+    can be read python benchmarks/datasets.py --from DIR # take the same files from a folder, by
+    digest, instead of the network python benchmarks/datasets.py --list     # list only
 
-A family is one set of runs a law may be fitted to. Families of one study have the same `group`: they share runs (the
-same runs under another loss or another count of parameters) or at least code and design, so a mean over families
-counts such a study many times, and a mean over groups once.
+A family is one set of runs a law may be fitted to. Families of one study have the same `group`:
+they share runs (the same runs under another loss or another count of parameters) or at least code
+and design, so a mean over families counts such a study many times, and a mean over groups once.
 """
 
 from __future__ import annotations
@@ -37,9 +38,15 @@ Point = tuple[float, float, float, float | None]
 """N, D, loss in nats, and the budget of its isoFLOP."""
 
 _GEMSTONES = (
-    "cool_begin", "cool_end", "hot", "hot_100b_plus", "hot_100b_plus_512x", "hot_120b_plus_only", "lr_ablation_hot",
+    "cool_begin",
+    "cool_end",
+    "hot",
+    "hot_100b_plus",
+    "hot_100b_plus_512x",
+    "hot_120b_plus_only",
+    "lr_ablation_hot",
     "slim_chinchilla",
-)  # fmt: skip
+)
 _LOSS_TO_LOSS = {  # training set: its own validation loss
     "fineweb-edu-100b": "fineweb_edu_100b_val",
     "fineweb-100b": "fineweb_100b_val",
@@ -48,9 +55,16 @@ _LOSS_TO_LOSS = {  # training set: its own validation loss
     "proof-pile-2": "proof_pile_2_val",
     "starcoder": "starcoder_val",
 }
-_OLMO_PARAMS = {"190M": 190354176, "370M": 371262464, "760M": 758220288, "1B": 1279395840, "3B": 3169537280}
+_OLMO_PARAMS = {
+    "190M": 190354176,
+    "370M": 371262464,
+    "760M": 758220288,
+    "1B": 1279395840,
+    "3B": 3169537280,
+}
 _ROUTED = (("Dense", 1), ("Hash", 64), ("RL-R", 64), ("S-Base", 8), ("S-Base", 64), ("S-Base", 512))
-"""Routers and numbers of experts that are read as families; their source has 28, which are alike."""
+"""Routers and numbers of experts that are read as families; their source has 28, which are
+alike."""
 _ROUTED_STEPS, _ROUTED_BATCH = 250_000, 256 * 2048
 _QUEST = {  # name: quantizers of weights and activations, bits of both
     "bf16": ("NoQuantizer", "NoQuantizer", 16),
@@ -75,11 +89,22 @@ _COLLAPSE = {  # file: name, tokens a step
     "chess_const": ("chess_constant", 512 * 128),
     "c5m": ("cifar5m_linear", 256 * 3072),
 }
-_OPT_PARAMS = {"125m": 1.25e8, "1.3b": 1.3e9, "6.7b": 6.7e9, "13b": 1.3e10, "30b": 3e10, "175b": 1.75e11}
+_OPT_PARAMS = {
+    "125m": 1.25e8,
+    "1.3b": 1.3e9,
+    "6.7b": 6.7e9,
+    "13b": 1.3e10,
+    "30b": 3e10,
+    "175b": 1.75e11,
+}
 _MIXES = ("0", "202", "209")
 """Numbers of the mixtures that are read, of 20 that are alike."""
 _MIX_PARAMS = {"70M": 7e7, "160M": 1.6e8, "305M": 3.05e8, "410M": 4.1e8}
-_OLMO_LOSSES = {"c4": "c4_en-validation", "common_crawl": "dolma_common-crawl-validation", "pile": "pile-validation"}
+_OLMO_LOSSES = {
+    "c4": "c4_en-validation",
+    "common_crawl": "dolma_common-crawl-validation",
+    "pile": "pile-validation",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,14 +122,19 @@ class Family:
 
 
 def families(shared: Path = SHARED, downloaded: Path = FOLDER) -> list[Family]:
-    """Every family that can be read here, in a fixed order; fewer, or none, where the data is not."""
+    """Every family that can be read here, in a fixed order; fewer, or none, where the data is
+    not.
+    """
     readers: list[tuple[bool, Callable[[Path], Iterator[Family]], Path]] = [
         ((shared / "gemstones").is_dir(), _gemstones, shared / "gemstones"),
         ((shared / "gadre_redpajama").is_dir(), _red_pajama, shared / "gadre_redpajama"),
         ((shared / "porian_refinedweb").is_dir(), _refined_web, shared / "porian_refinedweb"),
         ((shared / "datablations").is_dir(), _datablations, shared / "datablations"),
     ]
-    readers += [(is_here(source(name), downloaded), read, downloaded / name) for name, read in FETCHED_READERS.items()]
+    readers += [
+        (is_here(source(name), downloaded), read, downloaded / name)
+        for name, read in FETCHED_READERS.items()
+    ]
     return [family for there, read, folder in readers if there for family in read(folder)]
 
 
@@ -119,7 +149,9 @@ def _table(points: Iterable[Point], flops: Iterable[float] | None = None) -> Run
         params=n,
         tokens=d,
         loss=loss,
-        flops=6.0 * n * d if counts is None else np.array([row[4] for row in rows], dtype=np.float64),
+        flops=6.0 * n * d
+        if counts is None
+        else np.array([row[4] for row in rows], dtype=np.float64),
         weight=np.ones(len(rows)),
         budget=None if None in budgets else np.array(budgets, dtype=np.float64),
         flops_given=counts is not None,
@@ -150,47 +182,91 @@ def _gemstones(folder: Path) -> Iterator[Family]:
         note = "ends of cooldowns" if name == "cool_end" else "points along runs at a constant rate"
         if name == "slim_chinchilla":
             note = "one point a size and budget"
-        yield Family(name=f"gemstones_{name}", group="gemstones", source="mcleish7/gemstone-scaling-laws 5f420478",
-                     licence="MIT", table=read_runs(folder / f"{name}.csv"), note=note)  # fmt: skip
+        yield Family(
+            name=f"gemstones_{name}",
+            group="gemstones",
+            source="mcleish7/gemstone-scaling-laws 5f420478",
+            licence="MIT",
+            table=read_runs(folder / f"{name}.csv"),
+            note=note,
+        )
 
 
 def _red_pajama(folder: Path) -> Iterator[Family]:
     records = _records(folder / "runs.csv")
-    for name, column in (("c4", "loss"), ("open_lm", "loss_openlm"), ("red_pajama", "loss_paloma_redpajama")):
-        points = [(_cell(each, "params"), _cell(each, "tokens"), _cell(each, column), None) for each in records]
-        yield Family(name=f"open_lm_red_pajama_on_{name}", group="open_lm", source="mlfoundations/scaling a003c491",
-                     licence="MIT", table=_table(points), note="final, decayed; N with embeddings")  # fmt: skip
+    for name, column in (
+        ("c4", "loss"),
+        ("open_lm", "loss_openlm"),
+        ("red_pajama", "loss_paloma_redpajama"),
+    ):
+        points = [
+            (_cell(each, "params"), _cell(each, "tokens"), _cell(each, column), None)
+            for each in records
+        ]
+        yield Family(
+            name=f"open_lm_red_pajama_on_{name}",
+            group="open_lm",
+            source="mlfoundations/scaling a003c491",
+            licence="MIT",
+            table=_table(points),
+            note="final, decayed; N with embeddings",
+        )
 
 
 def _refined_web(folder: Path) -> Iterator[Family]:
     setups: dict[str, list[Record]] = {}
     for record in _records(folder / "isoflop_points.csv"):
-        setup = "_".join(record[key] for key in ("hparams", "warmup", "decay", "param_count", "val"))
+        setup = "_".join(
+            record[key] for key in ("hparams", "warmup", "decay", "param_count", "val")
+        )
         setups.setdefault(setup, []).append(record)
     for setup, records in setups.items():
-        points = [tuple(_cell(each, key) for key in ("params", "tokens", "loss", "flops")) for each in records]
+        points = [
+            tuple(_cell(each, key) for key in ("params", "tokens", "loss", "flops"))
+            for each in records
+        ]
         yield Family(
             name=f"refined_web_{setup}",
             group="refined_web",
             source="formll/resolving-scaling-law-discrepancies 0dc60d91",
             licence="MIT",
-            table=_table(((n, d, loss, c) for n, d, loss, c in points), flops=[point[3] for point in points]),
+            table=_table(
+                ((n, d, loss, c) for n, d, loss, c in points), flops=[point[3] for point in points]
+            ),
             note="one point a size and budget, read along runs; the schedule is in the name",
         )
 
 
 def _datablations(folder: Path) -> Iterator[Family]:
-    fresh = [each for each in _records(folder / "runs.csv") if _cell(each, "tokens") <= _cell(each, "unique_tokens")]
-    points = [(_cell(each, "params"), _cell(each, "tokens"), _cell(each, "loss"), None) for each in fresh]
-    yield Family(name="datablations_fresh", group="datablations", source="huggingface/datablations 13701315",
-                 licence="Apache-2.0", table=_table(points),
-                 note="final, decayed; only runs that repeat no token")  # fmt: skip
+    fresh = [
+        each
+        for each in _records(folder / "runs.csv")
+        if _cell(each, "tokens") <= _cell(each, "unique_tokens")
+    ]
+    points = [
+        (_cell(each, "params"), _cell(each, "tokens"), _cell(each, "loss"), None) for each in fresh
+    ]
+    yield Family(
+        name="datablations_fresh",
+        group="datablations",
+        source="huggingface/datablations 13701315",
+        licence="Apache-2.0",
+        table=_table(points),
+        note="final, decayed; only runs that repeat no token",
+    )
 
 
-def _fetched(name: str, of: str, points: Iterable[Point], note: str, group: str | None = None) -> Family:
+def _fetched(
+    name: str, of: str, points: Iterable[Point], note: str, group: str | None = None
+) -> Family:
     origin = source(of)
     return Family(
-        name=name, group=group or of, source=origin.stated, licence=origin.licence, table=_table(points), note=note
+        name=name,
+        group=group or of,
+        source=origin.stated,
+        licence=origin.licence,
+        table=_table(points),
+        note=note,
     )
 
 
@@ -198,38 +274,67 @@ def _chinchilla(folder: Path) -> Iterator[Family]:
     records = _records(folder / "svg_extracted_data.csv")
     bar = sorted(_cell(each, "loss") for each in records)[-5]
     points: list[Point] = [
-        (_cell(each, "Model Size"), _cell(each, "Training FLOP") / (6 * _cell(each, "Model Size")),
-         _cell(each, "loss"), None)
-        for each in records if _cell(each, "loss") < bar
-    ]  # fmt: skip
-    yield _fetched("chinchilla", "chinchilla", points, "240 of 245 points read off a figure (the 5 highest left out, "
-                   "as the source does); final, decayed")  # fmt: skip
+        (
+            _cell(each, "Model Size"),
+            _cell(each, "Training FLOP") / (6 * _cell(each, "Model Size")),
+            _cell(each, "loss"),
+            None,
+        )
+        for each in records
+        if _cell(each, "loss") < bar
+    ]
+    yield _fetched(
+        "chinchilla",
+        "chinchilla",
+        points,
+        "240 of 245 points read off a figure (the 5 highest left out, "
+        "as the source does); final, decayed",
+    )
 
 
 def _steplaw(folder: Path) -> Iterator[Family]:
     records = _records(folder / "dense_lr_bs_loss.csv")
-    points: list[Point] = [(_cell(each, "N"), _cell(each, "D"), _cell(each, "smooth loss"), None) for each in records]
-    yield _fetched("steplaw", "steplaw", _best(points),
-                   "smoothed last training loss, best of rates and batches tried; N without embeddings")  # fmt: skip
+    points: list[Point] = [
+        (_cell(each, "N"), _cell(each, "D"), _cell(each, "smooth loss"), None) for each in records
+    ]
+    yield _fetched(
+        "steplaw",
+        "steplaw",
+        _best(points),
+        "smoothed last training loss, best of rates and batches tried; N without embeddings",
+    )
 
 
 def _loss_to_loss(folder: Path) -> Iterator[Family]:
     records = _records(folder / "sweep.csv")
     for data, own in _LOSS_TO_LOSS.items():
         points: list[Point] = [
-            (_cell(each, "params"), _cell(each, "tokens"), _cell(each, f"eval/{own}/CrossEntropyLoss"),
-             _cell(each, "iso_flop"))
-            for each in records if each["data"] == data
-        ]  # fmt: skip
-        yield _fetched(f"loss_to_loss_{data.replace('-', '_')}", "loss_to_loss", points,
-                       "finished runs of an isoFLOP ladder; loss on the training set's own held-out part")  # fmt: skip
+            (
+                _cell(each, "params"),
+                _cell(each, "tokens"),
+                _cell(each, f"eval/{own}/CrossEntropyLoss"),
+                _cell(each, "iso_flop"),
+            )
+            for each in records
+            if each["data"] == data
+        ]
+        yield _fetched(
+            f"loss_to_loss_{data.replace('-', '_')}",
+            "loss_to_loss",
+            points,
+            "finished runs of an isoFLOP ladder; loss on the training set's own held-out part",
+        )
 
 
 def _misfitting(folder: Path) -> Iterator[Family]:
     records = _records(folder / "scaling_results_last_ckpt_only.csv")
     ended = [each for each in records if _cell(each, "portion_steps_elapsed") > 0.999]
-    points: list[Point] = [(_cell(each, "N"), _cell(each, "D"), _cell(each, "loss"), None) for each in ended]
-    yield _fetched("misfitting", "misfitting", _best(points), "best of the rates tried; N with embeddings")
+    points: list[Point] = [
+        (_cell(each, "N"), _cell(each, "D"), _cell(each, "loss"), None) for each in ended
+    ]
+    yield _fetched(
+        "misfitting", "misfitting", _best(points), "best of the rates tried; N with embeddings"
+    )
 
 
 def _isoflops(folder: Path) -> Iterator[Family]:
@@ -238,13 +343,30 @@ def _isoflops(folder: Path) -> Iterator[Family]:
         for each in _records(folder / f"isoflop-{data}.csv"):
             budget = each["Name"].split("optimal-" if "optimal-" in each["Name"] else "isoflop-")[1]
             digits = budget[: budget.index("e+") + 4]
-            points.append((_cell(each, "parameter_count"), _cell(each, "throughput/total_tokens"),
-                           _cell(each, "eval/paloma/macro_loss"), float(digits)))  # fmt: skip
-        yield _fetched(f"marin_{data}", "isoflops", points, "isoFLOP ladders and their checks at larger budgets; mean "
-                       "loss over Paloma; a budget counts attention", group="marin")  # fmt: skip
+            points.append(
+                (
+                    _cell(each, "parameter_count"),
+                    _cell(each, "throughput/total_tokens"),
+                    _cell(each, "eval/paloma/macro_loss"),
+                    float(digits),
+                )
+            )
+        yield _fetched(
+            f"marin_{data}",
+            "isoflops",
+            points,
+            "isoFLOP ladders and their checks at larger budgets; mean "
+            "loss over Paloma; a budget counts attention",
+            group="marin",
+        )
     every = _records(folder / "isoflops.csv")
     for experiment, name, group, note in (
-        ("llama_3__exp_loss", "llama_3", "llama_3", "read off a figure, exponentials of its losses: of unknown unit"),
+        (
+            "llama_3__exp_loss",
+            "llama_3",
+            "llama_3",
+            "read off a figure, exponentials of its losses: of unknown unit",
+        ),
         (
             "ml_scalefit__massivetext__chinchilla",
             "chinchilla_isoflops",
@@ -253,9 +375,15 @@ def _isoflops(folder: Path) -> Iterator[Family]:
         ),
     ):
         points = [
-            (_cell(each, "params"), _cell(each, "tokens"), _cell(each, "loss"), _cell(each, "budget"))
-            for each in every if each["experiment"] == experiment
-        ]  # fmt: skip
+            (
+                _cell(each, "params"),
+                _cell(each, "tokens"),
+                _cell(each, "loss"),
+                _cell(each, "budget"),
+            )
+            for each in every
+            if each["experiment"] == experiment
+        ]
         yield _fetched(name, "isoflops", points, note, group=group)
 
 
@@ -276,10 +404,17 @@ def _open_lm(folder: Path) -> Iterator[Family]:
         points: list[Point] = []
         for path in sorted(folder.glob(f"{data}-*.json")):
             run = json.loads(path.read_bytes())
-            on_c4 = next(each["loss"] for each in run["results"] if "/c4_val/" in each["val_data"][0])
+            on_c4 = next(
+                each["loss"] for each in run["results"] if "/c4_val/" in each["val_data"][0]
+            )
             hparams = run["hyperparameters"]
             points.append((float(hparams["params"]), float(hparams["tokens"]), float(on_c4), None))
-        yield _fetched(f"open_lm_{data.split('_')[0]}_on_c4", "open_lm", points, "final, decayed; N with embeddings")
+        yield _fetched(
+            f"open_lm_{data.split('_')[0]}_on_c4",
+            "open_lm",
+            points,
+            "final, decayed; N with embeddings",
+        )
 
 
 def _routing(folder: Path) -> Iterator[Family]:
@@ -287,7 +422,9 @@ def _routing(folder: Path) -> Iterator[Family]:
         records = [
             each
             for each in csv.DictReader(file)
-            if _cell(each, "routing_frequency") == 0.5 and _cell(each, "k") == 1 and _cell(each, "flop_increase") == 1
+            if _cell(each, "routing_frequency") == 0.5
+            and _cell(each, "k") == 1
+            and _cell(each, "flop_increase") == 1
         ]
     for router, experts in _ROUTED:
         curves: dict[str, list[Record]] = {}
@@ -295,7 +432,11 @@ def _routing(folder: Path) -> Iterator[Family]:
             if record["router_type"] == router and _cell(record, "num_experts") == experts:
                 curves.setdefault(record["hyper_id"], []).append(record)
         lasts = [max(curve, key=lambda each: _cell(each, "step")) for curve in curves.values()]
-        name = "routing_dense" if experts == 1 else f"routing_{router.lower().replace('-', '_')}_{experts}"
+        name = (
+            "routing_dense"
+            if experts == 1
+            else f"routing_{router.lower().replace('-', '_')}_{experts}"
+        )
         yield _fetched(
             name,
             "routing",
@@ -322,7 +463,12 @@ def _routing(folder: Path) -> Iterator[Family]:
                 for each in curve
                 if _cell(each, "step") >= 20_000
             ]
-            yield _fetched(f"{name}_curve", "routing", points, "points along one cosine schedule of 250,000 steps")
+            yield _fetched(
+                f"{name}_curve",
+                "routing",
+                points,
+                "points along one cosine schedule of 250,000 steps",
+            )
 
 
 def _quest(folder: Path) -> Iterator[Family]:
@@ -331,12 +477,17 @@ def _quest(folder: Path) -> Iterator[Family]:
         points: list[Point] = [
             (float(run["non_embedding_parameters"]), float(run["tokens"]), float(run["loss"]), None)
             for run in runs
-            if (run["w_quant"], run["a_quant"]) == (weights, activations) and run["w_bits"] == run["a_bits"] == bits
+            if (run["w_quant"], run["a_quant"]) == (weights, activations)
+            and run["w_bits"] == run["a_bits"] == bits
         ]
         note = (
-            "two ratios of tokens to parameters" if name.startswith("half") else "fixed ratio of tokens to parameters"
+            "two ratios of tokens to parameters"
+            if name.startswith("half")
+            else "fixed ratio of tokens to parameters"
         )
-        yield _fetched(f"quest_{name}", "quest", points, f"{note}; final, decayed; N without embeddings")
+        yield _fetched(
+            f"quest_{name}", "quest", points, f"{note}; final, decayed; N without embeddings"
+        )
 
 
 def _xlstm(folder: Path) -> Iterator[Family]:
@@ -351,11 +502,20 @@ def _xlstm(folder: Path) -> Iterator[Family]:
                 batch = data.get("global_batch_size", 0) * context
                 has_ended = batch == _XLSTM_BATCH and summary["_step"] == data["num_train_steps"]
                 if has_ended and isinstance(loss, float) and loss < max_loss:
-                    ends.add((float(summary["model/"]["num_params"]), float(batch * summary["_step"]), loss))
+                    ends.add(
+                        (
+                            float(summary["model/"]["num_params"]),
+                            float(batch * summary["_step"]),
+                            loss,
+                        )
+                    )
             if ends:
                 budget = float(np.median([6.0 * n * d for n, d, _ in ends]))
                 points += [(*end, budget) for end in sorted(ends)]
-        note = "finished runs of isoFLOP ladders, one rate a size; N with embeddings; a budget is its median 6ND"
+        note = (
+            "finished runs of isoFLOP ladders, one rate a size; N with embeddings; a budget is "
+            "its median 6ND"
+        )
         yield _fetched(f"xlstm_{name}", "xlstm", points, note)
 
 
@@ -365,7 +525,8 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
         histories = [read_frame(history) for history in runs["history"]]
         ends = [(history["step"][-1] * batch, history["test_loss"][-1]) for history in histories]
         points: list[Point] = [
-            (float(n), float(d), float(loss), None) for n, (d, loss) in zip(runs["P"], ends, strict=True)
+            (float(n), float(d), float(loss), None)
+            for n, (d, loss) in zip(runs["P"], ends, strict=True)
         ]
         note = "not text; fixed duration at a constant rate; five seeds a size"
         if stem != "chess_const":
@@ -377,7 +538,9 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
         for i, history in enumerate(read_frame(each) for each in runs["history"]):
             if runs["schedule"][i] == schedule and runs["decay_frac"][i] == 1.0:
                 loss = float(history["test_loss"][-1])
-                points.append((float(runs["num_params"][i]), float(history["tokens"][-1]), loss, None))
+                points.append(
+                    (float(runs["num_params"][i]), float(history["tokens"][-1]), loss, None)
+                )
         yield _fetched(
             f"collapse_cifar5m_cross_{schedule}",
             "supercollapse",
@@ -387,16 +550,23 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
 
 
 def _openwebtext2(folder: Path) -> Iterator[Family]:
-    setups = read_frame(read_pickled(lzma.decompress((folder / "summary_df_owt2.inert").read_bytes())))
+    setups = read_frame(
+        read_pickled(lzma.decompress((folder / "summary_df_owt2.inert").read_bytes()))
+    )
     for i, data in enumerate(setups["data"]):
-        setup = "_".join(setups[key][i] for key in ("hparams", "warmup", "decay", "param_count", "val"))
+        setup = "_".join(
+            setups[key][i] for key in ("hparams", "warmup", "decay", "param_count", "val")
+        )
         budgets = read_frame(data)
         points: list[Point] = []
         for j, flops in enumerate(budgets["flops"]):
             columns: list[Any] = [budgets[key][j] for key in ("orig_n", "orig_t", "orig_loss")]
             if not isinstance(columns[0], float):  # NaN: a budget without runs
                 arrays = [read_array(column) for column in columns]
-                points += [(float(n), float(d), float(loss), float(flops)) for n, d, loss in zip(*arrays, strict=True)]
+                points += [
+                    (float(n), float(d), float(loss), float(flops))
+                    for n, d, loss in zip(*arrays, strict=True)
+                ]
         yield _fetched(
             f"openwebtext2_{setup}",
             "openwebtext2",
@@ -408,10 +578,21 @@ def _openwebtext2(folder: Path) -> Iterator[Family]:
 
 def _opt(folder: Path) -> Iterator[Family]:
     points: list[Point] = [
-        (_OPT_PARAMS[each["model_size"]], 10.0 ** _cell(each, "num_token"), math.log(_cell(each, "ppl")), None)
+        (
+            _OPT_PARAMS[each["model_size"]],
+            10.0 ** _cell(each, "num_token"),
+            math.log(_cell(each, "ppl")),
+            None,
+        )
         for each in _records(folder / "opt_trajectories.csv")
     ]
-    yield _fetched("opt_curve", "colpret", points, "points along one schedule a size; N as it is called", group="opt")
+    yield _fetched(
+        "opt_curve",
+        "colpret",
+        points,
+        "points along one schedule a size; N as it is called",
+        group="opt",
+    )
 
 
 def _mixing_laws(folder: Path) -> Iterator[Family]:
@@ -428,7 +609,8 @@ def _mixing_laws(folder: Path) -> Iterator[Family]:
             f"mixing_laws_red_pajama_{mix}_curve",
             "mixing_laws",
             points,
-            "points along one schedule a size; loss on Pile-CC; N as it is called, 2^20 tokens a step",
+            "points along one schedule a size; loss on Pile-CC; N as it is called, 2^20 tokens a "
+            "step",
         )
 
 
@@ -458,17 +640,26 @@ def listing(found: list[Family]) -> str:
         return f"{values.min():.2g} to {values.max():.2g}"
 
     lines = [
-        f"{each.name}: {each.table.num_runs} runs, 6ND {reach(6.0 * each.table.params * each.table.tokens)}; "
+        f"{each.name}: {each.table.num_runs} runs, 6ND "
+        f"{reach(6.0 * each.table.params * each.table.tokens)}; "
         f"group {each.group}; {each.source}; licence {each.licence}; {each.note}"
         for each in found
     ]
-    return "\n".join([*lines, f"{len(found)} families of {len({each.group for each in found})} studies"])
+    return "\n".join(
+        [*lines, f"{len(found)} families of {len({each.group for each in found})} studies"]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fetch and list public families of scaling runs.")
     parser.add_argument("--list", action="store_true", help="fetch nothing")
-    parser.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="folder to take files from, by digest")
+    parser.add_argument(
+        "--from",
+        dest="folder",
+        type=Path,
+        metavar="DIR",
+        help="folder to take files from, by digest",
+    )
     options = parser.parse_args()
     read = read_url
     if options.folder is not None:
@@ -479,11 +670,15 @@ def main() -> None:
     failures = []
     for each in () if options.list else SOURCES:
         problem = download(each, read=read)
-        print(f"{each.name} ({each.stated}, licence {each.licence}): {problem or 'here, as expected'}")
+        print(
+            f"{each.name} ({each.stated}, licence {each.licence}): {problem or 'here, as expected'}"
+        )
         failures += [each.name] if problem else []
     print(listing(families()))
     if failures:
-        raise SystemExit(f"not fetched: {', '.join(failures)}; what is listed above can be used without them")
+        raise SystemExit(
+            f"not fetched: {', '.join(failures)}; what is listed above can be used without them"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Whether the demo's plan finds the same on other data and seeds: its coordinate check, search and transfer tests.
+"""Whether the demo's plan finds the same on other data and seeds: its coordinate check, search and
+transfer tests.
 
     python benchmarks/demo_variants.py --json benchmarks/results/demo_variants.json
 
-A variant is the plan of `forerun init --preset demo` on other text that is installed with Python and forerun, or with
-another seed of the search. Told of each: the verdict over width in muP and of the control in the standard
-parametrization, with their intervals, both coordinate checks, and the processor seconds of the whole process tree,
-Ray's workers included. Variants that the file has are not run again, unless the plan has changed since; a variant takes
-some 330 processor seconds.
+A variant is the plan of `forerun init --preset demo` on other text that is installed with Python
+and forerun, or with another seed of the search. Told of each: the verdict over width in muP and of
+the control in the standard parametrization, with their intervals, both coordinate checks, and the
+processor seconds of the whole process tree, Ray's workers included. Variants that the file has are
+not run again, unless the plan has changed since; a variant takes some 330 processor seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ FORERUN = (sys.executable, "-m", "launcher")
 
 
 def folder_of(text: str) -> Path:
-    """Where a variant's text lies: the standard library, or a package that forerun's installation brings."""
+    """Where a variant's text lies: the standard library, or a package that forerun's installation
+    brings.
+    """
     name, _, below = text.partition("/")
     if name == STDLIB:
         return Path(sysconfig.get_paths()["stdlib"]) / below
@@ -71,7 +74,9 @@ def commands(name: str) -> dict[str, list[str]]:
 
 def asked(folder: Path, line: list[str]) -> Any:
     """The answer of a command as JSON, whatever its verdict."""
-    done = subprocess.run([*FORERUN, *line, "--json"], cwd=folder, stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [*FORERUN, *line, "--json"], cwd=folder, stdout=subprocess.PIPE, check=False
+    )
     return json.loads(done.stdout)
 
 
@@ -93,8 +98,13 @@ def variant(name: str, folder: Path) -> dict[str, Any]:
         "text": " ".join([VARIANTS[name][0], *VARIANTS[name][1], *VARIANTS[name][2]]),
         "vocab_size": manifest["vocab_size"],
         "coordinates": {key: check["outcome"] for key, check in checks["coordinates"].items()},
-        "mup": {key: over_width[key] for key in ("outcome", "regret_nats", "drift_octaves_per_doubling", "noise_nats")},
-        "control": {key: control[key] for key in ("outcome", "regret_nats", "drift_octaves_per_doubling")},
+        "mup": {
+            key: over_width[key]
+            for key in ("outcome", "regret_nats", "drift_octaves_per_doubling", "noise_nats")
+        },
+        "control": {
+            key: control[key] for key in ("outcome", "regret_nats", "drift_octaves_per_doubling")
+        },
         "num_runs": len(test["runs"]),  # those of the control among them
         "cpu_seconds": cpu_seconds,
     }
@@ -108,7 +118,12 @@ def plan_sha256(folder: Path) -> str:
 def preset_sha256() -> str:
     """Of what it writes now."""
     with TemporaryDirectory() as folder:
-        subprocess.run([*FORERUN, *commands("numpy")["init"]], cwd=folder, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [*FORERUN, *commands("numpy")["init"]],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
         return plan_sha256(Path(folder))
 
 
@@ -116,13 +131,18 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     """How often each verdict came out, by arm."""
     arms = {arm: [one[arm]["outcome"] for one in found.values()] for arm in ("mup", "control")}
     return {
-        arm: {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))} for arm, outcomes in arms.items()
+        arm: {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+        for arm, outcomes in arms.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="Where the findings go, and what is there already.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", type=Path, required=True, help="Where the findings go, and what is there already."
+    )
     parser.add_argument("--only", choices=list(VARIANTS), action="append", help="Some variants.")
     options = parser.parse_args()
     body = json.loads(options.json.read_text()) if options.json.exists() else {"variants": {}}
@@ -134,9 +154,13 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             found[name] = variant(name, Path(folder))
         one = found[name]
-        print(f"{name}: muP {one['mup']['outcome']}, control {one['control']['outcome']}", flush=True)
+        print(
+            f"{name}: muP {one['mup']['outcome']}, control {one['control']['outcome']}", flush=True
+        )
         body = {
-            "command": "python benchmarks/demo_variants.py --json benchmarks/results/demo_variants.json",
+            "command": (
+                "python benchmarks/demo_variants.py --json benchmarks/results/demo_variants.json"
+            ),
             "machine": machine(),
             "versions": {package: importlib.metadata.version(package) for package in VERSIONS},
             "outcomes": summary(found),

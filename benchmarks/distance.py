@@ -2,14 +2,15 @@
 
     python benchmarks/distance.py --json benchmarks/results/distance.json
 
-For each width and mode, in turns: the rate of products (a large square one, and one of the model's own sizes), on as
-many processes of one thread as the sweep has workers, all at once; then `forerun sweep` on Ray. FLOPs are the finished
-runs' own (training, causal convention, `proxies.core.flops`), validation not counted. The time is that of the search:
-from Ray's workers being there to the last outcome, loading torch in them and waiting for one another included; and that
-of the whole command. A share is of the product's rate in the mode's own arithmetic, in the same round.
+For each width and mode, in turns: the rate of products (a large square one, and one of the model's
+own sizes), on as many processes of one thread as the sweep has workers, all at once; then `forerun
+sweep` on Ray. FLOPs are the finished runs' own (training, causal convention, `proxies.core.flops`),
+validation not counted. The time is that of the search: from Ray's workers being there to the last
+outcome, loading torch in them and waiting for one another included; and that of the whole command.
+A share is of the product's rate in the mode's own arithmetic, in the same round.
 
-Then one call of a bank is profiled in this process, by kinds of operations. It takes some 40 minutes of two cores;
-`--quick` takes 3.
+Then one call of a bank is profiled in this process, by kinds of operations. It takes some 40
+minutes of two cores; `--quick` takes 3.
 """
 
 from __future__ import annotations
@@ -44,19 +45,34 @@ MODES = {
     "bfloat16": ('proxy.dtype="bfloat16"',),
 }
 """Keys of the plan."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0",
-               "PYTHONDONTWRITEBYTECODE": ""}  # fmt: skip
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONDONTWRITEBYTECODE": "",
+}
 KINDS = {
     "attention": ("scaled_dot_product", "flash_attention"),
     "loss": ("log_softmax", "nll_loss", "cross_entropy", "Loss"),
     "copies": ("aten::copy_", "aten::cat", "aten::stack", "aten::roll", "aten::fill_"),
-    "products": ("aten::bmm", "aten::mm", "aten::matmul", "aten::addmm", "aten::baddbmm", "mkldnn", "onednn"),
+    "products": (
+        "aten::bmm",
+        "aten::mm",
+        "aten::matmul",
+        "aten::addmm",
+        "aten::baddbmm",
+        "mkldnn",
+        "onednn",
+    ),
 }
-"""By parts of the names of operations; what is left is element by element: norms, positions, activations, sums."""
+"""By parts of the names of operations; what is left is element by element: norms, positions,
+activations, sums."""
 
 
 def product_rate(dtype: str, precision: str, *size: float) -> float:
-    """FLOP/s of one product on one thread; `size`: its rows, inner side, columns, and seconds to take."""
+    """FLOP/s of one product on one thread; `size`: its rows, inner side, columns, and seconds to
+    take.
+    """
     import torch
 
     rows, inner, columns, seconds = int(size[0]), int(size[1]), int(size[2]), size[3]
@@ -81,13 +97,17 @@ def rates(mode: str, width: int, ffn_width: int, seconds: float) -> dict[str, fl
     precision = "medium" if mode == "medium" else "highest"
     sizes = {"square": (SQUARE, SQUARE, SQUARE), "own": (ROWS, width, ffn_width)}
     return {
-        name: together([sys.executable, __file__, "rate", dtype, precision, *size, seconds], [NUM_WORKERS])[0][0]
+        name: together(
+            [sys.executable, __file__, "rate", dtype, precision, *size, seconds], [NUM_WORKERS]
+        )[0][0]
         for name, size in sizes.items()
     }
 
 
 def write_plan(path: Path, corpus: Path, width: int, num_steps: int) -> Path:
-    """As `forerun init` writes it, but for the width, the steps and rates at which nothing diverges."""
+    """As `forerun init` writes it, but for the width, the steps and rates at which nothing
+    diverges.
+    """
     path.write_text(
         f'[data]\npath = "{corpus}"\n[proxy]\nbase_width = {width}\nnum_steps = {num_steps}\n'
         f"[search]\nnum_trials = {NUM_TRIALS}\nlearning_rate = [0.001, 0.008]\n"
@@ -96,7 +116,9 @@ def write_plan(path: Path, corpus: Path, width: int, num_steps: int) -> Path:
     return path
 
 
-def swept(folder: Path, corpus: Path, width: int, num_steps: int, keys: tuple[str, ...]) -> dict[str, Any]:
+def swept(
+    folder: Path, corpus: Path, width: int, num_steps: int, keys: tuple[str, ...]
+) -> dict[str, Any]:
     """One sweep: what it did, and in what time."""
     from sweeps.store.ledger import Ledger
 
@@ -114,7 +136,10 @@ def swept(folder: Path, corpus: Path, width: int, num_steps: int, keys: tuple[st
         "command_seconds": cost.seconds,
         "cpu_seconds": cost.cpu_seconds,
         "outside_engines": 1 - engine_seconds / (NUM_WORKERS * (done - cost.marked)),
-        "numerics": {name: getattr(runs[-1].spec.numerics, name) for name in ("num_slots", "compiled", "num_threads")},
+        "numerics": {
+            name: getattr(runs[-1].spec.numerics, name)
+            for name in ("num_slots", "compiled", "num_threads")
+        },
         "num_diverged": sum(run.result.status != "finished" for run in runs),
     }
 
@@ -135,10 +160,13 @@ def one(folder: Path, corpus: Path, mode: str, width: int, share: float) -> dict
         "of_square_in_engines": achieved / best["square"] / (1 - row["outside_engines"]),
     }
     print(
-        f"width {width:3}, {mode:18} {achieved / 1e9:6.1f} GFLOP/s: {row['of_square']:.0%} of the square product's, "
-        f"{row['of_own']:.0%} of an own product's; with all starts {row['of_square_with_start']:.0%}; inside engines "
-        f"{row['of_square_in_engines']:.0%}; outside them {row['outside_engines']:.0%} of the time", flush=True,
-    )  # fmt: skip
+        f"width {width:3}, {mode:18} {achieved / 1e9:6.1f} GFLOP/s: {row['of_square']:.0%} of the "
+        "square product's, "
+        f"{row['of_own']:.0%} of an own product's; with all starts "
+        f"{row['of_square_with_start']:.0%}; inside engines "
+        f"{row['of_square_in_engines']:.0%}; outside them {row['outside_engines']:.0%} of the time",
+        flush=True,
+    )
     return row
 
 
@@ -195,10 +223,18 @@ def profile(corpus: Path, width: int, num_steps: int) -> dict[str, Any]:
     parts["Python and autograd"] += max(0, round(total - parts.total()))
     shares = {name: value / total for name, value in parts.most_common()}
     told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    print(f"width {width:3}, a bank of {spec.numerics.num_slots}: {1e3 * step_seconds:.1f} ms a step; {told}; "
-          f"validation is {validation_seconds / step_seconds:.1f} steps", flush=True)  # fmt: skip
-    return {"width": width, "step_ms": 1e3 * step_seconds, "shares": shares,
-            "validation_over_step": validation_seconds / step_seconds}  # fmt: skip
+    print(
+        f"width {width:3}, a bank of {spec.numerics.num_slots}: {1e3 * step_seconds:.1f} ms a "
+        f"step; {told}; "
+        f"validation is {validation_seconds / step_seconds:.1f} steps",
+        flush=True,
+    )
+    return {
+        "width": width,
+        "step_ms": 1e3 * step_seconds,
+        "shares": shares,
+        "validation_over_step": validation_seconds / step_seconds,
+    }
 
 
 def kind_of(event: Any) -> str:
@@ -212,7 +248,12 @@ def kind_of(event: Any) -> str:
     if any(name.startswith("part: ") for name in names):
         return "optimizer"
     return next(
-        (kind for kind, parts in KINDS.items() if any(part in name for name in names for part in parts)), "rest"
+        (
+            kind
+            for kind, parts in KINDS.items()
+            if any(part in name for name in names for part in parts)
+        ),
+        "rest",
     )
 
 
@@ -222,7 +263,13 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for width, mode in dict.fromkeys((row["width"], row["mode"]) for row in rows):
         mine = [row for row in rows if (row["width"], row["mode"]) == (width, mode)]
         spans = {}
-        for name in ("of_square", "of_own", "of_square_with_start", "of_square_in_engines", "outside_engines"):
+        for name in (
+            "of_square",
+            "of_own",
+            "of_square_with_start",
+            "of_square_in_engines",
+            "outside_engines",
+        ):
             each = sorted(row[name] for row in mine)
             spans[name] = [each[0], statistics.median(each), each[-1]]
         found.append({"width": width, "mode": mode, **spans})
@@ -235,13 +282,17 @@ def main(arguments: list[str]) -> int:
         dtype, precision, *size, seconds = arguments[1:]
         print(product_rate(dtype, precision, *map(int, size), float(seconds)), flush=True)
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--modes", help=f"Some of: {', '.join(MODES)}.")
     parser.add_argument("--widths", default="32,64,128,256")
     parser.add_argument(
-        "--quick", action="store_true", help="One round, a tenth of the steps, with the plan unchanged."
+        "--quick",
+        action="store_true",
+        help="One round, a tenth of the steps, with the plan unchanged.",
     )
     asked = parser.parse_args(arguments)
     share, num_rounds = (0.1, 1) if asked.quick else (1.0, asked.rounds)
@@ -251,7 +302,17 @@ def main(arguments: list[str]) -> int:
         folder = Path(name)
         corpus = folder / "corpus"
         library = Path(sysconfig.get_paths()["stdlib"], "asyncio")
-        tokenized = [sys.executable, "-m", "launcher", "tokenize", library, "--out", corpus, "--suffix", ".py"]
+        tokenized = [
+            sys.executable,
+            "-m",
+            "launcher",
+            "tokenize",
+            library,
+            "--out",
+            corpus,
+            "--suffix",
+            ".py",
+        ]
         measured(tokenized, ENVIRONMENT, folder / "log")
         rows = [
             one(folder / f"{number}-{width}-{mode}", corpus, mode, width, share)
@@ -261,10 +322,14 @@ def main(arguments: list[str]) -> int:
         ]
         profiles = [profile(corpus, width, 4 if asked.quick else 16) for width in widths]
     body = {
-        "rounds": rows, "summary": summary(rows), "profiles": profiles, "num_workers": NUM_WORKERS,
-        "seconds": round(time.monotonic() - began), "machine": machine(),
+        "rounds": rows,
+        "summary": summary(rows),
+        "profiles": profiles,
+        "num_workers": NUM_WORKERS,
+        "seconds": round(time.monotonic() - began),
+        "machine": machine(),
         "versions": {name: importlib.metadata.version(name) for name in ("ray", "optuna", "torch")},
-    }  # fmt: skip
+    }
     if asked.json:
         asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
     return 0

@@ -1,4 +1,5 @@
-"""Public results of scaling runs, fetched by `make data` or taken from a folder by `make data FROM=DIR`.
+"""Public results of scaling runs, fetched by `make data` or taken from a folder by `make data
+FROM=DIR`.
 
 A source is a few files of a public repository at one commit. `data.sha256` beside this module lists
 the files with their digests, in the format of `sha256sum`; a file is used only if its digest is the
@@ -53,8 +54,8 @@ class Source:
     commit: str
     licence: str
     is_inert: bool = True
-    """False for files that Python could run while it reads them: they are stored as NAME.inert, which
-    no library recognizes, and `inert_pickle` reads them."""
+    """False for files that Python could run while it reads them: they are stored as NAME.inert,
+    which no library recognizes, and `inert_pickle` reads them."""
     digests: Mapping[str, str] | None = None
     """Digest of each file by its path in the repository; None for those of `data.sha256`."""
 
@@ -71,7 +72,9 @@ class Source:
         for path, digest in digests.items():
             name = Path(path).name
             stored_name = name if self.is_inert else f"{name.split('.')[0]}.inert"
-            files.append((f"{root}/{urllib.parse.quote(path)}", folder / self.name / stored_name, digest))
+            files.append(
+                (f"{root}/{urllib.parse.quote(path)}", folder / self.name / stored_name, digest)
+            )
         return files
 
 
@@ -179,7 +182,9 @@ def compute_digest(content: bytes) -> str:
 def is_here(each: Source, folder: Path = FOLDER) -> bool:
     """Return whether all files of a source are in place with the listed digests."""
     files = each.list_files(folder)
-    return all(path.is_file() and compute_digest(path.read_bytes()) == digest for _, path, digest in files)
+    return all(
+        path.is_file() and compute_digest(path.read_bytes()) == digest for _, path, digest in files
+    )
 
 
 def read_url(url: str, digest: str) -> bytes:
@@ -195,7 +200,8 @@ def read_url(url: str, digest: str) -> bytes:
 
 
 def index_folder(folder: Path) -> Reader:
-    """Return a reader that takes files from a folder and its subfolders by digest, whatever their names are.
+    """Return a reader that takes files from a folder and its subfolders by digest, whatever their
+    names are.
 
     Raises:
         OSError: The folder cannot be read.
@@ -235,7 +241,10 @@ def download(each: Source, folder: Path = FOLDER, read: Reader = read_url) -> st
         except OSError as error:
             return f"{url} cannot be had: {error}"
         if compute_digest(contents[path]) != digest:
-            return f"{url} does not have the sha256 listed in {MANIFEST.name}; no file of {each.name} is kept"
+            return (
+                f"{url} does not have the sha256 listed in {MANIFEST.name}; no file of "
+                f"{each.name} is kept"
+            )
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")

@@ -3,17 +3,20 @@
     make data                                                        # once: the public families
     python benchmarks/forecasts.py --json benchmarks/results/forecasts.json
 
-A task takes a ladder of one family, fits the runs of up to 1/r of its largest budget (r = 3, 10, 30, 100), and
-predicts the good runs of that budget: those within 2 % of its best loss. Ladders are the families as published, and,
-of grids and isoFLOP families, the runs along one ratio of tokens to parameters and those of one duration.
+A task takes a ladder of one family, fits the runs of up to 1/r of its largest budget (r = 3, 10,
+30, 100), and predicts the good runs of that budget: those within 2 % of its best loss. Ladders are
+the families as published, and, of grids and isoFLOP families, the runs along one ratio of tokens to
+parameters and those of one duration.
 
-**The split.** `forecast.population.PUBLIC` is stated by hand, in round numbers, but with these studies in view. So each
-study is also predicted by the population that does best on all other studies, of nine: three spreads of the
-irreducible share, which matters most, times three errors beyond the runs. That is `left_out`; `stated` is by PUBLIC.
+**The split.** `forecast.population.PUBLIC` is stated by hand, in round numbers, but with these
+studies in view. So each study is also predicted by the population that does best on all other
+studies, of nine: three spreads of the irreducible share, which matters most, times three errors
+beyond the runs. That is `left_out`; `stated` is by PUBLIC.
 
-Averages are over tasks in a family, families in a study, and studies, which count alike; their 90 % intervals are
-from a bootstrap over studies. Beside it: Chinchilla's law by Huber loss, the same law by least squares over a grid of
-exponents (variable projection), and a power law in compute through the best runs.
+Averages are over tasks in a family, families in a study, and studies, which count alike; their 90 %
+intervals are from a bootstrap over studies. Beside it: Chinchilla's law by Huber loss, the same law
+by least squares over a grid of exponents (variable projection), and a power law in compute through
+the best runs.
 
 It takes about 4 minutes of one core.
 """
@@ -80,11 +83,15 @@ def find_kind(family: Family) -> Kind:
         return "fixed duration" if path.direction[1] < 0.1 else "fixed ratio"
     order = np.sort(np.log(table.flops if table.budget is None else table.budget))
     groups = np.split(order, np.flatnonzero(np.diff(order) > 0.3) + 1)
-    return "isoflop" if np.mean([len(group) >= 4 for group in groups for _ in group]) > 0.7 else "grid"
+    return (
+        "isoflop" if np.mean([len(group) >= 4 for group in groups for _ in group]) > 0.7 else "grid"
+    )
 
 
 def list_ladders(family: Family) -> Iterator[tuple[str, Kind, RunTable]]:
-    """Yield the family as published, and its runs along one ratio and of one duration where they are five sizes."""
+    """Yield the family as published, and its runs along one ratio and of one duration where they
+    are five sizes.
+    """
     table, kind = family.table, find_kind(family)
     yield family.name, kind, table
     if kind not in ("grid", "isoflop"):
@@ -115,13 +122,21 @@ def list_tasks(found: list[Family]) -> list[Task]:
                 num_runs = int(below.sum())
                 if num_runs in sizes or not MIN_RUNS <= num_runs <= MAX_RUNS:
                     continue
-                if len(np.unique(table.params[below])) < MIN_SIZES or law.why_no_forecast(table.rows(below)):
+                if len(np.unique(table.params[below])) < MIN_SIZES or law.why_no_forecast(
+                    table.rows(below)
+                ):
                     continue
                 sizes.add(num_runs)
                 tasks.append(
-                    Task(ladder=ladder, study=family.group, kind=kind, ratio=ratio, table=table.rows(below),
-                         held=table.rows(good))
-                )  # fmt: skip
+                    Task(
+                        ladder=ladder,
+                        study=family.group,
+                        kind=kind,
+                        ratio=ratio,
+                        table=table.rows(below),
+                        held=table.rows(good),
+                    )
+                )
     return tasks
 
 
@@ -130,21 +145,30 @@ def average(tasks: list[Task], values: list[float]) -> float:
     studies: dict[str, dict[str, list[float]]] = {}
     for task, value in zip(tasks, values, strict=True):
         studies.setdefault(task.study, {}).setdefault(task.ladder, []).append(value)
-    return float(np.mean([np.mean([np.mean(each) for each in study.values()]) for study in studies.values()]))
+    return float(
+        np.mean([np.mean([np.mean(each) for each in study.values()]) for study in studies.values()])
+    )
 
 
 def run_task(task: Task) -> list[dict[str, float]]:
-    """Fit and predict one task; return all scores by each of `CANDIDATES`, and the errors of the usual methods."""
+    """Fit and predict one task; return all scores by each of `CANDIDATES`, and the errors of the
+    usual methods.
+    """
     y = np.log(task.held.loss)
     usual = {}
     for method in METHODS[1:]:
         point = predict_usual(method, task)
-        usual[method] = float("nan") if point is None else float(np.median(np.abs(100 * np.expm1(point - y))))
+        usual[method] = (
+            float("nan") if point is None else float(np.median(np.abs(100 * np.expm1(point - y))))
+        )
     posteriors = {
         population.sd: fit_posterior(task.table, num_draws=NUM_DRAWS, seed=0, population=population)
         for population in CANDIDATES
     }
-    return [score(dataclasses.replace(posteriors[each.sd], population=each), task) | usual for each in CANDIDATES]
+    return [
+        score(dataclasses.replace(posteriors[each.sd], population=each), task) | usual
+        for each in CANDIDATES
+    ]
 
 
 def score(posterior: LawPosterior, task: Task) -> dict[str, float]:
@@ -153,14 +177,16 @@ def score(posterior: LawPosterior, task: Task) -> dict[str, float]:
     ends = posterior.quantiles(task.held.params, task.held.tokens, SHARES)
     error = 100 * np.expm1(ends[3] - y)
     losses = [
-        np.where(y >= end, share * (y - end), (1 - share) * (end - y)) for share, end in zip(SHARES, ends, strict=True)
+        np.where(y >= end, share * (y - end), (1 - share) * (end - y))
+        for share, end in zip(SHARES, ends, strict=True)
     ]
     low, high = ends[0], ends[-1]
     beyond = np.maximum(low - y, 0) + np.maximum(y - high, 0)
     return {
         "error": float(np.median(np.abs(error))),
         "signed_error": float(np.median(error)),
-        "quantile_loss": float(200 * np.mean(losses)),  # percent of the loss: an estimate of the CRPS
+        # percent of the loss: an estimate of the CRPS
+        "quantile_loss": float(200 * np.mean(losses)),
         **{
             f"covered_{level:g}": float(((y >= ends[2 - i]) & (y <= ends[4 + i])).mean())
             for i, level in enumerate(LEVELS)
@@ -174,7 +200,10 @@ def choose_without(study: str, tasks: list[Task], scores: list[list[dict[str, fl
     """Return the place of the candidate with the least quantile loss on all studies but one."""
     places = [place for place, task in enumerate(tasks) if task.study != study]
     others = [tasks[place] for place in places]
-    losses = [average(others, [scores[place][i]["quantile_loss"] for place in places]) for i in range(len(CANDIDATES))]
+    losses = [
+        average(others, [scores[place][i]["quantile_loss"] for place in places])
+        for i in range(len(CANDIDATES))
+    ]
     return int(np.argmin(losses))
 
 
@@ -189,12 +218,16 @@ def predict_usual(method: str, task: Task) -> Floats | None:
         best = np.minimum.accumulate(table.loss[order]) >= table.loss[order]
         if best.sum() < 3:
             best[:] = True
-        line = np.polyfit(np.log(6 * table.params * table.tokens)[order][best], np.log(table.loss[order][best]), 1)
+        line = np.polyfit(
+            np.log(6 * table.params * table.tokens)[order][best], np.log(table.loss[order][best]), 1
+        )
         return np.asarray(np.polyval(line, np.log(6 * n * d)))
     found: tuple[float, float, float, Floats] | None = None
     for alpha in np.linspace(0.05, 1.2, 40):
         for beta in np.linspace(0.05, 1.2, 40):
-            terms = np.stack([np.ones(table.num_runs), table.params**-alpha, table.tokens**-beta], axis=1)
+            terms = np.stack(
+                [np.ones(table.num_runs), table.params**-alpha, table.tokens**-beta], axis=1
+            )
             scale = terms.max(axis=0)
             weights = np.linalg.lstsq(terms / scale, table.loss, rcond=None)[0]
             squares = float(((terms / scale @ weights - table.loss) ** 2).sum())
@@ -221,10 +254,16 @@ def summarize(tasks: list[Task], scores: list[dict[str, float]]) -> dict[str, An
         }
         if not of_study:
             continue
-        means = [np.mean([of_study[s] for s in sample if s in of_study] or [np.nan]) for sample in samples]
+        means = [
+            np.mean([of_study[s] for s in sample if s in of_study] or [np.nan])
+            for sample in samples
+        ]
         low, high = np.nanquantile(means, [0.05, 0.95])
-        summary[name] = {"value": float(np.mean(list(of_study.values()))), "interval": [float(low), float(high)],
-                         "num_tasks": len(kept)}  # fmt: skip
+        summary[name] = {
+            "value": float(np.mean(list(of_study.values()))),
+            "interval": [float(low), float(high)],
+            "num_tasks": len(kept),
+        }
         if name in METHODS[1:]:  # ours on the tasks that the method answers
             ours = average([tasks[i] for i in kept], [scores[i]["error"] for i in kept])
             summary[name]["forerun_on_the_same"] = ours
@@ -257,12 +296,18 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         scores = pool.map(run_task, tasks, chunksize=4)
     stated = CANDIDATES.index(PUBLIC)
-    chosen = {study: choose_without(study, tasks, scores) for study in sorted({task.study for task in tasks})}
+    chosen = {
+        study: choose_without(study, tasks, scores)
+        for study in sorted({task.study for task in tasks})
+    }
     results = {
         "stated": report(tasks, [each[stated] for each in scores]),
-        "left_out": report(tasks, [each[chosen[task.study]] for task, each in zip(tasks, scores, strict=True)]),
+        "left_out": report(
+            tasks, [each[chosen[task.study]] for task, each in zip(tasks, scores, strict=True)]
+        ),
         "chosen": {
-            study: {"sd_e": CANDIDATES[i].sd[0], "error_sd": CANDIDATES[i].error_sd} for study, i in chosen.items()
+            study: {"sd_e": CANDIDATES[i].sd[0], "error_sd": CANDIDATES[i].error_sd}
+            for study, i in chosen.items()
         },
         "seconds": time.time() - start,
     }
@@ -271,11 +316,21 @@ def main() -> None:
     for title in ("stated", "left_out"):
         summary = results[title]
         print(f"{title}:")
-        for name, values in (("all", summary["all"]), *summary["by_reach"].items(), *summary["by_kind"].items()):
+        for name, values in (
+            ("all", summary["all"]),
+            *summary["by_reach"].items(),
+            *summary["by_kind"].items(),
+        ):
             covered = " ".join(f"{values[f'covered_{level:g}']['value']:.2f}" for level in LEVELS)
-            others = " ".join(f"{method} {values[method]['value']:.2f}" for method in METHODS[1:] if method in values)
-            print(f"{name:17} {values['num_tasks']:4} tasks, error {values['error']['value']:.2f} "
-                  f"{values['signed_error']['value']:+.2f} %, covered {covered}, {others}")  # fmt: skip
+            others = " ".join(
+                f"{method} {values[method]['value']:.2f}"
+                for method in METHODS[1:]
+                if method in values
+            )
+            print(
+                f"{name:17} {values['num_tasks']:4} tasks, error {values['error']['value']:.2f} "
+                f"{values['signed_error']['value']:+.2f} %, covered {covered}, {others}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The runs that `gpu.py` trains; as a program, one of them alone in a process of its own: `gpu_runs.py ASKED`.
+"""The runs that `gpu.py` trains; as a program, one of them alone in a process of its own:
+`gpu_runs.py ASKED`.
 
-ASKED is {"model", "batch", "seq_len", "corpus", "numerics", "seconds"}; without numerics it is the plain loop. It says
-"ready" after its first steps; for every line that it reads it trains for so many seconds and says its steps a second.
+ASKED is {"model", "batch", "seq_len", "corpus", "numerics", "seconds"}; without numerics it is the
+plain loop. It says "ready" after its first steps; for every line that it reads it trains for so
+many seconds and says its steps a second.
 """
 
 from __future__ import annotations
@@ -32,20 +34,38 @@ ENDLESS_STEPS, FIRST_STEPS = 10**6, 3
 
 
 def run_spec(
-    model: Sequence[int], seq_len: int, batch: int, numerics: Numerics, data_id: str, num_steps: int = TRIAL_STEPS
+    model: Sequence[int],
+    seq_len: int,
+    batch: int,
+    numerics: Numerics,
+    data_id: str,
+    num_steps: int = TRIAL_STEPS,
 ) -> RunSpec:
-    """One trial of a model, (width, layers, feed-forward width, vocabulary), at a batch of so many sequences."""
+    """One trial of a model, (width, layers, feed-forward width, vocabulary), at a batch of so many
+    sequences.
+    """
     width, num_layers, ffn_width, vocab_size = model
     num_heads = max(1, width // 64)
     shape = Shape(
-        num_layers=num_layers, width=width, num_heads=num_heads, num_kv_heads=num_heads, ffn_width=ffn_width,
-        vocab_size=vocab_size, seq_len=seq_len,
-    )  # fmt: skip
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        ffn_width=ffn_width,
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+    )
     return RunSpec(
-        shape=shape, base_shape=shape, parametrization=named("mup"), hparams=Hparams(learning_rate=1e-3),
-        schedule=Schedule(kind="constant", num_steps=num_steps), batch_tokens=batch * seq_len,
-        data_id=data_id, seed=0, numerics=numerics,
-    )  # fmt: skip
+        shape=shape,
+        base_shape=shape,
+        parametrization=named("mup"),
+        hparams=Hparams(learning_rate=1e-3),
+        schedule=Schedule(kind="constant", num_steps=num_steps),
+        batch_tokens=batch * seq_len,
+        data_id=data_id,
+        seed=0,
+        numerics=numerics,
+    )
 
 
 def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
@@ -61,12 +81,18 @@ def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
         ids = np.random.default_rng(seed).integers(0, vocab_size, number, dtype=np.uint16)
         path = out / f"{split}.bin"
         path.write_bytes(ids.astype("<u2").tobytes())
-        shard = Shard(file=path.name, num_tokens=number, max_id=int(ids.max()), sha256=canon.file_sha256(path))
+        shard = Shard(
+            file=path.name, num_tokens=number, max_id=int(ids.max()), sha256=canon.file_sha256(path)
+        )
         shards[split] = (shard,)
     manifest = Manifest(
-        schema_version=SCHEMA_VERSION, tokenizer="unnamed", vocab_size=vocab_size, dtype="uint16", end_id=None,
+        schema_version=SCHEMA_VERSION,
+        tokenizer="unnamed",
+        vocab_size=vocab_size,
+        dtype="uint16",
+        end_id=None,
         sources=(Source(name="random", weight=1.0, num_documents=1, **shards),),
-    )  # fmt: skip
+    )
     canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
     return out
 
@@ -76,13 +102,19 @@ def machine() -> dict[str, Any]:
     import torch
 
     sources = hashlib.sha256()
-    for path in sorted(path for room in ("proxies", "launcher", "benchmarks") for path in (ROOT / room).rglob("*.py")):
+    for path in sorted(
+        path
+        for room in ("proxies", "launcher", "benchmarks")
+        for path in (ROOT / room).rglob("*.py")
+    ):
         sources.update(path.read_bytes())
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-        "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
         "source": sources.hexdigest()[:12],
-    }  # fmt: skip
+    }
 
 
 def resumed(path: Path, here: dict[str, Any], what: str) -> dict[str, Any]:
@@ -109,7 +141,9 @@ def engine(spec: RunSpec, store: Any) -> Any:
 
 
 def timed(advance: Callable[[float], int], seconds: float) -> None:
-    """Say "ready", and for every line the steps a second of what trains so long and returns the number of its steps."""
+    """Say "ready", and for every line the steps a second of what trains so long and returns the
+    number of its steps.
+    """
     print("ready", flush=True)
     for _ in sys.stdin:
         began = time.monotonic()
@@ -118,7 +152,9 @@ def timed(advance: Callable[[float], int], seconds: float) -> None:
 
 
 def plain_loop(asked: dict[str, Any]) -> None:
-    """The same model in the loop that anyone would write: compiled, autocast, fused AdamW, one batch over and over."""
+    """The same model in the loop that anyone would write: compiled, autocast, fused AdamW, one
+    batch over and over.
+    """
     import torch
 
     from proxies.model.decoder import Decoder, Multipliers
@@ -159,7 +195,9 @@ def train(asked: dict[str, Any]) -> None:
 
     store = TokenStore(Path(asked["corpus"]), trusted=True)
     numerics, data_id = canon.decode(Numerics, asked["numerics"]), store.manifest.data_id
-    spec = run_spec(asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS)
+    spec = run_spec(
+        asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS
+    )
     one = engine(spec, store)
     one.admit(0, spec)
     one.advance(FIRST_STEPS)

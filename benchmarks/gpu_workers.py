@@ -1,16 +1,20 @@
-"""Several workers on one GPU: trial-steps a second of 1, 2 and 4 processes, taking turns on it or sharing it by MPS.
+"""Several workers on one GPU: trial-steps a second of 1, 2 and 4 processes, taking turns on it or
+sharing it by MPS.
 
-    python benchmarks/gpu_workers.py --models 1M,10M --json build/gpu/gpu_workers.json    # a part of `make gpu`
+    python benchmarks/gpu_workers.py --models 1M,10M --json build/gpu/gpu_workers.json    # a part
+    of `make gpu`
 
-Each process trains one trial in the fastest mode of `gpu.py`: compiled, recorded as CUDA graphs, with the fused loss,
-bfloat16. Of four that have all begun, one trains, then two, then four; the others wait. Before, one process alone
-compiles: the others take its kernels from torch's own cache on disk.
+Each process trains one trial in the fastest mode of `gpu.py`: compiled, recorded as CUDA graphs,
+with the fused loss, bfloat16. Of four that have all begun, one trains, then two, then four; the
+others wait. Before, one process alone compiles: the others take its kernels from torch's own cache
+on disk.
 
-MPS (NVIDIA's Multi-Process Service) is started for one set of processes with pipes and logs in a temporary folder, and
-told to quit after it, whatever happened but SIGKILL; nothing of the card is set. A program that cannot reach the
-service goes on without it and does not say so, so figures count only where the service names a server. Where there is
-no `nvidia-cuda-mps-control`, where it does not start, or where a process fails under it, the reason is the finding,
-and MPS is not tried again: what hangs takes minutes.
+MPS (NVIDIA's Multi-Process Service) is started for one set of processes with pipes and logs in a
+temporary folder, and told to quit after it, whatever happened but SIGKILL; nothing of the card is
+set. A program that cannot reach the service goes on without it and does not say so, so figures
+count only where the service names a server. Where there is no `nvidia-cuda-mps-control`, where it
+does not start, or where a process fails under it, the reason is the finding, and MPS is not tried
+again: what hangs takes minutes.
 
 Needs, resumes and ends as `gpu.py`.
 """
@@ -57,7 +61,10 @@ def by_mps(measured: Callable[[Mapping[str, str]], dict[str, Any]]) -> dict[str,
             ordered(name, places, "-d")
             started = True
             found = measured(places)
-            if not any(line.strip().isdigit() for line in ordered(name, places, order="get_server_list").splitlines()):
+            if not any(
+                line.strip().isdigit()
+                for line in ordered(name, places, order="get_server_list").splitlines()
+            ):
                 raise MpsError("no process reached the service: they ran without it")
         except (MpsError, RuntimeError) as error:
             found = {"refused": f"{error}"[:MOST_SAID]}
@@ -82,9 +89,15 @@ def ordered(folder: str, places: Mapping[str, str], *options: str, order: str = 
     with (Path(folder) / "said").open("w+") as said:
         try:
             code = subprocess.run(
-                [control, *options], input=order + "\n", stdout=said, stderr=said, text=True, check=False,
-                env={**os.environ, **places}, timeout=ORDER_SECONDS,
-            ).returncode  # fmt: skip
+                [control, *options],
+                input=order + "\n",
+                stdout=said,
+                stderr=said,
+                text=True,
+                check=False,
+                env={**os.environ, **places},
+                timeout=ORDER_SECONDS,
+            ).returncode
         except (OSError, subprocess.TimeoutExpired) as error:
             raise MpsError(f"{what}: {error}") from error
         said.seek(0)
@@ -95,12 +108,18 @@ def ordered(folder: str, places: Mapping[str, str], *options: str, order: str = 
 
 
 def refused(all_steps: list[Steps]) -> str:
-    """Why MPS was not to be had before, in this call or an earlier one; empty: it was, or was not tried."""
+    """Why MPS was not to be had before, in this call or an earlier one; empty: it was, or was not
+    tried.
+    """
     done = (step for steps in all_steps for step in steps.body.get("steps", {}).values())
-    return next((str(step["refused"]) for step in done if isinstance(step, dict) and "refused" in step), "")
+    return next(
+        (str(step["refused"]) for step in done if isinstance(step, dict) and "refused" in step), ""
+    )
 
 
-def workers(settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]) -> list[Steps]:
+def workers(
+    settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]
+) -> list[Steps]:
     """All models and batches into the file; small ones first, for they have most to gain."""
     all_steps, corpora = begun(settings, folder, file, save)
     changes: dict[str, Any] = ALL if settings.device == "cuda" else {"fused_loss": True}
@@ -117,21 +136,29 @@ def workers(settings: Settings, folder: Path, file: dict[str, Any], save: Callab
             if why := refused(all_steps):
                 ways["by MPS"] = partial(dict, refused=why)
             case = f"{batch} sequences"
-            found = {way: steps.once(f"{case}, {way}", partial(attempted, ways[way])) or {} for way in ways}
+            found = {
+                way: steps.once(f"{case}, {way}", partial(attempted, ways[way])) or {}
+                for way in ways
+            }
             lines += [f"{steps.model}, {case}, {line}" for line in findings(found)]
     print("\n".join(lines), flush=True)
     return all_steps
 
 
 def findings(found: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each way of sharing, rates over that of one process among waiting ones, without MPS."""
+    """A line for each way of sharing, rates over that of one process among waiting ones, without
+    MPS.
+    """
     lines = []
     for way, one in found.items():
         if "refused" in one:
             lines.append(f"{way}: left out: {one['refused'].splitlines()[0]}")
         elif len(rates := one.get("trial_steps_per_second", ())) > 1:
             single = found[TURNS].get("trial_steps_per_second", rates)[0]
-            each = [f"{number}: {rate:.1f} ({rate / single:.2f})" for number, rate in zip(NUMBERS, rates, strict=False)]
+            each = [
+                f"{number}: {rate:.1f} ({rate / single:.2f})"
+                for number, rate in zip(NUMBERS, rates, strict=False)
+            ]
             lines.append(f"{way}: trial-steps a second (over one's) of processes {', '.join(each)}")
     return lines
 

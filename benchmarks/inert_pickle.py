@@ -130,7 +130,9 @@ class _Machine:
 def read_array(value: Any) -> Array:
     """Return the array of a recorded numpy array, or of a recorded pandas Series."""
     match value:
-        case Call(function=function, state=(_, shape, dtype, is_fortran, items)) if "_reconstruct" in function:
+        case Call(function=function, state=(_, shape, dtype, is_fortran, items)) if (
+            "_reconstruct" in function
+        ):
             kind = _read_dtype(dtype)
             if isinstance(items, bytes):
                 flat = np.frombuffer(items, dtype=kind)
@@ -138,11 +140,16 @@ def read_array(value: Any) -> Array:
                 flat = np.empty(len(items), dtype=object)
                 flat[:] = items
             return flat.reshape(shape, order="F" if is_fortran else "C")
-        case Call(function=function, arguments=(items, dtype, shape, order)) if "_frombuffer" in function:
+        case Call(function=function, arguments=(items, dtype, shape, order)) if (
+            "_frombuffer" in function
+        ):
             return np.frombuffer(items, dtype=_read_dtype(dtype)).reshape(shape, order=order)
         case Call(function=function, state={"_mgr": manager}) if function.endswith(".Series"):
             match manager:
-                case Call(state=(_, (items,), *_)) | Call(arguments=((Call(arguments=(items, *_)),), _)):
+                case (
+                    Call(state=(_, (items,), *_))
+                    | Call(arguments=((Call(arguments=(items, *_)),), _))
+                ):
                     return read_array(items)
     raise ValueError(f"not an array: {value!r:.200}")
 
@@ -150,7 +157,9 @@ def read_array(value: Any) -> Array:
 def read_scalar(value: Any) -> Any:
     """Return a number or text, whether plain or a recorded numpy scalar."""
     match value:
-        case Call(function=function, arguments=(dtype, content)) if function.endswith("multiarray.scalar"):
+        case Call(function=function, arguments=(dtype, content)) if function.endswith(
+            "multiarray.scalar"
+        ):
             return np.frombuffer(content, dtype=_read_dtype(dtype))[0]
     return value
 
@@ -158,8 +167,8 @@ def read_scalar(value: Any) -> Any:
 def read_frame(value: Any) -> Mapping[str, Array]:
     """Return the columns of a recorded pandas DataFrame by name."""
     match value:
-        case Call(function=function, state={"_mgr": Call(arguments=(blocks, (names, _)))}) if function.endswith(
-            ".DataFrame"
+        case Call(function=function, state={"_mgr": Call(arguments=(blocks, (names, _)))}) if (
+            function.endswith(".DataFrame")
         ):
             columns = [str(name) for name in read_array(names.arguments[1]["data"])]
             frame: dict[str, Array] = {}

@@ -1,12 +1,15 @@
-"""How good the optima against compute are: planted runs, and public IsoFLOP points beside their published fits.
+"""How good the optima against compute are: planted runs, and public IsoFLOP points beside their
+published fits.
 
     python benchmarks/isoflop.py --json benchmarks/results/isoflop.json
 
-First table: runs drawn from a known law with noise, by design: the error of N* (root mean square of the log, and its
-mean: the bias), the share of 90 % intervals that hold N*, and the exponent. Second: the ten setups of arXiv
-2406.19146, our exponent of N* with its 95 % interval beside the published ones. Third: the same setups, budgets up to
-a third, a tenth and a thirtieth of the largest, predicting N* there (itself an estimate). About three minutes of one
-core; the public points are read from `--data`, and their tables left out where they are absent.
+First table: runs drawn from a known law with noise, by design: the error of N* (root mean square of
+the log, and its
+mean: the bias), the share of 90 % intervals that hold N*, and the exponent. Second: the ten setups
+of arXiv 2406.19146, our exponent of N* with its 95 % interval beside the published ones. Third: the
+same setups, budgets up to a third, a tenth and a thirtieth of the largest, predicting N* there
+(itself an estimate). About three minutes of one core; the public points are read from `--data`, and
+their tables left out where they are absent.
 """
 
 from __future__ import annotations
@@ -51,19 +54,31 @@ def planted_row(design: tuple[int, int, float, float], worlds: int) -> dict[str,
         for at in fit.optima:
             if at.params and at.params_interval:
                 off.append(math.log(at.params / planted.best_params(at.flops)))
-                held.append(at.params_interval[0] <= planted.best_params(at.flops) <= at.params_interval[1])
+                held.append(
+                    at.params_interval[0] <= planted.best_params(at.flops) <= at.params_interval[1]
+                )
         if fit.params_law is not None:
             low, high = fit.params_law.exponent_interval(0, 0.9)
             exponents.append(low <= planted.PARAMS_EXPONENT <= high)
     return {
-        "budgets": num_budgets, "sizes": num_sizes, "half_width": half_width, "noise": noise,
-        "bias": float(np.mean(off)), "rms": float(np.sqrt(np.mean(np.square(off)))), "n_covered": float(np.mean(held)),
-        "exponent_covered": float(np.mean(exponents)), "seconds": seconds / worlds,
-    }  # fmt: skip
+        "budgets": num_budgets,
+        "sizes": num_sizes,
+        "half_width": half_width,
+        "noise": noise,
+        "bias": float(np.mean(off)),
+        "rms": float(np.sqrt(np.mean(np.square(off)))),
+        "n_covered": float(np.mean(held)),
+        "exponent_covered": float(np.mean(exponents)),
+        "seconds": seconds / worlds,
+    }
 
 
 def setup_row(name: str, table: Any, published: dict[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"setup": name, "published": published["exponent"], "published_95": published["interval"]}
+    row: dict[str, Any] = {
+        "setup": name,
+        "published": published["exponent"],
+        "published_95": published["interval"],
+    }
     law = fit_isoflop(table).params_law
     row["window"] = None if law is None else law.exponents[0]
     row["window_95"] = None if law is None else law.exponent_interval(0, 0.95)
@@ -93,9 +108,12 @@ def _held(fit: ComputeFit, best: Any) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     print("budgets sizes width noise  bias N*  rms N*  N* held  exponent held  s per fit")
     for row in result["planted"]:
-        print(f"{row['budgets']:7} {row['sizes']:5} {row['half_width']:5} {row['noise']:5}"
-              f" {row['bias']:+8.2%} {row['rms']:7.2%} {row['n_covered']:8.2f} {row['exponent_covered']:14.2f}"
-              f" {row['seconds']:10.2f}")  # fmt: skip
+        print(
+            f"{row['budgets']:7} {row['sizes']:5} {row['half_width']:5} {row['noise']:5}"
+            f" {row['bias']:+8.2%} {row['rms']:7.2%} {row['n_covered']:8.2f} "
+            f"{row['exponent_covered']:14.2f}"
+            f" {row['seconds']:10.2f}"
+        )
     if "setups" not in result:
         print("the public points are not there: their tables are left out")
         return
@@ -103,8 +121,11 @@ def show(result: dict[str, Any]) -> None:
     for row in result["setups"]:
         low, high = row["published_95"]
         ours = row["window_95"]
-        print(f"{row['setup']:40} {row['published']:.4f} [{low:.4f}, {high:.4f}]  {row['window']:.4f} "
-              f"[{ours[0]:.4f}, {ours[1]:.4f}]")  # fmt: skip
+        print(
+            f"{row['setup']:40} {row['published']:.4f} [{low:.4f}, {high:.4f}]  "
+            f"{row['window']:.4f} "
+            f"[{ours[0]:.4f}, {ours[1]:.4f}]"
+        )
     print("\nratio  setups  median |error| N*  N* held")
     for ratio in RATIOS:
         part = [row for row in result["hindcasts"] if row["ratio"] == ratio]
@@ -114,10 +135,14 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--worlds", type=int, default=30, help="of each planted row")
-    parser.add_argument("--data", type=Path, default=planted.PORIAN, help="folder of isoflop_points.csv")
+    parser.add_argument(
+        "--data", type=Path, default=planted.PORIAN, help="folder of isoflop_points.csv"
+    )
     arguments = parser.parse_args()
     start = time.perf_counter()
     result: dict[str, Any] = {"python": platform.python_version(), "worlds": arguments.worlds}

@@ -1,12 +1,14 @@
-"""Real kills of a real `forerun run` on real Ray: how soon it is noticed, what runs again, is the end the same?
+"""Real kills of a real `forerun run` on real Ray: how soon it is noticed, what runs again, is the
+end the same?
 
     python benchmarks/kills.py --json benchmarks/results/kills.json
 
-The tiny study of the tests (some 80 runs of some steps) is run once without a kill and frozen, then again and again
-with one: a part is killed when so many outcomes are recorded, the study is resumed if it stopped, and frozen. Columns:
-seconds until the driver said so or was gone, and from then until none of its processes was left; its exit code; drivers
-in all; executions begun more than once per run; whether the frozen digest is the same.
-It takes some 15 minutes of two cores; `--quick` kills each part once.
+The tiny study of the tests (some 80 runs of some steps) is run once without a kill and frozen, then
+again and again with one: a part is killed when so many outcomes are recorded, the study is resumed
+if it stopped, and frozen. Columns: seconds until the driver said so or was gone, and from then
+until none of its processes was left; its exit code; drivers in all; executions begun more than once
+per run; whether the frozen digest is the same. It takes some 15 minutes of two cores; `--quick`
+kills each part once.
 """
 
 from __future__ import annotations
@@ -49,13 +51,15 @@ def line_of(row: dict[str, Any]) -> str:
         row["drivers"],
         row["num_repeated"],
         "yes" if row["digest_equal"] else "NO",
-    ]  # fmt: skip
+    ]
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> int:
     """Print the table, write it, and fail if a digest differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
@@ -66,7 +70,10 @@ def main() -> int:
         code, _ = ask("run", write_plan(folder), "--study", folder / "whole")
         assert code == 0
         whole = frozen_digest(folder / "whole")
-        print("| killed | after outcomes | noticed (s) | gone (s) | exit | drivers | repeated | same digest |")
+        print(
+            "| killed | after outcomes | noticed (s) | gone (s) | exit | drivers | repeated | same "
+            "digest |"
+        )
         print("|" + " --- |" * 8)
         for what in KILLS:
             for moment in MOMENTS[: 1 if asked.quick else None]:

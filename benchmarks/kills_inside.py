@@ -1,13 +1,15 @@
-"""Kills at random instants inside the trials of a real `forerun run` on real Ray: is the end the same?
+"""Kills at random instants inside the trials of a real `forerun run` on real Ray: is the end the
+same?
 
     python benchmarks/kills_inside.py --json benchmarks/results/kills_inside.json
 
-A study of some hundred runs of 200 to 900 steps, two workers with banks of four, is run once without a kill and frozen,
-then again, study by study, each with its own seed: every 5 to 15 s a SIGKILL hits a worker at work (7 times of 10), the
-driver (2), the raylet or the head (1), and a driver that is gone is begun again. Columns: kills by what they hit;
-drivers; executions that were lost; runs that failed; executions that began before the run's newest state; the steps
-that were made again, of all; drivers that left processes over; whether the frozen digest is the same.
-It takes some 25 minutes of two cores; `--quick` has five kills of one study.
+A study of some hundred runs of 200 to 900 steps, two workers with banks of four, is run once
+without a kill and frozen, then again, study by study, each with its own seed: every 5 to 15 s a
+SIGKILL hits a worker at work (7 times of 10), the driver (2), the raylet or the head (1), and a
+driver that is gone is begun again. Columns: kills by what they hit; drivers; executions that were
+lost; runs that failed; executions that began before the run's newest state; the steps that were
+made again, of all; drivers that left processes over; whether the frozen digest is the same. It
+takes some 25 minutes of two cores; `--quick` has five kills of one study.
 """
 
 from __future__ import annotations
@@ -72,7 +74,13 @@ def whole(folder: Path, plan: Path) -> tuple[str, float]:
 
 def killed(folder: Path, plan: Path, seed: int, num_kills: int, digest: str) -> dict[str, Any]:
     """The study with so many kills; a row of the table."""
-    rng, study, hits, left_over, drivers = random.Random(seed), folder / f"killed-{seed}", Counter[str](), 0, 0
+    rng, study, hits, left_over, drivers = (
+        random.Random(seed),
+        folder / f"killed-{seed}",
+        Counter[str](),
+        0,
+        0,
+    )
     steps, began, code = folder / f"steps-{seed}", time.monotonic(), None
     while code != 0:
         drivers += 1
@@ -109,7 +117,9 @@ def killed(folder: Path, plan: Path, seed: int, num_kills: int, digest: str) -> 
 
 
 def strike(driver: Driver, rng: random.Random) -> str:
-    """Wait some seconds, then kill a part while trials run; which, or nothing if the driver has ended by itself."""
+    """Wait some seconds, then kill a part while trials run; which, or nothing if the driver has
+    ended by itself.
+    """
     until = time.monotonic() + rng.uniform(*EVERY_SECONDS)
     driver.wait_for(lambda: time.monotonic() > until)
     what = rng.choices(list(TARGETS), list(TARGETS.values()))[0]
@@ -131,7 +141,9 @@ def strike(driver: Driver, rng: random.Random) -> str:
 
 
 def repeated(steps: Path, num_steps: int) -> dict[str, float]:
-    """From what workers noted: executions that did not begin at the newest state, and the share of steps made again."""
+    """From what workers noted: executions that did not begin at the newest state, and the share of
+    steps made again.
+    """
     saved, at, behind, again = dict[str, int](), dict[str, int](), 0, 0
     for line in steps.read_text().splitlines():
         what, run_id, step = line.split()
@@ -149,15 +161,27 @@ def line_of(row: dict[str, Any]) -> str:
     """A row of the table, as Markdown."""
     kills = " / ".join(str(row[f"of_{part}"]) for part in TARGETS)
     cells = [
-        row["seed"], f"{row['kills']} ({kills})", row["drivers"], row["lost"], row["failed"], row["behind_their_state"],
-        f"{row['steps_again_share']:.1%}", row["left_over"], row["seconds"], "yes" if row["digest_equal"] else "NO",
-    ]  # fmt: skip
+        row["seed"],
+        f"{row['kills']} ({kills})",
+        row["drivers"],
+        row["lost"],
+        row["failed"],
+        row["behind_their_state"],
+        f"{row['steps_again_share']:.1%}",
+        row["left_over"],
+        row["seconds"],
+        "yes" if row["digest_equal"] else "NO",
+    ]
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> int:
-    """Print the table, write it, and fail if a digest differs, a run failed, or something is left."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print the table, write it, and fail if a digest differs, a run failed, or something is
+    left.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
@@ -170,19 +194,27 @@ def main() -> int:
         digest, seconds = whole(folder, plan)
         num_runs = len(Ledger.read(folder / "whole").runs())
         print(f"{num_runs} runs, {seconds:.0f} s without a kill\n")
-        print("| seed | kills (worker / driver / raylet / head) | drivers | lost | failed | behind | steps again "
-              "| left over | seconds | same digest |")  # fmt: skip
+        print(
+            "| seed | kills (worker / driver / raylet / head) | drivers | lost | failed | behind | "
+            "steps again "
+            "| left over | seconds | same digest |"
+        )
         print("|" + " --- |" * 10)
         for seed in range(1 if asked.quick else NUM_STUDIES):
             rows.append(killed(folder, plan, seed, 5 if asked.quick else NUM_KILLS, digest))
             print(line_of(rows[-1]), flush=True)
     if asked.json:
         body = {
-            "rows": rows, "num_runs": num_runs, "seconds_without": round(seconds),
+            "rows": rows,
+            "num_runs": num_runs,
+            "seconds_without": round(seconds),
             "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        }  # fmt: skip
+        }
         asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
-    good = all(row["digest_equal"] and not row["failed"] + row["left_over"] + row["behind_their_state"] for row in rows)
+    good = all(
+        row["digest_equal"] and not row["failed"] + row["left_over"] + row["behind_their_state"]
+        for row in rows
+    )
     return 0 if good else 1
 
 

@@ -1,9 +1,11 @@
-"""What survives: faults at every call that touches a study, every byte of a ledger flipped, every length cut.
+"""What survives: faults at every call that touches a study, every byte of a ledger flipped, every
+length cut.
 
     python benchmarks/ledger_faults.py --out benchmarks/results/ledger_faults.json
 
-Needs a C compiler for the first part (`tests/sweeps/fault_shim.c` is preloaded before libc), which is left out without
-one. `--every 20` harms every 20th call, flips every 20th byte and cuts at every 20th length: a look in half a minute.
+Needs a C compiler for the first part (`tests/sweeps/fault_shim.c` is preloaded before libc), which
+is left out without one. `--every 20` harms every 20th call, flips every 20th byte and cuts at every
+20th length: a look in half a minute.
 """
 
 from __future__ import annotations
@@ -30,10 +32,15 @@ def calls(every: int) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as folder:
         shim = compiled(folder)
         if shim is None:
-            print("no C compiler that builds fault_shim.c: faults at every call are left out", flush=True)
+            print(
+                "no C compiler that builds fault_shim.c: faults at every call are left out",
+                flush=True,
+            )
             return None
         found = table_of(shim, every=every)
-    print(f"{'work':<8}{'fault':<24}{'points':>8}{'killed':>8}{'refused':>9}{'absorbed':>10}{'violations':>12}")
+    print(
+        f"{'work':<8}{'fault':<24}{'points':>8}{'killed':>8}{'refused':>9}{'absorbed':>10}{'violations':>12}"
+    )
     for row in found["rows"]:
         print(
             f"{row['work']:<8}{row['fault']:<24}{row['points']:>8}{row['killed']:>8}{row['refused']:>9}"
@@ -55,14 +62,19 @@ def contents(every: int) -> dict[str, Any]:
         for mask in MASKS:
             verdicts, most_lost = flip_all(study, records, mask, range(0, size, every))
             flips.append({"mask": mask, **verdicts, "most_records_lost_by_repair": most_lost})
-            print(f"flips by 0x{mask:02x}: {verdicts}; a repair loses {most_lost} record at most", flush=True)
+            print(
+                f"flips by 0x{mask:02x}: {verdicts}; a repair loses {most_lost} record at most",
+                flush=True,
+            )
         cuts = cut_all(study, records, range(0, size, every))
         print(f"cuts: {cuts}", flush=True)
     return {"num_records": len(records), "num_bytes": size, "flips": flips, "cuts": cuts}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--every", type=int, default=1)
     arguments = parser.parse_args()
@@ -73,9 +85,11 @@ def main() -> None:
         "contents": contents(arguments.every),
         "seconds": round(time.monotonic() - started, 1),
         "environment": {
-            "machine": platform.machine(), "python": platform.python_version(), "sqlite": sqlite3.sqlite_version,
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
         },
-    }  # fmt: skip
+    }
     print(f"{body['seconds']} s")
     if arguments.out:
         canon.write_atomic(arguments.out, canon.pretty(body))

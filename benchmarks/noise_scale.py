@@ -2,13 +2,14 @@
 
     python benchmarks/noise_scale.py --json benchmarks/results/noise_scale.json
 
-The demo's proxies on the source of Python's standard library, at a constant rate after a short warmup, with batches of
-256 to 16,384 tokens. Each batch has rates an octave apart until the best lies inside them; the steps to a validation
-loss are read off a line through the losses around it, and those at the best rate off a parabola in log2 of the rate.
-The law S = S_min (1 + B_crit / B) (arXiv 1812.06162, section 2.3) is fitted to log S, with an interval by Student's t.
-Beside it the noise scale of looks along the runs at the best rates (`proxies.core.noise_scale`): those within .1 nats
-of the target, and all those on the way to it. Last, what the looks of a rung take of its time. Some 30 minutes of one
-core; `--quick` has three batches, one seed and an early target, in 2.
+The demo's proxies on the source of Python's standard library, at a constant rate after a short
+warmup, with batches of 256 to 16,384 tokens. Each batch has rates an octave apart until the best
+lies inside them; the steps to a validation loss are read off a line through the losses around it,
+and those at the best rate off a parabola in log2 of the rate. The law S = S_min (1 + B_crit / B)
+(arXiv 1812.06162, section 2.3) is fitted to log S, with an interval by Student's t. Beside it the
+noise scale of looks along the runs at the best rates (`proxies.core.noise_scale`): those within .1
+nats of the target, and all those on the way to it. Last, what the looks of a rung take of its time.
+Some 30 minutes of one core; `--quick` has three batches, one seed and an early target, in 2.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Course:
 
 def spec_of(study: Study, batch_tokens: int, rate: float, seed: int, num_steps: int) -> RunSpec:
     """A run of the demo's base plan at the width, its rate constant."""
-    run = study.run(shape=study.shape(WIDTH), point={LEARNING_RATE: rate}, seed=seed, num_steps=num_steps)
+    run = study.run(
+        shape=study.shape(WIDTH), point={LEARNING_RATE: rate}, seed=seed, num_steps=num_steps
+    )
     schedule = Schedule(kind="constant", num_steps=num_steps, warmup_steps=WARMUP_STEPS)
     return dataclasses.replace(run, batch_tokens=batch_tokens, schedule=schedule)
 
@@ -101,29 +104,42 @@ def course(spec: RunSpec, store: TokenStore, until_nats: float) -> Course:
 def look(engine: Solo, spec: RunSpec, store: TokenStore, step: int) -> NoiseLook:
     """The gradient noise of a run as it is."""
     ids = store.train_batch(
-        seed=spec.seed, first_sequence=step * spec.batch_sequences, num_sequences=LOOK_PASSES * LOOK_SEQUENCES,
+        seed=spec.seed,
+        first_sequence=step * spec.batch_sequences,
+        num_sequences=LOOK_PASSES * LOOK_SEQUENCES,
         seq_len=spec.shape.seq_len,
-    )  # fmt: skip
+    )
     model: Any = engine.model
     found = gram(spec, model, dict(model.named_parameters()), torch.from_numpy(ids), LOOK_PASSES)
     return NoiseLook(step=step, num_sequences=LOOK_SEQUENCES, gram=found)
 
 
 def steps_to(run: Course, target_nats: float) -> float | None:
-    """Where a line in log steps through the losses around the target meets it; None: it was not reached."""
+    """Where a line in log steps through the losses around the target meets it; None: it was not
+    reached.
+    """
     if not run.losses_nats or min(run.losses_nats) > target_nats:
         return None
     around = [i for i, loss in enumerate(run.losses_nats) if abs(loss - target_nats) < NEAR_NATS]
     if len(around) < 3:
         return None
-    slope, offset = np.polyfit(np.log([run.steps[i] for i in around]), [run.losses_nats[i] for i in around], 1)
+    slope, offset = np.polyfit(
+        np.log([run.steps[i] for i in around]), [run.losses_nats[i] for i in around], 1
+    )
     return float(np.exp((target_nats - offset) / slope)) if slope < 0 else None
 
 
 def tuned(
-    study: Study, store: TokenStore, batch_tokens: int, seed: int, targets: tuple[float, ...], rate: float | None
+    study: Study,
+    store: TokenStore,
+    batch_tokens: int,
+    seed: int,
+    targets: tuple[float, ...],
+    rate: float | None,
 ) -> dict[float, Course]:
-    """Runs by rate, from a `rate` on, until the one with the fewest steps to the last target lies inside them."""
+    """Runs by rate, from a `rate` on, until the one with the fewest steps to the last target lies
+    inside them.
+    """
     if rate is None:
         rate = min(MOST_RATE, FIRST_RATE * 2.0 ** round(math.log2(batch_tokens / 512) / 2))
     runs: dict[float, Course] = {}
@@ -146,10 +162,14 @@ def tuned(
 
 
 def fewest(runs: dict[float, Course], target_nats: float) -> tuple[float, float, float]:
-    """Steps to the target at the best rate by a parabola through the best one and its neighbours; the rate of those run
-    that was best; log2 of the best between them.
+    """Steps to the target at the best rate by a parabola through the best one and its neighbours;
+    the rate of those run that was best; log2 of the best between them.
     """
-    found = {math.log2(rate): steps for rate, run in runs.items() if (steps := steps_to(run, target_nats)) is not None}
+    found = {
+        math.log2(rate): steps
+        for rate, run in runs.items()
+        if (steps := steps_to(run, target_nats)) is not None
+    }
     best = min(found, key=lambda rate: found[rate])
     near = [rate for rate in (best - 1, best, best + 1) if rate in found]
     if len(near) < 3:
@@ -173,19 +193,29 @@ def knee(points: list[tuple[int, float]]) -> dict[str, Any]:
     reach = float(student.ppf(0.5 + LEVEL / 2, freedom)) * error
     ends = [math.exp(fit.x[1] - reach), math.exp(fit.x[1] + reach)]
     return {
-        "steps_min": math.exp(fit.x[0]), "critical_batch_tokens": math.exp(fit.x[1]), "interval": ends,
+        "steps_min": math.exp(fit.x[0]),
+        "critical_batch_tokens": math.exp(fit.x[1]),
+        "interval": ends,
         "rms_off_share": math.sqrt(variance),
-    }  # fmt: skip
+    }
 
 
 def scale(looks: list[NoiseLook], seq_len: int) -> dict[str, Any]:
     """The noise scale of some looks together, and the spread of theirs alone."""
     found: NoiseScale = noise_scale(looks, seq_len, LEVEL)
-    alone = sorted(one.tokens for look in looks if (one := noise_scale([look], seq_len, LEVEL)).tokens is not None)
+    alone = sorted(
+        one.tokens
+        for look in looks
+        if (one := noise_scale([look], seq_len, LEVEL)).tokens is not None
+    )
     return {
-        "tokens": found.tokens, "interval": [found.low, found.high], "num_looks": len(looks),
-        "middle_half_of_looks": [float(np.quantile(alone, 0.25)), float(np.quantile(alone, 0.75))] if alone else None,
-    }  # fmt: skip
+        "tokens": found.tokens,
+        "interval": [found.low, found.high],
+        "num_looks": len(looks),
+        "middle_half_of_looks": [float(np.quantile(alone, 0.25)), float(np.quantile(alone, 0.75))]
+        if alone
+        else None,
+    }
 
 
 def cost(study: Study, store: TokenStore, num_steps: int) -> dict[str, Any]:
@@ -199,13 +229,18 @@ def cost(study: Study, store: TokenStore, num_steps: int) -> dict[str, Any]:
             super().look(*arguments)
             Timed.seconds += time.process_time() - began
 
-    run = study.run(shape=study.shape(WIDTH), point={LEARNING_RATE: FIRST_RATE}, seed=0, num_steps=num_steps)
+    run = study.run(
+        shape=study.shape(WIDTH), point={LEARNING_RATE: FIRST_RATE}, seed=0, num_steps=num_steps
+    )
     engine = Solo(store, device="cpu")
     engine.noise = Timed()
     engine.admit(0, run)
     began = time.process_time()
     engine.advance(10**9)
-    return {"num_steps": num_steps, "share": Timed.seconds / (time.process_time() - began - Timed.seconds)}
+    return {
+        "num_steps": num_steps,
+        "share": Timed.seconds / (time.process_time() - began - Timed.seconds),
+    }
 
 
 Runs = dict[tuple[int, int], dict[float, Course]]
@@ -213,7 +248,11 @@ Runs = dict[tuple[int, int], dict[float, Course]]
 
 
 def sweep(
-    study: Study, store: TokenStore, batches: tuple[int, ...], num_seeds: int, targets: tuple[float, ...]
+    study: Study,
+    store: TokenStore,
+    batches: tuple[int, ...],
+    num_seeds: int,
+    targets: tuple[float, ...],
 ) -> Iterator[Runs]:
     """Yield the runs so far, after each seed."""
     runs: Runs = {}
@@ -223,8 +262,12 @@ def sweep(
             start = fewest(runs[batch, 0], targets[-1])[1] if seed else None
             runs[batch, seed] = tuned(study, store, batch, seed, targets, start)
             steps, rate, at = fewest(runs[batch, seed], targets[-1])
-            print(f"batch {batch:6}, seed {seed}: {steps:7.1f} steps at 2^{at:.2f} (ran 2^{math.log2(rate):g}), "
-                  f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"batch {batch:6}, seed {seed}: {steps:7.1f} steps at 2^{at:.2f} (ran "
+                f"2^{math.log2(rate):g}), "
+                f"{time.monotonic() - began:.0f} s",
+                flush=True,
+            )
         yield runs
 
 
@@ -240,16 +283,27 @@ def judged(runs: Runs, targets: tuple[float, ...], seq_len: int) -> list[dict[st
             here = [look for loss, look in looks if abs(loss - target) < NEAR_NATS]
             near += here
             before += [look for loss, look in looks if loss > target and look.step > WARMUP_STEPS]
-            rows.append({
-                "batch_tokens": batch, "seed": seed, "steps": steps, "tokens": steps * batch, "log2_rate": at,
-                "noise_scale": scale(here, seq_len) if here else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "batch_tokens": batch,
+                    "seed": seed,
+                    "steps": steps,
+                    "tokens": steps * batch,
+                    "log2_rate": at,
+                    "noise_scale": scale(here, seq_len) if here else None,
+                }
+            )
         row = {
-            "target_nats": target, "knee": fitted, "rows": rows, "noise_at_target": scale(near, seq_len),
+            "target_nats": target,
+            "knee": fitted,
+            "rows": rows,
+            "noise_at_target": scale(near, seq_len),
             "noise_until_target": scale(before, seq_len),
-        }  # fmt: skip
+        }
         row["ratio_at_target"] = row["noise_at_target"]["tokens"] / fitted["critical_batch_tokens"]
-        row["ratio_until_target"] = row["noise_until_target"]["tokens"] / fitted["critical_batch_tokens"]
+        row["ratio_until_target"] = (
+            row["noise_until_target"]["tokens"] / fitted["critical_batch_tokens"]
+        )
         print(json.dumps({key: value for key, value in row.items() if key != "rows"}), flush=True)
         body.append(row)
     return body
@@ -257,22 +311,32 @@ def judged(runs: Runs, targets: tuple[float, ...], seq_len: int) -> list[dict[st
 
 def main() -> None:
     """Print the tables and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="Where the numbers go.")
-    parser.add_argument("--quick", action="store_true", help="Three batches, one seed, an early target.")
+    parser.add_argument(
+        "--quick", action="store_true", help="Three batches, one seed, an early target."
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with TemporaryDirectory() as name:
         folder = Path(name)
         forerun(folder, "tokenize", sysconfig.get_paths()["stdlib"], "--out", "corpus", *CORPUS)
         forerun(folder, "init", "--preset", "demo")
-        study, store = plan_study(folder / "plan.toml", folder / "study"), TokenStore(folder / "corpus")
+        study, store = (
+            plan_study(folder / "plan.toml", folder / "study"),
+            TokenStore(folder / "corpus"),
+        )
         batches, seeds = (QUICK_BATCHES, 1) if asked.quick else (BATCHES, 2)
         targets = QUICK_TARGETS_NATS if asked.quick else TARGETS_NATS
         body: dict[str, Any] = {
-            "width": WIDTH, "level": LEVEL,
-            "cost": [cost(study, store, steps) for steps in ((200,) if asked.quick else (200, 600, 1600))],
-        }  # fmt: skip
+            "width": WIDTH,
+            "level": LEVEL,
+            "cost": [
+                cost(study, store, steps) for steps in ((200,) if asked.quick else (200, 600, 1600))
+            ],
+        }
         for runs in sweep(study, store, batches, seeds, targets):
             body |= {"num_seeds": len({seed for _, seed in runs}), "machine": machine()}
             body["targets"] = judged(runs, targets, study.plan.model.seq_len)

@@ -1,4 +1,6 @@
-"""What `peers_tune.py` and `peers_optuna.py` minimize: the proxy of a plan by our engine for one trial, or nothing."""
+"""What `peers_tune.py` and `peers_optuna.py` minimize: the proxy of a plan by our engine for one
+trial, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def trivial(config: dict[str, float]) -> float:
 
 
 def trained(config: dict[str, float], study: Any) -> float:
-    """The validation loss at a point of the search; of a run that diverged, what no run is above."""
+    """The validation loss at a point of the search; of a run that diverged, what no run is
+    above.
+    """
     from proxies.data.tokens import TokenStore
     from proxies.training.solo import Solo
 
@@ -41,7 +45,13 @@ def objective(asked: dict[str, Any]) -> tuple[Objective, dict[str, tuple[float, 
         return trivial, RANGES, 0
     from launcher.study.study_folder import plan_study
 
-    study = plan_study(Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1", "proxy.compiled=false"))
+    study = plan_study(
+        Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1", "proxy.compiled=false")
+    )
     search = study.plan.search
     names = ("learning_rate", "warmup_fraction", "clip_norm")
-    return functools.partial(trained, study=study), {name: getattr(search, name) for name in names}, search.seed
+    return (
+        functools.partial(trained, study=study),
+        {name: getattr(search, name) for name in names},
+        search.seed,
+    )

@@ -1,4 +1,5 @@
-"""A search by Optuna as its manual has it run side by side: processes that share a study in SQLite (`peers.py`).
+"""A search by Optuna as its manual has it run side by side: processes that share a study in SQLite
+(`peers.py`).
 
 python benchmarks/peers_optuna.py ASKED.json            # as `peers_tune.py`; writes the same
 """
@@ -28,7 +29,10 @@ def work(asked: dict[str, Any], number: int) -> None:
     call, ranges, seed = objective(asked)
 
     def loss_of(trial: optuna.Trial) -> float:
-        point = {name: trial.suggest_float(name, *ends, log=name != "warmup_fraction") for name, ends in ranges.items()}
+        point = {
+            name: trial.suggest_float(name, *ends, log=name != "warmup_fraction")
+            for name, ends in ranges.items()
+        }
         loss = call(point)
         trial.set_user_attr("ended", time.time())
         return loss
@@ -39,7 +43,9 @@ def work(asked: dict[str, Any], number: int) -> None:
         sampler=optuna.samplers.TPESampler(seed=100 * seed + number),
     )
     states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.RUNNING)
-    study.optimize(loss_of, callbacks=[optuna.study.MaxTrialsCallback(asked["num_trials"], states=states)])
+    study.optimize(
+        loss_of, callbacks=[optuna.study.MaxTrialsCallback(asked["num_trials"], states=states)]
+    )
 
 
 def main(path: Path) -> None:
@@ -53,9 +59,20 @@ def main(path: Path) -> None:
     workers = [subprocess.Popen([*command, str(number)]) for number in range(asked["num_workers"])]
     if sum(abs(worker.wait()) for worker in workers):
         raise SystemExit("a worker failed")
-    ended = sorted((trial.user_attrs["ended"], trial.value) for trial in study.trials if trial.value is not None)
+    ended = sorted(
+        (trial.user_attrs["ended"], trial.value)
+        for trial in study.trials
+        if trial.value is not None
+    )
     Path(asked["out"]).write_text(
-        json.dumps({"ready": ready, "done": time.time(), "ended": ended, "versions": {"optuna": optuna.__version__}})
+        json.dumps(
+            {
+                "ready": ready,
+                "done": time.time(),
+                "ended": ended,
+                "versions": {"optuna": optuna.__version__},
+            }
+        )
     )
 
 

@@ -1,10 +1,12 @@
-"""One search by Ray Tune with OptunaSearch (TPE): run by `peers.py`, with the interpreter that has `ray[tune]`.
+"""One search by Ray Tune with OptunaSearch (TPE): run by `peers.py`, with the interpreter that has
+`ray[tune]`.
 
     python benchmarks/peers_tune.py ASKED
 
-ASKED is a JSON file: {"plan", "study", "num_trials", "num_workers", "reuse_actors", "out"}. A null plan: no training,
-the trial says its loss at once. Writes {"ready", "ended": [[time.time(), loss], ...], "peak_rss_mb", "versions"}.
-A diverged trial is told as the loss at which our engine gives it up: a searcher that hears NaN learns nothing.
+ASKED is a JSON file: {"plan", "study", "num_trials", "num_workers", "reuse_actors", "out"}. A null
+plan: no training, the trial says its loss at once. Writes {"ready", "ended": [[time.time(), loss],
+...], "peak_rss_mb", "versions"}. A diverged trial is told as the loss at which our engine gives it
+up: a searcher that hears NaN learns nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +42,12 @@ def main(asked: dict[str, Any]) -> None:
     }
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ray.init(
-        address="local", num_cpus=asked["num_workers"], include_dashboard=False, log_to_driver=False,
+        address="local",
+        num_cpus=asked["num_workers"],
+        include_dashboard=False,
+        log_to_driver=False,
         logging_level=logging.ERROR,
-    )  # fmt: skip
+    )
     ready = time.time()
     tuner = tune.Tuner(
         tune.with_resources(reporting(call), {"cpu": 1}),
@@ -62,10 +67,12 @@ def main(asked: dict[str, Any]) -> None:
         raise results.errors[0]
     ended = sorted((each.metrics["ended"], each.metrics["loss"]) for each in results)
     body = {
-        "ready": ready, "done": time.time(), "ended": ended,
+        "ready": ready,
+        "done": time.time(),
+        "ended": ended,
         "peak_rss_mb": own_peak_mb(),
         "versions": {"ray": ray.__version__, "optuna": optuna.__version__},
-    }  # fmt: skip
+    }
     ray.shutdown()
     Path(asked["out"]).write_text(json.dumps(body))
 

@@ -1,8 +1,8 @@
 """What a command costs with all that it starts, read from /proc: Linux only.
 
-Processor time is that of every process below the command, looked at ten times a second; what one used after the last
-look at it, 0.05 s on average, is not counted. Orphans are kept below us (`PR_SET_CHILD_SUBREAPER`), or Ray's daemons
-would leave the tree.
+Processor time is that of every process below the command, looked at ten times a second; what one
+used after the last look at it, 0.05 s on average, is not counted. Orphans are kept below us
+(`PR_SET_CHILD_SUBREAPER`), or Ray's daemons would leave the tree.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ class Cost:
 
 
 def own_peak_mb() -> float:
-    """Of this process, since its program began: `ru_maxrss` would count what the process before `exec` had."""
+    """Of this process, since its program began: `ru_maxrss` would count what the process before
+    `exec` had.
+    """
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
-def measured(command: Sequence[object], environment: Mapping[str, str], log: Path, mark: str = "") -> Cost:
+def measured(
+    command: Sequence[object], environment: Mapping[str, str], log: Path, mark: str = ""
+) -> Cost:
     """Run a command to its end, its output into `log`, watched for a `mark`.
 
     Raises:
@@ -69,13 +73,17 @@ def measured(command: Sequence[object], environment: Mapping[str, str], log: Pat
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     cost, seen = Cost(began=time.time()), dict[tuple[int, str], int]()
     with log.open("w") as said:
-        process = subprocess.Popen(list(map(str, command)), stdout=said, stderr=said, env={**os.environ, **environment})
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=said, stderr=said, env={**os.environ, **environment}
+        )
         # Not taken in before it was looked at: the dead keep their times.
         alive = True
         while alive:
             alive = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
             _look(cost, seen, process.pid)
-            if held := re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text()):
+            if held := re.search(
+                r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text()
+            ):
                 cost.peak_rss_mb = int(held[1]) / 1024
             if mark and math.isnan(cost.marked) and mark in log.read_text():
                 cost.marked = time.time()
@@ -87,7 +95,9 @@ def measured(command: Sequence[object], environment: Mapping[str, str], log: Pat
     process.wait()
     cost.cpu_seconds = cost.looks[-1][1]
     if process.returncode:
-        raise RuntimeError(f"exit code {process.returncode}: {' '.join(log.read_text().splitlines()[-6:])}")
+        raise RuntimeError(
+            f"exit code {process.returncode}: {' '.join(log.read_text().splitlines()[-6:])}"
+        )
     return cost
 
 
@@ -123,13 +133,16 @@ def together(
     environment: Mapping[str, str] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> tuple[list[float], float]:
-    """For each of `numbers`, the sum of what so many processes of a command say when let go at once; and seconds until
-    all were ready. The processes are the same: those that are not let go wait.
+    """For each of `numbers`, the sum of what so many processes of a command say when let go at
+    once; and seconds until all were ready. The processes are the same: those that are not let go
+    wait.
 
-    Each says "ready"; then, to every line that it reads, a number. It ends when there are no more lines.
+    Each says "ready"; then, to every line that it reads, a number. It ends when there are no more
+    lines.
 
     Raises:
-        RuntimeError: one of them ended without an answer, or all were not done within `limit_seconds`, and why.
+        RuntimeError: one of them ended without an answer, or all were not done within
+            `limit_seconds`, and why.
     """
     began, sums = time.monotonic(), []
     with contextlib.ExitStack() as stack:
@@ -145,9 +158,13 @@ def together(
                 said: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
                 # A pipe that nobody reads would stop who writes much.
                 one = subprocess.Popen(
-                    list(map(str, command)), stdin=PIPE, stdout=PIPE, stderr=said, text=True,
+                    list(map(str, command)),
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=said,
+                    text=True,
                     env={**os.environ, **(environment or {})},
-                )  # fmt: skip
+                )
                 started.append((one, said))
             guard.start()
             for one, said in started:
@@ -159,7 +176,12 @@ def together(
                         assert one.stdin is not None
                         one.stdin.write("go\n")
                         one.stdin.flush()
-                sums.append(sum(float(_answer(one, said, began + limit_seconds)) for one, said in started[:number]))
+                sums.append(
+                    sum(
+                        float(_answer(one, said, began + limit_seconds))
+                        for one, said in started[:number]
+                    )
+                )
             for one, _ in started:
                 one.communicate()
         finally:
@@ -179,7 +201,9 @@ def _answer(one: subprocess.Popen[str], said: IO[str], until: float) -> str:
     said.seek(0)
     lines = said.read()[-MOST_SAID:].splitlines() or ["it said nothing"]
     ended = "killed, for the time is up" if time.monotonic() > until else f"exit code {code}"
-    raise RuntimeError("\n".join([f"a process ended without an answer, {ended}: {lines[-1]}", *lines[:-1]]))
+    raise RuntimeError(
+        "\n".join([f"a process ended without an answer, {ended}: {lines[-1]}", *lines[:-1]])
+    )
 
 
 def machine() -> dict[str, Any]:

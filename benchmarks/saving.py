@@ -2,8 +2,8 @@
 
     python benchmarks/saving.py [WIDTH] [NUM_SAVES]
 
-One rank with weights and AdamW's moments of a llama-like model of 8 layers, saved while it trains: for each save its
-size, the seconds from the copy to the rename, and those that the training waited.
+One rank with weights and AdamW's moments of a llama-like model of 8 layers, saved while it trains:
+for each save its size, the seconds from the copy to the rename, and those that the training waited.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def main() -> None:
     width, num_saves = (int(word) for word in [*sys.argv[1:], *("512", "3")[len(sys.argv) - 1 :]])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     shape = Shape(
-        num_layers=8, width=width, num_heads=8, num_kv_heads=8, ffn_width=3 * width, vocab_size=8192, seq_len=128
+        num_layers=8,
+        width=width,
+        num_heads=8,
+        num_kv_heads=8,
+        ffn_width=3 * width,
+        vocab_size=8192,
+        seq_len=128,
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = Decoder(shape, device=device)
@@ -53,7 +59,8 @@ def main() -> None:
             (saved,) = saver.finished()
             size = sum(file.stat().st_size for file in folder_of(Path(folder), step).iterdir())
             print(
-                f"step {step}: {size / 1e9:.2f} GB, {saved.seconds:.2f} s, of which training waited "
+                f"step {step}: {size / 1e9:.2f} GB, {saved.seconds:.2f} s, of which training "
+                "waited "
                 f"{saved.wait_seconds:.2f} s; four steps take {train_seconds:.2f} s"
             )
 

@@ -1,17 +1,21 @@
-"""How good each sampler's best trial is and how many trials it wastes; what growth and repeats are worth.
+"""How good each sampler's best trial is and how many trials it wastes; what growth and repeats are
+worth.
 
     python benchmarks/search.py --json benchmarks/results/search.json
 
-The toy: a parabola of 0.02 nats per octave squared in learning rate about 2^-6, less in warmup and clip, and a cliff
-half an octave above the optimum, beyond which a trial diverges: the upper 3.5 of the range's 10 octaves are a waste.
-`regret` is what the best trial loses to the optimum, without noise; `wasted` counts trials that diverged. Every search
-has 40 trials, 4 in flight, 10 of a design. `tpe, told as failure` is what Optuna does with a NaN.
+The toy: a parabola of 0.02 nats per octave squared in learning rate about 2^-6, less in warmup and
+clip, and a cliff half an octave above the optimum, beyond which a trial diverges: the upper 3.5 of
+the range's 10 octaves are a waste. `regret` is what the best trial loses to the optimum, without
+noise; `wasted` counts trials that diverged. Every search has 40 trials, 4 in flight, 10 of a
+design. `tpe, told as failure` is what Optuna does with a NaN.
 
-Growth: the optimum lies 1.5 octaves beyond the range; 24 trials, then 2 x 8 in a grown range, or in the old one.
-Repeats: six candidates 0.004 nats apart, noise 0.01 (half of it the seed's); how often the truly best is chosen.
-Flight: TPE between the points of the full grids of trained runs (benchmarks/grids), with other numbers of trials in
-flight and of the design; mean regret after 16, 24 and 48 trials.
-It takes some 12 minutes of one core, most of it the last table; `--quick` takes a fifth of the seeds.
+Growth: the optimum lies 1.5 octaves beyond the range; 24 trials, then 2 x 8 in a grown range, or in
+the old one.
+Repeats: six candidates 0.004 nats apart, noise 0.01 (half of it the seed's); how often the truly
+best is chosen.
+Flight: TPE between the points of the full grids of trained runs (benchmarks/grids), with other
+numbers of trials in flight and of the design; mean regret after 16, 24 and 48 trials. It takes some
+12 minutes of one core, most of it the last table; `--quick` takes a fifth of the seeds.
 """
 
 from __future__ import annotations
@@ -48,7 +52,10 @@ NOISES_NATS = (0.0, 0.005)
 
 def truth(point: Params, optimum: float = -6.0) -> float:
     """Loss without noise and without the cliff."""
-    valley = 0.02 * (math.log2(point["learning_rate"]) - optimum) ** 2 + 0.1 * (point["warmup_fraction"] - 0.1) ** 2
+    valley = (
+        0.02 * (math.log2(point["learning_rate"]) - optimum) ** 2
+        + 0.1 * (point["warmup_fraction"] - 0.1) ** 2
+    )
     return BEST_NATS + valley + 0.005 * math.log2(point["clip_norm"]) ** 2
 
 
@@ -57,7 +64,9 @@ def lost(point: Params) -> bool:
 
 
 def searched(
-    ask: Callable[[int, dict[int, float | None], list[Params]], Params], noise_nats: float, seed: int
+    ask: Callable[[int, dict[int, float | None], list[Params]], Params],
+    noise_nats: float,
+    seed: int,
 ) -> tuple[float, int]:
     """Regret and wasted trials of one search."""
     noise = np.random.default_rng(seed).normal(0, noise_nats, NUM_TRIALS)
@@ -89,7 +98,9 @@ def told_as_failure(seed: int) -> Callable[..., Params]:
     def trial(axes: Any, told: Any, loss: float | None, index: int) -> Any:
         if loss == math.inf:
             return optuna.trial.create_trial(
-                state=optuna.trial.TrialState.FAIL, params=dict(told), distributions={name: axes[name] for name in told}
+                state=optuna.trial.TrialState.FAIL,
+                params=dict(told),
+                distributions={name: axes[name] for name in told},
             )
         return plain(axes, told, loss, index)
 
@@ -125,7 +136,8 @@ def sampler_table(share: float) -> list[dict[str, Any]]:
             rows.append(row)
             print(
                 f"{name:22} noise {noise:5.3f}  regret {row['median_regret_nats']:.4f} (worst "
-                f"{row['worst_regret_nats']:.4f})  wasted {row['mean_wasted']:4.1f} of {NUM_TRIALS}  "
+                f"{row['worst_regret_nats']:.4f})  wasted {row['mean_wasted']:4.1f} of "
+                f"{NUM_TRIALS}  "
                 f"{1000 * row['cpu_seconds_per_suggestion']:6.1f} ms a suggestion",
                 flush=True,
             )
@@ -136,8 +148,17 @@ def growth_table(share: float) -> list[dict[str, Any]]:
     rows = []
     for grows in (False, True):
         found = [_grown_search(seed, grows) for seed in range(max(2, round(share * NUM_SEEDS)))]
-        rows.append({"grows": grows, "num_searches": len(found), "median_regret_nats": statistics.median(found)})
-        print(f"optimum beyond the range, {'grown' if grows else 'not grown'}: regret {statistics.median(found):.4f}")
+        rows.append(
+            {
+                "grows": grows,
+                "num_searches": len(found),
+                "median_regret_nats": statistics.median(found),
+            }
+        )
+        print(
+            f"optimum beyond the range, {'grown' if grows else 'not grown'}: regret "
+            f"{statistics.median(found):.4f}"
+        )
     return rows
 
 
@@ -156,7 +177,9 @@ def _grown_search(seed: int, grows: bool) -> float:
         for point in points:
             search.add(point)
         for index in range(number):
-            points.append(given[index] if index < len(given) else search.suggest(dict(enumerate(losses))))
+            points.append(
+                given[index] if index < len(given) else search.suggest(dict(enumerate(losses)))
+            )
             search.add(points[-1])
             losses.append(None if lost(points[-1]) else truth(points[-1]))
     return min(loss for loss in losses if loss is not None) - BEST_NATS
@@ -181,9 +204,16 @@ def repeat_table(share: float) -> list[dict[str, Any]]:
                 continue
             right["equal"] += compare([runs // 6] * 6, losses).standings[0].candidate == 0
             right["ocba"] += compare(_spent(losses, runs), losses).standings[0].candidate == 0
-        row = {"num_replicates": runs, "num_worlds": number, **{how: count / number for how, count in right.items()}}
+        row = {
+            "num_replicates": runs,
+            "num_worlds": number,
+            **{how: count / number for how, count in right.items()},
+        }
         rows.append(row)
-        print(f"{runs:3} repeats: the best is chosen {row['equal']:.0%} by equal shares, {row['ocba']:.0%} by OCBA")
+        print(
+            f"{runs:3} repeats: the best is chosen {row['equal']:.0%} by equal shares, "
+            f"{row['ocba']:.0%} by OCBA"
+        )
     return rows
 
 
@@ -198,33 +228,58 @@ def _spent(losses: dict[tuple[int, int], float], runs: int) -> list[int]:
 
 
 def flight_table(share: float) -> list[dict[str, Any]]:
-    """What it costs that a suggestion has not heard of the trials in flight, and that a design comes first."""
+    """What it costs that a suggestion has not heard of the trials in flight, and that a design
+    comes first.
+    """
     rows, number = [], max(3, round(30 * share))
     for name in ("cosine-0", "cosine-1", "wsd-0", "constant-0"):
         grid = pruning.loaded(name)
-        between, best = pruning.interpolated(grid), min(trial.loss_nats or math.inf for trial in grid)
+        between, best = (
+            pruning.interpolated(grid),
+            min(trial.loss_nats or math.inf for trial in grid),
+        )
         for num_startup, parallelism in ((6, 2), (6, 4), (8, 8), (12, 2), (12, 4), (12, 8)):
             regrets: dict[int, list[float]] = {16: [], 24: [], 48: []}
             for seed in range(number):
-                search, losses = Search(pruning.space_of(grid), seed, parallelism, num_startup=num_startup), []
+                search, losses = (
+                    Search(pruning.space_of(grid), seed, parallelism, num_startup=num_startup),
+                    [],
+                )
                 for _ in range(48):
                     search.add(search.suggest(dict(enumerate(losses))))
-                    losses.append(float(np.ravel(between(pruning.coordinates(search.points[-1])))[-1]))
+                    losses.append(
+                        float(np.ravel(between(pruning.coordinates(search.points[-1])))[-1])
+                    )
                 for after, found in regrets.items():
                     found.append(min(losses[:after]) - best)
-            row = {"grid": name, "num_startup": num_startup, "parallelism": parallelism, "num_searches": number}
-            row |= {f"regret_nats_{after}": statistics.mean(found) for after, found in regrets.items()}
-            row |= {f"se_nats_{after}": statistics.stdev(found) / math.sqrt(number) for after, found in regrets.items()}
+            row = {
+                "grid": name,
+                "num_startup": num_startup,
+                "parallelism": parallelism,
+                "num_searches": number,
+            }
+            row |= {
+                f"regret_nats_{after}": statistics.mean(found) for after, found in regrets.items()
+            }
+            row |= {
+                f"se_nats_{after}": statistics.stdev(found) / math.sqrt(number)
+                for after, found in regrets.items()
+            }
             rows.append(row)
             told = ", ".join(
-                f"{after}: {row[f'regret_nats_{after}']:.4f} +- {row[f'se_nats_{after}']:.4f}" for after in regrets
+                f"{after}: {row[f'regret_nats_{after}']:.4f} +- {row[f'se_nats_{after}']:.4f}"
+                for after in regrets
             )
-            print(f"{name:10} design of {num_startup:2}, {parallelism} in flight: {told}", flush=True)
+            print(
+                f"{name:10} design of {num_startup:2}, {parallelism} in flight: {told}", flush=True
+            )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="Where the numbers go.")
     parser.add_argument("--quick", action="store_true", help="A fifth of the seeds.")
     options = parser.parse_args()

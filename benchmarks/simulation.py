@@ -1,11 +1,13 @@
-"""Whole studies under simulated disks, clocks, pools and fates, and the bugs planted to see them caught.
+"""Whole studies under simulated disks, clocks, pools and fates, and the bugs planted to see them
+caught.
 
 python benchmarks/simulation.py [--seeds 2000] [--out benchmarks/results/simulation.json]
 
-Prints two tables: what struck how often while no promise was broken, in lists of runs and, a quarter as many, in
-searches that prune, which must all go one way; and the first seed at which each planted bug was caught. Exit code 1 if
-a promise was broken, or a bug was not caught. What is simulated and what is real is told in tests/sweeps/simulation.py;
-nothing here is random but by its seed.
+Prints two tables: what struck how often while no promise was broken, in lists of runs and, a
+quarter as many, in searches that prune, which must all go one way; and the first seed at which each
+planted bug was caught. Exit code 1 if a promise was broken, or a bug was not caught. What is
+simulated and what is real is told in tests/sweeps/simulation.py; nothing here is random but by its
+seed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ def run_seeds(num_seeds: int) -> tuple[Counter[str], list[str]]:
                 seed, faults=0.2 * planted.faults(seed), make_source=planted.pruning_source
             )
             counts += struck
-            broken += [f"search {seed}: it went another way"] if planted.decided_otherwise(ledger, calm) else []
+            broken += (
+                [f"search {seed}: it went another way"]
+                if planted.decided_otherwise(ledger, calm)
+                else []
+            )
         except (simulation.BrokenPromiseError, ValueError) as error:
             broken.append(f"search {seed}: {type(error).__name__}: {error}")
     return counts, broken
@@ -63,7 +69,9 @@ def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "simulation.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "simulation.json"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, simulation.study_folder(Path(folder)):
         began_wall, began = time.perf_counter(), time.process_time()
@@ -75,7 +83,10 @@ def main() -> int:
         print(f"  {what:24} {number:>8,}")
     print(f"promises broken: {len(broken)}", *broken, sep="\n  ")
     for name, found in caught.items():
-        print(f"  {name:24} " + ("NOT CAUGHT" if found is None else f"seed {found['seed']}: {found['said']}"))
+        print(
+            f"  {name:24} "
+            + ("NOT CAUGHT" if found is None else f"seed {found['seed']}: {found['said']}")
+        )
     body = {
         "seeds": options.seeds,
         "cpu_seconds": round(cpu_seconds, 1),

@@ -1,21 +1,28 @@
-"""What the driver takes of a core at 64 to 4,000 workers, how busy it keeps them, and what breaks first.
+"""What the driver takes of a core at 64 to 4,000 workers, how busy it keeps them, and what breaks
+first.
 
-    python benchmarks/thousand_workers.py --json benchmarks/results/thousand_workers.json     # 4 minutes of a core
+    python benchmarks/thousand_workers.py --json benchmarks/results/thousand_workers.json     # 4
+    minutes of a core
 
-`sweeps.run.driver`, its crew, ledger and curve files are real, on a file system in memory. Stand-ins are the workers,
-of 4 slots each, which train 100 steps a second in calls of two seconds with one ahead, and the clock: it moves by the
-processor time that the driver really takes, by what its writes would take on a file system, and to the next report
-where nobody has anything to do. Runs of 30 to 90 s end at any time, each with a curve of 1,000 steps.
+`sweeps.run.driver`, its crew, ledger and curve files are real, on a file system in memory.
+Stand-ins are the workers, of 4 slots each, which train 100 steps a second in calls of two seconds
+with one ahead, and the clock: it moves by the processor time that the driver really takes, by what
+its writes would take on a file system, and to the next report where nobody has anything to do. Runs
+of 30 to 90 s end at any time, each with a curve of 1,000 steps.
 
-1. The driver alone (writes take no time): processor time a call, its share of a core, and how busy the workers are.
-2. The same where each operation on a file that must reach the server takes what Amazon EFS publishes for a write,
-   2.7 ms, and each lock what it publishes for a read, 0.25 ms ("EFS performance", Regional). An outcome takes as many
-   as a trace of the system calls of one has (`*_WRITES`): those of several curves overlap, the ledger's are shared.
-3. What the workers' own saves ask of the file system, by arithmetic: bytes and operations a second against its
-   published limits. And actors: Ray's own release test starts 389 a second (10,000 on 64 nodes, release log of 1.12.0).
-4. Real Ray: eight actors that do no work, calls a second by our pool and driver's crew beside a loop of Ray alone, in
-   turns (`--only ray`).
-5. Memory: a random search of 1,000 and of 30,000 trials, each in a process of its own (`--only memory`, 4 minutes).
+1. The driver alone (writes take no time): processor time a call, its share of a core, and how busy
+  the workers are.
+2. The same where each operation on a file that must reach the server takes what Amazon EFS
+   publishes for a write, 2.7 ms, and each lock what it publishes for a read, 0.25 ms ("EFS
+   performance", Regional). An outcome takes as many as a trace of the system calls of one has
+   (`*_WRITES`): those of several curves overlap, the ledger's are shared.
+3. What the workers' own saves ask of the file system, by arithmetic: bytes and operations a second
+   against its published limits. And actors: Ray's own release test starts 389 a second (10,000 on
+   64 nodes, release log of 1.12.0).
+4. Real Ray: eight actors that do no work, calls a second by our pool and driver's crew beside a
+   loop of Ray alone, in turns (`--only ray`).
+5. Memory: a random search of 1,000 and of 30,000 trials, each in a process of its own (`--only
+  memory`, 4 minutes).
 """
 
 from __future__ import annotations
@@ -57,7 +64,11 @@ from sweeps.store.ledger import Ledger
 
 NUM_WORKERS = (64, 256, 1_000, 4_000)
 MEMORY_TRIALS, MEMORY_WORKERS, MEMORY_CURVES = (1_000, 30_000), 64, 1_000
-MEMORY_AXES = {"learning_rate": (2.0**-12, 2.0**-6), "warmup_fraction": (0.02, 0.5), "clip_norm": (0.25, 4.0)}
+MEMORY_AXES = {
+    "learning_rate": (2.0**-12, 2.0**-6),
+    "warmup_fraction": (0.02, 0.5),
+    "clip_norm": (0.25, 4.0),
+}
 NUM_SLOTS, STEPS_PER_SECOND, CURVE_STEPS = 4, 100, 1_000
 RUN_SECONDS = (30.0, 90.0)
 WARM_SECONDS, SECONDS = 40.0, 60.0
@@ -66,13 +77,15 @@ EFS_WRITE_SECONDS, EFS_READ_SECONDS = 2.7e-3, 0.25e-3
 EFS_WRITES_PER_SECOND, EFS_WRITE_BYTES_PER_SECOND = 25_000, 3 * 2**30
 """Limits of a Regional file system, provisioned throughput (the same page)."""
 CURVE_WRITES, LEDGER_WRITES, LEDGER_LOCKS, CHECKPOINT_WRITES = 5, 6, 9, 3
-"""Calls that change a name or wait for the disk, by `strace -f -e trace=%file,fsync,fdatasync,ftruncate,fcntl` of a
-driver: of one curve, of one transaction of the ledger, of one folder of checkpoints.
+"""Calls that change a name or wait for the disk, by `strace -f -e
+trace=%file,fsync,fdatasync,ftruncate,fcntl` of a driver: of one curve, of one transaction of the
+ledger, of one folder of checkpoints.
 """
 WRITERS = 8
 """Curves that are written at once (`sweeps.store.curves`)."""
 SAVE_SECONDS, SAVE_OPERATIONS = 30.0, 6
-"""Between two saves of a slot; write, sync, rename, sync the folder, list it, remove the one before the last."""
+"""Between two saves of a slot; write, sync, rename, sync the folder, list it, remove the one before
+the last."""
 BYTES_PER_WEIGHT = 12
 RAY_ACTORS_PER_SECOND = 389
 
@@ -158,9 +171,11 @@ class StandinPool:
                 ended.append(self._ended(slot, held[0]))
                 del worker.slots[slot]
         report = Report(
-            worker=index, finished=tuple(ended), skipped=skipped,
+            worker=index,
+            finished=tuple(ended),
+            skipped=skipped,
             steps={slot: held[1] for slot, held in worker.slots.items()},
-        )  # fmt: skip
+        )
         worker.may_go_on = steps > 0 and not ended
         heapq.heappush(self._events, (now + steps / STEPS_PER_SECOND, self.num_calls, report))
         self.num_calls += 1
@@ -168,10 +183,18 @@ class StandinPool:
 
     def _ended(self, slot: int, run_id: str) -> Finished:
         result = RunResult(
-            id=run_id, status="finished", loss_nats=3 + self._random.random(), num_steps=CURVE_STEPS,
-            last_train_loss_nats=3.001, curve_id=self._curve_id, flops=1e9, tokens=10**9,
-            seconds=60 * self._random.random(), environment={"device": "stand-in"}, reason="",
-        )  # fmt: skip
+            id=run_id,
+            status="finished",
+            loss_nats=3 + self._random.random(),
+            num_steps=CURVE_STEPS,
+            last_train_loss_nats=3.001,
+            curve_id=self._curve_id,
+            flops=1e9,
+            tokens=10**9,
+            seconds=60 * self._random.random(),
+            environment={"device": "stand-in"},
+            reason="",
+        )
         body = json.loads(canon.canonical(result))  # as from another process: nothing is shared
         return Finished(slot=slot, result=body, curve=self._curve_body)
 
@@ -205,12 +228,16 @@ class EnoughError(Exception):
 def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
     """A drive of so many workers, each write of it taking so long."""
     num_runs = int(num_workers * NUM_SLOTS * (1 + (WARM_SECONDS + SECONDS) / RUN_SECONDS[0]))
-    specs = [make_spec(seed=seed, num_steps=CURVE_STEPS, num_slots=NUM_SLOTS) for seed in range(num_runs)]
+    specs = [
+        make_spec(seed=seed, num_steps=CURVE_STEPS, num_slots=NUM_SLOTS) for seed in range(num_runs)
+    ]
     pool = StandinPool(num_workers)
     marks: list[tuple[float, float, float, int, int]] = []
 
     def mark() -> None:
-        marks.append((pool.now, pool.driver_seconds, pool.busy_seconds(), pool.num_calls, pool.num_ended))
+        marks.append(
+            (pool.now, pool.driver_seconds, pool.busy_seconds(), pool.num_calls, pool.num_ended)
+        )
 
     def should_stop() -> bool:
         if not marks and pool.now >= WARM_SECONDS:
@@ -235,24 +262,35 @@ def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
     ):
         pool._leave()
         driver.drive(
-            StaticSource(specs, bank_key), pool, ledger, Path(name), num_slots_for=num_slots,
-            bank_key_for=bank_key, should_stop=should_stop, clock=pool.clock,
-        )  # fmt: skip
+            StaticSource(specs, bank_key),
+            pool,
+            ledger,
+            Path(name),
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+            should_stop=should_stop,
+            clock=pool.clock,
+        )
     (began, cpu, busy, calls, ended), (end, cpu_end, busy_end, calls_end, ended_end) = marks
     seconds = end - began
     return {
-        "num_workers": num_workers, "write_seconds": write_seconds,
-        "calls_per_second": (calls_end - calls) / seconds, "outcomes_per_second": (ended_end - ended) / seconds,
-        "cpu_ms_per_call": 1e3 * (cpu_end - cpu) / (calls_end - calls), "share_of_a_core": (cpu_end - cpu) / seconds,
+        "num_workers": num_workers,
+        "write_seconds": write_seconds,
+        "calls_per_second": (calls_end - calls) / seconds,
+        "outcomes_per_second": (ended_end - ended) / seconds,
+        "cpu_ms_per_call": 1e3 * (cpu_end - cpu) / (calls_end - calls),
+        "share_of_a_core": (cpu_end - cpu) / seconds,
         "busy_share": (busy_end - busy) / seconds / num_workers,
         "peak_mb": own_peak_mb(),
-    }  # fmt: skip
+    }
 
 
 def searched(num_trials: int, study_dir: Path) -> float:
-    """The most megabytes that a driver takes from a random search of so many trials, or from what is left of it.
+    """The most megabytes that a driver takes from a random search of so many trials, or from what
+    is left of it.
 
-    In a process of its own: the peak is the process's. Curves beyond `MEMORY_CURVES` are not written, for room.
+    In a process of its own: the peak is the process's. Curves beyond `MEMORY_CURVES` are not
+    written, for room.
     """
     axes = tuple(Axis(name=name, range=ends) for name, ends in MEMORY_AXES.items())
 
@@ -277,9 +315,14 @@ def searched(num_trials: int, study_dir: Path) -> float:
         Ledger.open(study_dir, {}, create=True) as ledger,
     ):
         driver.drive(
-            SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials), pool, ledger, study_dir,
-            num_slots_for=num_slots, bank_key_for=bank_key, clock=pool.clock,
-        )  # fmt: skip
+            SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials),
+            pool,
+            ledger,
+            study_dir,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+            clock=pool.clock,
+        )
         return own_peak_mb()
 
 
@@ -290,15 +333,22 @@ def memory() -> dict[str, Any]:
         peaks = []
         with tempfile.TemporaryDirectory(dir=in_memory()) as name:
             for _ in range(2):
-                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+                with ProcessPoolExecutor(
+                    1, mp_context=multiprocessing.get_context("spawn")
+                ) as alone:
                     peaks.append(alone.submit(searched, num_trials, Path(name)).result())
         rows.append({"num_trials": num_trials, "peak_mb": peaks[0], "reopened_peak_mb": peaks[1]})
     few, many = rows[0], rows[-1]
-    grown = {name: 2**20 * (many[name] - few[name]) / (many["num_trials"] - few["num_trials"]) for name in few}
+    grown = {
+        name: 2**20 * (many[name] - few[name]) / (many["num_trials"] - few["num_trials"])
+        for name in few
+    }
     return {
-        "searches": rows, "ratio": many["peak_mb"] / few["peak_mb"],
-        "bytes_per_trial": grown["peak_mb"], "reopened_bytes_per_trial": grown["reopened_peak_mb"],
-    }  # fmt: skip
+        "searches": rows,
+        "ratio": many["peak_mb"] / few["peak_mb"],
+        "bytes_per_trial": grown["peak_mb"],
+        "reopened_bytes_per_trial": grown["reopened_peak_mb"],
+    }
 
 
 def in_memory() -> str | None:
@@ -331,9 +381,11 @@ def file_system() -> dict[str, Any]:
         "workers_by_saved_bytes": {
             f"{weights / 1e6:g}M weights": by_bytes(weights) for weights in (1e6, 10e6, 40e6)
         },
-        "workers_by_save_operations": EFS_WRITES_PER_SECOND * SAVE_SECONDS / (SAVE_OPERATIONS * NUM_SLOTS),
+        "workers_by_save_operations": EFS_WRITES_PER_SECOND
+        * SAVE_SECONDS
+        / (SAVE_OPERATIONS * NUM_SLOTS),
         "ray_start_seconds_of_1000": 1_000 / RAY_ACTORS_PER_SECOND,
-    }  # fmt: skip
+    }
 
 
 class Idle:
@@ -407,7 +459,9 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=("driver", "ray", "memory"), help="what else the JSON has stays as it is")
+    parser.add_argument(
+        "--only", choices=("driver", "ray", "memory"), help="what else the JSON has stays as it is"
+    )
     parser.add_argument("--workers", help="for the driver alone, e.g. 64,1000")
     options = parser.parse_args()
     body: dict[str, Any] = {"machine": machine()}
@@ -423,8 +477,10 @@ def main() -> None:
             print(f"{name}:\n  workers   calls/s  ends/s  CPU ms a call  of a core   busy")
             for row in body[name]:
                 print(
-                    f"  {row['num_workers']:7,} {row['calls_per_second']:9.1f} {row['outcomes_per_second']:7.1f} "
-                    f"{row['cpu_ms_per_call']:14.3f} {row['share_of_a_core']:10.3f} {row['busy_share']:6.1%}"
+                    f"  {row['num_workers']:7,} {row['calls_per_second']:9.1f} "
+                    f"{row['outcomes_per_second']:7.1f} "
+                    f"{row['cpu_ms_per_call']:14.3f} {row['share_of_a_core']:10.3f} "
+                    f"{row['busy_share']:6.1%}"
                 )
         print(json.dumps(body["file_system"], indent=2))
     if options.only in (None, "memory"):

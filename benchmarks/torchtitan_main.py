@@ -1,8 +1,9 @@
-"""torchtitan's own program, whose rank 0 also writes each log as [step, loss, gradient norm, seconds] into LOSSES.
+"""torchtitan's own program, whose rank 0 also writes each log as [step, loss, gradient norm,
+seconds] into LOSSES.
 
-It lies in the folder of an export and takes torchtitan's arguments; `gpu_trainer.py` and the tests of the export run
-it. torchtitan is made for GPUs: where there is none, what it asks of the device and of NCCL is told for CPUs and gloo.
-Seconds are since the log before, or since the program began.
+It lies in the folder of an export and takes torchtitan's arguments; `gpu_trainer.py` and the tests
+of the export run it. torchtitan is made for GPUs: where there is none, what it asks of the device
+and of NCCL is told for CPUs and gloo. Seconds are since the log before, or since the program began.
 """
 
 import json
@@ -41,7 +42,9 @@ class Memory:
 
 
 def on_cpus() -> None:
-    """Have torchtitan take CPUs: gloo has no mean over ranks, so gradients are summed, as torchtitan wants them."""
+    """Have torchtitan take CPUs: gloo has no mean over ranks, so gradients are summed, as
+    torchtitan wants them.
+    """
     undivided = fsdp.disable_fsdp_gradient_division
 
     def summed(model: nn.Module) -> None:
@@ -59,7 +62,15 @@ def log_into(losses: Path) -> None:
     """Have each log written there too."""
     log = metrics.MetricsProcessor.log
 
-    def logged(self: Any, step: int, loss: float, max_loss: float, grad_norm: float, *args: Any, **kwargs: Any) -> None:
+    def logged(
+        self: Any,
+        step: int,
+        loss: float,
+        max_loss: float,
+        grad_norm: float,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         global last
         before, last = last, time.perf_counter()
         with losses.open("a") as file:

@@ -1,21 +1,25 @@
-"""The transfer verdict on a mix of learning-rate grids: false *holds* by reach, and what one round of runs decides.
+"""The transfer verdict on a mix of learning-rate grids: false *holds* by reach, and what one round
+of runs decides.
 
     python benchmarks/transfer_mix.py --json benchmarks/results/transfer_mix.json
 
-A grid is drawn from one distribution (`draw_grid`), which was fixed before the method: 2 to 5 widths, 5 to 8 rates in
-steps of half an octave to two octaves, 1 to 3 seeds, ten loss basins of which the fit has only some, no drift, a small
-one or a large one, noise, scatter, single spiked runs, and optima off the grid's center. Targets are log-uniform from
-1 to 4 times the largest width. In one grid in ten the optimum begins to drift by half an octave per doubling at the
-largest width: no run can show that. A *holds* is false if the true regret at the target exceeds the margin, a *drifts*
-if it does not.
+A grid is drawn from one distribution (`draw_grid`), which was fixed before the method: 2 to 5
+widths, 5 to 8 rates in steps of half an octave to two octaves, 1 to 3 seeds, ten loss basins of
+which the fit has only some, no drift, a small one or a large one, noise, scatter, single spiked
+runs, and optima off the grid's center. Targets are log-uniform from 1 to 4 times the largest width.
+In one grid in ten the optimum begins to drift by half an octave per doubling at the largest width:
+no run can show that. A *holds* is false if the true regret at the target exceeds the margin, a
+*drifts* if it does not.
 
-The split: the scale of the walk beyond the runs (`transfer.regret.drift.WALK_OCTAVES`) is learned from public grids
-(benchmarks/walk.py), none of which is here. Settings of the method were chosen on grids with odd numbers
-(`--part odd`); the results that are reported are of even ones, which were judged once.
+The split: the scale of the walk beyond the runs (`transfer.regret.drift.WALK_OCTAVES`) is learned
+from public grids (benchmarks/walk.py), none of which is here. Settings of the method were chosen on
+grids with odd numbers (`--part odd`); the results that are reported are of even ones, which were
+judged once.
 
-Next runs: every grid that cannot tell is given the runs that its verdict asks for, once, and is judged again. Counted
-are the shares decided, the rounds' cost in multiples of what all runs so far cost, and the wrong verdicts after it.
-Intervals are 90 % bootstrap intervals over grids. It takes some 10 minutes of one core; `--num 100` a fifth.
+Next runs: every grid that cannot tell is given the runs that its verdict asks for, once, and is
+judged again. Counted are the shares decided, the rounds' cost in multiples of what all runs so far
+cost, and the wrong verdicts after it. Intervals are 90 % bootstrap intervals over grids. It takes
+some 10 minutes of one core; `--num 100` a fifth.
 """
 
 from __future__ import annotations
@@ -113,7 +117,10 @@ class MixGrid:
     def points(self) -> list[Point]:
         """All runs of the first design."""
         return [
-            self.run(size, rate, seed) for size in self.sizes for rate in self.rates for seed in range(self.num_seeds)
+            self.run(size, rate, seed)
+            for size in self.sizes
+            for rate in self.rates
+            for seed in range(self.num_seeds)
         ]
 
     def run(self, size: int, rate: float, seed: int) -> Point:
@@ -130,7 +137,9 @@ class MixGrid:
         """True regret of a rate at any size up to the target, in nats."""
         log2_sizes = np.log2([*self.sizes, self.target_size])
         optimum = float(np.interp(math.log2(size), log2_sizes, [*self.optima, self.target_optimum]))
-        curvature = self.curvature * math.exp(self.curvature_trend * math.log2(size / self.sizes[0]))
+        curvature = self.curvature * math.exp(
+            self.curvature_trend * math.log2(size / self.sizes[0])
+        )
         return float(self.basin(rate - optimum, curvature))
 
 
@@ -152,9 +161,14 @@ def draw_grid(number: int) -> MixGrid:
     at_base = float(rng.uniform(-8, -5))
     doublings = np.log2([*sizes, target]) - math.log2(sizes[0])
     optima = at_base + drift * doublings + scatter * rng.standard_normal(num_sizes + 1)
-    late_octaves = float(rng.choice([-1, 1]) * LATE_DRIFT_OCTAVES * math.log2(target / sizes[-1])) if late else 0.0
+    late_octaves = (
+        float(rng.choice([-1, 1]) * LATE_DRIFT_OCTAVES * math.log2(target / sizes[-1]))
+        if late
+        else 0.0
+    )
     optima[-1] += late_octaves
-    # A user centers the grid near the optimum that is known, and one in five is off by two steps more.
+    # A user centers the grid near the optimum that is known, and one in five is off by two steps
+    # more.
     center = at_base + drift * doublings[:-1].mean() + rng.uniform(-1, 1) * step
     center += 2 * step * rng.choice([-1, 1]) if rng.random() < 0.2 else 0.0
     low = step * round((center - step * (num_rates - 1) / 2) / step)
@@ -194,7 +208,8 @@ class Row:
     ratio: float
     late: bool
     kind: str
-    """Why it is hard: `spike`, `edge` (an optimum within half a step of the grid's end or outside), or `plain`."""
+    """Why it is hard: `spike`, `edge` (an optimum within half a step of the grid's end or outside),
+    or `plain`."""
     outcome: str
     false: bool
     covered: bool | None
@@ -212,7 +227,8 @@ class Row:
     outcome_after: str | None = None
     false_after: bool | None = None
     true_nats: float | None = None
-    """True regret at the target, of the value that the last verdict would transfer; None without one."""
+    """True regret at the target, of the value that the last verdict would transfer; None without
+    one."""
 
     @property
     def cause(self) -> str:
@@ -221,7 +237,9 @@ class Row:
             return "a size without an optimum"
         if self.true_nats is not None and MARGIN_NATS / 2 < self.true_nats < 2 * MARGIN_NATS:
             return "true regret within a factor of 2 of the margin"
-        return "target beyond twice the largest width" if self.ratio > 2 else "noise or coarse rates"
+        return (
+            "target beyond twice the largest width" if self.ratio > 2 else "noise or coarse rates"
+        )
 
 
 def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
@@ -230,13 +248,17 @@ def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
         return False, None
     true = grid.regret(grid.target_size, verdict.transferred_log2)
     above = true > grid.question.margin_nats
-    return (verdict.outcome == "holds" and above) or (verdict.outcome == "drifts" and not above), true
+    return (verdict.outcome == "holds" and above) or (
+        verdict.outcome == "drifts" and not above
+    ), true
 
 
 def expect_false_hold(grid: MixGrid, log2_value: float) -> float:
-    """Return the probability that a *holds* is false, over whether a drift begins late and its direction.
+    """Return the probability that a *holds* is false, over whether a drift begins late and its
+    direction.
 
-    No run depends on that, and so no verdict: this is the share of false *holds* without the luck of which grids drift.
+    No run depends on that, and so no verdict: this is the share of false *holds* without the luck
+    of which grids drift.
     """
     plain = grid.target_optimum - grid.late_octaves
     late = LATE_DRIFT_OCTAVES * math.log2(grid.ratio)
@@ -247,7 +269,9 @@ def expect_false_hold(grid: MixGrid, log2_value: float) -> float:
     return (1 - LATE_SHARE) * false[0] + LATE_SHARE * (false[1] + false[2]) / 2
 
 
-def add_runs(grid: MixGrid, points: Sequence[Point], suggestions: Sequence[Suggestion]) -> list[Point]:
+def add_runs(
+    grid: MixGrid, points: Sequence[Point], suggestions: Sequence[Suggestion]
+) -> list[Point]:
     """Return the points with every suggested run, by seeds that are new at their size and rate."""
     cells: dict[tuple[int, float], int] = {}
     for point in points:
@@ -316,7 +340,12 @@ def share_with_interval(flags: Sequence[bool]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     means = rng.binomial(len(flags), np.mean(flags), NUM_BOOTSTRAP) / len(flags)
     low, high = np.quantile(means, [0.05, 0.95]).tolist()
-    return {"value": float(np.mean(flags)), "interval": [low, high], "num": len(flags), "count": int(np.sum(flags))}
+    return {
+        "value": float(np.mean(flags)),
+        "interval": [low, high],
+        "num": len(flags),
+        "count": int(np.sum(flags)),
+    }
 
 
 def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
@@ -341,7 +370,9 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     others = [row for row in rows if not row.late]
     near = [row for row in others if row.ratio <= 2]
     open_rows = [row for row in rows if row.outcome == "cannot_tell"]
-    bins = {f"{low:g} to {high:g}": [r for r in rows if low <= r.ratio <= high] for low, high in RATIOS}
+    bins = {
+        f"{low:g} to {high:g}": [r for r in rows if low <= r.ratio <= high] for low, high in RATIOS
+    }
     return {
         "num_grids": len(rows),
         "false_holds": share_with_interval([row.false for row in holds]),
@@ -349,23 +380,33 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "num_late": sum(row.late for row in rows),
         "by_ratio": {
             name: {
-                "false_holds": share_with_interval([row.false for row in group if row.outcome == "holds"]),
+                "false_holds": share_with_interval(
+                    [row.false for row in group if row.outcome == "holds"]
+                ),
                 "expected_false_holds": mean_with_interval(
                     [row.expected_false or 0.0 for row in group if row.outcome == "holds"] or [0.0]
                 ),
                 "cannot_tell": share_with_interval([row.outcome == "cannot_tell" for row in group]),
-                "covered": share_with_interval([row.covered for row in group if row.covered is not None]),
+                "covered": share_with_interval(
+                    [row.covered for row in group if row.covered is not None]
+                ),
             }
             for name, group in bins.items()
         },
         "false_verdicts_elsewhere": share_with_interval([row.false for row in others]),
         "cannot_tell_up_to_2x": share_with_interval([row.outcome == "cannot_tell" for row in near]),
-        "covered_elsewhere": share_with_interval([row.covered for row in others if row.covered is not None]),
+        "covered_elsewhere": share_with_interval(
+            [row.covered for row in others if row.covered is not None]
+        ),
         "next_runs": {
-            "decided": share_with_interval([row.outcome_after in ("holds", "drifts") for row in open_rows]),
+            "decided": share_with_interval(
+                [row.outcome_after in ("holds", "drifts") for row in open_rows]
+            ),
             "cost": median_with_interval([row.cost for row in open_rows if row.cost is not None]),
             "over_100_runs": sum(row.asked_runs > 100 for row in open_rows),
-            "false_after": share_with_interval([bool(r.false_after) for r in open_rows if r.outcome_after]),
+            "false_after": share_with_interval(
+                [bool(r.false_after) for r in open_rows if r.outcome_after]
+            ),
             "decided_by_kind": {
                 kind: share_decided([row for row in open_rows if row.kind == kind])
                 for kind in ("plain", "edge", "spike")
@@ -376,7 +417,11 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             },
             "decided_by_chance": {
                 f"{low:g} to {min(high, 1):g}": share_decided(
-                    [row for row in open_rows if row.cost is not None and low <= (row.probability or 0) < high]
+                    [
+                        row
+                        for row in open_rows
+                        if row.cost is not None and low <= (row.probability or 0) < high
+                    ]
                 )
                 for low, high in CHANCES
             },
@@ -393,10 +438,14 @@ def share_decided(rows: Sequence[Row]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="JSON file to write.")
     parser.add_argument("--num", type=int, default=NUM_GRIDS, help="Number of grids.")
-    parser.add_argument("--part", choices=("odd", "even"), default="even", help="Even: the reported half.")
+    parser.add_argument(
+        "--part", choices=("odd", "even"), default="even", help="Even: the reported half."
+    )
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--no-rounds", action="store_true", help="Leave out the next runs.")
     options = parser.parse_args()
@@ -408,7 +457,9 @@ def main() -> None:
     print(json.dumps(summary, indent=1))
     if options.json:
         body = {
-            "command": f"python benchmarks/transfer_mix.py --num {options.num} --part {options.part}",
+            "command": (
+                f"python benchmarks/transfer_mix.py --num {options.num} --part {options.part}"
+            ),
             "cpu_seconds": round(time.process_time() - started),
             "summary": summary,
             "rows": [asdict(row) for row in rows],

@@ -1,13 +1,15 @@
-"""How often the transfer verdict is right, wrong or open, and how good its intervals are, on planted valleys.
+"""How often the transfer verdict is right, wrong or open, and how good its intervals are, on
+planted valleys.
     python benchmarks/verdicts.py --json benchmarks/results/verdicts.json
 
-Runs are drawn from valleys with a known optimum per size, drift and regret at the target (tests/transfer/
-planted_valleys.py) and judged. Every world twice: the base optimum costs nothing at the target, or three times the
-margin. First table: noise against number of runs. Second: other truths at one design, among them shapes that the fit
-does not have. Shares of 90 % intervals that cover, of each size's optimum, of the drift and of the regret; the width of
-the intervals of optimum and drift over those of an oracle: least squares that knows the valley's shape with its
-asymmetry, the noise, and the scatter of optima about their line, and uses every run.
-It takes about 18 minutes of one core; `--quick` draws a tenth as many worlds.
+Runs are drawn from valleys with a known optimum per size, drift and regret at the target
+(tests/transfer/ planted_valleys.py) and judged. Every world twice: the base optimum costs nothing
+at the target, or three times the margin. First table: noise against number of runs. Second: other
+truths at one design, among them shapes that the fit does not have. Shares of 90 % intervals that
+cover, of each size's optimum, of the drift and of the regret; the width of the intervals of optimum
+and drift over those of an oracle: least squares that knows the valley's shape with its asymmetry,
+the noise, and the scatter of optima about their line, and uses every run. It takes about 18 minutes
+of one core; `--quick` draws a tenth as many worlds.
 """
 
 from __future__ import annotations
@@ -43,13 +45,19 @@ from transfer.question import Question
 
 
 def cliff(octaves: float, curvature: float) -> float:
-    """A parabola with a second, much steeper one from 1.5 octaves above its minimum on: no family of ours has one."""
+    """A parabola with a second, much steeper one from 1.5 octaves above its minimum on: no family
+    of ours has one.
+    """
     return 0.5 * curvature * (octaves**2 + 10 * max(octaves - 1.5, 0.0) ** 2)
 
 
 def wall(octaves: float, curvature: float) -> float:
     """A parabola and an exponential, of a steepness between those of our shapes."""
-    return 0.5 * curvature * (octaves**2 + math.exp(2.5 * (octaves - 2)) - math.exp(-5) * (1 + 2.5 * octaves))
+    return (
+        0.5
+        * curvature
+        * (octaves**2 + math.exp(2.5 * (octaves - 2)) - math.exp(-5) * (1 + 2.5 * octaves))
+    )
 
 
 def hyperbola(octaves: float, curvature: float) -> float:
@@ -59,7 +67,8 @@ def hyperbola(octaves: float, curvature: float) -> float:
 
 MARGIN_NATS = Question(target_size=2, base_size=1).margin_nats
 NOISES_NATS = (0.002, 0.005, 0.01, 0.02)
-DESIGNS = ((3, 5, 1), (4, 7, 1), (3, 5, 2), (4, 5, 3), (4, 7, 3), (5, 9, 4))  # sizes, rates an octave apart, seeds
+# sizes, rates an octave apart, seeds
+DESIGNS = ((3, 5, 1), (4, 7, 1), (3, 5, 2), (4, 5, 3), (4, 7, 3), (5, 9, 4))
 TRUTHS: dict[str, dict[str, Any]] = {
     "linex 0.3 (the promise)": {},
     "linex -0.3": {"valley": linex_of(-0.3)},
@@ -95,7 +104,9 @@ def design(num_sizes: int, num_rates: int, num_seeds: int) -> World:
     sizes = tuple(32 << k for k in range(num_sizes))
     low = -6 - num_rates // 2
     rates = tuple(range(low, low + num_rates))
-    return dataclasses.replace(WIDE, sizes=sizes, rates=rates, num_seeds=num_seeds, target_size=4 * sizes[-1])
+    return dataclasses.replace(
+        WIDE, sizes=sizes, rates=rates, num_seeds=num_seeds, target_size=4 * sizes[-1]
+    )
 
 
 def measure(world: World, num: int) -> dict[str, Any]:
@@ -105,10 +116,15 @@ def measure(world: World, num: int) -> dict[str, Any]:
         planted = dataclasses.replace(world, regret_nats=regret_nats)
         tallied = tally(planted, num)
         found[name] = {
-            **{key: value for key, value in dataclasses.asdict(tallied).items() if key != "outcomes"},
-            "right": tallied.right(planted), "wrong": tallied.wrong(planted),
+            **{
+                key: value
+                for key, value in dataclasses.asdict(tallied).items()
+                if key != "outcomes"
+            },
+            "right": tallied.right(planted),
+            "wrong": tallied.wrong(planted),
             "cannot_tell": tallied.outcomes["cannot_tell"],
-        }  # fmt: skip
+        }
     return found
 
 
@@ -119,7 +135,9 @@ def row(name: str, found: dict[str, Any]) -> str:
         return "/".join(format(found[regret][key], form) for regret in ("no regret", "3x margin"))
 
     shares = "  ".join(f"{both(key, '.2f'):>9}" for key in ("right", "wrong", "cannot_tell"))
-    covered = "  ".join(f"{both(f'{key}_covered', '.2f'):>9}" for key in ("optimum", "drift", "regret"))
+    covered = "  ".join(
+        f"{both(f'{key}_covered', '.2f'):>9}" for key in ("optimum", "drift", "regret")
+    )
     ratios = "  ".join(f"{both(f'{key}_ratio', '.1f'):>9}" for key in ("optimum", "drift"))
     return f"{name:<34}{shares}  {covered}  {ratios}"
 
@@ -132,7 +150,9 @@ def header(title: str) -> str:
 
 def main() -> None:
     """Measure, print the tables, write the JSON."""
-    parser = argparse.ArgumentParser(description="Calibration of the transfer verdict on planted learning-rate curves.")
+    parser = argparse.ArgumentParser(
+        description="Calibration of the transfer verdict on planted learning-rate curves."
+    )
     parser.add_argument("--json", type=Path, help="JSON file to write.")
     parser.add_argument("--num", type=int, default=60, help="Worlds drawn for each number.")
     parser.add_argument("--quick", action="store_true", help="A tenth of them.")
@@ -145,7 +165,9 @@ def main() -> None:
         for numbers in DESIGNS:
             found = measure(dataclasses.replace(design(*numbers), noise_nats=noise_nats), num)
             num_runs = int(np.prod(numbers))
-            by_noise.append({"noise_nats": noise_nats, "design": list(numbers), "num_runs": num_runs, **found})
+            by_noise.append(
+                {"noise_nats": noise_nats, "design": list(numbers), "num_runs": num_runs, **found}
+            )
             name = f"{noise_nats:<6} {' x '.join(map(str, numbers))} = {num_runs}"
             print(row(name, found), flush=True)
     print("\n" + header("4 x 7 x 3, noise 0.005, and"))
@@ -156,11 +178,18 @@ def main() -> None:
     if options.json:
         result = {
             "command": f"python benchmarks/verdicts.py --num {num}",
-            "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+            "machine": {
+                "system": platform.system(),
+                "processor": platform.machine(),
+                "cores": os.cpu_count(),
+            },
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
-            "num_worlds": num, "seconds": round(time.perf_counter() - started), "margin_nats": MARGIN_NATS,
-            "by_noise_and_runs": by_noise, "by_truth": by_truth,
-        }  # fmt: skip
+            "num_worlds": num,
+            "seconds": round(time.perf_counter() - started),
+            "margin_nats": MARGIN_NATS,
+            "by_noise_and_runs": by_noise,
+            "by_truth": by_truth,
+        }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
         print(f"\nwrote {options.json}", file=sys.stderr)
 

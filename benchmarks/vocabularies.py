@@ -6,8 +6,8 @@ Decoders of the demo (2 layers, heads of 16, 512 tokens a batch, cosine, muP fro
 source of Python's standard library: bytes, and byte-level BPE of 1,000, 4,096 and 16,384 entries
 that `forerun tokenize --train-bpe` makes. One thread. FOLDER keeps the corpora and the validation
 losses by window. The script resumes: runs that the JSON file has are not run again. All runs take
-some 25 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file it
-writes the runs of 4,096 entries over width as tables for `forerun transfer --runs`.
+some 25 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file
+it writes the runs of 4,096 entries over width as tables for `forerun transfer --runs`.
 """
 
 from __future__ import annotations
@@ -76,13 +76,18 @@ class Case:
             seq_len=SEQ_LEN,
         )
         return RunSpec(
-            shape=base_shape.at_width(self.width), base_shape=base_shape, parametrization=named(self.parametrization),
+            shape=base_shape.at_width(self.width),
+            base_shape=base_shape,
+            parametrization=named(self.parametrization),
             hparams=Hparams(learning_rate=2.0**self.log2_rate, clip_norm=1.0),
             schedule=Schedule(
                 kind="cosine", num_steps=self.num_steps, warmup_steps=self.num_steps // 10
             ),
-            batch_tokens=BATCH_TOKENS, data_id=data_id, seed=self.seed, numerics=Numerics(),
-        )  # fmt: skip
+            batch_tokens=BATCH_TOKENS,
+            data_id=data_id,
+            seed=self.seed,
+            numerics=Numerics(),
+        )
 
 
 def cases() -> Iterator[Case]:
@@ -133,7 +138,9 @@ def table_cases() -> Iterator[Case]:
     # The standard form has no base width.
     for width, seed, rates in ((128, 0, (-9, -4)), (256, 0, (-10, -5)), (128, 1, (-9, -4))):
         for rate in range(*rates):
-            yield Case(vocab_size=4096, width=width, log2_rate=rate, seed=seed, parametrization="sp")
+            yield Case(
+                vocab_size=4096, width=width, log2_rate=rate, seed=seed, parametrization="sp"
+            )
 
 
 def corpus_of(work: Path, vocab_size: int) -> Path:
@@ -148,7 +155,9 @@ def corpus_of(work: Path, vocab_size: int) -> Path:
 
 
 def unigram_nats(corpus: Path) -> float:
-    """Return the validation tokens' mean surprise under the training tokens' frequencies, in nats."""
+    """Return the validation tokens' mean surprise under the training tokens' frequencies, in
+    nats.
+    """
     from proxies.data.tokens import read_manifest
 
     manifest = read_manifest(corpus)
@@ -171,7 +180,9 @@ def window_losses(model: Any, store: Any) -> Any:
 
     losses = []
     for ids_BT in torch.split(validation_ids(store, SEQ_LEN), BATCH_TOKENS // SEQ_LEN):
-        loss_N = functional.cross_entropy(model(ids_BT[:, :-1]), ids_BT[:, 1:].flatten(), reduction="none")
+        loss_N = functional.cross_entropy(
+            model(ids_BT[:, :-1]), ids_BT[:, 1:].flatten(), reduction="none"
+        )
         losses.append(loss_N.view(len(ids_BT), -1).mean(dim=1))
     return torch.cat(losses)
 
@@ -203,18 +214,26 @@ def train(case: Case, store: Any, work: Path) -> dict[str, Any]:
     np.save(work / f"{case.key}.npy", window_B)
     every = max(1, case.num_steps // 20)
     return {
-        "vocab_size": case.vocab_size, "width": case.width, "log2_rate": case.log2_rate,
-        "seed": case.seed, "num_steps": case.num_steps, "parametrization": case.parametrization,
-        "base_width": case.base_width, "loss_nats": result.loss_nats,
+        "vocab_size": case.vocab_size,
+        "width": case.width,
+        "log2_rate": case.log2_rate,
+        "seed": case.seed,
+        "num_steps": case.num_steps,
+        "parametrization": case.parametrization,
+        "base_width": case.base_width,
+        "loss_nats": result.loss_nats,
         "window_sd_nats": float(window_B.std(ddof=1)) if len(window_B) > 1 else None,
-        "num_windows": len(window_B), "cpu_seconds": seconds,
+        "num_windows": len(window_B),
+        "cpu_seconds": seconds,
         "step_flops": float(spec.flops / case.num_steps),
         "train_loss_nats": [round(loss, 4) for loss in curve.train_loss_nats[::every]],
-    }  # fmt: skip
+    }
 
 
 def peak_of(case: Case, corpus: Path) -> None:
-    """Train a few steps in this process and print its peak memory above what it had before, in MB."""
+    """Train a few steps in this process and print its peak memory above what it had before,
+    in MB.
+    """
     import torch
 
     from proxies.data.tokens import TokenStore
@@ -238,9 +257,12 @@ def memory_row(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
     degrees = Parallelism(data_parallel_shard=1)
     estimate = memory_per_rank(shape, degrees, "float32", BATCH_TOKENS // SEQ_LEN)
     return {
-        "vocab_size": vocab_size, "width": width, "measured_mb": float(out.split()[-1]),
-        "estimate_mb": estimate.total_bytes / 2**20, "moment": estimate.moment,
-    }  # fmt: skip
+        "vocab_size": vocab_size,
+        "width": width,
+        "measured_mb": float(out.split()[-1]),
+        "estimate_mb": estimate.total_bytes / 2**20,
+        "moment": estimate.moment,
+    }
 
 
 def find_optimum(log2_rates: list[float], losses: list[float]) -> float:
@@ -292,9 +314,13 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"vocab_size": vocab_size, "num_runs": len(runs)}
         for width in (32, 64):
             grid = sorted(
-                (run for run in runs if (run["width"], run["seed"], run["num_steps"]) == (width, 0, NUM_STEPS)),
+                (
+                    run
+                    for run in runs
+                    if (run["width"], run["seed"], run["num_steps"]) == (width, 0, NUM_STEPS)
+                ),
                 key=lambda run: run["log2_rate"],
-            )  # fmt: skip
+            )
             if len(grid) >= 5:
                 losses = [run["loss_nats"] for run in grid]
                 optimum = find_optimum([run["log2_rate"] for run in grid], losses)
@@ -308,11 +334,15 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
             row["seed_sd_share"] = round(seed_sd(base) / row["lowest_nats_32"], 5)
         paired = paired_window_sd(work, vocab_size)
         if paired is not None:
-            row["window_sd_nats"] = round(statistics.median(run["window_sd_nats"] for run in base), 3)
+            row["window_sd_nats"] = round(
+                statistics.median(run["window_sd_nats"] for run in base), 3
+            )
             row["paired_window_sd_nats"] = round(paired, 4)
             row["windows_noise_nats"] = round(paired / math.sqrt(base[0]["num_windows"]), 5)
         rates = [run["step_flops"] * (run["num_steps"] - 1) / run["cpu_seconds"] for run in runs]
-        row["flops_per_second"] = [float(f"{rate:.3g}") for rate in np.quantile(rates, (0.1, 0.5, 0.9))]
+        row["flops_per_second"] = [
+            float(f"{rate:.3g}") for rate in np.quantile(rates, (0.1, 0.5, 0.9))
+        ]
         num_tokens = content["num_tokens"]
         row["bytes_per_token"] = round(num_tokens["256"] / num_tokens[str(vocab_size)], 2)
         row["unigram_nats"] = round(content["unigram_nats"][str(vocab_size)], 3)
@@ -331,10 +361,15 @@ def write_tables(content: dict[str, Any], stem: Path) -> None:
     cases = list(table_cases())
     for name in ("mup", "sp"):
         # At the base width both forms are the same model.
-        wanted = [case for case in cases if name == case.parametrization or case.width == TABLE_BASE_WIDTH]
+        wanted = [
+            case for case in cases if name == case.parametrization or case.width == TABLE_BASE_WIDTH
+        ]
         rows = [content["runs"][case.key] for case in wanted if case.key in content["runs"]]
         rows.sort(key=lambda run: (run["width"], run["log2_rate"], run["seed"]))
-        lines = [f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}" for run in rows]
+        lines = [
+            f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}"
+            for run in rows
+        ]
         Path(f"{stem}-{name}.csv").write_text("\n".join(["width,lr,seed,loss", *lines]) + "\n")
 
 
@@ -344,7 +379,9 @@ def main() -> None:
         corpus, vocab_size, width = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
         peak_of(Case(vocab_size=vocab_size, width=width, log2_rate=-7), corpus)
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="Folder of corpora and windows.")
     parser.add_argument("--json", type=Path, required=True, help="Result file.")
     parser.add_argument("--summary", action="store_true", help="Only compute the summary.")
@@ -358,7 +395,9 @@ def main() -> None:
 
     def save() -> None:
         content.update(machine=machine(), summary=summary(content, asked.work))
-        canon.write_atomic(asked.json, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+        canon.write_atomic(
+            asked.json, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+        )
 
     stores: dict[int, TokenStore] = {}
     for vocab_size in VOCABULARIES:

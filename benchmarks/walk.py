@@ -1,13 +1,15 @@
-"""How much optima of the learning rate bend beyond the sizes that predict them: the scale of the verdict's walk.
+"""How much optima of the learning rate bend beyond the sizes that predict them: the scale of the
+verdict's walk.
 
     python benchmarks/walk.py --tables DIR --json benchmarks/results/walk.json
 
-A family is a grid of learning rates at three sizes or more, all else equal: widths of this project's recorded tables,
-and of DIR every CSV with the columns width, params, tokens, batch, lr and loss (StepLaw dense and mixture of experts,
-OpenEuroLLM, Gemstones), over params at fixed tokens and batch, and over tokens at fixed model and batch. The first two
-sizes or more predict every larger one, at most four doublings away. For each scale of the walk
-(`transfer.regret.drift.WALK_OCTAVES`) the table has the mean log score of the held-out optimum and the coverage of its
-90 % interval, both with the noise of the held-out optimum itself.
+A family is a grid of learning rates at three sizes or more, all else equal: widths of this
+project's recorded tables, and of DIR every CSV with the columns width, params, tokens, batch, lr
+and loss (StepLaw dense and mixture of experts, OpenEuroLLM, Gemstones), over params at fixed tokens
+and batch, and over tokens at fixed model and batch. The first two sizes or more predict every
+larger one, at most four doublings away. For each scale of the walk
+(`transfer.regret.drift.WALK_OCTAVES`) the table has the mean log score of the held-out optimum and
+the coverage of its 90 % interval, both with the noise of the held-out optimum itself.
 
 The split: `held_out` is each study's score at the scale that is best for all other studies.
 `--optima FILE` takes the optima of an earlier result instead of the tables.
@@ -96,12 +98,15 @@ def collect(tables: Path | None) -> list[dict[str, Any]]:
     for path in sorted(tables.glob("*.csv")) if tables else []:
         study = path.stem.split("__")[0]
         axes: tuple[Axis, ...] = ("width",) if study == "gemstones" else ("params", "duration")
-        sources += [(path, study, axis) for axis in axes if study != "misfitting"]  # three rates a duration
+        # three rates a duration
+        sources += [(path, study, axis) for axis in axes if study != "misfitting"]
     families = []
     for path, study, axis in sources:
         for name, points in read_families(path, axis):
             if (family := fit_family(points)) is not None:
-                families.append({"study": study, "axis": axis, "name": f"{path.stem}: {name}", **family})
+                families.append(
+                    {"study": study, "axis": axis, "name": f"{path.stem}: {name}", **family}
+                )
     return families
 
 
@@ -118,7 +123,9 @@ def score_family(family: dict[str, Any]) -> list[list[tuple[float, bool]]]:
             if beyond > MAX_DOUBLINGS:
                 continue
             own, LINES[axis] = LINES[axis], plain
-            line = extend_line(rows[:, :known], u[:known], u[held], u[0], axis, np.random.default_rng(1))
+            line = extend_line(
+                rows[:, :known], u[:known], u[held], u[0], axis, np.random.default_rng(1)
+            )
             LINES[axis] = own
             sd = max(math.sqrt(covariance[held, held]), MIN_NOISE_OCTAVES)
             noise = sd * np.random.default_rng(4).standard_normal(NUM_DRAWS)
@@ -134,12 +141,18 @@ def score_family(family: dict[str, Any]) -> list[list[tuple[float, bool]]]:
 
 
 def summarize(families: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return scores and coverage by study and axis, with the score at the scale that the other studies choose."""
+    """Return scores and coverage by study and axis, with the score at the scale that the other
+    studies choose.
+    """
     by_study: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for family in families:
         study = "steplaw" if family["study"].startswith("steplaw") else family["study"]
         by_study[study, family["axis"]] += score_family(family)
-    means = {key: np.mean(np.array(cases, dtype=float), axis=0) for key, cases in by_study.items() if cases}
+    means = {
+        key: np.mean(np.array(cases, dtype=float), axis=0)
+        for key, cases in by_study.items()
+        if cases
+    }
     rows = []
     for (study, axis), mean in means.items():
         others = [m[:, 0] for (name, _), m in means.items() if name != study]
@@ -165,12 +178,20 @@ def summarize(families: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Fit, score, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tables", type=Path, help="Folder of learning-rate tables.")
-    parser.add_argument("--optima", type=Path, help="An earlier result, whose optima are scored again.")
+    parser.add_argument(
+        "--optima", type=Path, help="An earlier result, whose optima are scored again."
+    )
     parser.add_argument("--json", type=Path, help="JSON file to write.")
     options = parser.parse_args()
-    families = json.loads(options.optima.read_text())["families"] if options.optima else collect(options.tables)
+    families = (
+        json.loads(options.optima.read_text())["families"]
+        if options.optima
+        else collect(options.tables)
+    )
     body = {"summary": summarize(families), "families": families}
     if options.json:
         options.json.write_text(json.dumps(body) + "\n")

@@ -2,16 +2,19 @@
 
     OMP_NUM_THREADS=1 python benchmarks/watch.py --json benchmarks/results/watch.json
 
-The runs are recorded ones (`watch_curves.py`): a ladder of 32 rungs, and 24 healthy runs twice as long as its longest.
-The band is what `freeze` would have predicted of them, from four ladders, each the rungs but one of each size.
+The runs are recorded ones (`watch_curves.py`): a ladder of 32 rungs, and 24 healthy runs twice as
+long as its longest. The band is what `freeze` would have predicted of them, from four ladders, each
+the rungs but one of each size.
 
-1. False alarms: each recorded run, and healthy runs resampled from them (one's slow departure from the mean curve, the
-   quick noise of others in blocks), are judged again and again while they grow. Told: the share in which an alert was
-   ever raised, by name, with its binomial interval.
-2. Faults: one is planted into resampled runs at half the steps. Told: the share found by the end, and the delay.
+1. False alarms: each recorded run, and healthy runs resampled from them (one's slow departure from
+   the mean curve, the quick noise of others in blocks), are judged again and again while they grow.
+   Told: the share in which an alert was ever raised, by name, with its binomial interval.
+2. Faults: one is planted into resampled runs at half the steps. Told: the share found by the end,
+  and the delay.
 
-What a run's machine does is not recorded but drawn: step times scatter by 5 %, now and then one takes 20 times as long,
-and a quarter of the runs was restarted once. It takes some minutes of one core; `--quick` one.
+What a run's machine does is not recorded but drawn: step times scatter by 5 %, now and then one
+takes 20 times as long, and a quarter of the runs was restarted once. It takes some minutes of one
+core; `--quick` one.
 """
 
 from __future__ import annotations
@@ -60,7 +63,15 @@ Made = dict[str, Floats]
 
 
 def params_of(width: int) -> int:
-    base = Shape(num_layers=2, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=64)
+    base = Shape(
+        num_layers=2,
+        width=16,
+        num_heads=1,
+        num_kv_heads=1,
+        ffn_width=32,
+        vocab_size=256,
+        seq_len=64,
+    )
     return count_params(base.at_width(width)).total
 
 
@@ -73,20 +84,25 @@ def rungs(tables: dict[str, Floats], left_out: int) -> list[FinishedRun]:
             losses = tuple(tables[f"loss/{at}"][i].astype(float).tolist())
             found.append(
                 FinishedRun(
-                    params=params_of(width), tokens=num_steps * BATCH_TOKENS, schedule=schedule_of(num_steps),
+                    params=params_of(width),
+                    tokens=num_steps * BATCH_TOKENS,
+                    schedule=schedule_of(num_steps),
                     final_loss_nats=float(tables[f"final/{at}"][i]),
-                    curve=Curve(steps=tuple(range(1, num_steps + 1)), train_loss_nats=losses, grad_norm=()),
+                    curve=Curve(
+                        steps=tuple(range(1, num_steps + 1)), train_loss_nats=losses, grad_norm=()
+                    ),
                 )
-            )  # fmt: skip
+            )
     return found
 
 
 def decision_of(ladder: list[FinishedRun]) -> Decision:
     """What would have been frozen."""
     table = from_columns(
-        params=[run.params for run in ladder], tokens=[run.tokens for run in ladder],
+        params=[run.params for run in ladder],
+        tokens=[run.tokens for run in ladder],
         loss=[run.final_loss_nats for run in ladder],
-    )  # fmt: skip
+    )
     fit = fit_runs(table, bootstrap=BOOTSTRAP, level=LEVEL)
     end = predict(fit, params_of(WIDTH), NUM_STEPS * BATCH_TOKENS)
     forecast = predicted_loss(end, schedule_of(NUM_STEPS), ladder)
@@ -94,7 +110,9 @@ def decision_of(ladder: list[FinishedRun]) -> Decision:
 
 
 def smooth(rows: Floats) -> Floats:
-    """The slow part, by a running mean over the log of the step: a tenth of an octave and `SLOW` steps at least."""
+    """The slow part, by a running mean over the log of the step: a tenth of an octave and `SLOW`
+    steps at least.
+    """
     out = np.empty_like(rows)
     for i in range(rows.shape[1]):
         half = max(SLOW // 2, int(0.05 * i))
@@ -103,7 +121,9 @@ def smooth(rows: Floats) -> Floats:
 
 
 def resampled(tables: dict[str, Floats], rng: np.random.Generator) -> Made:
-    """A healthy run: the mean curve, one run's slow departure, and the quick noise of others in blocks."""
+    """A healthy run: the mean curve, one run's slow departure, and the quick noise of others in
+    blocks.
+    """
     at = f"{WIDTH}/{NUM_STEPS}"
     made = {}
     donor = int(rng.integers(NUM_RUNS))
@@ -138,13 +158,19 @@ def columns(made: Made, upto: int) -> LogColumns:
     events = [started(), *([started(step=restart)] if restart < upto else [])]
     seconds = made["seconds"][:upto]
     return columns_of(
-        made["train_loss_nats"][:upto], grad_norm=made["grad_norm"][:upto], seconds=seconds,
-        tokens_per_second=BATCH_TOKENS / seconds, rank_seconds=made["rank_seconds"][:upto], events=tuple(events),
-    )  # fmt: skip
+        made["train_loss_nats"][:upto],
+        grad_norm=made["grad_norm"][:upto],
+        seconds=seconds,
+        tokens_per_second=BATCH_TOKENS / seconds,
+        rank_seconds=made["rank_seconds"][:upto],
+        events=tuple(events),
+    )
 
 
 def alerts(made: Made, decided: Decision, since: int, every: int) -> dict[str, int]:
-    """Name of each alert that was ever raised, alarms marked `!`, and the step at which it first was."""
+    """Name of each alert that was ever raised, alarms marked `!`, and the step at which it first
+    was.
+    """
     found: dict[str, int] = {}
     for upto in range(since, NUM_STEPS + 1, every):
         for alert in judge(decided, columns(made, upto)).alerts:
@@ -195,12 +221,19 @@ def false_alarms(runs: list[tuple[Made, Decision]]) -> dict[str, Any]:
     raised: Counter[str] = Counter()
     for made, decided in runs:
         names = alerts(made, decided, EVERY, EVERY)
-        raised.update({*names, *(["any alarm"] if any(name.endswith("!") for name in names) else [])})
+        raised.update(
+            {*names, *(["any alarm"] if any(name.endswith("!") for name in names) else [])}
+        )
     raised.setdefault("any alarm", 0)
-    return {"num_runs": len(runs), "raised": {name: binomial(n, len(runs)) for name, n in sorted(raised.items())}}
+    return {
+        "num_runs": len(runs),
+        "raised": {name: binomial(n, len(runs)) for name, n in sorted(raised.items())},
+    }
 
 
-def detections(fault: str, size: float, names: tuple[str, ...], runs: list[tuple[Made, Decision]]) -> dict[str, Any]:
+def detections(
+    fault: str, size: float, names: tuple[str, ...], runs: list[tuple[Made, Decision]]
+) -> dict[str, Any]:
     delays, first = [], Counter()
     for made, decided in runs:
         before = alerts_at(made, decided, names, ONSET)
@@ -212,14 +245,19 @@ def detections(fault: str, size: float, names: tuple[str, ...], runs: list[tuple
             first[name] += 1
     quantiles = [float(q) for q in np.quantile(delays, (0.1, 0.5, 0.9))] if delays else None
     return {
-        "size": size, "found": binomial(len(delays), len(runs)), "first_by": dict(first),
-        "delay_steps": quantiles, "delay_share": quantiles and [q / NUM_STEPS for q in quantiles],
-    }  # fmt: skip
+        "size": size,
+        "found": binomial(len(delays), len(runs)),
+        "first_by": dict(first),
+        "delay_steps": quantiles,
+        "delay_share": quantiles and [q / NUM_STEPS for q in quantiles],
+    }
 
 
 def alerts_at(made: Made, decided: Decision, names: tuple[str, ...], upto: int) -> set[str]:
     """Of those names, the ones that stand already."""
-    there = {a.name + "!" * (a.severity == "alarm") for a in judge(decided, columns(made, upto)).alerts}
+    there = {
+        a.name + "!" * (a.severity == "alarm") for a in judge(decided, columns(made, upto)).alerts
+    }
     return there & set(names)
 
 
@@ -235,24 +273,35 @@ def page(body: dict[str, Any]) -> str:
     heads = " | ".join(f"{kind}, {body[kind]['num_runs']} runs" for kind in kinds)
     lines = [f"| raised in a healthy run | {heads} |", "|---|---|---|"]
     for name in names:
-        shares = [body[kind]["raised"].get(name) or binomial(0, body[kind]["num_runs"]) for kind in kinds]
+        shares = [
+            body[kind]["raised"].get(name) or binomial(0, body[kind]["num_runs"]) for kind in kinds
+        ]
         lines.append(f"| `{name}` | {' | '.join(map(told, shares))} |")
     lines += [
         "",
-        "| planted at half the run | size | found by the end | delay in steps, median [10 %, 90 %] | of the run |",
+        (
+            "| planted at half the run | size | found by the end | delay in steps, median [10 %, "
+            "90 %] "
+            "| of the run |"
+        ),
     ]
     lines.append("|---|---|---|---|---|")
     for row in body["faults"]:
         low, middle, high = row["delay_steps"] or (None, None, None)
         delay = "" if middle is None else f"{middle:.0f} [{low:.0f}, {high:.0f}]"
         share = "" if middle is None else f"{middle / body['num_steps']:.0%}"
-        lines.append(f"| {row['fault']} | {row['size']} {row['unit']} | {told(row['found'])} | {delay} | {share} |")
+        lines.append(
+            f"| {row['fault']} | {row['size']} {row['unit']} | {told(row['found'])} | {delay} | "
+            f"{share} |"
+        )
     return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args(arguments)
@@ -265,10 +314,16 @@ def main(arguments: list[str]) -> int:
     healthy = [(resampled(tables, rng), decisions[i % 4]) for i in range(num_healthy)]
     body: dict[str, Any] = {
         "forecasts": [
-            {key: value for key, value in dataclasses.asdict(each.predicted).items() if key != "curve"}
+            {
+                key: value
+                for key, value in dataclasses.asdict(each.predicted).items()
+                if key != "curve"
+            }
             for each in decisions
         ],
-        "actual_nats": [float(x) for x in np.quantile(tables[f"final/{WIDTH}/{NUM_STEPS}"], (0, 0.5, 1))],
+        "actual_nats": [
+            float(x) for x in np.quantile(tables[f"final/{WIDTH}/{NUM_STEPS}"], (0, 0.5, 1))
+        ],
         "recorded": false_alarms(pairs),
         "resampled": false_alarms(healthy),
     }
@@ -279,7 +334,12 @@ def main(arguments: list[str]) -> int:
             row = {"fault": fault, "unit": unit} | detections(fault, size, names, healthy[:num_ill])
             body["faults"].append(row)
             print(json.dumps(row), flush=True)
-    body |= {"onset_step": ONSET, "num_steps": NUM_STEPS, "every_steps": EVERY, "machine": machine()}
+    body |= {
+        "onset_step": ONSET,
+        "num_steps": NUM_STEPS,
+        "every_steps": EVERY,
+        "machine": machine(),
+    }
     body["cpu_seconds"] = time.process_time() - began
     print(page(body))
     if asked.json:

@@ -1,10 +1,11 @@
-"""Records the curves that `benchmarks/watch.py` judges: a small ladder, and many healthy runs twice as long.
+"""Records the curves that `benchmarks/watch.py` judges: a small ladder, and many healthy runs twice
+as long.
 
     OMP_NUM_THREADS=1 python benchmarks/watch_curves.py benchmarks/grids/watch.safetensors
 
-Runs of a tiny shape on the source of Python's own standard library. It takes some minutes of one core. The file has,
-for each size, `loss/WIDTH/STEPS` and `grad/WIDTH/STEPS` [runs, steps] as float16 and `final/WIDTH/STEPS` [runs], the
-validation loss at the end.
+Runs of a tiny shape on the source of Python's own standard library. It takes some minutes of one
+core. The file has, for each size, `loss/WIDTH/STEPS` and `grad/WIDTH/STEPS` [runs, steps] as
+float16 and `final/WIDTH/STEPS` [runs], the validation loss at the end.
 """
 
 from __future__ import annotations
@@ -31,12 +32,29 @@ from proxies.training.bank import Bank
 
 BATCH_TOKENS, SEQ_LEN, NUM_SLOTS = 512, 64, 8
 LADDER = [
-    (16, 80, 4, 0), (16, 160, 4, 1000), (16, 320, 4, 2000), (32, 80, 4, 3000), (32, 160, 4, 4000), (32, 320, 4, 5000),
-    (48, 80, 4, 7000), (48, 160, 4, 8000),
-]  # fmt: skip
+    (16, 80, 4, 0),
+    (16, 160, 4, 1000),
+    (16, 320, 4, 2000),
+    (32, 80, 4, 3000),
+    (32, 160, 4, 4000),
+    (32, 320, 4, 5000),
+    (48, 80, 4, 7000),
+    (48, 160, 4, 8000),
+]
 MAIN = (32, 640, 24, 6000)
 """Width, steps, runs, seed of the first."""
-SOURCES = ("asyncio", "email", "idlelib", "unittest", "multiprocessing", "importlib", "json", "http", "xml", "lib2to3")
+SOURCES = (
+    "asyncio",
+    "email",
+    "idlelib",
+    "unittest",
+    "multiprocessing",
+    "importlib",
+    "json",
+    "http",
+    "xml",
+    "lib2to3",
+)
 
 
 def corpus(folder: Path) -> TokenStore:
@@ -49,14 +67,22 @@ def corpus(folder: Path) -> TokenStore:
 
 def schedule_of(num_steps: int) -> Schedule:
     """Return the schedule of every run."""
-    return Schedule(kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 20, final_fraction=0.1)
+    return Schedule(
+        kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 20, final_fraction=0.1
+    )
 
 
 def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
     """One run of the recipe."""
     base = Shape(
-        num_layers=2, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=SEQ_LEN
-    )  # fmt: skip
+        num_layers=2,
+        width=16,
+        num_heads=1,
+        num_kv_heads=1,
+        ffn_width=32,
+        vocab_size=256,
+        seq_len=SEQ_LEN,
+    )
     return RunSpec(
         shape=base.at_width(width),
         base_shape=base,
@@ -72,7 +98,9 @@ def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
 
 def recorded(store: TokenStore, width: int, num_steps: int, seeds: range) -> dict[str, np.ndarray]:
     """The curves of one size, a row a seed."""
-    bank = Bank(run_of(store, width, num_steps, 0).shape, BATCH_TOKENS, Numerics(num_slots=NUM_SLOTS), store)
+    bank = Bank(
+        run_of(store, width, num_steps, 0).shape, BATCH_TOKENS, Numerics(num_slots=NUM_SLOTS), store
+    )
     rows = {}
     for first in range(seeds.start, seeds.stop, NUM_SLOTS):
         waiting = min(NUM_SLOTS, seeds.stop - first)
@@ -99,7 +127,10 @@ def main(out: Path) -> None:
             began = time.monotonic()
             tables |= recorded(store, width, num_steps, range(first, first + num_runs))
             final = tables[f"final/{width}/{num_steps}"]
-            print(f"{width=} {num_steps=} {final.mean():.4f} sd {final.std():.4f}, {time.monotonic() - began:.0f} s")
+            print(
+                f"{width=} {num_steps=} {final.mean():.4f} sd {final.std():.4f}, "
+                f"{time.monotonic() - began:.0f} s"
+            )
     save_file(tables, out)
 
 

@@ -1,13 +1,17 @@
-"""How often noise that wanders makes the watch cry wolf, and how soon it sees a fault, beside one that knows the noise.
+"""How often noise that wanders makes the watch cry wolf, and how soon it sees a fault, beside one
+that knows the noise.
 
     OMP_NUM_THREADS=1 python benchmarks/watch_noise.py --json benchmarks/results/watch_noise.json
 
-Losses are a planted course (`tests/launcher/planted_watch.py`) and AR(1) noise of `PHIS` and `SDS`, of the series.
+Losses are a planted course (`tests/launcher/planted_watch.py`) and AR(1) noise of `PHIS` and `SDS`,
+of the series.
 
-1. False alarms: healthy runs, judged again and again while they grow. Told: the share with an alarm at any look.
-2. Delays: faults planted at half of the steps, and the step at which `rising`, `spike_lasts` or `departed` is first
-   raised. Beside them the rule that forerun had before, of blocks in independent noise, and `rising` with phi and sd
-   told to it, whose limit is the one that 1 % of 100 healthy runs of that very noise pass.
+1. False alarms: healthy runs, judged again and again while they grow. Told: the share with an alarm
+  at any look.
+2. Delays: faults planted at half of the steps, and the step at which `rising`, `spike_lasts` or
+   `departed` is first raised. Beside them the rule that forerun had before, of blocks in
+   independent noise, and `rising` with phi and sd told to it, whose limit is the one that 1 % of
+   100 healthy runs of that very noise pass.
 3. Frozen losses: healthy logs rounded to few digits, and logs that freeze.
 
 It takes some ten minutes of one core; `--quick` one.
@@ -54,7 +58,14 @@ FAULTS = {
     "+2 %": lambda losses: losses * np.where(SINCE > 0, 1.02, 1.0),
     "+6 % over 1,000 steps": lambda losses: losses * (1 + 0.06 * np.minimum(SINCE / 1000, 1)),
 }
-ROUNDED = {"1 digit": 0.1, "2 digits": 0.01, "3 digits": 0.001, "4 digits": 1e-4, "bfloat16": 2.0**-7, "float64": 0.0}
+ROUNDED = {
+    "1 digit": 0.1,
+    "2 digits": 0.01,
+    "3 digits": 0.001,
+    "4 digits": 1e-4,
+    "bfloat16": 2.0**-7,
+    "float64": 0.0,
+}
 DECISION = decision(NUM_STEPS, warmup_steps=WARMUP)
 
 Floats = np.ndarray
@@ -72,7 +83,9 @@ def healthy(seed: int, phi: float, sd: float) -> Floats:
 
 
 def known_noise(phi: float, sd: float, num_lines: int) -> tuple[float, float]:
-    """Phi and innovation of medians of so many lines of AR(1) noise, as those of means where they are correlated."""
+    """Phi and innovation of medians of so many lines of AR(1) noise, as those of means where they
+    are correlated.
+    """
     lag = np.arange(1 - num_lines, num_lines)
     weights = (num_lines - np.abs(lag)) / num_lines**2
     variance = sd**2 * float(weights @ phi ** np.abs(lag))
@@ -83,15 +96,22 @@ def known_noise(phi: float, sd: float, num_lines: int) -> tuple[float, float]:
 
 
 def former_rise(losses: Floats) -> int | None:
-    """Step at which the rule before saw a rise: medians of blocks, their noise independent from line to line."""
+    """Step at which the rule before saw a rise: medians of blocks, their noise independent from
+    line to line.
+    """
     at, loss = STEPS[WARMUP:], losses[WARMUP:]
     edges = [0]
     while edges[-1] < len(at):
         edges.append(max(int(np.searchsorted(at, at[edges[-1]] * 2 ** (1 / 16))), edges[-1] + 8))
     blocks = [loss[a:b] for a, b in itertools.pairwise(edges) if b < len(at)]
     medians = np.array([np.median(block) for block in blocks])
-    noise = [MAD_TO_SIGMA * np.median(np.abs(np.diff(block))) / np.sqrt(2) * np.sqrt(np.pi / 2 / len(block))
-             for block in blocks]  # fmt: skip
+    noise = [
+        MAD_TO_SIGMA
+        * np.median(np.abs(np.diff(block)))
+        / np.sqrt(2)
+        * np.sqrt(np.pi / 2 / len(block))
+        for block in blocks
+    ]
     lowest, num_risen = 0, 0
     for i in range(1, len(blocks)):
         by, sd = medians[i] - medians[lowest], np.hypot(noise[i], noise[lowest])
@@ -103,7 +123,9 @@ def former_rise(losses: Floats) -> int | None:
 
 
 def limit_for(phi: float, sd: float, num: int) -> float:
-    """The size in standard deviations that 1 % of healthy runs reach, where phi and sd are known."""
+    """The size in standard deviations that 1 % of healthy runs reach, where phi and sd are
+    known.
+    """
     most = []
     for seed in range(num):
         losses = healthy(10_000 + seed, phi, sd)[WARMUP:]
@@ -128,18 +150,28 @@ def seen(losses: Floats) -> dict[str, int]:
 
 def ever_raised(losses: Floats) -> set[str]:
     looks = np.unique(np.round(NUM_STEPS * np.geomspace(0.05, 1.0, NUM_LOOKS))).astype(int)
-    return {alert.name for upto in looks.tolist() for alert in judge(DECISION, columns_of(losses[:upto])).alerts
-            if alert.severity == "alarm"}  # fmt: skip
+    return {
+        alert.name
+        for upto in looks.tolist()
+        for alert in judge(DECISION, columns_of(losses[:upto])).alerts
+        if alert.severity == "alarm"
+    }
 
 
 def delays(steps: list[int | None]) -> dict[str, Any]:
     """Median and range of what was found after the onset, and how many."""
     after = [step - ONSET for step in steps if step is not None and step > ONSET]
-    return {"found": len(after), "of": len(steps), "median": float(np.median(after)) if after else None,
-            "longest": max(after, default=None)}  # fmt: skip
+    return {
+        "found": len(after),
+        "of": len(steps),
+        "median": float(np.median(after)) if after else None,
+        "longest": max(after, default=None),
+    }
 
 
-def cell(phi: float, sd: float, num_healthy: int, num_ill: int, num_calibrated: int) -> dict[str, Any]:
+def cell(
+    phi: float, sd: float, num_healthy: int, num_ill: int, num_calibrated: int
+) -> dict[str, Any]:
     raised: Counter[str] = Counter()
     for seed in range(num_healthy):
         names = ever_raised(healthy(seed, phi, sd))
@@ -148,95 +180,144 @@ def cell(phi: float, sd: float, num_healthy: int, num_ill: int, num_calibrated: 
     limit = limit_for(phi, sd, num_calibrated)
     view = sight(STEPS[:ONSET], healthy(0, phi, sd)[:ONSET], WARMUP, NUM_STEPS, 0.05 * NUM_STEPS)
     body: dict[str, Any] = {
-        "phi": phi, "sd": sd, "num_runs": num_healthy, "any_alarm": binomial(raised["any"], num_healthy),
-        "raised": dict(raised), "former_rising": binomial(former, num_healthy), "oracle_limit_sds": limit,
-        "smallest_jump_nats": view.jump_nats, "smallest_climb_nats": view.climb_nats, "in_time_lines": view.num_lines,
+        "phi": phi,
+        "sd": sd,
+        "num_runs": num_healthy,
+        "any_alarm": binomial(raised["any"], num_healthy),
+        "raised": dict(raised),
+        "former_rising": binomial(former, num_healthy),
+        "oracle_limit_sds": limit,
+        "smallest_jump_nats": view.jump_nats,
+        "smallest_climb_nats": view.climb_nats,
+        "in_time_lines": view.num_lines,
         "faults": {},
-    }  # fmt: skip
+    }
     for name, plant in FAULTS.items():
         runs = [plant(healthy(seed, phi, sd)) for seed in range(num_ill)]
         mine = [min(seen(losses).values(), default=None) for losses in runs]
         oracle = [
-            rise(STEPS, losses, WARMUP, NUM_STEPS, lambda size: known_noise(phi, sd, size), limit) for losses in runs
+            rise(STEPS, losses, WARMUP, NUM_STEPS, lambda size: known_noise(phi, sd, size), limit)
+            for losses in runs
         ]
         body["faults"][name] = {
-            "watch": delays(mine), "oracle": delays([each and each.seen_step for each in oracle]),
+            "watch": delays(mine),
+            "oracle": delays([each and each.seen_step for each in oracle]),
             "former": delays([former_rise(losses) for losses in runs]),
-        }  # fmt: skip
+        }
     return body
 
 
 def rounded(phi: float, sd: float, name: str, num: int) -> dict[str, Any]:
-    """Healthy logs called frozen at any length, and how many equal lines it takes once one freezes."""
+    """Healthy logs called frozen at any length, and how many equal lines it takes once one
+    freezes.
+    """
     step, wrong, needed = ROUNDED[name], 0, []
     for seed in range(num):
         losses = healthy(seed, phi, sd)
         losses = np.round(np.round(losses / step) * step, 10) if step else losses
-        stretches = np.flatnonzero(np.diff(losses) != 0) + 1  # only at the end of a stretch is it longest
+        # only at the end of a stretch is it longest
+        stretches = np.flatnonzero(np.diff(losses) != 0) + 1
         lengths = np.diff(stretches, prepend=0)
         ends = stretches[np.argsort(lengths)[-5:]].tolist()
-        wrong += any(frozen_loss(columns_of(losses[:end]), WARMUP, NUM_STEPS) is not None for end in ends)
+        wrong += any(
+            frozen_loss(columns_of(losses[:end]), WARMUP, NUM_STEPS) is not None for end in ends
+        )
         losses[ONSET:] = losses[ONSET]
-        numbers = (n for n in range(2, 513) if frozen_loss(columns_of(losses[: ONSET + n]), WARMUP, NUM_STEPS))
+        numbers = (
+            n
+            for n in range(2, 513)
+            if frozen_loss(columns_of(losses[: ONSET + n]), WARMUP, NUM_STEPS)
+        )
         needed += [*itertools.islice(numbers, 1)]
     return {
-        "phi": phi, "sd": sd, "rounded": name, "called_frozen": binomial(wrong, num),
-        "frozen_found": f"{len(needed)} of {num}", "equal_lines": float(np.median(needed)) if needed else None,
-    }  # fmt: skip
+        "phi": phi,
+        "sd": sd,
+        "rounded": name,
+        "called_frozen": binomial(wrong, num),
+        "frozen_found": f"{len(needed)} of {num}",
+        "equal_lines": float(np.median(needed)) if needed else None,
+    }
 
 
 def mixed_alarms(num: int) -> int:
-    """Healthy runs with an alarm, of noise that wanders slowly below the larger independent noise of the batch."""
+    """Healthy runs with an alarm, of noise that wanders slowly below the larger independent noise
+    of the batch.
+    """
     quick = [wandering(np.random.default_rng(1000 + seed), 0.0, 0.05) for seed in range(num)]
-    return sum(bool(ever_raised(healthy(seed, 0.99, 0.02) + noise)) for seed, noise in enumerate(quick))
+    return sum(
+        bool(ever_raised(healthy(seed, 0.99, 0.02) + noise)) for seed, noise in enumerate(quick)
+    )
 
 
 def page(body: dict[str, Any]) -> str:
     """The tables, as Markdown; docs/watch.md sums them up."""
-    lines = ["| phi | sd | any alarm in a healthy run | `rising` before | smallest jump, climb (nats) |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| phi | sd | any alarm in a healthy run | `rising` before | smallest jump, climb (nats) |",
+        "|---|---|---|---|---|",
+    ]
     lines += [
-        f"| {row['phi']:g} | {row['sd']:g} | {told(row['any_alarm'])} | {row['former_rising'][0]:.0%} | "
+        f"| {row['phi']:g} | {row['sd']:g} | {told(row['any_alarm'])} | "
+        f"{row['former_rising'][0]:.0%} | "
         f"{row['smallest_jump_nats']:.2g}, {row['smallest_climb_nats']:.2g} |"
         for row in body["cells"]
     ]
     lines += ["", f"| phi | sd | {' | '.join(FAULTS)} |", f"|---|---|{'---|' * len(FAULTS)}"]
     lines += [f"| {row['phi']:g} | {row['sd']:g} | {_delays(row)} |" for row in body["cells"]]
-    lines += ["", "| rounded to | phi | healthy, called frozen | frozen, found | after equal lines |",
-              "|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        "",
+        "| rounded to | phi | healthy, called frozen | frozen, found | after equal lines |",
+        "|---|---|---|---|---|",
+    ]
     for row in body["rounded"]:
         equal = "" if row["equal_lines"] is None else f"{row['equal_lines']:.0f}"
         lines.append(
-            f"| {row['rounded']} | {row['phi']:g} | {told(row['called_frozen'])} | {row['frozen_found']} | {equal} |"
+            f"| {row['rounded']} | {row['phi']:g} | {told(row['called_frozen'])} | "
+            f"{row['frozen_found']} | {equal} |"
         )
     return "\n".join(lines)
 
 
 def _delays(row: dict[str, Any]) -> str:
     kinds = ("watch", "oracle", "former") if row["phi"] == 0 else ("watch", "oracle")
-    return " | ".join(" / ".join(_short(each[kind]) for kind in kinds) for each in row["faults"].values())
+    return " | ".join(
+        " / ".join(_short(each[kind]) for kind in kinds) for each in row["faults"].values()
+    )
 
 
 def _short(each: dict[str, Any]) -> str:
     if not each["found"]:
         return "-"
-    return f"{each['median']:.0f}" + ("" if each["found"] == each["of"] else f" ({each['found']} of {each['of']})")
+    return f"{each['median']:.0f}" + (
+        "" if each["found"] == each["of"] else f" ({each['found']} of {each['of']})"
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args(arguments)
-    num_healthy, num_ill, num_calibrated, num_rounded = (4, 2, 20, 2) if asked.quick else (40, 8, NUM_CALIBRATED, 10)
+    num_healthy, num_ill, num_calibrated, num_rounded = (
+        (4, 2, 20, 2) if asked.quick else (40, 8, NUM_CALIBRATED, 10)
+    )
     began = time.monotonic()
     body: dict[str, Any] = {"cells": [], "rounded": []}
     with ProcessPoolExecutor(asked.jobs) as pool:
-        cells = [pool.submit(cell, phi, sd, num_healthy, num_ill, num_calibrated) for phi in PHIS for sd in SDS]
+        cells = [
+            pool.submit(cell, phi, sd, num_healthy, num_ill, num_calibrated)
+            for phi in PHIS
+            for sd in SDS
+        ]
         mixed = pool.submit(mixed_alarms, num_healthy)
-        logs = [pool.submit(rounded, phi, 0.05, name, num_rounded) for name in ROUNDED for phi in (0.0, 0.9, 0.99)]
+        logs = [
+            pool.submit(rounded, phi, 0.05, name, num_rounded)
+            for name in ROUNDED
+            for phi in (0.0, 0.9, 0.99)
+        ]
         for each in cells:
             body["cells"].append(each.result())
             print(json.dumps(body["cells"][-1]), file=sys.stderr, flush=True)
@@ -245,9 +326,14 @@ def main(arguments: list[str]) -> int:
     num_runs = num_healthy * len(body["cells"])
     alarms = sum(round(row["any_alarm"][0] * num_healthy) for row in body["cells"])
     body |= {
-        "all_cells": binomial(alarms, num_runs), "num_runs": num_runs, "num_steps": NUM_STEPS, "onset_step": ONSET,
-        "rise_sds": limit_sds(NUM_STEPS), "rise_nats": RISE_NATS, "machine": machine(),
-    }  # fmt: skip
+        "all_cells": binomial(alarms, num_runs),
+        "num_runs": num_runs,
+        "num_steps": NUM_STEPS,
+        "onset_step": ONSET,
+        "rise_sds": limit_sds(NUM_STEPS),
+        "rise_nats": RISE_NATS,
+        "machine": machine(),
+    }
     body["seconds"] = time.monotonic() - began
     print(page(body))
     print(f"any alarm in all cells: {told(body['all_cells'])} of {num_runs} runs")

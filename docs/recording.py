@@ -1,11 +1,12 @@
-"""A recording of the terminal: real commands on a finished study, as docs/recordings/demo.cast and demo.txt.
+"""A recording of the terminal: real commands on a finished study, as docs/recordings/demo.cast and
+demo.txt.
 
     python docs/recording.py demo/study          # or: make recording STUDY=demo/study
 
-The folder that holds the study (with its plan and corpus) is copied, so the study itself stays as it is. Each command
-runs in a terminal of 110 columns. demo.cast is asciicast v2 (`asciinema play docs/recordings/demo.cast`), demo.txt the
-same as plain text. Times are those of this run; a player shortens pauses to two seconds. The name of the machine and
-the path of the copy are replaced.
+The folder that holds the study (with its plan and corpus) is copied, so the study itself stays as
+it is. Each command runs in a terminal of 110 columns. demo.cast is asciicast v2 (`asciinema play
+docs/recordings/demo.cast`), demo.txt the same as plain text. Times are those of this run; a player
+shortens pauses to two seconds. The name of the machine and the path of the copy are replaced.
 """
 
 from __future__ import annotations
@@ -58,8 +59,14 @@ def run(command: Sequence[str], folder: Path) -> tuple[list[Event], int]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    started, decoder, events = time.monotonic(), codecs.getincrementaldecoder("utf-8")("replace"), []
-    with subprocess.Popen(command, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    started, decoder, events = (
+        time.monotonic(),
+        codecs.getincrementaldecoder("utf-8")("replace"),
+        [],
+    )
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
         os.close(theirs)
         while True:
             try:
@@ -79,7 +86,9 @@ def typed(text: str, at: float) -> list[Event]:
 
 
 def record(commands: Sequence[str], folder: Path) -> list[Event]:
-    """Every command with what it showed; after a command that did not end with 0, its exit code by `echo $?`."""
+    """Every command with what it showed; after a command that did not end with 0, its exit code by
+    `echo $?`.
+    """
     forerun = [sys.executable, "-m", "launcher"]
     hidden = re.compile(rf"{re.escape(str(folder))}/?|\b{re.escape(socket.gethostname())}\b")
     events: list[Event] = []
@@ -90,17 +99,28 @@ def record(commands: Sequence[str], folder: Path) -> list[Event]:
         events.append((begun, "\r\n"))
         whole = "".join(text for _, text in shown)
         if hidden.search(whole):  # replaced in one piece: a name may be cut by two reads
-            shown = [(shown[-1][0], hidden.sub(lambda found: "host" * ("/" not in found[0]), whole))]
+            shown = [
+                (shown[-1][0], hidden.sub(lambda found: "host" * ("/" not in found[0]), whole))
+            ]
         events += [(begun + seconds, text) for seconds, text in shown]
         if code:
-            events += [*typed("echo $?", events[-1][0] + 1.0), (events[-1][0] + 2.0, f"\r\n{code}\r\n")]
+            events += [
+                *typed("echo $?", events[-1][0] + 1.0),
+                (events[-1][0] + 2.0, f"\r\n{code}\r\n"),
+            ]
     return events
 
 
 def cast(events: Sequence[Event]) -> str:
     """The events as asciicast v2: a line of JSON for the terminal, then one for each event."""
-    head = {"version": 2, "width": COLUMNS, "height": ROWS, "idle_time_limit": 2.0,
-            "title": "forerun: a finished demo study", "env": {"TERM": "xterm-256color"}}  # fmt: skip
+    head = {
+        "version": 2,
+        "width": COLUMNS,
+        "height": ROWS,
+        "idle_time_limit": 2.0,
+        "title": "forerun: a finished demo study",
+        "env": {"TERM": "xterm-256color"},
+    }
     rows = [[round(seconds, 3), "o", text] for seconds, text in events]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [head, *rows])
 
@@ -114,8 +134,12 @@ def plain(events: Sequence[Event]) -> str:
 
 def main() -> None:
     """Record the study that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, help="a finished study, such as demo/study after `make demo`")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "study", type=Path, help="a finished study, such as demo/study after `make demo`"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder for demo.cast and demo.txt")
     given = parser.parse_args()
     if not (given.study / "ledger.db").exists():

@@ -1,8 +1,9 @@
-"""What mkdocs is told beyond mkdocs.yml: README and its fellows are pages too, and anchors are GitHub's.
+"""What mkdocs is told beyond mkdocs.yml: README and its fellows are pages too, and anchors are
+GitHub's.
 
-Links are written so that they work on GitHub and in an editor. README.md, CHANGELOG.md and the like lie above docs/:
-they are put into the site, links to them and from them are turned, and a link to what is no page (a folder, the
-licence) becomes its path in words.
+Links are written so that they work on GitHub and in an editor. README.md, CHANGELOG.md and the like
+lie above docs/: they are put into the site, links to them and from them are turned, and a link to
+what is no page (a folder, the licence) becomes its path in words.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def turned(text: str, page: str) -> str:
         target = from_root(path)
         if page.startswith("docs/") and target.startswith("docs/"):
             return match[0]
-        there = ABOVE.get(target, target.removeprefix("docs/") if target.startswith("docs/") else "")
+        there = ABOVE.get(
+            target, target.removeprefix("docs/") if target.startswith("docs/") else ""
+        )
         if not there.endswith(".md"):
             return f"{words} (`{target}`)" if target not in words else f"`{target}`"
         return f"[{words}]({from_place(there)}{anchor})"

@@ -7,9 +7,12 @@
     print(forerun.allocate(fit, flops=1e21).params)
 
 Enters:   tables of runs (files, or in memory), fits, study folders, frozen configs.
-Leaves:   what the commands print: numbers as attributes, the keys of `--json` in `body`, the text by `print`.
-Promises: importing it loads the standard library alone; the rest is loaded at first use; answers are the commands' own.
-Refuses:  what the commands refuse, as a ValueError that names arguments (`flops=`), not options (`--flops`).
+Leaves:   what the commands print: numbers as attributes, the keys of `--json` in `body`, the text
+by `print`.
+Promises: importing it loads the standard library alone; the rest is loaded at first use; answers
+are the commands' own.
+Refuses:  what the commands refuse, as a ValueError that names arguments (`flops=`), not options
+(`--flops`).
 """
 
 from __future__ import annotations
@@ -37,9 +40,21 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Allocation", "Explanation", "Fit", "Prediction", "Predictions", "RequestError", "Verdict", "allocate",
-    "explain", "fit", "load", "plots", "predict", "transfer",
-]  # fmt: skip
+    "Allocation",
+    "Explanation",
+    "Fit",
+    "Prediction",
+    "Predictions",
+    "RequestError",
+    "Verdict",
+    "allocate",
+    "explain",
+    "fit",
+    "load",
+    "plots",
+    "predict",
+    "transfer",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -45,7 +45,8 @@ PathText = str | os.PathLike[str]
 Sizes = float | Iterable[float]
 """A number, or several in a list, a NumPy array, or a pandas.Series."""
 Table = PathText | Frame | Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]]
-"""A .csv, .jsonl or .parquet file, a frame, columns by name, or rows. Messages count rows in memory from 0."""
+"""A .csv, .jsonl or .parquet file, a frame, columns by name, or rows. Messages count rows in memory
+from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -165,7 +166,9 @@ class Predictions(Sequence[Prediction]):
     @property
     def warnings(self) -> list[str]:
         """Warnings that apply to the numbers, each once."""
-        return list(dict.fromkeys(warning for prediction in self.each for warning in prediction.warnings))
+        return list(
+            dict.fromkeys(warning for prediction in self.each for warning in prediction.warnings)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -224,7 +227,9 @@ class Verdict(Answer):
 
     @property
     def regret_nats(self) -> float | None:
-        """Cost at the target of the transferred value against the target's own optimum, nats per token."""
+        """Cost at the target of the transferred value against the target's own optimum, nats per
+        token.
+        """
         return _number(self.body["regret_nats"]["value"])
 
     @property
@@ -272,10 +277,16 @@ def _number(value: Any) -> float | None:
 
 @as_value_error
 def fit(
-    table: Table, *, form: str = "auto", bootstrap: int = 400, level: float = 0.9, seed: int = 0,
-    params_column: str = "", columns: Mapping[str, str] | None = None,
+    table: Table,
+    *,
+    form: str = "auto",
+    bootstrap: int = 400,
+    level: float = 0.9,
+    seed: int = 0,
+    params_column: str = "",
+    columns: Mapping[str, str] | None = None,
     compute_from: FlopsSource | None = None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     """Fit scaling laws to runs, as `forerun fit`.
 
         fit = forerun.fit({"params": [...], "tokens": [...], "loss": [...]})
@@ -286,16 +297,20 @@ def fit(
         bootstrap: refits for the intervals; 0: none.
         level: of the intervals, between 0 and 1.
         seed: of the bootstrap.
-        params_column: the column of N, as `columns={"params": ...}`; empty: the one that its name tells.
+        params_column: the column of N, as `columns={"params": ...}`; empty: the one that its name
+            tells.
         columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
-        compute_from: for the form isoflop, what a run's FLOPs are; None: the first of the three that there is.
+        compute_from: for the form isoflop, what a run's FLOPs are; None: the first of the three
+            that there is.
 
     Raises:
-        ValueError: all that is wrong with the table or the options. A fit that the runs do not identify is no error:
-            its `status` is `unidentified`.
+        ValueError: all that is wrong with the table or the options. A fit that the runs do not
+            identify is no error: its `status` is `unidentified`.
     """
     options = {"bootstrap": bootstrap, "level": level, "seed": seed}
-    file, body = fit_of(_source(table), form, params_column, options, columns=columns, compute_from=compute_from)
+    file, body = fit_of(
+        _source(table), form, params_column, options, columns=columns, compute_from=compute_from
+    )
     return Fit(body=body, text=body_text(body), file=file)
 
 
@@ -303,20 +318,33 @@ if TYPE_CHECKING:
 
     @overload
     def predict(
-        fit: Fit | PathText, *, params: float | None = None, tokens: float | None = None, flops: float | None = None
+        fit: Fit | PathText,
+        *,
+        params: float | None = None,
+        tokens: float | None = None,
+        flops: float | None = None,
     ) -> Prediction: ...
 
     @overload
     def predict(
-        fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
+        fit: Fit | PathText,
+        *,
+        params: Sizes | None = None,
+        tokens: Sizes | None = None,
+        flops: Sizes | None = None,
     ) -> Prediction | Predictions: ...
 
 
 @as_value_error
 def predict(
-    fit: Fit | PathText, *, params: Sizes | None = None, tokens: Sizes | None = None, flops: Sizes | None = None
+    fit: Fit | PathText,
+    *,
+    params: Sizes | None = None,
+    tokens: Sizes | None = None,
+    flops: Sizes | None = None,
 ) -> Prediction | Predictions:
-    """Predict the loss of one new run, as `forerun predict`; or of several runs, one for each element of an array.
+    """Predict the loss of one new run, as `forerun predict`; or of several runs, one for each
+    element of an array.
 
         forerun.predict(fit, params=7e9, tokens=1.4e11).loss_nats
         forerun.predict(fit, params=[1e9, 7e9], tokens=[2e10, 1.4e11]).loss_nats
@@ -334,12 +362,19 @@ def predict(
 
     file: Json = fit.file if isinstance(fit, Fit) else fit_file.read(Path(fit))
     law = fit_file.from_file(file)
-    read = {name: _read_sizes(name, size) for name, size in (("params", params), ("tokens", tokens), ("flops", flops))}
+    read = {
+        name: _read_sizes(name, size)
+        for name, size in (("params", params), ("tokens", tokens), ("flops", flops))
+    }
     lengths = {name: len(size) for name, size in read.items() if isinstance(size, list)}
     if not lengths:
-        return _predict_one(law, {name: size for name, size in read.items() if not isinstance(size, list)})
+        return _predict_one(
+            law, {name: size for name, size in read.items() if not isinstance(size, list)}
+        )
     if len(set(lengths.values())) > 1:
-        raise RequestError(f"arrays of different lengths: {', '.join(f'{n} has {k}' for n, k in lengths.items())}")
+        raise RequestError(
+            f"arrays of different lengths: {', '.join(f'{n} has {k}' for n, k in lengths.items())}"
+        )
     each = [
         {name: size[place] if isinstance(size, list) else size for name, size in read.items()}
         for place in range(next(iter(lengths.values())))
@@ -365,7 +400,9 @@ def _read_sizes(name: str, size: Any) -> float | list[float | None] | None:
 def _read_size(name: str, size: Any) -> float:
     plain = size.item() if hasattr(size, "item") and getattr(size, "ndim", 0) == 0 else size
     if isinstance(plain, bool) or not isinstance(plain, int | float):
-        raise RequestError(f"{name} = {size!r}: must be a number, or an array of numbers with one dimension")
+        raise RequestError(
+            f"{name} = {size!r}: must be a number, or an array of numbers with one dimension"
+        )
     try:
         return float(plain)
     except OverflowError as error:
@@ -374,18 +411,32 @@ def _read_size(name: str, size: Any) -> float:
 
 @as_value_error
 def allocate(
-    fit: Fit | PathText, *, flops: float | None = None, gpu_hours: float | None = None, usd: float | None = None,
-    gpu: str | None = None, mfu: float | None = None, price_usd: float | None = None, gpus: int | None = None,
-    deadline_days: float | None = None, batch_tokens: int | None = None, inference_tokens: float | None = None,
-    unique_tokens: float | None = None, shape: bool = False, tp: int | None = None, vocab: int | None = None,
-    seq_len: int | None = None, beyond: bool = False,
-) -> Allocation:  # fmt: skip
+    fit: Fit | PathText,
+    *,
+    flops: float | None = None,
+    gpu_hours: float | None = None,
+    usd: float | None = None,
+    gpu: str | None = None,
+    mfu: float | None = None,
+    price_usd: float | None = None,
+    gpus: int | None = None,
+    deadline_days: float | None = None,
+    batch_tokens: int | None = None,
+    inference_tokens: float | None = None,
+    unique_tokens: float | None = None,
+    shape: bool = False,
+    tp: int | None = None,
+    vocab: int | None = None,
+    seq_len: int | None = None,
+    beyond: bool = False,
+) -> Allocation:
     """Give the best size and tokens for a budget, as `forerun allocate`.
 
         forerun.allocate(fit, usd=50_000, gpu="H100").params
 
     Args:
-        fit: of a law, from `fit`; a file that it wrote; or a study folder, whose plan has the budget.
+        fit: of a law, from `fit`; a file that it wrote; or a study folder, whose plan has the
+            budget.
         flops: budget in FLOPs; or
         gpu_hours: in hours of `gpu`; or
         usd: in dollars of `gpu` at `price_usd`.
@@ -410,11 +461,23 @@ def allocate(
         if isinstance(_read_sizes(name, amount), list):
             raise RequestError(f"{name}: must be one number; call allocate for each budget")
     typed = {
-        "flops": flops, "gpu_hours": gpu_hours, "usd": usd, "gpu": gpu, "mfu": mfu, "price_usd": price_usd,
-        "gpus": gpus, "deadline_days": deadline_days, "batch_tokens": batch_tokens,
-        "inference_tokens": inference_tokens, "unique_tokens": unique_tokens, "shape": shape, "tp": tp,
-        "vocab": vocab, "seq_len": seq_len, "beyond": beyond,
-    }  # fmt: skip
+        "flops": flops,
+        "gpu_hours": gpu_hours,
+        "usd": usd,
+        "gpu": gpu,
+        "mfu": mfu,
+        "price_usd": price_usd,
+        "gpus": gpus,
+        "deadline_days": deadline_days,
+        "batch_tokens": batch_tokens,
+        "inference_tokens": inference_tokens,
+        "unique_tokens": unique_tokens,
+        "shape": shape,
+        "tp": tp,
+        "vocab": vocab,
+        "seq_len": seq_len,
+        "beyond": beyond,
+    }
     if isinstance(fit, Fit):
         request, (law, template) = checked(typed), law_in(fit.file)
     else:
@@ -426,18 +489,26 @@ def allocate(
 
 @as_value_error
 def transfer(
-    table: Table, *, target_size: int | None = None, target_width: int | None = None, base_size: int | None = None,
-    axis: Axis | None = None, hyperparameter: Hyperparameter | None = None,
-    power: float | Literal["measured"] = 0.0, margin_nats: float = 0.01, level: float = 0.9,
+    table: Table,
+    *,
+    target_size: int | None = None,
+    target_width: int | None = None,
+    base_size: int | None = None,
+    axis: Axis | None = None,
+    hyperparameter: Hyperparameter | None = None,
+    power: float | Literal["measured"] = 0.0,
+    margin_nats: float = 0.01,
+    level: float = 0.9,
     columns: Mapping[str, str] | None = None,
-) -> Verdict:  # fmt: skip
-    """Judge from runs whether a hyperparameter transfers to a larger size, as `forerun transfer --runs`.
+) -> Verdict:
+    """Judge from runs whether a hyperparameter transfers to a larger size, as `forerun transfer
+    --runs`.
 
         forerun.transfer("runs.csv", target_width=8192).outcome
 
     Args:
-        table: columns width, lr, loss (nats per token) and optionally seed, or width and lr_optimum; other axes and
-            hyperparameters by their names.
+        table: columns width, lr, loss (nats per token) and optionally seed, or width and
+            lr_optimum; other axes and hyperparameters by their names.
         target_size: the main run's size; None: twice the largest.
         target_width: another name of `target_size`.
         base_size: where the value was tuned; None: the smallest.
@@ -455,14 +526,22 @@ def transfer(
         raise RequestError("target_size and target_width are one option: give one of them")
     target = target_width if target_size is None else target_size
     body = judge_table(
-        _source(table), axis=axis, hyperparameter=hyperparameter, target_size=target, base_size=base_size,
-        power=power if power == "measured" else float(power), margin_nats=margin_nats, level=level, columns=columns,
-    )  # fmt: skip
+        _source(table),
+        axis=axis,
+        hyperparameter=hyperparameter,
+        target_size=target,
+        base_size=base_size,
+        power=power if power == "measured" else float(power),
+        margin_nats=margin_nats,
+        level=level,
+        columns=columns,
+    )
     return Verdict(body=body, text=verdict_text(body))
 
 
 def load(study: PathText | None = None) -> StudyView:
-    """A study's runs: `forerun.load("study").trials()` is a pandas.DataFrame, `.table()` a pyarrow.Table.
+    """A study's runs: `forerun.load("study").trials()` is a pandas.DataFrame, `.table()` a
+    pyarrow.Table.
 
     Args:
         study: its folder, or the name of a frozen config in it; None: `./study`.
@@ -481,12 +560,14 @@ def explain(frozen: PathText | None = None, field: str | None = None) -> Explana
         forerun.explain("study", "learning_rate").values
 
     Args:
-        frozen: its folder or `launch.json`, the first characters of its digest, a study that holds one, or `latest`;
-            None: the only one of `./study`.
+        frozen: its folder or `launch.json`, the first characters of its digest, a study that holds
+            one, or `latest`; None: the only one of `./study`.
         field: its name, or a prefix; None: all.
 
     Raises:
         ValueError: no such config or field, or one that was edited.
     """
-    body, text = explained_fields(frozen_named(None if frozen is None else os.fspath(frozen)), field)
+    body, text = explained_fields(
+        frozen_named(None if frozen is None else os.fspath(frozen)), field
+    )
     return Explanation(body=body, text=text)

@@ -1,4 +1,6 @@
-"""Errors of the Python functions: the command line's messages, with arguments instead of options."""
+"""Errors of the Python functions: the command line's messages, with arguments instead of
+options.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ def _speak_python(message: str) -> str:
         if place % 2 and part.startswith("forerun "):
             continue
         columns = _COLUMN.sub(r"columns={'\1': '\2'}", part)
-        parts[place] = _OPTION.sub(lambda option: _ARGUMENTS.get(option[1], option[1].replace("-", "_")), columns)
+        parts[place] = _OPTION.sub(
+            lambda option: _ARGUMENTS.get(option[1], option[1].replace("-", "_")), columns
+        )
     return "`".join(parts)
 
 
 def as_value_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorate a function of the Python interface, so that it raises ValueErrors that name arguments."""
+    """Decorate a function of the Python interface, so that it raises ValueErrors that name
+    arguments.
+    """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

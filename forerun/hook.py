@@ -2,12 +2,13 @@
 
 Call `prove` once, behind the optimizer and before the first step:
 
-    from forerun.hook import prove          # or copy this file beside your script: it needs nothing else
-    prove(model, optimizer, scheduler)
+    from forerun.hook import prove          # or copy this file beside your script: it needs nothing
+    else prove(model, optimizer, scheduler)
 
-A normal run is not touched: `prove` returns at once. Under `forerun verify --prove` it tells every parameter's shape,
-learning rate, decay, betas, eps and initial values and the schedule of all steps, watches at most five steps, and ends
-the process. The standard library alone is imported before that.
+A normal run is not touched: `prove` returns at once. Under `forerun verify --prove` it tells every
+parameter's shape, learning rate, decay, betas, eps and initial values and the schedule of all
+steps, watches at most five steps, and ends the process. The standard library alone is imported
+before that.
 """
 
 from __future__ import annotations
@@ -21,32 +22,41 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "FORERUN_PROVE"
-"""Names the request, a JSON file: where to `report`, how many `steps` to watch, and at which steps to read rates."""
+"""Names the request, a JSON file: where to `report`, how many `steps` to watch, and at which steps
+to read rates."""
 FORMAT = 1
 
 
 def prove(
-    model: Any, optimizer: Any, scheduler: Any = None, *, rate: Any = None, num_data_ranks: int | None = None,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    *,
+    rate: Any = None,
+    num_data_ranks: int | None = None,
     factors: dict[str, float] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Tell forerun what is about to be trained; outside of `forerun verify --prove`, nothing.
 
     Args:
         model: a torch module, also wrapped (DDP, FSDP2, compiled), or several.
         optimizer: a torch optimizer, or several.
-        scheduler: a torch scheduler, or several, one step of each per step of the optimizer; None where there is none.
-        rate: `rate(step)`, the learning rate that your loop sets at a step counted from 0, where it sets it by hand:
-            a number for all groups, or one for each.
+        scheduler: a torch scheduler, or several, one step of each per step of the optimizer; None
+            where there is none.
+        rate: `rate(step)`, the learning rate that your loop sets at a step counted from 0, where it
+            sets it by hand: a number for all groups, or one for each.
         num_data_ranks: among how many ranks a batch is shared out; None: among all.
-        factors: by a part of a parameter's name, what its rate is on purpose, as a multiple of what the parametrization
-            gives it.
+        factors: by a part of a parameter's name, what its rate is on purpose, as a multiple of what
+            the parametrization gives it.
     """
     place = os.environ.get(VARIABLE)
     if not place:
         return
     request = json.loads(Path(place).read_text())
     try:
-        _Watch(request, model, optimizer, scheduler, rate, num_data_ranks, dict(factors or {})).begin()
+        _Watch(
+            request, model, optimizer, scheduler, rate, num_data_ranks, dict(factors or {})
+        ).begin()
     except Exception as error:
         _write(request["report"], {"format": FORMAT, "error": f"{type(error).__name__}: {error}"})
         _leave(3)
@@ -69,17 +79,29 @@ def _write(path: str, body: dict[str, Any]) -> None:
 class _Watch:
     """One request, from the first look at the parameters to the last step watched."""
 
-    def __init__(self, request: dict[str, Any], model: Any, optimizer: Any, scheduler: Any, rate: Any,
-                 num_data_ranks: int | None, factors: dict[str, float]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        request: dict[str, Any],
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+        rate: Any,
+        num_data_ranks: int | None,
+        factors: dict[str, float],
+    ) -> None:
         self.request, self.rate = request, rate
         self.models = _listed(model)
         self.optimizers = [_inner(one, "optimizer", "param_groups") for one in _listed(optimizer)]
         self.schedulers = [_inner(one, "scheduler", "state_dict") for one in _listed(scheduler)]
         self.groups = [(one, group) for one in self.optimizers for group in one.param_groups]
         self.report: dict[str, Any] = {
-            "format": FORMAT, "error": None, "world_size": _world_size(), "num_data_ranks": num_data_ranks,
-            "factors": factors, "observed": [],
-        }  # fmt: skip
+            "format": FORMAT,
+            "error": None,
+            "world_size": _world_size(),
+            "num_data_ranks": num_data_ranks,
+            "factors": factors,
+            "observed": [],
+        }
         self.ids: dict[int, int] = {}
         self.clip: float | None = None
         self.steps = [0] * len(self.optimizers)
@@ -109,7 +131,9 @@ class _Watch:
                     if parameter is None:
                         continue
                     name = _clean(f"{path}.{last}" if path else last)
-                    row = found.get(id(parameter)) or self._row(name, parameter, trained.get(id(parameter), []))
+                    row = found.get(id(parameter)) or self._row(
+                        name, parameter, trained.get(id(parameter), [])
+                    )
                     row["modules"] += [type(module).__name__]
                     row["names"] += [] if name in row["names"] else [name]
                     found[id(parameter)] = row
@@ -119,24 +143,42 @@ class _Watch:
         values = _whole(parameter.detach()).float()
         known = bool(values.numel()) and not values.is_meta
         return {
-            "name": name, "names": [name], "modules": [], "shape": list(parameter.shape), "dtype": str(parameter.dtype),
-            "trained": bool(parameter.requires_grad), "groups": groups,
-            "std": float(values.std(correction=0)) if known else 0.0, "mean": float(values.mean()) if known else 0.0,
-        }  # fmt: skip
+            "name": name,
+            "names": [name],
+            "modules": [],
+            "shape": list(parameter.shape),
+            "dtype": str(parameter.dtype),
+            "trained": bool(parameter.requires_grad),
+            "groups": groups,
+            "std": float(values.std(correction=0)) if known else 0.0,
+            "mean": float(values.mean()) if known else 0.0,
+        }
 
     def _schedule(self) -> tuple[list[list[float]] | None, str]:
-        """Per requested step the rate of each group, by the scheduler alone, which is then put back."""
+        """Per requested step the rate of each group, by the scheduler alone, which is then put
+        back.
+        """
         at, rows = self.request["at"], []
         if self.rate is not None:
             for step in at:
                 given = self.rate(step)
                 rows.append(
-                    [float(x) for x in (given if isinstance(given, (list, tuple)) else [given] * len(self.groups))]
+                    [
+                        float(x)
+                        for x in (
+                            given
+                            if isinstance(given, (list, tuple))
+                            else [given] * len(self.groups)
+                        )
+                    ]
                 )
             return rows, ""
         if not self.schedulers:
             return None, ""
-        kept = [{key: copy.copy(value) for key, value in group.items() if key != "params"} for _, group in self.groups]
+        kept = [
+            {key: copy.copy(value) for key, value in group.items() if key != "params"}
+            for _, group in self.groups
+        ]
         states = [copy.deepcopy(one.state_dict()) for one in self.schedulers]
         wanted, failed = set(at), ""
         with warnings.catch_warnings():
@@ -183,7 +225,11 @@ class _Watch:
 
     def _before(self, index: int) -> None:
         if index == 0 or not self.report["observed"]:
-            row = {"ids": max(self.ids.values(), default=None), "clip": self.clip, "grad_norm": self._norm()}
+            row = {
+                "ids": max(self.ids.values(), default=None),
+                "clip": self.clip,
+                "grad_norm": self._norm(),
+            }
             self.report["observed"].append({**row, "rates": [None] * len(self.groups)})
             self.ids.clear()
         self.steps[index] += 1
@@ -236,16 +282,23 @@ def _whole(tensor: Any) -> Any:
 
 def _world_size() -> int:
     distributed = sys.modules["torch"].distributed
-    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        int(distributed.get_world_size())
+        if distributed.is_available() and distributed.is_initialized()
+        else 1
+    )
 
 
 def _settings(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     """What one group is trained with, in plain numbers."""
     betas = group.get("betas") or (None, None)
     given = {
-        "learning_rate": group["lr"], "weight_decay": group.get("weight_decay"), "eps": group.get("eps"),
-        "beta1": betas[0], "beta2": betas[1],
-    }  # fmt: skip
+        "learning_rate": group["lr"],
+        "weight_decay": group.get("weight_decay"),
+        "eps": group.get("eps"),
+        "beta1": betas[0],
+        "beta2": betas[1],
+    }
     coupled = type(optimizer).__name__ == "Adam" and not group.get("decoupled_weight_decay", False)
     return {
         "optimizer": type(optimizer).__name__,

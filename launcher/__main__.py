@@ -1,4 +1,6 @@
-"""`forerun`, and `python -m launcher`. Imports the standard library alone: Ctrl-C may come before click is loaded."""
+"""`forerun`, and `python -m launcher`. Imports the standard library alone: Ctrl-C may come before
+click is loaded.
+"""
 
 import importlib.util
 import sys
@@ -7,7 +9,9 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line; a Ctrl-C that comes before it can answer, or while it ends, is exit 130 and one line."""
+    """Run the command line; a Ctrl-C that comes before it can answer, or while it ends, is exit 130
+    and one line.
+    """
     try:
         from launcher.base.terminal import open_standard_streams
 
@@ -24,7 +28,8 @@ def main() -> NoReturn:
         if where == str(Path(__file__).resolve().parents[1] / "proxies" / "__init__.py"):
             raise
         print(
-            f"forerun: `import proxies` finds {where or 'nothing'}, not forerun's package; rename or remove the other "
+            f"forerun: `import proxies` finds {where or 'nothing'}, not forerun's package; rename "
+            "or remove the other "
             "one, or take its folder out of PYTHONPATH",
             file=sys.stderr,
         )

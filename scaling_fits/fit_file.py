@@ -1,8 +1,9 @@
-"""The file that carries a fit of any kind: its fields as plain JSON, under a digest that shows any change since.
+"""The file that carries a fit of any kind: its fields as plain JSON, under a digest that shows any
+change since.
 
-`{"kind": "forerun.fit_file/1", "digest": ..., "fit": {"kind": ..., ...}}`; the digest is the sha256 of the canonical
-JSON of `fit`, so white space and the order of keys do not matter. It shows accident and edit, not a forger. Floats are
-written in full: what is read back has the same bits.
+`{"kind": "forerun.fit_file/1", "digest": ..., "fit": {"kind": ..., ...}}`; the digest is the sha256
+of the canonical JSON of `fit`, so white space and the order of keys do not matter. It shows
+accident and edit, not a forger. Floats are written in full: what is read back has the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
 MAX_FIT_BYTES = 2**28
 """Upper limit of a fit file; one of 400 refits has 0.2 MB."""
 _AGAIN = "fit again, or copy the file again from where it was made"
-# A name of its own: the file in question may be the user's table of runs, which must not become --out.
+# A name of its own: the file in question may be the user's table of runs, which must not become
+# --out.
 _WRITE_ONE = "`forerun fit RUNS --out fit.json` writes one, from a table of runs or a study folder"
 
 Fit = FittedRuns | ComputeFit | HyperparameterFit
@@ -57,7 +59,9 @@ def write(path: Path, fit: dict[str, Json]) -> None:
     Raises:
         OSError: naming the path.
     """
-    content = canon.canonical({"kind": FILE_KIND, "digest": canon.content_id(fit), "fit": fit}).encode()
+    content = canon.canonical(
+        {"kind": FILE_KIND, "digest": canon.content_id(fit), "fit": fit}
+    ).encode()
     try:
         canon.write_atomic(path, content)
     except OSError as error:  # a device that takes no more names no file
@@ -69,7 +73,9 @@ def can_write_to(path: Path) -> bool:
     if not path.is_file() or path.stat().st_size == 0:
         return True
     num_bytes = path.stat().st_size
-    return num_bytes <= MAX_FIT_BYTES and FILE_KIND.partition("/")[0].encode() in read_plain(path, MAX_FIT_BYTES)
+    return num_bytes <= MAX_FIT_BYTES and FILE_KIND.partition("/")[0].encode() in read_plain(
+        path, MAX_FIT_BYTES
+    )
 
 
 def read(path: Path) -> dict[str, Json]:
@@ -87,20 +93,29 @@ def read(path: Path) -> dict[str, Json]:
     except canon.CanonError as error:
         raise FitFileError(f"{path} is not a fit ({error}): {_WRITE_ONE}") from error
     kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(kind, str) or not kind.startswith("forerun.fit_file/"):
+    if (
+        not isinstance(data, dict)
+        or not isinstance(kind, str)
+        or not kind.startswith("forerun.fit_file/")
+    ):
         raise FitFileError(f"{path}: this is not a fit: {_WRITE_ONE}")
     if kind != FILE_KIND:
         raise FitFileError(
-            f"{path} is from another version ({kind}; this one reads {FILE_KIND}): `forerun fit RUNS --out {path}` "
+            f"{path} is from another version ({kind}; this one reads {FILE_KIND}): `forerun fit "
+            f"RUNS --out {path}` "
             "makes it anew"
         )
     fit, digest = data.get("fit"), data.get("digest")
     if set(data) != {"kind", "digest", "fit"} or not isinstance(fit, dict):
-        raise FitTamperedError(f"{path} was changed since it was written: it holds {', '.join(sorted(data))}, but a "
-                               f"fit file holds kind, digest and fit; {_AGAIN}")  # fmt: skip
+        raise FitTamperedError(
+            f"{path} was changed since it was written: it holds {', '.join(sorted(data))}, but a "
+            f"fit file holds kind, digest and fit; {_AGAIN}"
+        )
     if actual != digest:
-        raise FitTamperedError(f"{path} was changed since it was written: its content has the digest "
-                               f"{actual[:16]}..., the file says {str(digest)[:16]}...; {_AGAIN}")  # fmt: skip
+        raise FitTamperedError(
+            f"{path} was changed since it was written: its content has the digest "
+            f"{actual[:16]}..., the file says {str(digest)[:16]}...; {_AGAIN}"
+        )
     return fit
 
 
@@ -117,8 +132,14 @@ def _plain(value: object) -> Json:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else canon.to_json(value)
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    return (
+        [_plain(item) for item in value]
+        if isinstance(value, list | tuple)
+        else canon.to_json(value)
+    )
 
 
 def from_file(data: Json) -> Fit:
@@ -160,11 +181,17 @@ def _law_fit(body: dict[str, Json]) -> FittedRuns:
 
 
 def _fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:
-    """The fields of a record that holds arrays, as its constructor takes them; what is not there has its default."""
+    """The fields of a record that holds arrays, as its constructor takes them; what is not there
+    has its default.
+    """
     assert isinstance(data, dict)
     hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind) if field.name in data.keys() - set(besides)]
+    names = [
+        field.name for field in dataclasses.fields(kind) if field.name in data.keys() - set(besides)
+    ]
     return {
-        name: np.array(data[name], dtype=float) if hints[name] == Floats else canon.decode(hints[name], data[name])
+        name: np.array(data[name], dtype=float)
+        if hints[name] == Floats
+        else canon.decode(hints[name], data[name])
         for name in names
     }

@@ -1,4 +1,6 @@
-"""The JSON of the fits: what `fit`, `predict` and `allocate` print. What is not known is null, never a number."""
+"""The JSON of the fits: what `fit`, `predict` and `allocate` print. What is not known is null,
+never a number.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
     parameters, intervals = _parameters(fitted), draw_intervals(fitted) or {}
     growth = exponents(fitted) if fitted.posterior is not None and fitted.path is None else None
     empty: dict[str, Json] = {"value": None, "interval": None}
-    doubts = fit_doubts(fitted) if fitted.status == "converged" else (f"the fit is {fitted.status}",)
+    doubts = (
+        fit_doubts(fitted) if fitted.status == "converged" else (f"the fit is {fitted.status}",)
+    )
     form = "compute" if fitted.path is not None else fitted.fit.form
     return {
         "form": fitted.form,
         "status": fitted.status,
         "parameters": parameters,
-        "members": [{"form": form, "weight": 1.0, "status": fitted.status, "parameters": parameters}],
+        "members": [
+            {"form": form, "weight": 1.0, "status": fitted.status, "parameters": parameters}
+        ],
         "intervals": {name: canon.to_json(intervals.get(name)) for name in parameters},
         "level": fitted.level,
         "exponents": {
@@ -74,8 +80,12 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         "batch_tokens": batch_tokens,
         "loss": allocation.loss_nats,
         "interval": canon.to_json(allocation.interval),
-        "params_interval": canon.to_json(allocation.params_interval) if allocation.size_determined else None,
-        "tokens_interval": canon.to_json(allocation.tokens_interval) if allocation.size_determined else None,
+        "params_interval": canon.to_json(allocation.params_interval)
+        if allocation.size_determined
+        else None,
+        "tokens_interval": canon.to_json(allocation.tokens_interval)
+        if allocation.size_determined
+        else None,
         "flat_range": {
             "params": list(allocation.flat_params),
             "tokens": list(allocation.flat_tokens),
@@ -87,24 +97,33 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
 
 
 def _parameters(fitted: FittedRuns) -> dict[str, Json]:
-    """Return parameters by name, null where they are not identified; a law without an irreducible loss has E = 0."""
+    """Return parameters by name, null where they are not identified; a law without an irreducible
+    loss has E = 0.
+    """
     fit = fitted.fit
     if fitted.path is not None:
         values = fitted.path.parameters(fit.theta[None, :]) if fit.identified else {}
-        along: dict[str, Json] = {name: float(values[name][0]) if values else None for name in paths.NAMES}
+        along: dict[str, Json] = {
+            name: float(values[name][0]) if values else None for name in paths.NAMES
+        }
         return {**along, **dict.fromkeys(paths.UNIDENTIFIED_NAMES)}
     named: dict[str, Json] = {name: fit.parameters.get(name) for name in fit.names}
     return {"E": 0.0, **named} if not fit.has_floor else named
 
 
 def _backtest(backtest: Backtest | None) -> Json:
-    """Return the back-test of the largest rung; null when the runs below it are too few, and a warning says so."""
+    """Return the back-test of the largest rung; null when the runs below it are too few, and a
+    warning says so.
+    """
     if backtest is None:
         return None
     return {
         **_distance(backtest),
         "runs": [
-            {name.removesuffix("_nats"): canon.to_json(value) for name, value in dataclasses.asdict(run).items()}
+            {
+                name.removesuffix("_nats"): canon.to_json(value)
+                for name, value in dataclasses.asdict(run).items()
+            }
             | {"covered": run.covered}
             for run in backtest.runs
         ],
@@ -145,7 +164,9 @@ def data_summary(limit: DataLimit) -> dict[str, Json]:
     return {**dataclasses.asdict(limit), "source": SOURCE}
 
 
-def shape_summary(chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation) -> dict[str, Json]:
+def shape_summary(
+    chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation
+) -> dict[str, Json]:
     """`shape`, its exact counts and run (null: the budget pays for none), what was assumed."""
     option, (low, high) = chosen.option, allocation.flat_params
     return {

@@ -1,9 +1,12 @@
 """Many runs, nothing lost, nothing finished ever run twice.
 
-Enters:   a source of `RunSpec`s (a list, or a search), a pool of workers that host banks, a study folder.
+Enters:   a source of `RunSpec`s (a list, or a search), a pool of workers that host banks, a study
+folder.
 Leaves:   a ledger of hash-chained records and a curve file per run.
-Promises: one outcome per run, durable once reported; an interrupted search suggests what it would have.
-Refuses:  a damaged ledger, a changed plan, a second or stale driver, a full disk, an unbounded wait.
+Promises: one outcome per run, durable once reported; an interrupted search suggests what it would
+have.
+Refuses:  a damaged ledger, a changed plan, a second or stale driver, a full disk, an unbounded
+wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The benchmark of the coordinate check: its draws repeat, and a stopped run goes on where it was."""
+"""The benchmark of the coordinate check: its draws repeat, and a stopped run goes on where it
+was.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""`make gpu` and its benchmark, rehearsed on a CPU with a tiny model: they must not rot until a GPU is lent."""
+"""`make gpu` and its benchmark, rehearsed on a CPU with a tiny model: they must not rot until a GPU
+is lent.
+"""
 
 import dataclasses
 import importlib
@@ -46,11 +48,17 @@ esac
 
 @pytest.fixture
 def bare(tmp_path):
-    """The environment of an interpreter that lacks what a lent machine may lack; its children lack it too."""
+    """The environment of an interpreter that lacks what a lent machine may lack; its children lack
+    it too.
+    """
     (tmp_path / "refusing").mkdir()
     (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
     # `MAKEFLAGS` would have our own `make` seen by the one that is asked here.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "FORERUN_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MAKE", "FORERUN_"))
+    }
     return {**kept, "PYTHONPATH": str(tmp_path / "refusing")}
 
 
@@ -120,13 +128,16 @@ def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
     assert models["40M"] == "of an earlier run"
     steps = models["tiny"]["steps"]
     assert kept == {name: steps[name] for name in kept}
-    assert len(steps_told(done.stdout)) == len(steps) - len(kept), "what was kept is not measured again"
+    assert len(steps_told(done.stdout)) == len(steps) - len(kept), (
+        "what was kept is not measured again"
+    )
     assert not set(steps_told(before)) & set(steps_told(done.stdout))
     (case,) = models["tiny"]["cases"]
     modes = {mode["mode"]: mode for mode in case["modes"]}
     assert {"one slot", "2 slots"} <= modes.keys()
     assert case["chosen"] in modes
-    # A step of one slot: 6 FLOPs a weight of products and 6 * 16 * 16 of attention a token, 2 sequences of 16.
+    # A step of one slot: 6 FLOPs a weight of products and 6 * 16 * 16 of attention a token, 2
+    # sequences of 16.
     step_flops = (6 * (4 * 16 * 16 + 3 * 16 * 32 + 64 * 16) + 6 * 16 * 16) * 2 * 16
     for mode in (modes["one slot"], modes["2 slots"]):
         assert not mode["refused"]
@@ -150,20 +161,35 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
     python.chmod(0o755)
 
     def made(*settings):
-        recipe = ["make", "-C", ROOT, "gpu", f"PYTHON={python}", f"GPU_OUT={out}", "VENV=/nowhere", *settings]
+        recipe = [
+            "make",
+            "-C",
+            ROOT,
+            "gpu",
+            f"PYTHON={python}",
+            f"GPU_OUT={out}",
+            "VENV=/nowhere",
+            *settings,
+        ]
         return subprocess.run(recipe, capture_output=True, text=True, check=False, env=bare)
 
     short = made("GPU_SECONDS=0")
     assert short.returncode == 2 and "Error 3" in short.stderr, short.stderr
     whole = made()
     assert whole.returncode == 0, whole.stdout + whole.stderr
-    marked = {path.name for path in (ROOT / "tests").rglob("test_*.py") if "\n@pytest.mark.gpu\n" in path.read_text()}
+    marked = {
+        path.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "\n@pytest.mark.gpu\n" in path.read_text()
+    }
     assert marked and all(name in whole.stdout for name in marked)
     (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
     assert not any(mode["refused"] for mode in case["modes"])
     parts = json.loads((out / "gpu-core.json").read_text())["parts"]
     assert len(parts) == 9 and {part["exit_code"] for part in parts.values()} == {0}
-    told = "torchtitan, compiled: " + ("" if interpreter("torchtitan") else "left out: torchtitan is not installed\n")
+    told = "torchtitan, compiled: " + (
+        "" if interpreter("torchtitan") else "left out: torchtitan is not installed\n"
+    )
     assert told in whole.stdout
     runs = json.loads((out / "gpu_transfer_published.json").read_text())["runs"].values()
     assert len(runs) == 14 and all(run["loss"] > 0 for run in runs)
@@ -175,7 +201,9 @@ def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, ba
     script = [sys.executable, ROOT / "benchmarks" / "gpu_trainer.py", "--out", tmp_path, "--quick"]
 
     def called(*more):
-        return subprocess.run([*script, *more], capture_output=True, text=True, check=False, env=bare)
+        return subprocess.run(
+            [*script, *more], capture_output=True, text=True, check=False, env=bare
+        )
 
     late = called("--seconds", "0")
     assert (late.returncode, steps_told(late.stdout)) == (3, ["measured: tiny, peak"]), late.stderr
@@ -199,15 +227,36 @@ def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, ba
 
 @pytest.mark.slow
 def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, bare):
-    script = [sys.executable, ROOT / "benchmarks" / "gpu_transfer.py", "--out", tmp_path, "--quick", "--seeds", "1"]
+    script = [
+        sys.executable,
+        ROOT / "benchmarks" / "gpu_transfer.py",
+        "--out",
+        tmp_path,
+        "--quick",
+        "--seeds",
+        "1",
+    ]
     done = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("width 16, rate") == 14, "at its base the standard parametrization is muP"
+    assert done.stdout.count("width 16, rate") == 14, (
+        "at its base the standard parametrization is muP"
+    )
     again = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
-    assert (again.returncode, again.stdout.count("\n")) == (0, 5), "nothing is trained again; a line a width"
+    assert (again.returncode, again.stdout.count("\n")) == (0, 5), (
+        "nothing is trained again; a line a width"
+    )
     for name in ("mup", "sp", "muon"):
-        table = ["transfer", "--runs", tmp_path / f"gpu_transfer-{name}.csv", "--target-width", "64", "--json"]
-        judged = subprocess.run([sys.executable, "-m", "launcher", *table], capture_output=True, text=True, check=False)
+        table = [
+            "transfer",
+            "--runs",
+            tmp_path / f"gpu_transfer-{name}.csv",
+            "--target-width",
+            "64",
+            "--json",
+        ]
+        judged = subprocess.run(
+            [sys.executable, "-m", "launcher", *table], capture_output=True, text=True, check=False
+        )
         assert judged.returncode in (0, 3, 4), judged.stderr
         assert [one["size"] for one in json.loads(judged.stdout)["optima"]] == [16, 32]
 
@@ -220,7 +269,9 @@ def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, ba
     script = [sys.executable, ROOT / "benchmarks" / "gpu_workers.py", "--quick", "--json", out]
 
     def called(*more):
-        return subprocess.run([*script, *more], capture_output=True, text=True, check=False, env=env)
+        return subprocess.run(
+            [*script, *more], capture_output=True, text=True, check=False, env=env
+        )
 
     late = called("--seconds", "0")
     assert (late.returncode, steps_told(late.stdout)) == (3, []), late.stderr
@@ -230,12 +281,19 @@ def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, ba
     assert steps_told(done.stdout) == [f"measured: tiny, 2 sequences, {way}" for way in ways]
     tiny = json.loads(out.read_text())["models"]["tiny"]
     rates = {way: tiny["steps"][f"2 sequences, {way}"]["trial_steps_per_second"] for way in ways}
-    assert [len(rates[way]) for way in ways] == [1, 2, 2] and all(rate > 0 for each in rates.values() for rate in each)
+    assert [len(rates[way]) for way in ways] == [1, 2, 2] and all(
+        rate > 0 for each in rates.values() for rate in each
+    )
     over = rates["by MPS"][1] / rates["in turns"][0]
-    assert "tiny, 2 sequences, by MPS: " in done.stdout and f"2: {rates['by MPS'][1]:.1f} ({over:.2f})\n" in done.stdout
+    assert (
+        "tiny, 2 sequences, by MPS: " in done.stdout
+        and f"2: {rates['by MPS'][1]:.1f} ({over:.2f})\n" in done.stdout
+    )
     assert orders(told) == ["start", "get_server_list", "quit"]
     again = called()
-    findings = "".join(line for line in done.stdout.splitlines(keepends=True) if not line.startswith("measured: "))
+    findings = "".join(
+        line for line in done.stdout.splitlines(keepends=True) if not line.startswith("measured: ")
+    )
     assert (again.returncode, again.stdout, len(orders(told))) == (0, findings, 3)
     assert json.loads(out.read_text())["models"]["tiny"] == tiny
 
@@ -244,13 +302,31 @@ def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, ba
     ("start", "servers", "failing", "refused", "told"),
     [
         ("true", "echo 4321", False, "", ["start", "get_server_list", "quit"]),
-        ("true", "true", False, "no process reached the service", ["start", "get_server_list", "quit"]),
-        ("true", "echo no server", False, "no process reached the service", ["start", "get_server_list", "quit"]),
+        (
+            "true",
+            "true",
+            False,
+            "no process reached the service",
+            ["start", "get_server_list", "quit"],
+        ),
+        (
+            "true",
+            "echo no server",
+            False,
+            "no process reached the service",
+            ["start", "get_server_list", "quit"],
+        ),
         ("true", "echo 4321", True, "exit code 1: no context", ["start", "quit"]),
-        ("echo no permission; exit 1", "", False, "-d: exit code 1: no permission", ["start", "quit"]),
+        (
+            "echo no permission; exit 1",
+            "",
+            False,
+            "-d: exit code 1: no permission",
+            ["start", "quit"],
+        ),
         (None, "", False, "nvidia-cuda-mps-control is not on PATH", []),
     ],
-)  # fmt: skip
+)
 def test_mps_is_quit_whatever_happens_and_what_it_does_not_do_is_a_finding(
     tmp_path, monkeypatch, bench, start, servers, failing, refused, told
 ):
@@ -276,12 +352,23 @@ def test_mps_is_quit_whatever_happens_and_what_it_does_not_do_is_a_finding(
 
 @pytest.fixture
 def first_mps(tmp_path, bare, bench):
-    """Starts the benchmark where only its processes under MPS are left; with the program's orders."""
+    """Starts the benchmark where only its processes under MPS are left; with the program's
+    orders.
+    """
     folder, told = mps(tmp_path / "bin")
-    done = {f"2 sequences, {way}": {"trial_steps_per_second": [1.0, 2.0]} for way in ("alone", "in turns")}
+    done = {
+        f"2 sequences, {way}": {"trial_steps_per_second": [1.0, 2.0]}
+        for way in ("alone", "in turns")
+    }
     tiny = {"machine": bench("gpu_runs").machine(), "steps": done}
     (tmp_path / "workers.json").write_text(json.dumps({"models": {"tiny": tiny}}))
-    script = [sys.executable, ROOT / "benchmarks" / "gpu_workers.py", "--quick", "--json", tmp_path / "workers.json"]
+    script = [
+        sys.executable,
+        ROOT / "benchmarks" / "gpu_workers.py",
+        "--quick",
+        "--json",
+        tmp_path / "workers.json",
+    ]
     env = {**bare, "PATH": f"{folder}:{bare['PATH']}"}
     with subprocess.Popen(script, env=env, stdout=subprocess.PIPE, text=True) as job:
         yield job, told
@@ -302,7 +389,9 @@ def test_mps_that_was_not_to_be_had_is_not_tried_again(bench, monkeypatch, tmp_p
     """Neither for the next batch nor in the next call."""
     workers, gpu, tried = bench("gpu_workers"), bench("gpu"), []
     monkeypatch.setattr(workers, "processes", lambda *_: {"trial_steps_per_second": [1.0, 2.0]})
-    monkeypatch.setattr(workers, "by_mps", lambda run: (tried.append(run), {"refused": "it hangs"})[1])
+    monkeypatch.setattr(
+        workers, "by_mps", lambda run: (tried.append(run), {"refused": "it hangs"})[1]
+    )
     settings = gpu.quick(gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60))
     settings, file = dataclasses.replace(settings, batches=(2, 4)), {"models": {"tiny": {}}}
     for call in ("first", "second"):
@@ -337,7 +426,10 @@ def test_a_step_whose_processes_fail_makes_the_call_fail(tmp_path, bench, capsys
     failing = lambda: gpu.processes(settings, "tiny", 2, tmp_path / "nowhere", [1], settings.plain)  # noqa: E731
     found = steps.once("2 sequences, 1 processes", lambda: gpu.attempted(failing), needed=True)
     assert "nowhere" in found["error"] and gpu.exit_code([steps]) == 1
-    assert "tiny, 2 sequences, 1 processes: FAILED: RuntimeError: a process ended" in capsys.readouterr().out
+    assert (
+        "tiny, 2 sequences, 1 processes: FAILED: RuntimeError: a process ended"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
@@ -347,16 +439,22 @@ def test_torchtitan_is_rehearsed_beside_the_embedded_trainer(tmp_path, bare):
     env = {**bare, "FORERUN_TORCHTITAN_PYTHON": str(python)}
 
     def called(ways):
-        return subprocess.run([*script, "--ways", ways], capture_output=True, text=True, check=False, env=env)
+        return subprocess.run(
+            [*script, "--ways", ways], capture_output=True, text=True, check=False, env=env
+        )
 
     assert called("trainer,proxy").returncode == 0
     env["PYTHONPATH"] = ""
     done = called("torchtitan")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert steps_told(done.stdout) == [f"measured: tiny, torchtitan, {how}" for how in ("eager", "compiled")]
+    assert steps_told(done.stdout) == [
+        f"measured: tiny, torchtitan, {how}" for how in ("eager", "compiled")
+    ]
     tiny = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]["steps"]
     for how in ("eager", "compiled"):
-        assert tiny[f"torchtitan, {how}"]["losses"] == pytest.approx(tiny["trainer, eager"]["losses"], abs=1e-4)
+        assert tiny[f"torchtitan, {how}"]["losses"] == pytest.approx(
+            tiny["trainer, eager"]["losses"], abs=1e-4
+        )
         assert min(tiny[f"torchtitan, {how}"]["seconds"]) > 0
     assert called("torchtitan").returncode == 0
 
@@ -387,7 +485,10 @@ def test_a_torchtitan_that_hangs_leaves_the_gpu(tmp_path, titan):
 
 def test_a_torchtitan_that_does_not_load_is_a_finding_and_one_that_fails_is_told(titan):
     found = titan("from os import DataParallelMeshDims")
-    assert "torchtitan does not load here: ImportError: cannot import name 'DataPar" in found["refused"]
+    assert (
+        "torchtitan does not load here: ImportError: cannot import name 'DataPar"
+        in found["refused"]
+    )
     with pytest.raises(RuntimeError, match=r"torchtitan: exit code 1: \['ValueError: no kernel'\]"):
         titan("raise ValueError('no kernel')")
     with pytest.raises(RuntimeError, match="ImportError"):
@@ -399,9 +500,21 @@ def test_the_published_protocol_is_that_of_its_scripts(bench):
     protocol, rate = transfer.PROTOCOLS["published"], 2.0**-8
     spec = transfer.spec_of(protocol, transfer.CONDITIONS["mup"], 2048, rate, 1, "0" * 64)
     shape, hparams = spec.shape, spec.hparams
-    assert (shape.num_layers, shape.num_heads, shape.ffn_width, shape.seq_len) == (2, 32, 8192, 1024)
+    assert (shape.num_layers, shape.num_heads, shape.ffn_width, shape.seq_len) == (
+        2,
+        32,
+        8192,
+        1024,
+    )
     assert (spec.base_shape.width, spec.batch_sequences, spec.schedule.num_steps) == (256, 32, 1000)
-    assert (hparams.beta1, hparams.beta2, hparams.weight_decay, hparams.clip_norm) == (0.9, 0.95, 0.1, 1.0)
+    assert (hparams.beta1, hparams.beta2, hparams.weight_decay, hparams.clip_norm) == (
+        0.9,
+        0.95,
+        0.1,
+        1.0,
+    )
     # 2,000 steps of warmup in a run of 1,000.
-    assert lr_multiplier(spec.schedule, 499) * hparams.learning_rate == pytest.approx(rate * 500 / 2000)
+    assert lr_multiplier(spec.schedule, 499) * hparams.learning_rate == pytest.approx(
+        rate * 500 / 2000
+    )
     assert lr_multiplier(spec.schedule, 999) * hparams.learning_rate == pytest.approx(rate / 2)

@@ -1,4 +1,6 @@
-"""Public families: what is fetched is checked before it is used, what is not there is left out, nothing is mixed up."""
+"""Public families: what is fetched is checked before it is used, what is not there is left out,
+nothing is mixed up.
+"""
 
 import importlib.util
 import os
@@ -19,7 +21,9 @@ def modules():
     """`benchmarks/datasets.py` and the module it imports, under names no library has."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        spec = importlib.util.spec_from_file_location("benchmarks_datasets", ROOT / "benchmarks" / "datasets.py")
+        spec = importlib.util.spec_from_file_location(
+            "benchmarks_datasets", ROOT / "benchmarks" / "datasets.py"
+        )
         datasets = importlib.util.module_from_spec(spec)
         sys.modules["benchmarks_datasets"] = datasets
         spec.loader.exec_module(datasets)
@@ -32,8 +36,13 @@ def modules():
 
 def _source(downloads, contents):
     paths = ("a/one=1.csv", "a/two.csv")
-    digests = {path: downloads.compute_digest(content) for path, content in zip(paths, contents, strict=True)}
-    return downloads.Source(name="toy", repository="someone/runs", commit="0" * 40, licence="MIT", digests=digests)
+    digests = {
+        path: downloads.compute_digest(content)
+        for path, content in zip(paths, contents, strict=True)
+    }
+    return downloads.Source(
+        name="toy", repository="someone/runs", commit="0" * 40, licence="MIT", digests=digests
+    )
 
 
 def test_files_are_fetched_once_and_kept(modules, tmp_path):
@@ -47,7 +56,9 @@ def test_files_are_fetched_once_and_kept(modules, tmp_path):
 
     assert downloads.download(toy, tmp_path, read) is None
     assert downloads.is_here(toy, tmp_path)
-    assert requested[0] == f"https://raw.githubusercontent.com/someone/runs/{'0' * 40}/a/one%3D1.csv"
+    assert (
+        requested[0] == f"https://raw.githubusercontent.com/someone/runs/{'0' * 40}/a/one%3D1.csv"
+    )
     assert downloads.download(toy, tmp_path, read) is None
     assert len(requested) == 2
     assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["one=1.csv", "two.csv"]
@@ -118,7 +129,12 @@ def test_families_beside_the_checkout(modules, tmp_path):
         pytest.skip(f"no public data at {datasets.SHARED}")
     found = {each.name: each for each in datasets.families(downloaded=tmp_path)}
     assert len(found) == 22
-    assert {each.group for each in found.values()} == {"gemstones", "open_lm", "refined_web", "datablations"}
+    assert {each.group for each in found.values()} == {
+        "gemstones",
+        "open_lm",
+        "refined_web",
+        "datablations",
+    }
     assert found["gemstones_cool_end"].table.num_runs == 199
     assert found["datablations_fresh"].table.num_runs == 41
     web = found["refined_web_tuned_short_const_standard_val"].table
@@ -140,14 +156,27 @@ def test_families_that_were_fetched(fetched_families):
     found = fetched_families
     assert found["chinchilla"].table.num_runs == 240
     fit = law.fit_law(found["chinchilla"].table, "chinchilla")
-    assert fit.objective == pytest.approx(0.00101827401780, rel=1e-6)  # the optimum of arXiv 2404.10102's objective
-    counts = {name: found[name].table.num_runs for name in (
-        "steplaw", "misfitting", "loss_to_loss_starcoder", "marin_nemotron", "olmo_ladder_on_c4", "open_lm_rw_on_c4",
-    )}  # fmt: skip
+    # the optimum of arXiv 2404.10102's objective
+    assert fit.objective == pytest.approx(0.00101827401780, rel=1e-6)
+    counts = {
+        name: found[name].table.num_runs
+        for name in (
+            "steplaw",
+            "misfitting",
+            "loss_to_loss_starcoder",
+            "marin_nemotron",
+            "olmo_ladder_on_c4",
+            "open_lm_rw_on_c4",
+        )
+    }
     assert list(counts.values()) == [17, 81, 84, 96, 25, 35]
     sweep = found["loss_to_loss_starcoder"].table
     assert np.allclose(sweep.flops, sweep.budget)
-    assert all(each.licence.startswith("none") for each in found.values() if each.group in ("chinchilla", "steplaw"))
+    assert all(
+        each.licence.startswith("none")
+        for each in found.values()
+        if each.group in ("chinchilla", "steplaw")
+    )
 
 
 LATER_STUDIES = {"routing", "quest", "xlstm", "supercollapse", "opt", "mixing_laws"}
@@ -156,7 +185,11 @@ LATER_STUDIES = {"routing", "quest", "xlstm", "supercollapse", "opt", "mixing_la
 def test_later_families_that_were_fetched(fetched_families):
     """Counts and losses of the published tables."""
     found = fetched_families
-    later = [each for each in found.values() if each.group in LATER_STUDIES or each.name.startswith("openwebtext2")]
+    later = [
+        each
+        for each in found.values()
+        if each.group in LATER_STUDIES or each.name.startswith("openwebtext2")
+    ]
     assert len(later) == 33
     assert {each.group for each in later} == LATER_STUDIES | {"refined_web"}
     # arXiv 2202.01169: 1.3B dense parameters after 130B tokens.

@@ -13,7 +13,9 @@ NUMBER = re.compile(r"[-+]?\d+\.?\d*")
 
 
 def examples():
-    """What it prints by command: indented lines after one that `$` begins, wrapped ones whole again."""
+    """What it prints by command: indented lines after one that `$` begins, wrapped ones whole
+    again.
+    """
     found, command = {}, ""
     for line in DOC.read_text(encoding="utf-8").splitlines():
         if line.startswith("    $ forerun "):
@@ -34,7 +36,9 @@ def tables(tmp_path_factory):
     text, folder = DOC.read_text(encoding="utf-8"), tmp_path_factory.mktemp("tables")
     lines = re.findall(r"^    (.*\n)", text, re.MULTILINE)
     end = lines.index("EOF\n") + 1
-    made = "".join([*lines[:end], *(line for line in lines[end:] if re.search(r" > \w+\.csv", line))])
+    made = "".join(
+        [*lines[:end], *(line for line in lines[end:] if re.search(r" > \w+\.csv", line))]
+    )
     made = made.replace("python3 ", f"{sys.executable} ")
     subprocess.run(["bash", "-ec", made], cwd=folder, check=True)
     (folder / "benchmarks").symlink_to(DOC.resolve().parents[1] / "benchmarks")
@@ -43,13 +47,17 @@ def tables(tmp_path_factory):
 
 @pytest.mark.parametrize("command", examples())
 def test_what_it_prints_is_what_the_command_prints(command, tables, monkeypatch):
-    """Words alike; numbers within a tenth, for other versions of numpy and scipy. Lines may be left out."""
+    """Words alike; numbers within a tenth, for other versions of numpy and scipy. Lines may be left
+    out.
+    """
     monkeypatch.chdir(tables)
     _, out, _ = forerun(*command.split())
     wanted, printed = examples()[command], iter(out.splitlines())
     assert wanted[0].startswith("    verdict: ") and len(wanted) >= 3
     for line in wanted:
-        assert any(alike(line.split(), now.split()) for now in printed), f"{line}\nis not what is printed now:\n{out}"
+        assert any(alike(line.split(), now.split()) for now in printed), (
+            f"{line}\nis not what is printed now:\n{out}"
+        )
 
 
 def alike(one, other):

@@ -1,4 +1,6 @@
-"""What the pages tell a reader to type is there: verbs, options, plan keys, plans, make targets, scripts, tests."""
+"""What the pages tell a reader to type is there: verbs, options, plan keys, plans, make targets,
+scripts, tests.
+"""
 
 import functools
 import re
@@ -26,7 +28,8 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "AGENTS", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-PAGES = [page for page in PAGES if page.parent.name != "reference"]  # made from the code: tests/test_docs.py
+# made from the code: tests/test_docs.py
+PAGES = [page for page in PAGES if page.parent.name != "reference"]
 
 
 class Page:
@@ -43,12 +46,16 @@ class Page:
             body = "\n".join(line.removeprefix(block[1]) for line in body.splitlines()[:-1])
             self.blocks.append((head.strip().strip("`"), body))
         rest = FENCE.sub("", text)
-        self.blocks += [("", re.sub(r"^    ", "", block, flags=re.M)) for block in re.findall(
-            r"(?<=\n\n)((?:    .*(?:\n|$)|\n(?=    ))+)", rest)]  # fmt: skip
+        self.blocks += [
+            ("", re.sub(r"^    ", "", block, flags=re.M))
+            for block in re.findall(r"(?<=\n\n)((?:    .*(?:\n|$)|\n(?=    ))+)", rest)
+        ]
         self.spans = [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", rest)]
 
     def lines(self):
-        """Lines of shell: those of blocks, whole again where they were broken, and whether they are whole commands."""
+        """Lines of shell: those of blocks, whole again where they were broken, and whether they are
+        whole commands.
+        """
         for language, body in self.blocks:
             if language in ("", "sh", "bash", "shell", "console"):
                 for line in re.sub(r"\\\n\s*", " ", body).splitlines():
@@ -57,18 +64,23 @@ class Page:
             yield span, False
 
     def called(self, program):
-        """Words after each call of a program, up to a pipe or the like, and whether the command is whole."""
+        """Words after each call of a program, up to a pipe or the like, and whether the command is
+        whole.
+        """
         for line, whole in self.lines():
             said = re.sub(r"(?<=\s)#.*", "", line)
-            said = re.sub(r"\[--[^\]]*\]", lambda choice: choice[0].replace("|", ""), said)  # [--mfu F | --price-usd U]
+            # [--mfu F | --price-usd U]
+            said = re.sub(r"\[--[^\]]*\]", lambda choice: choice[0].replace("|", ""), said)
             for part in re.split(r"\s(?:\||&&|;|>>?|2>)\s|;\s|\$\(|`", said):
                 found = re.match(rf"(?:[A-Z_]+=\S+ +)*(?:\S*/)?{program}(?: +(.*)|$)", part.strip())
                 if found:
-                    yield words_of(found[1] or ""), whole and "`" not in said  # else it is what a command printed
+                    # else it is what a command printed
+                    yield words_of(found[1] or ""), whole and "`" not in said
 
 
 def words_of(text):
-    text = re.sub(r"\[(--[^\]]*)\]", r"\1", re.sub(r"\)\"?\s*$", "", text))  # of $(...); of what may be left away
+    # of $(...); of what may be left away
+    text = re.sub(r"\[(--[^\]]*)\]", r"\1", re.sub(r"\)\"?\s*$", "", text))
     try:
         return shlex.split(text)
     except ValueError:  # a quote of the prose around it
@@ -91,18 +103,25 @@ def wrong_line(words, whole=True):
         return f"no verb {verb!r}" if whole or given else ""
     context = click.Context(verbs()[verb], resilient_parsing=False)
     try:
-        if not whole and given and given[-1].startswith("-"):  # an option named in a sentence, without its value
+        # an option named in a sentence, without its value
+        if not whole and given and given[-1].startswith("-"):
             given = [*given, *["VALUE"] * needs_value(verbs()[verb], given[-1])]
         values, rest, _ = verbs()[verb].make_parser(context).parse_args([*given])
         if rest:
             return f"forerun {verb} takes no {rest[0]!r}"
         for param in verbs()[verb].params:
             for value in flat(values.get(param.name)):
-                if isinstance(value, str) and not PLACE.fullmatch(value) and not isinstance(param.type, Named):
+                if (
+                    isinstance(value, str)
+                    and not PLACE.fullmatch(value)
+                    and not isinstance(param.type, Named)
+                ):
                     param.type.convert(value, param, context)
                     if param.name == "overrides" and (said := wrong_key(value.partition("=")[0])):
                         return said
-            absent = param.name not in values or not isinstance(values[param.name], str | list | tuple)
+            absent = param.name not in values or not isinstance(
+                values[param.name], str | list | tuple
+            )
             if whole and param.required and absent and verb != "completion":
                 return f"forerun {verb} lacks {param.opts[0]}"
     except click.ClickException as error:
@@ -111,11 +130,17 @@ def wrong_line(words, whole=True):
 
 
 def needs_value(command, name):
-    return any(name in param.opts and not getattr(param, "is_flag", False) for param in command.params)
+    return any(
+        name in param.opts and not getattr(param, "is_flag", False) for param in command.params
+    )
 
 
 def flat(value):
-    return [inner for item in value for inner in flat(item)] if isinstance(value, list | tuple) else [value]
+    return (
+        [inner for item in value for inner in flat(item)]
+        if isinstance(value, list | tuple)
+        else [value]
+    )
 
 
 def wrong_key(dotted):
@@ -125,7 +150,11 @@ def wrong_key(dotted):
         return f"no section {section!r}"
     name = key.split(".")[0].split(" ")[0]
     known = SECTIONS[section].model_fields
-    return "" if not name or name in known or PLACE.fullmatch(name) else f"[{section}] has no key {name!r}"
+    return (
+        ""
+        if not name or name in known or PLACE.fullmatch(name)
+        else f"[{section}] has no key {name!r}"
+    )
 
 
 def wrong_plan(text, folder):
@@ -159,7 +188,12 @@ def wrong_span(span):
 
 def wrong_script(words):
     """A call of Python: the script is there and knows its options."""
-    if not words or not words[0].endswith(".py") or "/" not in words[0] or PLACE.fullmatch(words[0]):
+    if (
+        not words
+        or not words[0].endswith(".py")
+        or "/" not in words[0]
+        or PLACE.fullmatch(words[0])
+    ):
         return ""
     path = ROOT / words[0]
     if not words[0].startswith(("benchmarks/", "examples/", "tests/", "docs/")):
@@ -167,7 +201,11 @@ def wrong_script(words):
     if not path.is_file():
         return f"no script {words[0]}"
     known = set(re.findall(r"[\"'](--?[a-z][\w-]*)[\"']", path.read_text(encoding="utf-8")))
-    wrong = [word for word in words[1:] if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    wrong = [
+        word
+        for word in words[1:]
+        if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known
+    ]
     return f"{words[0]} has no {', '.join(wrong)}" if wrong else ""
 
 
@@ -177,13 +215,17 @@ def wrong_test(words):
     gone = [word for word in paths if not [*ROOT.glob(word.partition("::")[0])]]
     if gone:
         return f"no tests at {', '.join(gone)}"
-    sources = [file for word in paths or ["tests"] for file in files_of(ROOT / word.partition("::")[0])]
+    sources = [
+        file for word in paths or ["tests"] for file in files_of(ROOT / word.partition("::")[0])
+    ]
     text = "".join(file.read_text(encoding="utf-8") + file.name for file in sources)
     named = [name for word in paths for name in word.split("::")[1:]]
     options = dict(pairwise(words))
     named += re.findall(r"\b(?!and\b|or\b|not\b)\w+", options.get("-k", ""))
     marks = re.findall(r"\b(?!and\b|or\b|not\b)\w+", options.get("-m", ""))
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"][
+        "ini_options"
+    ]["markers"]
     known = {mark.partition(":")[0] for mark in declared}
     wrong = [name for name in named if name.partition("[")[0] not in text] + [
         mark for mark in marks if mark not in known
@@ -197,13 +239,19 @@ def files_of(path):
 
 @functools.cache
 def targets():
-    made = re.findall(r"^([\w %/.{}$()-]+?):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    made = re.findall(
+        r"^([\w %/.{}$()-]+?):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M
+    )
     return {target for line in made for target in line.split()}
 
 
 def wrong_make(words, whole):
     """A call of make, where the words are targets and variables: prose has `make` too."""
-    plain = [word for word in words if "=" not in word and not PLACE.fullmatch(word) and not word.startswith("-")]
+    plain = [
+        word
+        for word in words
+        if "=" not in word and not PLACE.fullmatch(word) and not word.startswith("-")
+    ]
     wrong = [word for word in plain if word not in targets() and re.fullmatch(r"[a-z-]+", word)]
     return f"no make target {', '.join(wrong)}" if wrong else ""
 
@@ -211,7 +259,8 @@ def wrong_make(words, whole):
 def wrong_path(span):
     """A file of ours that a sentence names."""
     path = re.fullmatch(
-        r"((?:benchmarks|tests|docs|examples|trainers|proxies|sweeps|transfer|scaling_fits|launcher)/[\w./-]+)", span
+        r"((?:benchmarks|tests|docs|examples|trainers|proxies|sweeps|transfer|scaling_fits|launcher)/[\w./-]+)",
+        span,
     )
     if path is None or path[1].startswith("benchmarks/data") or re.search(r"/[A-Z]+\.", path[1]):
         return ""
@@ -222,7 +271,9 @@ def wrong(text, folder):
     """Everything that is wrong on a page."""
     page, found = Page(text), []
     found += [wrong_line(words, whole) for words, whole in page.called("forerun")]
-    set_in_prose = {key for key in re.findall(r"--set[ =\n]+([a-z]+\.[a-z_]+)", text) if key != "section.key"}
+    set_in_prose = {
+        key for key in re.findall(r"--set[ =\n]+([a-z]+\.[a-z_]+)", text) if key != "section.key"
+    }
     found += [wrong_key(key) for key in sorted(set_in_prose)] if not any(found) else []
     found += [wrong_plan(body, folder) for language, body in page.blocks if language == "toml"]
     found += [wrong_span(span) or wrong_path(span) for span in page.spans]
@@ -244,7 +295,10 @@ PLANTED = [
     ("```\nforerun export study/frozen/DIGEST\n```", "lacks --to"),
     ("```\nforerun transfer --axis height\n```", "--axis"),
     ("```\nforerun validate plan.toml other.toml\n```", "takes no 'other.toml'"),
-    ("```\nforerun run plan.toml \\\n    --set proxy.num_slot=4\n```", "[proxy] has no key 'num_slot'"),
+    (
+        "```\nforerun run plan.toml \\\n    --set proxy.num_slot=4\n```",
+        "[proxy] has no key 'num_slot'",
+    ),
     ("`forerun status --runz FILE` is", "--runz"),
     ("```toml\n[proxy]\nbase_witdh = 64\n```", "base_witdh"),
     ("```toml\n[proxy]\nbase_width = 65\n```", "65"),
@@ -279,6 +333,6 @@ forerun fit RUNS.csv --form chinchilla && forerun status
 x = 1
 ```
 `forerun export FROZEN --to torchtitan`, `make trainers TRAINERS=torchtitan`, `launch.json`, `[transfer]`
-"""
+"""  # noqa: E501
     assert wrong(text, tmp_path) == []
     assert Page(text).foreign == 1

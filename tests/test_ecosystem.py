@@ -1,4 +1,6 @@
-"""Files for other tools agree with the source: URLs, llms.txt, AGENTS.md, Dockerfile, workflows; the recording."""
+"""Files for other tools agree with the source: URLs, llms.txt, AGENTS.md, Dockerfile, workflows;
+the recording.
+"""
 
 import json
 import re
@@ -18,22 +20,33 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def test_every_url_of_the_project_begins_with_that_of_its_repository():
     urls = DECLARED["urls"]
     assert [name for name, url in urls.items() if not url.startswith(urls["Repository"])] == []
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["repository-code"] == urls["Repository"]
+    assert (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["repository-code"]
+        == urls["Repository"]
+    )
     assert "[project.urls]" in (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 
 def wrong_llms(text, docs):
     """Pages below docs that llms.txt does not list, and links that lead nowhere."""
     rows = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)(: \S.*)?$", text, re.M)
-    linked, there = [path for path, _ in rows], {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
-    return sorted(there ^ {*linked}) + sorted({path for path, what in rows if not what or linked.count(path) > 1})
+    linked, there = (
+        [path for path, _ in rows],
+        {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")},
+    )
+    return sorted(there ^ {*linked}) + sorted(
+        {path for path, what in rows if not what or linked.count(path) > 1}
+    )
 
 
 def test_llms_txt_lists_every_page_once():
     text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
     assert re.match(r"# .+\n\n> .+\n", text), "llmstxt.org: a title, then a summary as a quote"
     assert wrong_llms(text, ROOT / "docs") == []
-    assert wrong_llms(text.replace("](tutorial.md)", "](gone.md)"), ROOT / "docs") == ["gone.md", "tutorial.md"]
+    assert wrong_llms(text.replace("](tutorial.md)", "](gone.md)"), ROOT / "docs") == [
+        "gone.md",
+        "tutorial.md",
+    ]
 
 
 def test_agents_md_is_short():
@@ -45,7 +58,9 @@ def test_the_image_has_the_tested_torch_and_is_sent_what_it_copies():
     (torch,) = re.findall(r"torch==[\d.]+", text)
     assert f"\n{torch}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     copied = {name for line in re.findall(r"^COPY (.+) \S+$", text, re.M) for name in line.split()}
-    assert {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"} == copied
+    assert {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
+    } == copied
 
 
 def test_the_page_on_installation_has_the_oldest_versions():
@@ -60,8 +75,12 @@ def test_a_workflow_calls_make_targets_and_actions_by_their_major_version(path):
     targets = re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     steps = [step for job in jobs.values() for step in job["steps"]]
     called = [step["run"].split() for step in steps if "run" in step]
-    assert called and all(words == [".ci/run"] or (words[0] == "make" and words[1] in targets) for words in called)
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    assert called and all(
+        words == [".ci/run"] or (words[0] == "make" and words[1] in targets) for words in called
+    )
+    assert all(
+        re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step
+    )
 
 
 def test_a_workflow_runs_what_ci_runs_and_that_is_the_readme_s_test_command():
@@ -77,7 +96,11 @@ def test_a_recording_shows_commands_their_output_and_exit_codes(tmp_path):
     assert (head["version"], head["width"]) == (2, recording.COLUMNS)
     assert [seconds for seconds, _, _ in rows] == sorted(seconds for seconds, _, _ in rows)
     shown = recording.plain(events).splitlines()
-    assert shown[0] == "$ forerun status nowhere" and "nowhere" in shown[1] and shown[-2:] == ["$ echo $?", "2"]
+    assert (
+        shown[0] == "$ forerun status nowhere"
+        and "nowhere" in shown[1]
+        and shown[-2:] == ["$ echo $?", "2"]
+    )
     assert str(tmp_path) not in "".join(shown)
 
 

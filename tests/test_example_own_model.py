@@ -1,4 +1,6 @@
-"""The example with models of one's own: a Hugging Face Llama and a transformer in plain torch, through the factory."""
+"""The example with models of one's own: a Hugging Face Llama and a transformer in plain torch,
+through the factory.
+"""
 
 import dataclasses
 import sys
@@ -21,12 +23,23 @@ from proxies.parametrization.parametrization import parameter_table
 from proxies.training.solo import Solo
 
 FOLDER = Path(__file__).parents[1] / "examples" / "own_model"
-BASE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16)
+BASE = Shape(
+    num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16
+)
 OURS = {
-    "embed_tokens": "tok_embeddings", "q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo",
-    "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm", "self_attn": "attention", "mlp": "feed_forward",
-}  # fmt: skip
+    "embed_tokens": "tok_embeddings",
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn": "attention",
+    "mlp": "feed_forward",
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +48,10 @@ def llama():
     path, modules = list(sys.path), dict(sys.modules)
     try:
         import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):  # mup installs it; beside another build of torch it breaks transformers
+    except (
+        ImportError,
+        RuntimeError,
+    ):  # mup installs it; beside another build of torch it breaks transformers
         sys.modules["torchvision"] = None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="transformers")
@@ -65,7 +81,9 @@ def test_every_parameter_of_a_hugging_face_llama_is_what_ours_is(llama, name, ti
     for numbers in described.numbers:
         theirs = ours[family_name(numbers.name)]
         same = ("size", "kind", "width_multiplier", "learning_rate", "weight_decay", "eps")
-        assert [getattr(numbers, n) for n in same] == [getattr(theirs, n) for n in same], numbers.name
+        assert [getattr(numbers, n) for n in same] == [getattr(theirs, n) for n in same], (
+            numbers.name
+        )
     assert (described.embeddings, described.readouts) == (("model.embed_tokens",), ("lm_head",))
 
 
@@ -103,7 +121,9 @@ def test_at_the_base_its_logits_are_hugging_faces_own(llama, tied):
 
 @pytest.mark.usefixtures("llama")
 @pytest.mark.parametrize("tied", [False, True])
-def test_at_four_times_the_width_hugging_faces_stds_are_halved_in_the_blocks_and_kept_elsewhere(tied):
+def test_at_four_times_the_width_hugging_faces_stds_are_halved_in_the_blocks_and_kept_elsewhere(
+    tied,
+):
     """It starts every matrix from normal(0, 0.02), whatever its width."""
     base = dataclasses.replace(BASE, tied=tied)
     described = describe(bare, factory_spec(base.at_width(128), base))
@@ -116,7 +136,9 @@ def test_at_four_times_the_width_hugging_faces_stds_are_halved_in_the_blocks_and
             assert torch.equal(parameter, torch.ones(128)), numbers.name
             continue
         assert numbers.init_std == pytest.approx(wanted, rel=0.01)
-        assert parameter.std().item() == pytest.approx(wanted, rel=4 / (2 * parameter.numel()) ** 0.5)
+        assert parameter.std().item() == pytest.approx(
+            wanted, rel=4 / (2 * parameter.numel()) ** 0.5
+        )
         assert factor == pytest.approx(wanted / 0.02, rel=0.01)
 
 
@@ -129,7 +151,9 @@ def test_the_plan_is_a_plan():
 def spec_on(store, factory, width, *, seed=0, num_steps=12, name="mup"):
     spec = factory_spec(BASE.at_width(width), BASE, name, factory=factory, seed=seed)
     return dataclasses.replace(
-        spec, data_id=store.manifest.data_id, schedule=Schedule(kind="constant", num_steps=num_steps)
+        spec,
+        data_id=store.manifest.data_id,
+        schedule=Schedule(kind="constant", num_steps=num_steps),
     )
 
 

@@ -1,4 +1,6 @@
-"""The published protocol: its plan, its script with a stand-in for forerun, its figures, and (slow) the small study."""
+"""The published protocol: its plan, its script with a stand-in for forerun, its figures, and (slow)
+the small study.
+"""
 
 import itertools
 import os
@@ -33,9 +35,15 @@ def corpus(tmp_path):
     ids[::500] = GPT2_VOCABULARY - 1
     ids.tofile(tmp_path / "train.bin")
     code, body = ask(
-        "tokenize", tmp_path / "train.bin", "--vocab-size", GPT2_VOCABULARY, "--out", tmp_path / "corpus",
-        "--validation-fraction", "0.2",
-    )  # fmt: skip
+        "tokenize",
+        tmp_path / "train.bin",
+        "--vocab-size",
+        GPT2_VOCABULARY,
+        "--out",
+        tmp_path / "corpus",
+        "--validation-fraction",
+        "0.2",
+    )
     assert code == 0, body
     return tmp_path / "corpus"
 
@@ -50,11 +58,20 @@ def test_it_asks_for_what_was_published(study):
     assert transfer.widths == (256, 512, 1024, 2048)
     assert wanted_tests(study) == (("learning_rate", "width"),)
     assert transfer.num_seeds == transfer.control_num_seeds == 3
-    # The published warmup is 2,000 steps of 1,000: at step t the rate is the stated one times t / 2,000.
+    # The published warmup is 2,000 steps of 1,000: at step t the rate is the stated one times t /
+    # 2,000.
     run = study.trial(study.space.at((1.0, 0.5, 0.5)))
-    assert (run.schedule.num_steps, run.schedule.warmup_steps, run.schedule.kind) == (1000, 1000, "constant")
+    assert (run.schedule.num_steps, run.schedule.warmup_steps, run.schedule.kind) == (
+        1000,
+        1000,
+        "constant",
+    )
     assert run.hparams.learning_rate == 2.0**-3 / 2 and plan.search.learning_rate[0] == 2.0**-14 / 2
-    assert (run.hparams.clip_norm, run.hparams.weight_decay, run.batch_tokens) == (1.0, 0.1, 32 * 1024)
+    assert (run.hparams.clip_norm, run.hparams.weight_decay, run.batch_tokens) == (
+        1.0,
+        0.1,
+        32 * 1024,
+    )
     assert (run.shape.num_layers, run.shape.head_dim, run.shape.ffn_width) == (2, 64, 4 * 256)
     assert run.numerics.num_slots == 1
     assert study.target_shape_guess.width == 4096
@@ -63,7 +80,9 @@ def test_it_asks_for_what_was_published(study):
 def runs_by_width(plan):
     """Those of the search, of the arm and of the control arm, whose base is the arm's own."""
     transfer = plan.transfer
-    assert transfer.offsets_octaves == transfer.narrow_offsets_octaves and transfer.max_extensions == 0
+    assert (
+        transfer.offsets_octaves == transfer.narrow_offsets_octaves and transfer.max_extensions == 0
+    )
     runs = dict.fromkeys(transfer.widths, len(transfer.offsets_octaves) * transfer.num_seeds)
     runs[plan.proxy.base_width] += plan.search.num_trials
     for width in transfer.control_widths:
@@ -82,7 +101,11 @@ def _cost(text):
 
 def test_the_readme_has_the_figures_that_forerun_computes():
     plan, text = load_plan(PLAN), (FOLDER / "README.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _cost(text) if line[:2] == "| "]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in _cost(text)
+        if line[:2] == "| "
+    ]
     num_tokens = plan.proxy.batch_tokens * plan.proxy.num_steps
     wanted, total, published = [], 0, 0
     for width, num_runs in runs_by_width(plan).items():
@@ -90,9 +113,15 @@ def test_the_readme_has_the_figures_that_forerun_computes():
         flops = flops_per_token(shape) * num_tokens
         total += num_runs * flops
         published += 2 * 12 * 3 * flops
-        wanted.append([
-            str(width), f"{count_params(shape).total:,}", figure(flops), str(num_runs), figure(num_runs * flops)
-        ])  # fmt: skip
+        wanted.append(
+            [
+                str(width),
+                f"{count_params(shape).total:,}",
+                figure(flops),
+                str(num_runs),
+                figure(num_runs * flops),
+            ]
+        )
     wanted.append(["all", "", "", str(sum(runs_by_width(plan).values())), figure(total)])
     assert rows[1:] == wanted
     assert f"comes to {figure(published)} FLOPs" in " ".join(text.split())
@@ -112,7 +141,13 @@ def run_script(tmp_path, *arguments, **environment):
     (bin_dir / "forerun").chmod(0o755)
     calls.unlink(missing_ok=True)
     path = os.pathsep.join([str(bin_dir), str(Path(sys.executable).parent), os.environ["PATH"]])
-    told = {**os.environ, "PATH": path, "CALLS": str(calls), "OUT": str(tmp_path / "out"), **environment}
+    told = {
+        **os.environ,
+        "PATH": path,
+        "CALLS": str(calls),
+        "OUT": str(tmp_path / "out"),
+        **environment,
+    }
     ended = script(told, *arguments)
     lines = calls.read_text().split("--\n")[:-1] if calls.exists() else []
     return ended, [call.splitlines() for call in lines]
@@ -130,10 +165,13 @@ def test_the_script_tokenizes_checks_searches_judges_and_reports(tmp_path):
 @pytest.mark.parametrize(
     ("codes", "exit_code", "last"),
     [
-        ({"TRANSFER": "3"}, 3, "report"), ({"TRANSFER": "4"}, 4, "report"), ({"TRANSFER": "2"}, 2, "transfer"),
-        ({"CHECK": "4"}, 0, "report"), ({"CHECK": "3"}, 3, "check"),
+        ({"TRANSFER": "3"}, 3, "report"),
+        ({"TRANSFER": "4"}, 4, "report"),
+        ({"TRANSFER": "2"}, 2, "transfer"),
+        ({"CHECK": "4"}, 0, "report"),
+        ({"CHECK": "3"}, 3, "check"),
     ],
-)  # fmt: skip
+)
 def test_the_script_ends_as_the_verdict_does(tmp_path, codes, exit_code, last):
     ended, calls = run_script(tmp_path, "train.bin", **codes)
     assert (ended.returncode, calls[-1][0]) == (exit_code, last), ended.stderr

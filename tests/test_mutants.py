@@ -1,6 +1,8 @@
-"""Wrong lines planted in a copy of the core, one at a time: the fast tests named beside each must see it.
+"""Wrong lines planted in a copy of the core, one at a time: the fast tests named beside each must
+see it.
 
-Each is a mistake that would cost a user's main run or the trust in a study, and that no exception would tell.
+Each is a mistake that would cost a user's main run or the trust in a study, and that no exception
+would tell.
 """
 
 import os
@@ -15,54 +17,80 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher", "tests")
 MUTANTS = {
     "hidden matrices learn as m_N^-1/2": (
-        "proxies/core/rules.py", "rate_width = -1.0 if as_hidden", "rate_width = -0.5 if as_hidden",
+        "proxies/core/rules.py",
+        "rate_width = -1.0 if as_hidden",
+        "rate_width = -0.5 if as_hidden",
         "tests/proxies/test_rules.py",
     ),
     "a warmup's first update is none": (
-        "proxies/core/schedule.py", "return (step + 1) / schedule.warmup_steps", "return step / schedule.warmup_steps",
+        "proxies/core/schedule.py",
+        "return (step + 1) / schedule.warmup_steps",
+        "return step / schedule.warmup_steps",
         "tests/proxies/test_schedule.py",
     ),
     "attention's FLOPs count twice": (
-        "proxies/core/flops.py", "6 * (params.hidden + table) + square // 2", "6 * (params.hidden + table) + square",
+        "proxies/core/flops.py",
+        "6 * (params.hidden + table) + square // 2",
+        "6 * (params.hidden + table) + square",
         "tests/proxies/test_flops.py",
     ),
     "weight decay ignores the schedule": (
-        "proxies/model/bank_adamw.py", "1 - peak_lr_KS * share_K1.to(dtype) * decay_KS", "1 - peak_lr_KS * decay_KS",
+        "proxies/model/bank_adamw.py",
+        "1 - peak_lr_KS * share_K1.to(dtype) * decay_KS",
+        "1 - peak_lr_KS * decay_KS",
         "tests/proxies/test_bank_alone.py",
     ),
     "a verdict goes by its estimate, not by its bound": (
-        "transfer/verdict/verdict.py", "if regret.high < margin_nats:", "if regret.value < margin_nats:",
+        "transfer/verdict/verdict.py",
+        "if regret.high < margin_nats:",
+        "if regret.value < margin_nats:",
         "tests/transfer/test_verdict.py",
     ),
     "runs far from the frontier weigh most": (
-        "scaling_fits/laws/weights.py", "log_shares = -np.log1p(", "log_shares = np.log1p(",
+        "scaling_fits/laws/weights.py",
+        "log_shares = -np.log1p(",
+        "log_shares = np.log1p(",
         "tests/scaling_fits/test_weights.py",
     ),
     "tokens are chosen for twice the budget": (
-        "scaling_fits/allocation/allocate.py", "6 * self.params * self.tokens", "3 * self.params * self.tokens",
+        "scaling_fits/allocation/allocate.py",
+        "6 * self.params * self.tokens",
+        "3 * self.params * self.tokens",
         "tests/scaling_fits/allocation",
     ),
     "a record's hash leaves the one before out": (
-        "sweeps/store/chain.py", "canon.content_id([seq, kind, key, text, prev_hash])",
-        "canon.content_id([seq, kind, key, text])", "tests/sweeps/test_chain.py",
+        "sweeps/store/chain.py",
+        "canon.content_id([seq, kind, key, text, prev_hash])",
+        "canon.content_id([seq, kind, key, text])",
+        "tests/sweeps/test_chain.py",
     ),
     "a run has two outcomes": (
-        "sweeps/store/ledger.py", "kind in OUTCOMES and key in self._results", "False",
+        "sweeps/store/ledger.py",
+        "kind in OUTCOMES and key in self._results",
+        "False",
         "tests/sweeps/test_ledger.py",
     ),
     "a suggestion sees a trial that may not have ended": (
-        "sweeps/search/past_trials.py", "index - self.parallelism + 1", "index - self.parallelism + 2",
+        "sweeps/search/past_trials.py",
+        "index - self.parallelism + 1",
+        "index - self.parallelism + 2",
         "tests/sweeps/test_suggest.py",
     ),
     "an edited launch config keeps its digest": (
-        "launcher/frozen/launch_file.py", "if actual != digest:", "if not digest:", "tests/launcher/test_frozen.py",
+        "launcher/frozen/launch_file.py",
+        "if actual != digest:",
+        "if not digest:",
+        "tests/launcher/test_frozen.py",
     ),
     "one axis that drifts does not fail the gate": (
-        "launcher/study/gates.py", 'return "failed" if "failed" in outcomes else "cannot_tell"', 'return "cannot_tell"',
+        "launcher/study/gates.py",
+        'return "failed" if "failed" in outcomes else "cannot_tell"',
+        'return "cannot_tell"',
         "tests/launcher/test_gates.py",
     ),
-}  # fmt: skip
-"""By what goes wrong: the file, its line's part, what stands there then, and the tests that see it."""
+}
+"""By what goes wrong: the file, its line's part, what stands there then, and the tests that
+see it."""
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +109,12 @@ def do_fail(copy, *tests):
     """Whether some of them do; anything but that or all passing is an error of the run itself."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-        cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode in (0, 1), run.stdout[-2000:] + run.stderr[-2000:]
     return run.returncode == 1
 

@@ -1,4 +1,5 @@
-"""What is fed to everything that reads a file of a study: nothing of it runs, and the answer is an error with a name.
+"""What is fed to everything that reads a file of a study: nothing of it runs, and the answer is an
+error with a name.
 
 Each reader gets each payload under the name of its own file. A payload that runs makes a folder.
 """
@@ -62,11 +63,21 @@ def parquet(table):
 
 
 def python_type(fuse):
-    """A parquet file whose column says that its type is to be unpickled, as pyarrow did before 14.0.1."""
+    """A parquet file whose column says that its type is to be unpickled, as pyarrow did before
+    14.0.1.
+    """
     payload = pickle.dumps(Runs(fuse))
-    metadata = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": payload}
-    columns = [pyarrow.field(name, pyarrow.int64(), metadata=metadata) for name in ("step", "train_loss_nats")]
-    return parquet(pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], schema=pyarrow.schema(columns)))
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": payload,
+    }
+    columns = [
+        pyarrow.field(name, pyarrow.int64(), metadata=metadata)
+        for name in ("step", "train_loss_nats")
+    ]
+    return parquet(
+        pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], schema=pyarrow.schema(columns))
+    )
 
 
 def database(*statements):
@@ -106,21 +117,31 @@ PAYLOADS = {
     "zero bytes": lambda _: bytes(4096),
     "nothing": lambda _: b"",
     "a python type in parquet": python_type,
-    "texts in parquet": lambda _: parquet(pyarrow.table({"step": ["1"], "train_loss_nats": [b"\x80\x04."]})),
-    "nests in parquet": lambda _: parquet(pyarrow.table({"step": [[[1]]], "train_loss_nats": [{"a": 1}]})),
-    "not finite in parquet": lambda _: parquet(pyarrow.table({"step": [1], "train_loss_nats": [math.nan]})),
+    "texts in parquet": lambda _: parquet(
+        pyarrow.table({"step": ["1"], "train_loss_nats": [b"\x80\x04."]})
+    ),
+    "nests in parquet": lambda _: parquet(
+        pyarrow.table({"step": [[[1]]], "train_loss_nats": [{"a": 1}]})
+    ),
+    "not finite in parquet": lambda _: parquet(
+        pyarrow.table({"step": [1], "train_loss_nats": [math.nan]})
+    ),
     "another database": lambda _: database("CREATE TABLE t (x)"),
     "a view for a table": lambda _: database(
-        "PRAGMA application_id = 1718579813", "PRAGMA user_version = 1",
-        "CREATE VIEW records AS SELECT 0 AS seq, 'plan' AS kind, '' AS key, '{}' AS body, '' AS prev_hash, '' AS hash",
+        "PRAGMA application_id = 1718579813",
+        "PRAGMA user_version = 1",
+        "CREATE VIEW records AS SELECT 0 AS seq, 'plan' AS kind, '' AS key, '{}' AS body, '' AS "
+        "prev_hash, '' AS hash",
         "CREATE VIEW head AS SELECT 1 AS one, 0 AS seq, '' AS hash",
     ),
-}  # fmt: skip
+}
 
 
 def metrics(format):
     def read(path):
-        found = MetricFiles(command(metrics_format=format), path if format == "jsonl" else path.parent)
+        found = MetricFiles(
+            command(metrics_format=format), path if format == "jsonl" else path.parent
+        )
         while found.read(100):
             pass
         found.end(100)
@@ -132,7 +153,9 @@ def metrics(format):
 
 
 def slot_state(path):
-    """One is put aside, and a note says so; under the name that its hash gives, or it would not be looked at."""
+    """One is put aside, and a note says so; under the name that its hash gives, or it would not be
+    looked at.
+    """
     from proxies.core import canon
 
     named = path.with_name(f"step-00000001-{canon.file_sha256(path)}.safetensors")
@@ -178,9 +201,14 @@ def judged_sheet(path):
 
 
 READERS = {
-    "ledger": ("ledger.db", lambda path: Ledger.read(path.parent), (LedgerCorrupt, LedgerTooNew, StudyMissing)),
+    "ledger": (
+        "ledger.db",
+        lambda path: Ledger.read(path.parent),
+        (LedgerCorrupt, LedgerTooNew, StudyMissing),
+    ),
     "ledger of a driver": (
-        "ledger.db", lambda path: Ledger.open(path.parent, {"a": 1}, create=False),
+        "ledger.db",
+        lambda path: Ledger.open(path.parent, {"a": 1}, create=False),
         (LedgerCorrupt, LedgerTooNew, StudyMissing),
     ),
     "curve": (f"curves/{RESULT.id}.parquet", curve, CurveCorrupt),
@@ -197,11 +225,15 @@ READERS = {
     "metrics jsonl": ("metrics.jsonl", metrics("jsonl"), MetricsError),
     "metrics wandb": ("run-a.wandb", metrics("wandb"), MetricsError),
     "metrics tensorboard": ("events.out.tfevents.1", metrics("tensorboard"), MetricsError),
-    **{f"runs {kind}": (f"runs.{kind}", judged_fit, table_files.FormatError)
-       for kind in ("csv", "jsonl", "parquet")},
-    **{f"table {kind}": (f"table.{kind}", judged_sheet, transfer.tables.cells.TableError)
-       for kind in ("csv", "jsonl", "parquet")},
-}  # fmt: skip
+    **{
+        f"runs {kind}": (f"runs.{kind}", judged_fit, table_files.FormatError)
+        for kind in ("csv", "jsonl", "parquet")
+    },
+    **{
+        f"table {kind}": (f"table.{kind}", judged_sheet, transfer.tables.cells.TableError)
+        for kind in ("csv", "jsonl", "parquet")
+    },
+}
 
 
 EMPTY_IS_FINE = {("plan", "nothing")}
@@ -241,7 +273,9 @@ def test_what_has_the_right_form_may_be_too_deep(tmp_path, reader, depth):
     inner = "[" * depth + "]" * depth
     texts = {
         "launch config": f'{{"digest": "d", "decision": {{"a": {inner}}}}}',
-        "attestation": f'{{"sha256": "d", "digest": "d", "kind": "evidence", "body": {{"a": {inner}}}}}',
+        "attestation": (
+            f'{{"sha256": "d", "digest": "d", "kind": "evidence", "body": {{"a": {inner}}}}}'
+        ),
         "fit": f'{{"kind": "{fit_file.FILE_KIND}", "digest": "d", "fit": {{"a": {inner}}}}}',
     }
     path = tmp_path / name

@@ -1,4 +1,6 @@
-"""No name leads out of the folder it is a name in, and no link in a study's folder has other files written to."""
+"""No name leads out of the folder it is a name in, and no link in a study's folder has other files
+written to.
+"""
 
 import shutil
 
@@ -16,9 +18,19 @@ from sweeps.store.curves import curve_path
 
 ID = "0123456789abcdef" * 4
 BAD = {
-    "up": "../x", "absolute": "/etc/passwd", "up later": "a/../../b", "of Windows": "..\\x", "zero byte": "a\0b",
-    "two lines": "a\nb", "line's end": "a\n", "empty": "", "here": ".", "home": "~/x", "space": " ", "colon": "a:b",
-}  # fmt: skip
+    "up": "../x",
+    "absolute": "/etc/passwd",
+    "up later": "a/../../b",
+    "of Windows": "..\\x",
+    "zero byte": "a\0b",
+    "two lines": "a\nb",
+    "line's end": "a\n",
+    "empty": "",
+    "here": ".",
+    "home": "~/x",
+    "space": " ",
+    "colon": "a:b",
+}
 LONG = "x" * 300
 
 
@@ -38,25 +50,52 @@ def outside(tmp_path):
 
 
 LINKS = {
-    "folders": ["curves", "checkpoints", "external", "wandb", "frozen", f"checkpoints/{ID}", f"frozen/{ID}"],
-    "files": ["ledger.db", "plan.toml", "driver.lock", "live.json", "live.tmp", "report.html", "report.json",
-              f"curves/{ID}.parquet", "wandb/index.json", "wandb/workspace.json"],
-}  # fmt: skip
+    "folders": [
+        "curves",
+        "checkpoints",
+        "external",
+        "wandb",
+        "frozen",
+        f"checkpoints/{ID}",
+        f"frozen/{ID}",
+    ],
+    "files": [
+        "ledger.db",
+        "plan.toml",
+        "driver.lock",
+        "live.json",
+        "live.tmp",
+        "report.html",
+        "report.json",
+        f"curves/{ID}.parquet",
+        "wandb/index.json",
+        "wandb/workspace.json",
+    ],
+}
 
 
 @pytest.mark.parametrize("name", [*LINKS["folders"], *LINKS["files"]])
-def test_a_link_that_leads_out_of_a_study_is_refused_by_whatever_writes(planned, tmp_path, outside, name):
+def test_a_link_that_leads_out_of_a_study_is_refused_by_whatever_writes(
+    planned, tmp_path, outside, name
+):
     study = tmp_path / "study"
     (study / name).parent.mkdir(parents=True)
     (study / name).symlink_to(outside if name in LINKS["folders"] else outside / "kept")
     for arguments in (
-        ("sweep", planned, "--study", study), ("run", planned, "--study", study), ("report", study),
-        ("dashboards", study), ("freeze", study),
-    ):  # fmt: skip
+        ("sweep", planned, "--study", study),
+        ("run", planned, "--study", study),
+        ("report", study),
+        ("dashboards", study),
+        ("freeze", study),
+    ):
         code, _, said = forerun(*arguments)
-        assert (code == 2 and f"{name} -> " in said) or (arguments[0] == "freeze" and code in (2, 5)), said
+        assert (code == 2 and f"{name} -> " in said) or (
+            arguments[0] == "freeze" and code in (2, 5)
+        ), said
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"kept": "kept"}
-    assert sorted(path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_symlink()) == [name]
+    assert sorted(
+        path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_symlink()
+    ) == [name]
 
 
 def test_links_within_a_study_and_of_its_whole_folder_are_fine(tmp_path):
@@ -86,7 +125,9 @@ def test_states_are_never_removed_through_a_link(tmp_path, outside):
     assert (outside / "kept").read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", [*BAD.values(), LONG, ID.upper(), ID[:-1], f"{ID}\n", f"../{ID}"], ids=repr)
+@pytest.mark.parametrize(
+    "name", [*BAD.values(), LONG, ID.upper(), ID[:-1], f"{ID}\n", f"../{ID}"], ids=repr
+)
 def test_no_other_name_is_a_runs(tmp_path, name):
     for path_of in (curve_path, checkpoint_dir):
         with pytest.raises(ValueError, match="64 hex digits"):
@@ -104,7 +145,9 @@ def test_no_other_name_is_a_sources(tmp_path, name):
     assert [path for path in left if path.suffix == ".bin"] == []
 
 
-@pytest.mark.parametrize("name", [*BAD.values(), "x.bin/../../y.bin", "/etc/x.bin", "a\n.bin"], ids=repr)
+@pytest.mark.parametrize(
+    "name", [*BAD.values(), "x.bin/../../y.bin", "/etc/x.bin", "a\n.bin"], ids=repr
+)
 def test_no_other_name_is_a_shards(name):
     with pytest.raises(SpecError, match=r"\.bin"):
         Shard(file=name, num_tokens=1, max_id=1, sha256=ID)
@@ -138,12 +181,18 @@ def test_no_text_of_a_plan_holds_a_zero_byte(tmp_path, key):
 @pytest.mark.parametrize("key", ["data.path", "proxy.code_path"])
 @pytest.mark.parametrize("value", [LONG, "../../../x", "/proc/self/mem", "a\\nb"])
 def test_a_path_of_a_plan_that_is_none_ends_in_words(planned, tmp_path, key, value):
-    code, _, said = forerun("validate", planned, "--set", f'{key}="{value}"', "--set", 'proxy.factory="mine:build"')
+    code, _, said = forerun(
+        "validate", planned, "--set", f'{key}="{value}"', "--set", 'proxy.factory="mine:build"'
+    )
     assert code == 2 and "bug" not in said, said
 
 
-@pytest.mark.parametrize("verb", ["status", "report", "freeze", "dashboards", "repair", "verify", "sweep", "fit"])
-@pytest.mark.parametrize("path", [LONG, "../absent", "/proc/self/mem", "a\nb", "/dev/null/x"], ids=repr)
+@pytest.mark.parametrize(
+    "verb", ["status", "report", "freeze", "dashboards", "repair", "verify", "sweep", "fit"]
+)
+@pytest.mark.parametrize(
+    "path", [LONG, "../absent", "/proc/self/mem", "a\nb", "/dev/null/x"], ids=repr
+)
 def test_a_study_or_a_file_that_is_none_ends_in_words(verb, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, said = forerun(verb, path)

@@ -1,4 +1,6 @@
-"""Planted secrets (argv, environment, plan, address, exception) are nowhere on disk, nor in what is said."""
+"""Planted secrets (argv, environment, plan, address, exception) are nowhere on disk, nor in what is
+said.
+"""
 
 import os
 import random
@@ -22,12 +24,23 @@ RAISED, PLANNED = "wandb_v1_raisedCANARY12345678", "hf_plannedCANARYabcdefghijkl
 ADDRESS = f"https://jane:{PASSWORD}@files.example.org/data"
 SLASHED = "pa/ss@w:rd"
 SECRETS = (ARGV, VARIABLE, PASSWORD, RAISED, PLANNED, SHORT, ENDING, SLASHED)
-INNOCENT = {"TOKENIZERS_PARALLELISM": "false", "RAY_AUTH_MODE": "token", "NUM_TOKENS": "4096", "TOY_PATH": "/no/token"}
+INNOCENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_AUTH_MODE": "token",
+    "NUM_TOKENS": "4096",
+    "TOY_PATH": "/no/token",
+}
 ENVIRONMENT = {
-    "STORE_TOKEN": VARIABLE, "WANDB_API_KEY": RAISED, "HTTPS_PROXY": ADDRESS, "HF_TOKEN": PLANNED,
-    "PGPASSWORD": SHORT, "MYTOKEN": ENDING, **INNOCENT,
-    "OMP_NUM_THREADS": "1", "FORERUN_TRACEBACK": "1",
-}  # fmt: skip
+    "STORE_TOKEN": VARIABLE,
+    "WANDB_API_KEY": RAISED,
+    "HTTPS_PROXY": ADDRESS,
+    "HF_TOKEN": PLANNED,
+    "PGPASSWORD": SHORT,
+    "MYTOKEN": ENDING,
+    **INNOCENT,
+    "OMP_NUM_THREADS": "1",
+    "FORERUN_TRACEBACK": "1",
+}
 MAIN = "import sys; from launcher.cli.cli import main; main(sys.argv[2:])"
 SAID = f"""
 import os, sys
@@ -66,10 +79,15 @@ def build(shape):
 
 
 def forerun(*arguments):
-    """A command line as a process of its own, a secret among its words; what it said on both streams."""
+    """A command line as a process of its own, a secret among its words; what it said on both
+    streams.
+    """
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, ARGV, *map(str, arguments)], env=environment, capture_output=True, check=False
+        [sys.executable, "-c", MAIN, ARGV, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -77,8 +95,15 @@ def forerun(*arguments):
 def found_in(folder, said):
     """(secret, place) wherever one is: in bytes of files, in their names, in what was said."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    texts = {str(path): os.fsencode(path.name) + path.read_bytes() for path in files} | {"said": said}
-    return [(secret, place) for place, text in texts.items() for secret in SECRETS if secret.encode() in text]
+    texts = {str(path): os.fsencode(path.name) + path.read_bytes() for path in files} | {
+        "said": said
+    }
+    return [
+        (secret, place)
+        for place, text in texts.items()
+        for secret in SECRETS
+        if secret.encode() in text
+    ]
 
 
 def test_a_command_that_shows_its_environment_and_fails_with_secrets(tmp_path):
@@ -97,7 +122,9 @@ def test_a_command_that_shows_its_environment_and_fails_with_secrets(tmp_path):
         b'{"step": 1, "num_tokens": 4096}\n',
         *(f"{n}={v}\n".encode() for n, v in INNOCENT.items()),
     ]
-    assert logs and all(line in log.read_bytes() for log in logs for line in kept), "only the secrets go"
+    assert logs and all(line in log.read_bytes() for log in logs for line in kept), (
+        "only the secrets go"
+    )
     assert found_in(study, said) == []
 
 
@@ -134,25 +161,37 @@ def test_the_whole_chain(tmp_path):
     said += more
     (frozen,) = (study / "frozen").iterdir()
     for arguments in (
-        ("report", study), ("export", frozen, "--to", "torchtitan", "--allow-lossy"), ("verify", frozen),
+        ("report", study),
+        ("export", frozen, "--to", "torchtitan", "--allow-lossy"),
+        ("verify", frozen),
         ("dashboards", study),
-    ):  # fmt: skip
+    ):
         code, more = forerun(*arguments)
         assert code == 0, more.decode()
         said += more
-    assert len(list((study / "wandb").rglob("*.wandb"))) > 50 and (study / "wandb" / "workspace.json").is_file()
+    assert (
+        len(list((study / "wandb").rglob("*.wandb"))) > 50
+        and (study / "wandb" / "workspace.json").is_file()
+    )
     assert found_in(study, said) == []
 
 
 def test_the_search_for_secrets_can_fail(tmp_path):
     (tmp_path / "log.txt").write_text(f"x {VARIABLE} y")
-    assert found_in(tmp_path, PASSWORD.encode()) == [(VARIABLE, str(tmp_path / "log.txt")), (PASSWORD, "said")]
+    assert found_in(tmp_path, PASSWORD.encode()) == [
+        (VARIABLE, str(tmp_path / "log.txt")),
+        (PASSWORD, "said"),
+    ]
 
 
-@pytest.mark.parametrize("foreign", [f"login with --api-key {SHORT} failed", f"it says\n  password: {SHORT} here\n"])
+@pytest.mark.parametrize(
+    "foreign", [f"login with --api-key {SHORT} failed", f"it says\n  password: {SHORT} here\n"]
+)
 def test_a_message_of_ours_keeps_its_words_and_loses_what_others_brought(foreign):
     hint = "must be an object with a string `text` (--text-key names another key); token: it is one"
-    text = redact_message(f"{hint}; {foreign}; {PLANNED} {VARIABLE}", [foreign], {"STORE_TOKEN": VARIABLE})
+    text = redact_message(
+        f"{hint}; {foreign}; {PLANNED} {VARIABLE}", [foreign], {"STORE_TOKEN": VARIABLE}
+    )
     assert hint in text and not any(secret in text for secret in SECRETS)
 
 
@@ -206,10 +245,17 @@ def test_a_plan_without_one_is_not(text):
 
 ENVIRONMENT_SEEN = {
     "STORE_TOKEN": VARIABLE,
-    "MYSQL_PWD": "p w", "SSHPASS": "ssh1", "apiKey": "keykeykey", "DEPLOY_PAT": "one\ntwo-two-two",
-    "DEBUG_KEY": "true", "PIN_PASS": "123456", "KEY_FOLDER": "/", "HF_TOKEN_PATH": "anything", "TOKEN_FILE": "anything",
+    "MYSQL_PWD": "p w",
+    "SSHPASS": "ssh1",
+    "apiKey": "keykeykey",
+    "DEPLOY_PAT": "one\ntwo-two-two",
+    "DEBUG_KEY": "true",
+    "PIN_PASS": "123456",
+    "KEY_FOLDER": "/",
+    "HF_TOKEN_PATH": "anything",
+    "TOKEN_FILE": "anything",
     **INNOCENT,
-}  # fmt: skip
+}
 SHOWN = {
     "batch_tokens = 64: 7 is no divisor": "batch_tokens = 64: 7 is no divisor",
     f"login at {ADDRESS} failed": "login at https://***@files.example.org/data failed",
@@ -228,15 +274,23 @@ SHOWN = {
     "postgres://u:p@a/s:s@host/db?x=1": "postgres://***@host/db?x=1",
     "see https://example.org/@user/page": "see https://example.org/@user/page",
     "--wandb-key XYZ12 --lr 3 --key-value-heads 4": "--wandb-key *** --lr 3 --key-value-heads 4",
-    "{'DB_PASSPHRASE': \"a b\", 'NUM_TOKENS': '4096'}": "{'DB_PASSPHRASE': \"***\", 'NUM_TOKENS': '4096'}",
-    '{"step": 1, "num_tokens": 4096000, "key": "a.b"}': '{"step": 1, "num_tokens": 4096000, "key": "a.b"}',
+    "{'DB_PASSPHRASE': \"a b\", 'NUM_TOKENS': '4096'}": (
+        "{'DB_PASSPHRASE': \"***\", 'NUM_TOKENS': '4096'}"
+    ),
+    '{"step": 1, "num_tokens": 4096000, "key": "a.b"}': (
+        '{"step": 1, "num_tokens": 4096000, "key": "a.b"}'
+    ),
     "Missing key(s): key: layers.0.wq": "Missing key(s): key: layers.0.wq",
     '--end-token </s>: gone; {"eos_token": "<s>"}': '--end-token </s>: gone; {"eos_token": "<s>"}',
     "KeyError: 'rope' InvalidTokenError: it ended": "KeyError: 'rope' InvalidTokenError: it ended",
-    "PATH=/usr/bin:/bin PWD=/root RAY_AUTH_MODE=token": "PATH=/usr/bin:/bin PWD=/root RAY_AUTH_MODE=token",
+    "PATH=/usr/bin:/bin PWD=/root RAY_AUTH_MODE=token": (
+        "PATH=/usr/bin:/bin PWD=/root RAY_AUTH_MODE=token"
+    ),
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.c2lnbmF0dXJl": "***",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY----- so": "*** so",
-    "sk_live_0123456789 AIzaSyD-1234567890abcdefghijk npm_0123456789abcdefgh xoxb-12345-67890ab": "*** *** *** ***",
+    "sk_live_0123456789 AIzaSyD-1234567890abcdefghijk npm_0123456789abcdefgh xoxb-12345-67890ab": (
+        "*** *** *** ***"
+    ),
 }
 
 
@@ -245,7 +299,9 @@ def test_what_a_log_hides_is_refused_where_it_would_be_kept(text):
     assert secret_in(text, ENVIRONMENT_SEEN)
 
 
-@pytest.mark.parametrize("text", ["wandb key {}", "{} is my W&B login", "WANDB_API_KEY {}", "commit {0}, token {0}"])
+@pytest.mark.parametrize(
+    "text", ["wandb key {}", "{} is my W&B login", "WANDB_API_KEY {}", "commit {0}, token {0}"]
+)
 def test_a_key_of_forty_hex_digits_is_refused(text):
     assert secret_in(text.format(10 * "0a1b"), {})
 
@@ -267,14 +323,41 @@ def test_a_private_key_over_many_lines(tmp_path):
 
 
 FRAGMENTS = (
-    *SHOWN, *FINE, *SECRETS, "tokens/s 5", "num_tokens: 3", "forward_pass 1.2", "key", "token", "--api-key", "-k", " ",
-    "=", ": ", "x", "\u00e9", "\u00a0", "://", "@", "\"", "a.b", "deploy-PAT", "MyTokenStore", "Basic", "sk-", "\ud800",
-    "task-1", "eyJ", "0a1b" * 10,
-)  # fmt: skip
+    *SHOWN,
+    *FINE,
+    *SECRETS,
+    "tokens/s 5",
+    "num_tokens: 3",
+    "forward_pass 1.2",
+    "key",
+    "token",
+    "--api-key",
+    "-k",
+    " ",
+    "=",
+    ": ",
+    "x",
+    "\u00e9",
+    "\u00a0",
+    "://",
+    "@",
+    '"',
+    "a.b",
+    "deploy-PAT",
+    "MyTokenStore",
+    "Basic",
+    "sk-",
+    "\ud800",
+    "task-1",
+    "eyJ",
+    "0a1b" * 10,
+)
 
 
 def test_a_block_of_lines_loses_what_each_line_alone_would():
-    """The quick search for clues misses no secret that the patterns find, whatever stands around it."""
+    """The quick search for clues misses no secret that the patterns find, whatever stands around
+    it.
+    """
     draw = random.Random(1)
     for _ in range(300):
         lines = ["".join(draw.choices(FRAGMENTS, k=draw.randint(1, 5))) for _ in range(8)]
@@ -288,7 +371,8 @@ def test_only_lines_with_a_clue_are_cleaned(monkeypatch):
     searched = []
     monkeypatch.setattr(redaction, "_named_hidden", lambda text: searched.append(text) or text)
     ordinary = (
-        "2026-11-28 INFO step 12/90 val_loss 3.35 lr 6e-04 tokens/s 123,456 num_tokens: 4096 task-1 https://x.org"
+        "2026-11-28 INFO step 12/90 val_loss 3.35 lr 6e-04 tokens/s 123,456 num_tokens: "
+        "4096 task-1 https://x.org"
     )
     text = "\n".join([ordinary] * 100)
     assert LineRedactor({})(text) == text and searched == []
@@ -298,15 +382,32 @@ def test_only_lines_with_a_clue_are_cleaned(monkeypatch):
 
 def test_what_is_too_much_to_clean_is_hidden_whole(monkeypatch):
     monkeypatch.setattr(redaction, "MAX_CLEANED_BYTES", 100)
-    text = LineRedactor({})("\n".join(["fine", *(f"line {i} password=hunter{i}" for i in range(9)), "fine"]))
+    text = LineRedactor({})(
+        "\n".join(["fine", *(f"line {i} password=hunter{i}" for i in range(9)), "fine"])
+    )
     lines = text.split("\n")
     assert lines[:2] == ["fine", f"line 0 password={INSTEAD}"] and lines[-2:] == [INSTEAD, "fine"]
 
 
 UNITS = (
-    "-", "a", 'a="', "token", "://a:", "://", "sk-", "eyJaaaaaaaa.", "eyJ-aaaaaaaa", "-----BEGIN PRIVATE KEY", "key ",
-    "--key ", "password ", "basic x", "a@", "KEY='", "A_",
-)  # fmt: skip
+    "-",
+    "a",
+    'a="',
+    "token",
+    "://a:",
+    "://",
+    "sk-",
+    "eyJaaaaaaaa.",
+    "eyJ-aaaaaaaa",
+    "-----BEGIN PRIVATE KEY",
+    "key ",
+    "--key ",
+    "password ",
+    "basic x",
+    "a@",
+    "KEY='",
+    "A_",
+)
 
 
 @pytest.mark.slow
@@ -321,7 +422,18 @@ def test_twice_the_line_takes_twice_the_time(unit):
 
 
 @pytest.mark.parametrize(
-    "unit", ["-", "a", 'a="', "token", "://a:", "sk-", "eyJaaaaaaaa.", "-----BEGIN PRIVATE KEY", "eyJ-aaaaaaaa"]
+    "unit",
+    [
+        "-",
+        "a",
+        'a="',
+        "token",
+        "://a:",
+        "sk-",
+        "eyJaaaaaaaa.",
+        "-----BEGIN PRIVATE KEY",
+        "eyJ-aaaaaaaa",
+    ],
 )
 def test_a_long_line_takes_no_time(unit):
     begin = time.process_time()

@@ -1,7 +1,7 @@
 """What is asked about transfer, and the runs that answer it. Standard library only.
 
-Sizes along an axis double, hyperparameters are in octaves: everything here is log2 against log2, so that a drift is a
-power law's exponent.
+Sizes along an axis double, hyperparameters are in octaves: everything here is log2 against log2, so
+that a drift is a power law's exponent.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from proxies.core.errors import InputError
 from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
-"""What grows: model width, layers, tokens per step (at equal tokens in all), tokens in all, parameters."""
+"""What grows: model width, layers, tokens per step (at equal tokens in all), tokens in all,
+parameters."""
 Hyperparameter = str
 """By name: one of `proxies.core.hyperparameters`, or one that a plan declares."""
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 _SIZE = {
-    "width": "width {}", "depth": "{} layers", "batch": "{} tokens a step", "duration": "{} tokens",
+    "width": "width {}",
+    "depth": "{} layers",
+    "batch": "{} tokens a step",
+    "duration": "{} tokens",
     "params": "{} parameters",
-}  # fmt: skip
+}
 
 
 class TransferError(InputError):
@@ -107,23 +111,29 @@ class Question:
     transferred_log2: float | None = None
     """Value set at the base; None: the fitted optimum there."""
     power: float | None = 0.0
-    """The value at the target is the base's times (target / base)^power, beyond what `built_in` does; None: the power
-    is measured, and the measured one is used."""
+    """The value at the target is the base's times (target / base)^power, beyond what `built_in`
+    does; None: the power is measured, and the measured one is used."""
     built_in: float = 0.0
-    """The power by which the runs' own parametrization moves the value already, so that sums are absolute exponents."""
+    """The power by which the runs' own parametrization moves the value already, so that sums are
+    absolute exponents."""
     margin_nats: float = 0.01
     """The largest loss one is ready to give away."""
     level: float = 0.9
     """The level of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2."""
     untrained_nats: float | None = None
-    """Loss of a model that has learned nothing, ln(vocabulary); None: unknown, and the highest loss of the runs stands
-    for it."""
+    """Loss of a model that has learned nothing, ln(vocabulary); None: unknown, and the highest loss
+    of the runs stands for it."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.one_of("axis", AXES)
-        has_optimum = bool(self.hyperparameter) and hyperparameter_named(self.hyperparameter).has_optimum
-        checks.that(has_optimum, f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer")
+        has_optimum = (
+            bool(self.hyperparameter) and hyperparameter_named(self.hyperparameter).has_optimum
+        )
+        checks.that(
+            has_optimum,
+            f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer",
+        )
         checks.whole("target_size", "base_size")
         for name in ("transferred_log2", "power"):
             if getattr(self, name) is not None:
@@ -142,10 +152,12 @@ class Question:
         return math.log2(self.target_size) - math.log2(self.base_size)
 
     def most_nats(self, points: Sequence[Point]) -> float:
-        """What a bad value can cost: from the lowest loss of the runs up to that of a model that has learned nothing.
+        """What a bad value can cost: from the lowest loss of the runs up to that of a model that
+        has learned nothing.
 
-        Shapes are extrapolated without an end, losses are not: beyond this a cost is known to be more, not how much.
-        It never falls to the margin, so that what is beyond it is beyond the margin too.
+        Shapes are extrapolated without an end, losses are not: beyond this a cost is known to be
+        more, not how much. It never falls to the margin, so that what is beyond it is beyond the
+        margin too.
         """
         losses = [p.loss_nats for p in points if p.loss_nats is not None] or [0.0]
         highest = max(losses) if self.untrained_nats is None else max(self.untrained_nats, *losses)

@@ -1,4 +1,6 @@
-"""alerts.md and drills.md: the kinds of alert of `forerun watch` and the drills of `forerun rehearse`."""
+"""alerts.md and drills.md: the kinds of alert of `forerun watch` and the drills of `forerun
+rehearse`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Where there are two, the first is the usual one. How they are found, and how oft
 
 | alert | severity | raised when | next |
 |---|---|---|---|
-"""
+"""  # noqa: E501
 _DRILLS = """# Drills
 
 Drills of `forerun rehearse`, in the order in which they are held. What they are held on is in
@@ -41,7 +43,8 @@ def alerts_page() -> str:
 def drills_page() -> str:
     """drills.md."""
     rows = [
-        f"| `{drill.name}` | {cell(drill.happens)} | {cell(drill.limit)} | {cell(drill.not_proven)} |"
+        f"| `{drill.name}` | {cell(drill.happens)} | {cell(drill.limit)} | "
+        f"{cell(drill.not_proven)} |"
         for drill in (DRILLS | OWN_DRILLS).values()
     ]
     return _DRILLS + "\n".join(rows) + "\n"

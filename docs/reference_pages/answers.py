@@ -1,7 +1,7 @@
 """json.md: what each verb's --json holds, from the shapes of real answers.
 
-`tests/launcher/test_json_page.py` asks every verb below about a tiny study and holds the answers against the shapes;
-`make reference` has it write them down anew.
+`tests/launcher/test_json_page.py` asks every verb below about a tiny study and holds the answers
+against the shapes; `make reference` has it write them down anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ that the tiny study does without, may add keys.
 
 A verb that ends with an error gives [another object](exit-codes.md#an-error-as-json).
 
-"""
+"""  # noqa: E501
 
 
 def kind_of(value: object) -> str:

@@ -1,4 +1,6 @@
-"""cli.md and exit-codes.md: verbs and options as click has them, exit codes and the errors behind each."""
+"""cli.md and exit-codes.md: verbs and options as click has them, exit codes and the errors behind
+each.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _HEAD = """# Commands
 [exit codes](exit-codes.md); what `--json` holds is on [its own page](json.md). How they go together: [the command
 line](../command-line.md).
 
-"""
+"""  # noqa: E501
 _EXITS = """# Exit codes
 
 Those that a verb gives in a way of its own are said with [the verb](cli.md); what to do about each is on the page of
@@ -31,7 +33,7 @@ memory, text that is not UTF-8. Any other is a bug in forerun (1).
 
 | code | means | errors |
 |---|---|---|
-"""
+"""  # noqa: E501
 
 
 def commands() -> dict[str, click.Command]:
@@ -59,10 +61,15 @@ def _kind(param: click.Parameter) -> str:
     elif isinstance(kind, click.IntRange | click.FloatRange):
         low, high = kind.min, kind.max
         name = "whole number" if isinstance(kind, click.IntRange) else "number"
-        bounds = [f"from {low}" if low is not None else "", f"to {high}" if high is not None else ""]
+        bounds = [
+            f"from {low}" if low is not None else "",
+            f"to {high}" if high is not None else "",
+        ]
         words = " ".join([name, *filter(None, bounds)])
     else:
-        words = {"integer": "whole number", "float": "number", "amount": "number (7B, 1.5T)"}.get(kind.name, kind.name)
+        words = {"integer": "whole number", "float": "number", "amount": "number (7B, 1.5T)"}.get(
+            kind.name, kind.name
+        )
     words = f"`{param.metavar}`" if param.metavar and not isinstance(kind, click.Choice) else words
     return f"{words}, repeatable" if getattr(param, "multiple", False) else words
 
@@ -70,7 +77,12 @@ def _kind(param: click.Parameter) -> str:
 def _default(option: click.Option) -> str:
     if option.required:
         return "must be given"
-    if not option.show_default or option.is_flag or callable(option.default) or option.default is None:
+    if (
+        not option.show_default
+        or option.is_flag
+        or callable(option.default)
+        or option.default is None
+    ):
         return ""
     return f"`{option.default}`"
 
@@ -94,13 +106,17 @@ def _help(command: click.Command) -> str:
 
 def _verb(name: str, command: click.Command) -> str:
     arguments = [_argument(param) for param in command.params if isinstance(param, click.Argument)]
-    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    options = [
+        param for param in command.params if isinstance(param, click.Option) and not param.hidden
+    ]
     usage = " ".join(["forerun", name, *(["[OPTIONS]"] if options else []), *arguments])
     lines = [f"## {name}\n", f"```text\n{usage}\n```\n", _help(command) + "\n"]
     lines += ["| option | takes | default | what |", "|---|---|---|---|"]
     for option in options:
         names = ", ".join(f"`{text}`" for text in (*option.opts, *option.secondary_opts))
-        lines.append(f"| {names} | {_kind(option)} | {_default(option)} | {cell(option.help or '')} |")
+        lines.append(
+            f"| {names} | {_kind(option)} | {_default(option)} | {cell(option.help or '')} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -110,7 +126,9 @@ def commands_page() -> str:
 
 
 def _list_errors() -> dict[str, dict[str, str]]:
-    """Return the first sentence of every error class that declares an exit code, by code and class."""
+    """Return the first sentence of every error class that declares an exit code, by code and
+    class.
+    """
     sentences: dict[str, dict[str, str]] = {}
     for _, tree in trees(r"(?m)^    exit_code = ExitCode\."):
         for node in ast.walk(tree):
@@ -125,7 +143,11 @@ def _list_errors() -> dict[str, dict[str, str]]:
 def _error_as_json() -> str:
     """What a verb prints for an error: asked for, not made up."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(SystemExit),
+    ):
         cli.main(["note", "--study", "no/such/study", "--json"])
     return json.dumps(json.loads(out.getvalue()), indent=2)
 
@@ -134,7 +156,9 @@ def exit_codes_page() -> str:
     """exit-codes.md."""
     errors, lines = _list_errors(), []
     for code in ExitCode:
-        names = "<br>".join(f"`{name}`: {cell(text)}" for name, text in errors.get(code.name, {}).items())
+        names = "<br>".join(
+            f"`{name}`: {cell(text)}" for name, text in errors.get(code.name, {}).items()
+        )
         lines.append(f"| {code} | {code.meaning} | {names} |")
     after = "\n\n## An error as JSON\n\nWith `--json` an error is one object too, "
     after += "`forerun note --study no/such/study --json` for one:\n\n"

@@ -12,15 +12,24 @@ _NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|PATH|PYTHONPATH|HOME|CXX|TM
 SENTENCES = {
     "FORERUN_TRACEBACK": "1: an error is shown with where in the code it happened.",
     "NO_COLOR": "Any value: no color on a terminal.",
-    "FORERUN_HOST": "Name of this machine in results, where the host's own name changes or is shared.",
+    "FORERUN_HOST": (
+        "Name of this machine in results, where the host's own name changes or is shared."
+    ),
     "FORERUN_RUN_DIR": "Set for a trainer of your own: the folder of its run.",
     "FORERUN_PROVE": "Set by `forerun verify --prove`, for `forerun.hook` in your training script.",
     "FORERUN_CUDA_GRAPHS": "0: the torchtitan export records no CUDA graphs.",
-    "FORERUN_LOG_EVERY_STEPS": "Steps between logs of the torchtitan export; by default 10 or a part of it.",
-    "FORERUN_DETERMINISTIC": "1: the torchtitan export uses deterministic kernels, which are slower.",
+    "FORERUN_LOG_EVERY_STEPS": (
+        "Steps between logs of the torchtitan export; by default 10 or a part of it."
+    ),
+    "FORERUN_DETERMINISTIC": (
+        "1: the torchtitan export uses deterministic kernels, which are slower."
+    ),
     "FORERUN_DATA": "Read by exported trainers: the folder that `forerun tokenize` wrote.",
     "CUDA_VISIBLE_DEVICES": "Which GPUs there are.",
-    "RAY_ADDRESS": "Said to be set, and not used: `cluster.address` in the plan names a cluster, `auto` this one.",
+    "RAY_ADDRESS": (
+        "Said to be set, and not used: `cluster.address` in the plan names a cluster, "
+        "`auto` this one."
+    ),
     "RAY_AUTH_TOKEN": "A cluster's own token; a study on its own machine makes one for itself.",
     "RAY_AUTH_TOKEN_PATH": "The same, as a file.",
     "RAY_TMPDIR": "Where Ray keeps its sockets and logs.",
@@ -37,7 +46,7 @@ Python in which that trainer is installed, for `forerun verify`; without it, wha
 
 | variable | what |
 |---|---|
-"""
+"""  # noqa: E501
 
 
 def named() -> dict[str, list[str]]:
@@ -58,19 +67,30 @@ def environment_page() -> str:
     """environment.md.
 
     Raises:
-        ValueError: a sentence is about a variable that the code does not name, or one of ours has none.
+        ValueError: a sentence is about a variable that the code does not name, or one of ours has
+            none.
     """
     found = named()
     ours = {name for name in found if name.startswith("FORERUN_")} - _INNER
     if wrong := (SENTENCES.keys() - found.keys()) | (ours - SENTENCES.keys()):
-        raise ValueError(f"docs/reference_pages/environment.py: SENTENCES and the code differ in {sorted(wrong)}")
+        raise ValueError(
+            f"docs/reference_pages/environment.py: SENTENCES and the code differ in {sorted(wrong)}"
+        )
     lines = [f"| `{name}` | {said} |" for name, said in SENTENCES.items()]
-    others = [f"| `{name}` | {', '.join(f'`{module}`' for module in modules)} |"
-              for name, modules in sorted(found.items()) if name not in SENTENCES]  # fmt: skip
+    others = [
+        f"| `{name}` | {', '.join(f'`{module}`' for module in modules)} |"
+        for name, modules in sorted(found.items())
+        if name not in SENTENCES
+    ]
     after = [
-        "", "## Others in the code", "", "Looked at by `doctor`, given on to other processes, or set for them.", "",
-        "| variable | named in |", "|---|---|",
-    ]  # fmt: skip
+        "",
+        "## Others in the code",
+        "",
+        "Looked at by `doctor`, given on to other processes, or set for them.",
+        "",
+        "| variable | named in |",
+        "|---|---|",
+    ]
     return _HEAD + "\n".join([*lines, *after, *others]) + "\n"
 
 

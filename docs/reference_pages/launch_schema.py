@@ -1,4 +1,6 @@
-"""launch.schema.json: the JSON Schema of `launch.json`, from the same dataclasses and texts as records.md."""
+"""launch.schema.json: the JSON Schema of `launch.json`, from the same dataclasses and texts as
+records.md.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from launcher.frozen.frozen import SCHEMA_VERSION, Decision
 from proxies.core import canon
 from reference_pages.records import below, fields_of
 
-_DIGEST = {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "Sha256 of the decision's canonical text."}
+_DIGEST = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{64}$",
+    "description": "Sha256 of the decision's canonical text.",
+}
 
 
 def launch_schema() -> str:
@@ -36,13 +42,22 @@ def launch_schema() -> str:
 
 
 def _strict(schema: dict[str, Any], record: type) -> dict[str, Any]:
-    """As it is written: every field is there, but for those that are left out at their default, and no other."""
-    absent = {one.name for one in dataclasses.fields(record) if one.metadata.items() >= canon.UNLESS_DEFAULT.items()}
+    """As it is written: every field is there, but for those that are left out at their default, and
+    no other.
+    """
+    absent = {
+        one.name
+        for one in dataclasses.fields(record)
+        if one.metadata.items() >= canon.UNLESS_DEFAULT.items()
+    }
     said = {name: text for name, _, _, text in fields_of(record)}
     properties = {}
     for name, one in schema["properties"].items():
         kept = {key: value for key, value in one.items() if key not in ("title", "default")}
-        properties[name] = {**kept, **({"description": " ".join(said[name].split())} if said.get(name) else {})}
+        properties[name] = {
+            **kept,
+            **({"description": " ".join(said[name].split())} if said.get(name) else {}),
+        }
     return {
         "type": "object",
         "description": " ".join(str(record.__doc__).split()),

@@ -1,4 +1,6 @@
-"""plan.md: every key of a plan with its type, default, unit and sentence, from the plan's JSON Schema."""
+"""plan.md: every key of a plan with its type, default, unit and sentence, from the plan's JSON
+Schema.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ A plan is one TOML file; every key has the default shown, so a plan names what i
 plan KEY` says what a key means; `forerun validate` names every problem at once; `--set section.key=value` overrides a
 value on the command line. Where `init` (preset `cpu`) writes another value than the default, that is shown too.
 
-"""
+"""  # noqa: E501
 
 
 def _defaults(values: Values) -> dict[str, dict[str, str]]:
@@ -34,14 +36,18 @@ def _defaults(values: Values) -> dict[str, dict[str, str]]:
     return found
 
 
-def _rows(schema: dict[str, Any], defs: dict[str, Any], plain: dict[str, str], new: dict[str, str]) -> list[str]:
+def _rows(
+    schema: dict[str, Any], defs: dict[str, Any], plain: dict[str, str], new: dict[str, str]
+) -> list[str]:
     lines = ["| key | value | default | unit | what |", "|---|---|---|---|---|"]
     for key, one in schema["properties"].items():
         default = f"`{plain[key]}`" if key in plain else "the source's own"
         if new.get(key) != plain.get(key):
             default += f"; `init` writes `{new[key]}`"
         kind = kind_of(one, defs).replace("|", "\\|")
-        lines.append(f"| `{key}` | {kind} | {default} | {unit_of(key)} | {cell(one['description'])} |")
+        lines.append(
+            f"| `{key}` | {kind} | {default} | {unit_of(key)} | {cell(one['description'])} |"
+        )
     return lines
 
 

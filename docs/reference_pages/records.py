@@ -22,12 +22,15 @@ _HEAD = """# Records
 Frozen dataclasses, checked when they are made; their text is canonical JSON (sorted keys, shortest floats, no NaN)
 and their name is its sha256. Losses are in nats per token, learning rates absolute.
 
-"""
+"""  # noqa: E501
 _ROOTS: dict[str, tuple[str, type]] = {
     "A run's question": ("What is asked of a worker; its content id is the run's id.", RunSpec),
     "A run's answer": ("What the ledger keeps of it.", RunResult),
     "The frozen decision": (
-        "What `launch.json` holds beside its digest. Explained in [the frozen launch config](../launch-config.md).",
+        (
+            "What `launch.json` holds beside its digest. Explained in [the frozen launch "
+            "config](../launch-config.md)."
+        ),
         Decision,
     ),
 }
@@ -51,7 +54,12 @@ def below(root: type) -> list[type]:
 
 def fields_of(record: type) -> list[tuple[str, str, str, str]]:
     """Name, type, default and sentence of each field, those of a record that it adds to first."""
-    rows = [row for base in record.__bases__ if dataclasses.is_dataclass(base) for row in fields_of(base)]
+    rows = [
+        row
+        for base in record.__bases__
+        if dataclasses.is_dataclass(base)
+        for row in fields_of(base)
+    ]
     tree = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
     assert isinstance(tree, ast.ClassDef)
     known = {one.name: one for one in dataclasses.fields(record)}
@@ -59,7 +67,11 @@ def fields_of(record: type) -> list[tuple[str, str, str, str]]:
         if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) not in known:
             continue
         one = known[ast.unparse(node.target)]
-        said = str(after.value.value) if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+        said = (
+            str(after.value.value)
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            else ""
+        )
         rows.append((one.name, _spelled_out(node.annotation, record), _default(one), said.strip()))
     return rows
 
@@ -75,15 +87,23 @@ def _default(one: dataclasses.Field[Any]) -> str:
 def _spelled_out(annotation: ast.expr, record: type) -> str:
     """A type as text, sets of words by their words rather than their name."""
     named = vars(sys.modules[record.__module__])
-    words = {name: str(value).removeprefix("typing.") for name, value in named.items()
-             if typing.get_origin(value) is typing.Literal}  # fmt: skip
+    words = {
+        name: str(value).removeprefix("typing.")
+        for name, value in named.items()
+        if typing.get_origin(value) is typing.Literal
+    }
     words |= {name: "str" for name, value in named.items() if value is str}
     return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), ast.unparse(annotation))
 
 
 def _record(record: type, title: str) -> list[str]:
     said = inspect.cleandoc(record.__doc__ or "").split("\n\n")[0]
-    lines = [f"### {title}\n", " ".join(said.split()) + "\n", "| field | type | default | what |", "|---|---|---|---|"]
+    lines = [
+        f"### {title}\n",
+        " ".join(said.split()) + "\n",
+        "| field | type | default | what |",
+        "|---|---|---|---|",
+    ]
     for name, kind, default, sentence in fields_of(record):
         shown = f"`{cell(default)}`" if default else ""
         lines.append(f"| `{name}` | `{cell(kind)}` | {shown} | {cell(sentence)} |")
@@ -91,13 +111,22 @@ def _record(record: type, title: str) -> list[str]:
 
 
 def _attestations() -> list[str]:
-    """Kinds of attestations, and the module that writes each: every call of `attest` in the code."""
+    """Kinds of attestations, and the module that writes each: every call of `attest` in the
+    code.
+    """
     rows = set()
     for module, tree in trees(r"\battest\("):
-        texts = {ast.unparse(node.targets[0]): node.value.value for node in tree.body
-                 if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)}  # fmt: skip
+        texts = {
+            ast.unparse(node.targets[0]): node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "attest":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "attest"
+            ):
                 rows |= {(kind, module) for kind in _kinds(node.args[1], texts)}
     return [f"| `{kind}` | `{module}` |" for kind, module in sorted(rows)]
 
@@ -107,7 +136,12 @@ def _kinds(node: ast.expr, texts: dict[str, Any]) -> list[str]:
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.JoinedStr):
-        return ["".join(str(part.value) if isinstance(part, ast.Constant) else "TRAINER" for part in node.values)]
+        return [
+            "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "TRAINER"
+                for part in node.values
+            )
+        ]
     name = ast.unparse(node)
     if name in texts:
         return [str(texts[name])]
@@ -127,8 +161,15 @@ def records_page() -> str:
                 lines += _record(record, record.__name__)
     lines += [
         "## Attestations\n",
-        "Beside a frozen config, `attestations/KIND.json`: `kind`, `digest` (of the config), `created_at` (UTC, ISO",
-        "8601), `body`, and `sha256`, the content id of the other four. It may be written anew, the decision not.\n",
+        (
+            "Beside a frozen config, `attestations/KIND.json`: `kind`, `digest` (of the config), "
+            "`created_at` (UTC, ISO"
+        ),
+        (
+            "8601), `body`, and `sha256`, the content id of the other four. It may be written "
+            "anew, "
+            "the decision not.\n"
+        ),
         "| kind | written by |",
         "|---|---|",
         *_attestations(),

@@ -19,7 +19,9 @@ def sources() -> dict[str, str]:
     found = {}
     for room in PACKAGES:
         for path in sorted((ROOT / room).rglob("*.py")):
-            found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path.read_text(encoding="utf-8")
+            found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path.read_text(
+                encoding="utf-8"
+            )
     return found
 
 

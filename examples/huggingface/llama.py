@@ -1,4 +1,6 @@
-"""A small Llama over bytes, its parameter groups in muP (arXiv 2203.03466), its data and its schedule."""
+"""A small Llama over bytes, its parameter groups in muP (arXiv 2203.03466), its data and its
+schedule.
+"""
 
 import argparse
 import json
@@ -13,9 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def options():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    whole = "width base-width head-dim num-layers seq-len batch-sequences num-steps warmup-steps seed"
+    whole = (
+        "width base-width head-dim num-layers seq-len batch-sequences num-steps warmup-steps seed"
+    )
     for name in (*whole.split(), "lr", "clip-norm"):
-        parser.add_argument(f"--{name}", type=int if name in whole.split() else float, required=True)
+        parser.add_argument(
+            f"--{name}", type=int if name in whole.split() else float, required=True
+        )
     parser.add_argument("--parametrization", default="mup")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
@@ -27,10 +33,15 @@ def model_of(a):
     torch.manual_seed(a.seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=128, hidden_size=a.width, intermediate_size=2 * a.width, num_hidden_layers=a.num_layers,
-            num_attention_heads=a.width // a.head_dim, max_position_embeddings=a.seq_len, use_cache=False,
+            vocab_size=128,
+            hidden_size=a.width,
+            intermediate_size=2 * a.width,
+            num_hidden_layers=a.num_layers,
+            num_attention_heads=a.width // a.head_dim,
+            max_position_embeddings=a.seq_len,
+            use_cache=False,
         )
-    )  # fmt: skip
+    )
     for matrix in hidden_of(model):
         nn.init.normal_(matrix, std=matrix.shape[1] ** -0.5)
     nn.init.normal_(model.model.embed_tokens.weight)
@@ -53,15 +64,21 @@ def optimizer_of(model, a):
 
     def share(t):
         done = (t - a.warmup_steps) / max(1, a.num_steps - a.warmup_steps)
-        return (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
+        return (
+            (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
+        )
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 def data_of(a):
     """Training rows in the order of the seed, enough for every step, and held-out rows."""
-    text = b"".join(file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py")))
-    rows = torch.tensor([byte & 127 for byte in text])[: len(text) // a.seq_len * a.seq_len].view(-1, a.seq_len)
+    text = b"".join(
+        file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py"))
+    )
+    rows = torch.tensor([byte & 127 for byte in text])[: len(text) // a.seq_len * a.seq_len].view(
+        -1, a.seq_len
+    )
     train, held = rows.tensor_split([int(0.9 * len(rows))])
     draw = torch.Generator().manual_seed(a.seed)
     order = torch.randint(len(train), (a.num_steps * a.batch_sequences,), generator=draw)

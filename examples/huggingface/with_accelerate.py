@@ -16,7 +16,8 @@ def main(a):
     loader = torch.utils.data.DataLoader(train, batch_size=a.batch_sequences)
     model, loader, *steppers = accelerator.prepare(model, loader, *optimizer_of(model, a))
     optimizer, schedule = steppers
-    prove(model, optimizer, schedule)  # forerun: it returns at once unless `forerun verify --prove` asks
+    # forerun: it returns at once unless `forerun verify --prove` asks
+    prove(model, optimizer, schedule)
     saved, first = a.out / "saved", 0
     if a.resume and (saved / "step.json").exists():
         accelerator.load_state(saved)
@@ -37,7 +38,11 @@ def main(a):
             (saved / "step.json").write_text(str(step))
     with torch.no_grad():
         rows = held[:]
-        print(json.dumps({"step": a.num_steps, "val_loss": model(**rows).loss.item()}), file=log, flush=True)
+        print(
+            json.dumps({"step": a.num_steps, "val_loss": model(**rows).loss.item()}),
+            file=log,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

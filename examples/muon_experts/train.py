@@ -1,4 +1,6 @@
-"""A byte model with a mixture of experts: Muon for matrices, AdamW for the rest. Some lines of it are forerun's."""
+"""A byte model with a mixture of experts: Muon for matrices, AdamW for the rest. Some lines of it
+are forerun's.
+"""
 
 import argparse
 import json
@@ -21,7 +23,9 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(width, NUM_EXPERTS, bias=False)
         self.up = nn.ModuleList(nn.Linear(width, 2 * width, bias=False) for _ in range(NUM_EXPERTS))
-        self.down = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(NUM_EXPERTS))
+        self.down = nn.ModuleList(
+            nn.Linear(2 * width, width, bias=False) for _ in range(NUM_EXPERTS)
+        )
 
     def forward(self, x):
         share, chosen = self.router(x).softmax(-1).max(-1, keepdim=True)
@@ -36,11 +40,19 @@ class Block(nn.Module):
         super().__init__()
         self.num_heads = width // head_dim
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.mix = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.qkv, self.mix = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
         self.experts = Experts(width)
 
     def forward(self, x):
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2).chunk(3, dim=1)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .unflatten(-1, (3 * self.num_heads, -1))
+            .transpose(1, 2)
+            .chunk(3, dim=1)
+        )
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.mix(heads.transpose(1, 2).flatten(-2))
         return x + self.experts(self.norm2(x))
@@ -66,7 +78,9 @@ class Model(nn.Module):
 
 
 def optimizers_of(model, a):
-    """Muon's update has one size at every width, so its rate stays; AdamW's falls with it for the routers."""
+    """Muon's update has one size at every width, so its rate stays; AdamW's falls with it for the
+    routers.
+    """
     inside = dict(model.blocks.named_parameters())
     routers = [p for name, p in inside.items() if "router" in name]
     matrices = [p for name, p in inside.items() if p.ndim == 2 and "router" not in name]
@@ -77,7 +91,9 @@ def optimizers_of(model, a):
 
 
 def describe(model):
-    """What forerun counts by: a token goes through one expert of each block, so the others cost it nothing."""
+    """What forerun counts by: a token goes through one expert of each block, so the others cost it
+    nothing.
+    """
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".up." in name or ".down." in name)
     active = sum(sizes.values()) - experts * (NUM_EXPERTS - 1) // NUM_EXPERTS
@@ -86,7 +102,9 @@ def describe(model):
 
 def main(a):
     torch.manual_seed(a.seed)
-    text = b"".join(file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py")))
+    text = b"".join(
+        file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py"))
+    )
     data = torch.tensor([byte & 127 for byte in text])
     train, held = data.tensor_split([int(0.9 * len(data))])
     held = held[: 64 * a.seq_len]
@@ -98,14 +116,19 @@ def main(a):
 
     def share(t):
         done = (t - a.warmup_steps) / max(1, a.num_steps - a.warmup_steps)
-        return (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
+        return (
+            (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
+        )
 
     optimizers = optimizers_of(model, a)
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, share) for one in optimizers]
-    prove(model, optimizers, schedules)  # forerun: it returns at once unless `forerun verify --prove` asks
+    # forerun: it returns at once unless `forerun verify --prove` asks
+    prove(model, optimizers, schedules)
     with Path(a.out).open("w") as log:
         for step in range(1, a.num_steps + 1):
-            loss = loss_of(train, torch.randint(len(train) - a.seq_len, (a.batch_sequences,)).tolist())
+            loss = loss_of(
+                train, torch.randint(len(train) - a.seq_len, (a.batch_sequences,)).tolist()
+            )
             model.zero_grad()
             loss.backward()
             for one in (*optimizers, *schedules):
@@ -118,9 +141,13 @@ def main(a):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    whole = "width base-width head-dim num-layers seq-len batch-sequences num-steps warmup-steps seed"
+    whole = (
+        "width base-width head-dim num-layers seq-len batch-sequences num-steps warmup-steps seed"
+    )
     for name in (*whole.split(), "lr", "muon-lr"):
-        parser.add_argument(f"--{name}", type=int if name in whole.split() else float, required=True)
+        parser.add_argument(
+            f"--{name}", type=int if name in whole.split() else float, required=True
+        )
     parser.add_argument("--out", required=True)
     parser.add_argument("--describe", action="store_true")  # forerun: how large it is
     given = parser.parse_args()

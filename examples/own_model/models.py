@@ -13,7 +13,9 @@ from proxies.core.shape import Shape
 
 
 def llama(shape: Shape, forward: ForwardNumbers) -> LlamaForCausalLM:
-    """Hugging Face's Llama. It takes `forward`, so heads may grow in size, and CompleteP may scale the depth."""
+    """Hugging Face's Llama. It takes `forward`, so heads may grow in size, and CompleteP may scale
+    the depth.
+    """
     model = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=shape.width,
@@ -28,7 +30,8 @@ def llama(shape: Shape, forward: ForwardNumbers) -> LlamaForCausalLM:
             use_cache=False,
         )
     )
-    # Its default, 0.02 everywhere, is meant for widths in the thousands: here, branches would start next to nothing.
+    # Its default, 0.02 everywhere, is meant for widths in the thousands: here, branches would start
+    # next to nothing.
     if not shape.tied:
         nn.init.normal_(model.model.embed_tokens.weight)
 

@@ -1,4 +1,6 @@
-"""A transformer in plain torch as a proxy: `factory = "plain:Transformer"` (a class is called with the shape)."""
+"""A transformer in plain torch as a proxy: `factory = "plain:Transformer"` (a class is called with
+the shape).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """[B, T, D] to the same."""
-        q, k, v = self.qkv(self.norm1(x_BTD)).unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2).chunk(3, dim=1)
+        q, k, v = (
+            self.qkv(self.norm1(x_BTD))
+            .unflatten(-1, (3 * self.num_heads, -1))
+            .transpose(1, 2)
+            .chunk(3, dim=1)
+        )
         heads_BHTE = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTD = x_BTD + self.mix(heads_BHTE.transpose(1, 2).flatten(-2))
         return x_BTD + self.down(functional.gelu(self.up(self.norm2(x_BTD))))
@@ -42,7 +49,9 @@ class Transformer(nn.Module):
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Token ids [B, T] to logits [B, T, V]."""
-        x_BTD = self.tokens(ids_BT) + self.positions(torch.arange(ids_BT.shape[1], device=ids_BT.device))
+        x_BTD = self.tokens(ids_BT) + self.positions(
+            torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        )
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.readout(self.norm(x_BTD))

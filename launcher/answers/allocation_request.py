@@ -1,4 +1,6 @@
-"""What `allocate` was asked: its options, and the records they come down to, checked all at once."""
+"""What `allocate` was asked: its options, and the records they come down to, checked all at
+once.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ BUDGETS = ("flops", "gpu_hours", "usd", "deadline_days")
 Typed = Mapping[str, Any]
 """The options of `allocate` by name; None or False is not given."""
 _USUAL_PARAMS = 1e10
-"""In the middle of the published runs by which hours paid are judged where no --mfu is given: the size is not chosen
-yet, and ten times as many parameters change them by 17 %."""
+"""In the middle of the published runs by which hours paid are judged where no --mfu is given: the
+size is not chosen yet, and ten times as many parameters change them by 17 %."""
 _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, plus serving with --inference-tokens."),
     ("--gpu-hours", float, "Budget in hours of --gpu."),
@@ -32,19 +34,34 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     (
         "--mfu",
         float,
-        "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: by published runs.",
+        (
+            "Share of the dense BF16 peak that training reaches, counted as 6 * N * D. Default: by "
+            "published runs."
+        ),
     ),
     ("--price-usd", AMOUNT, "Price of one GPU-hour. Default: a published one, if any."),
     ("--gpus", int, "GPUs that run at once."),
     ("--deadline-days", float, "Days until the run must end, on --gpus."),
     ("--batch-tokens", WholeAmount(), "Tokens per step."),
-    ("--inference-tokens", AMOUNT, "Tokens to serve over the model's life: the budget pays for them too."),
+    (
+        "--inference-tokens",
+        AMOUNT,
+        "Tokens to serve over the model's life: the budget pays for them too.",
+    ),
     ("--unique-tokens", AMOUNT, "Unique tokens available; training beyond them repeats data."),
-    ("--tp", int, "Tensor-parallel degree the shape must split over. Default: the study's, else 1."),
+    (
+        "--tp",
+        int,
+        "Tensor-parallel degree the shape must split over. Default: the study's, else 1.",
+    ),
     (
         "--vocab",
         int,
-        "Vocabulary of the shape, padded to a multiple of 128 * --tp; for a shape other than the study's.",
+        (
+            "Vocabulary of the shape, padded to a multiple of 128 * --tp; for a shape other than "
+            "the "
+            "study's."
+        ),
     ),
     ("--seq-len", int, "Context of the shape, for a shape other than the study's. Default: 4096."),
 )
@@ -57,20 +74,28 @@ class Checked:
     wish: BudgetRequest
     machine: BudgetMachine | None
     shape: ShapeRequest | None
-    """Its params and template are stand-ins: the allocation's and the study's come later. None without --shape."""
+    """Its params and template are stand-ins: the allocation's and the study's come later. None
+    without --shape."""
     typed: Typed
-    """The others: `batch_tokens`, `inference_tokens`, `unique_tokens`, and whether to answer far `beyond` the runs."""
+    """The others: `batch_tokens`, `inference_tokens`, `unique_tokens`, and whether to answer far
+    `beyond` the runs."""
 
 
 def asked_options(command: _Command) -> _Command:
     """Put every option on a command."""
     flags = (
         click.option(
-            "--shape", is_flag=True, help="Also choose a shape in whole numbers: layers, width, heads, FFN, vocabulary."
+            "--shape",
+            is_flag=True,
+            help="Also choose a shape in whole numbers: layers, width, heads, FFN, vocabulary.",
         ),
-        click.option("--beyond", is_flag=True, help="Answer even above 1e4 times the largest fitted FLOPs."),
+        click.option(
+            "--beyond", is_flag=True, help="Answer even above 1e4 times the largest fitted FLOPs."
+        ),
     )
-    for option in reversed((*(click.option(name, type=kind, help=text) for name, kind, text in _OPTIONS), *flags)):
+    for option in reversed(
+        (*(click.option(name, type=kind, help=text) for name, kind, text in _OPTIONS), *flags)
+    ):
         command = option(command)
     return command
 
@@ -87,17 +112,36 @@ def checked(asked: Typed) -> Checked:
     wish, machine, shape = _wish(asked, found), _machine(asked, found), _shape(asked, found)
     if wish is not None and wish.needs_machine and asked["gpu"] is None:
         found.problems.append("--gpu is missing: hours, dollars and days depend on the GPU")
-    elif wish is not None and wish.needs_price and asked["price_usd"] is None and machine and machine.price_usd is None:
-        found.problems.append(f"--price-usd is missing: no published price of {machine.name} is known here")
+    elif (
+        wish is not None
+        and wish.needs_price
+        and asked["price_usd"] is None
+        and machine
+        and machine.price_usd is None
+    ):
+        found.problems.append(
+            f"--price-usd is missing: no published price of {machine.name} is known here"
+        )
     with found.collecting():
-        Spending(flops=1e6, inference_tokens=asked["inference_tokens"] or 0.0, unique_tokens=asked["unique_tokens"])
+        Spending(
+            flops=1e6,
+            inference_tokens=asked["inference_tokens"] or 0.0,
+            unique_tokens=asked["unique_tokens"],
+        )
     if asked["inference_tokens"] is not None and 0 < asked["inference_tokens"] < 1:
-        found.problems.append(f"inference_tokens = {asked['inference_tokens']}: must be 0, or at least 1")
+        found.problems.append(
+            f"inference_tokens = {asked['inference_tokens']}: must be 0, or at least 1"
+        )
     if asked["inference_tokens"] and asked["deadline_days"] is not None:
-        found.problems.append("--deadline-days limits training alone, and with --inference-tokens the budget pays for "
-                              "serving too: give one of them")  # fmt: skip
+        found.problems.append(
+            "--deadline-days limits training alone, and with --inference-tokens the budget pays "
+            "for "
+            "serving too: give one of them"
+        )
     if asked["batch_tokens"] is not None and not 1 <= asked["batch_tokens"] <= 10**12:
-        found.problems.append(f"batch_tokens = {asked['batch_tokens']}: must be a whole number from 1 to 1e12")
+        found.problems.append(
+            f"batch_tokens = {asked['batch_tokens']}: must be a whole number from 1 to 1e12"
+        )
     found.done()
     assert wish is not None
     return Checked(wish=wish, machine=machine, shape=shape, typed=asked)
@@ -107,7 +151,9 @@ def _wish(asked: Typed, found: Collected) -> BudgetRequest | None:
     from scaling_fits.allocation.budgets import BudgetRequest
 
     if all(asked[name] is None for name in BUDGETS):
-        found.problems.append("Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')")
+        found.problems.append(
+            "Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')"
+        )
         return None
     with found.collecting():
         return BudgetRequest(**{name: asked[name] for name in BUDGETS}, num_gpus=asked["gpus"])
@@ -122,8 +168,13 @@ def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
     mfu = _stated("mfu", asked["mfu"], found)
     price = _stated("price_usd", asked["price_usd"], found)
     if asked["gpu"] is None:
-        for name, given in (("--mfu", asked["mfu"]), ("--price-usd", asked["price_usd"]), ("--gpus", asked["gpus"])):
-            if given is not None and (name != "--gpus" or asked["deadline_days"] is None):  # said with the deadline
+        for name, given in (
+            ("--mfu", asked["mfu"]),
+            ("--price-usd", asked["price_usd"]),
+            ("--gpus", asked["gpus"]),
+        ):
+            # said with the deadline
+            if given is not None and (name != "--gpus" or asked["deadline_days"] is None):
                 found.problems.append(f"{name} needs --gpu")
         return None
     with found.collecting():
@@ -133,7 +184,11 @@ def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
         if mfu is None and asked["mfu"] is None:
             num_gpus = max(1, asked["gpus"] or MIDDLE_GPUS)
             mfu = _known(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops, num_gpus))
-        return None if mfu is None else BudgetMachine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
+        return (
+            None
+            if mfu is None
+            else BudgetMachine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
+        )
     return None
 
 
@@ -168,5 +223,7 @@ def _shape(asked: Typed, found: Collected) -> ShapeRequest | None:
             found.problems.append(f"{flags}: only with --shape")
         return None
     with found.collecting():
-        return ShapeRequest(params=1.0, **{fields[option]: value for option, value in given.items()})
+        return ShapeRequest(
+            params=1.0, **{fields[option]: value for option, value in given.items()}
+        )
     return None

@@ -1,4 +1,6 @@
-"""A fit of any form, of a study's ladder or of a table of runs: as it is printed, and as it lies in a file."""
+"""A fit of any form, of a study's ladder or of a table of runs: as it is printed, and as it lies in
+a file.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ SHAPE_COLUMNS = ("width", "depth")
 """Columns that describe the shape of a model."""
 
 MAX_RUNS, MAX_RUNS_OF_OPTIMA = 100_000, 10_000
-"""Maximum number of runs for most forms, and for isoflop and hyperparameter laws. Published studies have up to some
-thousand runs."""
+"""Maximum number of runs for most forms, and for isoflop and hyperparameter laws. Published studies
+have up to some thousand runs."""
 MAX_DROPPED_SHOWN = 10
 """Maximum number of dropped rows in text; `--json` has all of them."""
 
@@ -71,7 +73,8 @@ def fit_of(
     from scaling_fits.summary import fit_summary
 
     template, main_runs = None, list[ConcludedRun]()
-    if isinstance(runs, Path) and runs.is_dir():  # the ladder of a study, and the main runs concluded since
+    # the ladder of a study, and the main runs concluded since
+    if isinstance(runs, Path) and runs.is_dir():
         from launcher.study import decide
 
         study, ledger, specs = _ladder(runs)
@@ -93,7 +96,9 @@ def fit_of(
     try:
         return to_file(found, template), {**fit_summary(found), **_by_shape(table, found)}
     except CanonError as error:
-        raise CannotTellError((f"no law fits these runs: its predictions overflow ({error})",)) from error
+        raise CannotTellError(
+            (f"no law fits these runs: its predictions overflow ({error})",)
+        ) from error
 
 
 def _check_num_runs(table: RunTable, form: str) -> None:
@@ -105,36 +110,48 @@ def _check_num_runs(table: RunTable, form: str) -> None:
     most = MAX_RUNS_OF_OPTIMA if form in ("isoflop", *HYPERPARAMETER_FORMS) else MAX_RUNS
     if table.num_runs > most:
         problem = (
-            f"{counted(table.num_runs, 'run')}: a fit of form {form} takes at most {most:,}; leave out points along "
+            f"{counted(table.num_runs, 'run')}: a fit of form {form} takes at most {most:,}; leave "
+            "out points along "
             "curves, or average the seeds of each run"
         )
         raise TableError([problem])
 
 
 def dropped_lines(body: Mapping[str, Any]) -> list[str]:
-    """Return a line for each of the first rows that a table's reader dropped, and the number of the others."""
+    """Return a line for each of the first rows that a table's reader dropped, and the number of the
+    others.
+    """
     dropped = body.get("dropped", ())
     lines = [f"dropped row {row['row']}: {row['reason']}" for row in dropped[:MAX_DROPPED_SHOWN]]
     more = len(dropped) - len(lines)
-    return lines + ([f"dropped {counted(more, 'more row')}: --json lists every one"] if more > 0 else [])
+    return lines + (
+        [f"dropped {counted(more, 'more row')}: --json lists every one"] if more > 0 else []
+    )
 
 
 def _by_shape(table: RunTable, found: FittedRuns) -> Body:
-    """What the width per layer adds to the loss, where the table has a width and a depth for every run."""
+    """What the width per layer adds to the loss, where the table has a width and a depth for every
+    run.
+    """
     from launcher.views.aspect import term_body
     from scaling_fits.allocation.aspect import aspect_term, shaped_run
     from scaling_fits.laws.law import CannotTellError
 
     width, depth = (table.extra.get(table.column_names.get(name, name)) for name in SHAPE_COLUMNS)
-    if width is None or depth is None or not (width > 0).all() or not (depth > 0).all():  # an empty cell is NaN
+    # an empty cell is NaN
+    if width is None or depth is None or not (width > 0).all() or not (depth > 0).all():
         return {}
     try:
         runs = [
             shaped_run(found, params=n, tokens=d, loss_nats=loss, width_per_layer=w / layers)
-            for n, d, loss, w, layers in zip(*(column.tolist() for column in (
-                table.params, table.tokens, table.loss, width, depth
-            )), strict=True)
-        ]  # fmt: skip
+            for n, d, loss, w, layers in zip(
+                *(
+                    column.tolist()
+                    for column in (table.params, table.tokens, table.loss, width, depth)
+                ),
+                strict=True,
+            )
+        ]
         return {"aspect": term_body(aspect_term(runs, found.level))}
     except (SpecError, CannotTellError):
         return {}
@@ -182,10 +199,12 @@ def law_in(file: Json, name: str = "FIT") -> tuple[FittedRuns, Template | None]:
     found, template = with_template(file)
     if isinstance(found, ComputeFit):
         raise FitFileError(
-            f"{name} holds optima against compute: `forerun predict {name} --flops C` gives the best size"
+            f"{name} holds optima against compute: `forerun predict {name} --flops C` gives the "
+            "best size"
         )
     if isinstance(found, HyperparameterFit):
         raise FitFileError(
-            f"{name} holds a law of {found.form}: `forerun predict {name} --params N --tokens D` reads it"
+            f"{name} holds a law of {found.form}: `forerun predict {name} --params N --tokens D` "
+            "reads it"
         )
     return found, template

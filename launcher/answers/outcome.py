@@ -1,4 +1,6 @@
-"""What came of a study, for people: the outcome in a sentence, what would decide it, values, choice, gates."""
+"""What came of a study, for people: the outcome in a sentence, what would decide it, values,
+choice, gates.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,13 @@ from proxies.core.notation import (
 )
 
 MAX_TIMES_SPENT = 2.0
-"""Cost of further runs, over what the study has spent, above which the line that proposes them says so."""
+"""Cost of further runs, over what the study has spent, above which the line that proposes them says
+so."""
 
 
 def outcome_line(body: Any, after: Any) -> str:
-    """The sentence that a study's user came for: whether to launch, and what; before there is a choice, how far it is;
-    after the main run, its measured loss beside the predicted one.
+    """The sentence that a study's user came for: whether to launch, and what; before there is a
+    choice, how far it is; after the main run, its measured loss beside the predicted one.
 
     Args:
         body: `report.json`.
@@ -69,29 +72,47 @@ def outcome_line(body: Any, after: Any) -> str:
         lead += f", at the accepted risk of {listed(sorted(body['accepted']))}"
     if body["own_run"]:
         return lead if body["accepted"] else f"{lead}: every gate passed"
-    rate = next((v["target_value"] for v in body["transfer"]["values"] if v["hyperparameter"] == LEARNING_RATE), None)
+    rate = next(
+        (
+            v["target_value"]
+            for v in body["transfer"]["values"]
+            if v["hyperparameter"] == LEARNING_RATE
+        ),
+        None,
+    )
     return f"{lead}: learning rate {format_learning_rate(rate)}, {_chosen(body['choice'])}"
 
 
 def progress_text(body: Any) -> str:
     """How far each stage is, which is left out where none has begun."""
-    parts = [f"{name} {done[0]} of {counted(done[1], 'run')}" for name, done in body["progress"].items() if done]
+    parts = [
+        f"{name} {done[0]} of {counted(done[1], 'run')}"
+        for name, done in body["progress"].items()
+        if done
+    ]
     return ", ".join(parts) or "no run has ended"
 
 
 def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
-    """The one command that would decide what cannot tell, its time and its price, and which gates where it leaves
-    others of the `closed` undecided; else what each of those that failed needs, as no runs of this study open it.
+    """The one command that would decide what cannot tell, its time and its price, and which gates
+    where it leaves others of the `closed` undecided; else what each of those that failed needs, as
+    no runs of this study open it.
 
     Gates are records or JSON.
     """
     told = cast(list[Any], canon.to_json([*closed]))
     if after is None:
         return needs_text(told)
-    which = "" if {gate["name"] for gate in told} <= set(after["gates"]) else f" {listed(after['gates'])} alone"
+    which = (
+        ""
+        if {gate["name"] for gate in told} <= set(after["gates"])
+        else f" {listed(after['gates'])} alone"
+    )
     least = "" if after["sets"] else " at least"  # each round may ask for more
     costs = [f"+{counted(after['num_runs'], 'run')}{least}"]
-    costs += [f"about {format_rough_duration(after['seconds'])[0]} here"] if after["seconds"] else []
+    costs += (
+        [f"about {format_rough_duration(after['seconds'])[0]} here"] if after["seconds"] else []
+    )
     costs += [format_usd(after["usd"])] if after["usd"] is not None else []
     if after["times_spent"] and after["times_spent"] > MAX_TIMES_SPENT:
         costs.append(f"{format_significant(after['times_spent'])} times what the study has spent")
@@ -99,7 +120,8 @@ def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
 
 
 def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
-    """What passed in one line, what lacks the same runs in one line, every other gate in a line with its reason.
+    """What passed in one line, what lacks the same runs in one line, every other gate in a line
+    with its reason.
 
     Args:
         body: `report.json`.
@@ -108,13 +130,22 @@ def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
     """
     gates, accepted = body["gates"], body["accepted"]
     if full:
-        return [f"gate {gate['name']}: {words(gate['outcome'])}\n  {gate['reason']}" for gate in gates]
+        return [
+            f"gate {gate['name']}: {words(gate['outcome'])}\n  {gate['reason']}" for gate in gates
+        ]
     passed = [gate["name"] for gate in gates if gate["outcome"] == "passed"]
     lines = [f"gates passed: {', '.join(passed)}"] if passed else []
-    lacking = [gate for gate in gates if after and gate["name"] in after["gates"] and gate["outcome"] == "cannot_tell"]
+    lacking = [
+        gate
+        for gate in gates
+        if after and gate["name"] in after["gates"] and gate["outcome"] == "cannot_tell"
+    ]
     if lacking:
         names = ", ".join(gate["name"] for gate in lacking)
-        lines.append(f"gate{'s' * (len(lacking) > 1)} {names}: cannot tell: too few runs (--full: what each found)")
+        lines.append(
+            f"gate{'s' * (len(lacking) > 1)} {names}: cannot tell: too few runs (--full: what each "
+            "found)"
+        )
     for gate in gates:
         if gate["outcome"] == "passed" or gate in lacking:
             continue
@@ -140,11 +171,15 @@ def choice_text(body: Any) -> str:
         return ""
     aspect = body["choice"].get("aspect")
     told = (
-        [f"depth: {counted(body['choice']['shape']['num_layers'], 'layer')}, {aspect_text(aspect)}"] if aspect else []
+        [f"depth: {counted(body['choice']['shape']['num_layers'], 'layer')}, {aspect_text(aspect)}"]
+        if aspect
+        else []
     )
     noise = body.get("noise_scale")
     told += [judged_text(noise["judged"])] if noise else []
-    return "\n".join([*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}", *told])
+    return "\n".join(
+        [*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}", *told]
+    )
 
 
 def transfer_line(transfer: Any, outcome: str = "") -> str:
@@ -173,7 +208,9 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
 
 
 def closing_text(body: Any, after: Any, study_dir: Path) -> str:
-    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice, gates."""
+    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice,
+    gates.
+    """
     head = [outcome_line(body, after), decide_line(after, study_dir, open_gates(body))]
     if body["own_run"]:
         head.append(own_text(body["own_run"]))

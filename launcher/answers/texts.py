@@ -31,7 +31,12 @@ def model_text(model: Any) -> str:
     for scale in model["parameters"]:
         rows.setdefault((words(scale["kind"]), scale["factor"]), []).append(scale["name"])
     shown = [
-        (kind, str(len(names)), names[0], "as built" if factor == 1 else f"times {format_factor(factor)}")
+        (
+            kind,
+            str(len(names)),
+            names[0],
+            "as built" if factor == 1 else f"times {format_factor(factor)}",
+        )
         for (kind, factor), names in rows.items()
     ]
     head = ("kind", "parameters", "the first", f"initial values at width {model['width']}")
@@ -66,7 +71,10 @@ def verdict_text(body: dict[str, Json]) -> str:
         notes.append(shown_table(tables.optima_table(verdict)))
         notes += _bullets(tables.minimum_notes(verdict))
         if drift["value"] is not None:
-            moved = f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of {verdict['axis']}"
+            moved = (
+                f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of "
+                f"{verdict['axis']}"
+            )
             notes += _bullets([moved])
     notes += _why(verdict) + _bullets(f"note: {note}" for note in verdict.get("notes", ()))
     notes += _bullets(dropped_lines(verdict))
@@ -74,11 +82,15 @@ def verdict_text(body: dict[str, Json]) -> str:
 
 
 def _why(verdict: Any) -> list[str]:
-    return _bullets([*verdict["reasons"], *(f"to decide: {sentence}" for sentence in wanted(verdict))])
+    return _bullets(
+        [*verdict["reasons"], *(f"to decide: {sentence}" for sentence in wanted(verdict))]
+    )
 
 
 def transfer_text(body: dict[str, Json]) -> str:
-    """The transfer tests of a study (a report's `transfer`): outcomes, what does not hold and why, values."""
+    """The transfer tests of a study (a report's `transfer`): outcomes, what does not hold and why,
+    values.
+    """
     transfer: Any = body
     parts = [shown_table(tables.tests_table(transfer))]
     parts += [
@@ -88,7 +100,12 @@ def transfer_text(body: dict[str, Json]) -> str:
     ]
     values = transfer["values"]
     return "\n\n".join(
-        [*parts, "\n".join([shown_table(tables.values_table(values)), *_bullets(tables.value_rules(values))])]
+        [
+            *parts,
+            "\n".join(
+                [shown_table(tables.values_table(values)), *_bullets(tables.value_rules(values))]
+            ),
+        ]
     )
 
 
@@ -108,12 +125,18 @@ def spend_text(body: dict[str, Json]) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share of the main run's FLOPs; before there is a choice, of the main run that `estimate` guesses."""
+    """A share of the main run's FLOPs; before there is a choice, of the main run that `estimate`
+    guesses.
+    """
     return format_main_run_share(share)
 
 
 def details_text(body: dict[str, Any]) -> str:
     """Everything a study has found so far, stage by stage."""
-    parts = ["calibration: " + tables.calibration_line(body["calibration"])] if body["calibration"] else []
+    parts = (
+        ["calibration: " + tables.calibration_line(body["calibration"])]
+        if body["calibration"]
+        else []
+    )
     shown = (("search", search_text), ("transfer", transfer_text), ("ladder", ladder_text))
     return "\n\n".join([*parts, *(text(body[key]) for key, text in shown if body[key])])

@@ -30,44 +30,78 @@ LEAST_SPAN_OCTAVES = 0.1
 """From the smallest size to the largest: over less no drift can be seen."""
 
 
-def _read_power(ctx: click.Context, param: click.Parameter, value: str) -> float | Literal["measured"]:
+def _read_power(
+    ctx: click.Context, param: click.Parameter, value: str
+) -> float | Literal["measured"]:
     if value == "measured":
         return "measured"
     try:
         return float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a number nor `measured`", ctx, param) from None
+        raise click.BadParameter(
+            f"{value!r} is neither a number nor `measured`", ctx, param
+        ) from None
 
 
 def table_options(command: _Command) -> _Command:
     """--runs and what goes with it: parameters runs_path and those of `judge_table`."""
     options = (
-        click.option("--runs", "runs_path", type=click.Path(path_type=Path), help="Judge this table of runs instead."),
         click.option(
-            "--axis", type=click.Choice(AXES), help="With --runs: what grows (default: what varies).",
+            "--runs",
+            "runs_path",
+            type=click.Path(path_type=Path),
+            help="Judge this table of runs instead.",
         ),
         click.option(
-            "--hyperparameter", type=click.Choice(list(OPTIMUM_COLUMNS)), metavar="NAME",
+            "--axis",
+            type=click.Choice(AXES),
+            help="With --runs: what grows (default: what varies).",
+        ),
+        click.option(
+            "--hyperparameter",
+            type=click.Choice(list(OPTIMUM_COLUMNS)),
+            metavar="NAME",
             help="With --runs: what must stay put (default: the learning rate, or what varies).",
         ),
         click.option(
-            "--target-size", "--target-width", "target_size", type=WholeAmount(),
+            "--target-size",
+            "--target-width",
+            "target_size",
+            type=WholeAmount(),
             help="With --runs: the main run's size (default: twice the largest).",
         ),
         click.option(
-            "--base-size", "--base-width", "base_size", type=WholeAmount(),
+            "--base-size",
+            "--base-width",
+            "base_size",
+            type=WholeAmount(),
             help="With --runs: where the value was tuned (default: the smallest).",
         ),
         click.option(
-            "--power", callback=_read_power, default="0", show_default=True, metavar="NUMBER|measured",
-            help="With --runs: the value moves as (target / base)^power; `measured`: as the optima do.",
+            "--power",
+            callback=_read_power,
+            default="0",
+            show_default=True,
+            metavar="NUMBER|measured",
+            help="With --runs: the value moves as (target / base)^power; `measured`: as the optima "
+            "do.",
         ),
         click.option(
-            "--margin-nats", type=float, default=0.01, show_default=True, help="With --runs: the cost allowed."
+            "--margin-nats",
+            type=float,
+            default=0.01,
+            show_default=True,
+            help="With --runs: the cost allowed.",
         ),
-        click.option("--level", type=float, default=0.9, show_default=True, help="With --runs: of every interval."),
+        click.option(
+            "--level",
+            type=float,
+            default=0.9,
+            show_default=True,
+            help="With --runs: of every interval.",
+        ),
         column_option,
-    )  # fmt: skip
+    )
     for option in reversed(options):
         command = option(command)
     return command
@@ -93,13 +127,15 @@ def judge_table(
         hyperparameter: None: the learning rate if it varies, else the only one that does.
         target_size: None: twice the largest size of the table.
         base_size: Where the value was tuned; None: the smallest size.
-        power: The value at the target is the base's times (target / base)^power; `measured`: the power of the optima.
+        power: The value at the target is the base's times (target / base)^power; `measured`: the
+            power of the optima.
         margin_nats: The cost allowed.
         level: Of every interval.
         columns: The table's own names of columns by ours, where a user chose.
 
     Returns:
-        The keys of `transfer.verdict.summary.verdict_summary`, `notes` on what was judged, and rows `dropped`.
+        The keys of `transfer.verdict.summary.verdict_summary`, `notes` on what was judged, and rows
+        `dropped`.
 
     Raises:
         TableError, TransferError: No verdict can be made from the table, or with the options.
@@ -126,12 +162,19 @@ def judge_table(
         level=level,
     )
     try:
-        with np.errstate(all="ignore"):  # what is not finite is refused by the records it would end in
-            judged = judge(table.points, question) if table.points else judge_optima(table.optima, question)
+        # what is not finite is refused by the records it would end in
+        with np.errstate(all="ignore"):
+            judged = (
+                judge(table.points, question)
+                if table.points
+                else judge_optima(table.optima, question)
+            )
             notes: list[Json] = [*table.notes, *_assumed(question, target_size, base_size)]
             return {**verdict_summary(judged), "notes": notes, "dropped": _list_dropped(table)}
     except (ArithmeticError, np.linalg.LinAlgError) as error:
-        raise TransferError([f"numbers too far apart, or too close, to fit a loss basin: {error}"]) from error
+        raise TransferError(
+            [f"numbers too far apart, or too close, to fit a loss basin: {error}"]
+        ) from error
 
 
 def _list_dropped(table: RunTable) -> list[Json]:
@@ -140,13 +183,26 @@ def _list_dropped(table: RunTable) -> list[Json]:
 
 def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:
     """What was not given, although the verdict depends on it."""
-    target, base = (at_size(question.axis, size) for size in (question.target_size, question.base_size))
-    notes = [f"--target-size not given: taken to be {target}, twice the largest"] if target_size is None else []
-    return notes + ([f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else [])
+    target, base = (
+        at_size(question.axis, size) for size in (question.target_size, question.base_size)
+    )
+    notes = (
+        [f"--target-size not given: taken to be {target}, twice the largest"]
+        if target_size is None
+        else []
+    )
+    return notes + (
+        [f"--base-size not given: taken to be {base}, the smallest"] if base_size is None else []
+    )
 
 
 def _check(
-    sizes: list[int], target: int, base: int, power: float | Literal["measured"], margin_nats: float, level: float
+    sizes: list[int],
+    target: int,
+    base: int,
+    power: float | Literal["measured"],
+    margin_nats: float,
+    level: float,
 ) -> None:
     bounded = (
         ("power", 0.0 if power == "measured" else power, (-LARGEST_POWER, LARGEST_POWER)),
@@ -154,7 +210,8 @@ def _check(
         ("level", level, LEVELS),
     )
     problems = [
-        f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to {LARGEST_SIZE:g}"
+        f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to "
+        f"{LARGEST_SIZE:g}"
         for name, size in (("target_size", target), ("base_size", base))
         if not 1 <= size <= LARGEST_SIZE
     ]

@@ -1,7 +1,9 @@
-"""The chronicle of a study or a run: `chronicle.jsonl`, one dated line an event, appended and never rewritten.
+"""The chronicle of a study or a run: `chronicle.jsonl`, one dated line an event, appended and never
+rewritten.
 
-Metrics are rewound when a run goes back; this is not: it is the history, in the order things happened, that the
-logbook is made of. Whoever has something to say appends; one line is one write, so that two writers do not mix.
+Metrics are rewound when a run goes back; this is not: it is the history, in the order things
+happened, that the logbook is made of. Whoever has something to say appends; one line is one write,
+so that two writers do not mix.
 """
 
 from __future__ import annotations
@@ -19,9 +21,20 @@ from proxies.core.plain_files import open_plain, open_to_append, read_plain
 CHRONICLE_FILE = "chronicle.jsonl"
 
 Kind = Literal[
-    "launched", "restarted", "ended", "saved", "corrupt", "rolled_back", "replayed", "quarantined", "alert",
-    "rehearsed", "concluded", "accepted", "note",
-]  # fmt: skip
+    "launched",
+    "restarted",
+    "ended",
+    "saved",
+    "corrupt",
+    "rolled_back",
+    "replayed",
+    "quarantined",
+    "alert",
+    "rehearsed",
+    "concluded",
+    "accepted",
+    "note",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,20 +1,23 @@
-"""What a main run leaves for its readers: `metrics.jsonl`, appended line by line, and how the last attempt ended.
+"""What a main run leaves for its readers: `metrics.jsonl`, appended line by line, and how the last
+attempt ended.
 
 A line is strict JSON, of one of two kinds.
 
-A step's line has `train_loss_nats`:
-`step` (steps done), `train_loss_nats` (before that step's update), `grad_norm` (before clipping), `lr` (of the first
-group), `tokens` (seen so far), `tokens_per_second`, `seconds` (of that step); and where they are known
-`mfu` (share of the peak of the header's `peak_flops_per_second`), `clip_norm` (in force),
-`validation_loss_nats` (after the update), `rank_seconds` (compute time of each rank, before it waits for the others),
-`noise_scale_tokens`, `noise_scale_low_tokens`, `noise_scale_high_tokens` (the gradient noise scale of the last thousand
-steps with its 90 % interval, of runs that accumulate or have several ranks; what cannot be told is not there),
-`layers` (name of a layer -> `weight_rms`, `param_norm`, `grad_norm`, `update_ratio`).
+A step's line has `train_loss_nats`: `step` (steps done), `train_loss_nats` (before that step's
+update), `grad_norm` (before clipping), `lr` (of the first group), `tokens` (seen so far),
+`tokens_per_second`, `seconds` (of that step); and where they are known `mfu` (share of the peak of
+the header's `peak_flops_per_second`), `clip_norm` (in force), `validation_loss_nats` (after the
+update), `rank_seconds` (compute time of each rank, before it waits for the others),
+`noise_scale_tokens`, `noise_scale_low_tokens`, `noise_scale_high_tokens` (the gradient noise scale
+of the last thousand steps with its 90 % interval, of runs that accumulate or have several ranks;
+what cannot be told is not there), `layers` (name of a layer -> `weight_rms`, `param_norm`,
+`grad_norm`, `update_ratio`).
 
-Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line of every attempt),
-`saved` (`seconds`, of which the run waited `wait_seconds`), `replayed` (`difference`; of that very step, whose
-line follows), `rolled_back` (`number`, `to_step`, `skipped_sequences`, `clip_norm`, `reason`), and the last line of an
-attempt that ended in order, its `AttemptEnd`.
+Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line
+of every attempt), `saved` (`seconds`, of which the run waited `wait_seconds`), `replayed`
+(`difference`; of that very step, whose line follows), `rolled_back` (`number`, `to_step`,
+`skipped_sequences`, `clip_norm`, `reason`), and the last line of an attempt that ended in order,
+its `AttemptEnd`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ _MAX_LINE_BYTES = 64 * 2**20
 
 
 class Following:
-    """Reads on where it stopped; lines that are not whole wait for their rest, lines that are none are skipped."""
+    """Reads on where it stopped; lines that are not whole wait for their rest, lines that are none
+    are skipped.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._file = GrowingFile(run_dir / METRICS_FILE)
@@ -49,7 +54,8 @@ class Following:
         return self._file.at_end
 
     def read(self) -> tuple[list[dict[str, Json]], bool]:
-        """The next lines, and whether they are the file's first: it was replaced, by a shorter one as a rule.
+        """The next lines, and whether they are the file's first: it was replaced, by a shorter one
+        as a rule.
 
         Raises:
             OSError: it cannot be read; a file that is not there yet is empty.
@@ -74,7 +80,9 @@ class RecordedSteps:
         self._gaps: list[range] = []
 
     def take(self, lines: list[dict[str, Json]], *, begins: bool) -> None:
-        """Add lines as `Following.read` returns them; the first lines of a replaced file begin anew."""
+        """Add lines as `Following.read` returns them; the first lines of a replaced file begin
+        anew.
+        """
         if begins:
             self.last, self.saves, self._gaps = 0, [], []
         for line in lines:
@@ -89,7 +97,9 @@ class RecordedSteps:
                 self.last = max(self.last, step)
 
     def find_gaps(self, last_step: int = 0) -> list[range]:
-        """Return the steps without a line, from the first step to the last that has one, or to `last_step`."""
+        """Return the steps without a line, from the first step to the last that has one, or to
+        `last_step`.
+        """
         return self._gaps + ([range(self.last + 1, last_step + 1)] if last_step > self.last else [])
 
 
@@ -135,7 +145,8 @@ class Header:
     model_flops_per_token: float
     """Forward and backward, convention `causal` of `proxies.core.flops`: what MFU counts."""
     peak_flops_per_second: float | None
-    """Peak of one rank's device at the run's precision, as its maker names it; None: not known, and no MFU."""
+    """Peak of one rank's device at the run's precision, as its maker names it; None: not known, and
+    no MFU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +154,8 @@ class AttemptEnd:
     """How an attempt at a run ended. A killed or crashed one leaves none."""
 
     event: Literal["finished", "stopped", "interrupted", "aborted", "refused"]
-    """The schedule's end; the asked-for step; a signal; the run's own brake; or it never started."""
+    """The schedule's end; the asked-for step; a signal; the run's own brake; or it never
+    started."""
     exit_code: int
     step: int
     """Optimizer steps done; 0 when refused."""
@@ -153,10 +165,18 @@ class AttemptEnd:
 
 
 def not_finite(columns: canon.Json, name: str = "") -> str:
-    """The first number in the columns of a line that is NaN or infinite, with its path; empty where there is none."""
+    """The first number in the columns of a line that is NaN or infinite, with its path; empty where
+    there is none.
+    """
     if isinstance(columns, float):
         return "" if math.isfinite(columns) else f"{name} is {columns}"
-    parts = columns.items() if isinstance(columns, dict) else enumerate(columns) if isinstance(columns, list) else ()
+    parts = (
+        columns.items()
+        if isinstance(columns, dict)
+        else enumerate(columns)
+        if isinstance(columns, list)
+        else ()
+    )
     told = (not_finite(part, f"{name}.{key}" if name else str(key)) for key, part in parts)
     return next(filter(None, told), "")
 
@@ -168,7 +188,8 @@ def append(run_dir: Path, record: object) -> None:
         CanonError: a number in it is not finite.
     """
     line = canon.canonical(record) + "\n"
-    run_dir.mkdir(parents=True, exist_ok=True)  # it may have been removed: the supervisor notices, the run saves
+    # it may have been removed: the supervisor notices, the run saves
+    run_dir.mkdir(parents=True, exist_ok=True)
     with open_to_append(run_dir / METRICS_FILE) as file:
         file.write(line.encode())
 
@@ -184,11 +205,15 @@ def read(run_dir: Path) -> list[dict[str, canon.Json]]:
 
 
 def rewind(run_dir: Path, step: int) -> None:
-    """Drop what a run resumed after `step` steps will write anew: later steps and events, and earlier endings."""
+    """Drop what a run resumed after `step` steps will write anew: later steps and events, and
+    earlier endings.
+    """
     kept = [
         line
         for line in read(run_dir)
-        if line.get("event") not in ENDINGS and isinstance(at := line.get("step"), int) and at <= step
+        if line.get("event") not in ENDINGS
+        and isinstance(at := line.get("step"), int)
+        and at <= step
     ]
     content = "".join(canon.canonical(record) + "\n" for record in kept)
     canon.write_atomic(run_dir / METRICS_FILE, content.encode())

@@ -1,5 +1,5 @@
-"""What a frozen config says about the run itself: when it saves, when it stops, what it does about a spike, and what it
-looks at on the way.
+"""What a frozen config says about the run itself: when it saves, when it stops, what it does about
+a spike, and what it looks at on the way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Literal
 from proxies.core.checks import Checks
 
 Recomputed = Literal["none", "selective", "full"]
-"""What the backward pass computes again; selective: all but outputs of products and attention; full: whole blocks."""
+"""What the backward pass computes again; selective: all but outputs of products and attention;
+full: whole blocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +43,11 @@ class AbortPolicy:
 class SpikePolicy:
     """What a spike of the training loss is, and what is done when it does not come back.
 
-    PaLM went back about 100 steps and skipped 200 to 500 batches (arXiv 2204.02311, section 5.1); OPT lowered its
-    clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5). A spike is a loss above the median of the last
-    `window_steps` by more than `threshold` robust standard deviations (1.4826 times the median absolute deviation)
-    and `least_nats`; one that lasts `patience_steps` in a row calls for this policy.
+    PaLM went back about 100 steps and skipped 200 to 500 batches (arXiv 2204.02311, section 5.1);
+    OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5). A spike is a loss above
+    the median of the last `window_steps` by more than `threshold` robust standard deviations
+    (1.4826 times the median absolute deviation) and `least_nats`; one that lasts `patience_steps`
+    in a row calls for this policy.
     """
 
     rollback_steps: int = 100

@@ -11,8 +11,8 @@ from launcher.base import chronicle, metrics
 from launcher.base.talk import say
 from proxies.core.plain_files import name_kind
 
-# Where a run's checkpoints lie, which of them are complete, by their names alone, and what is said of one that is not
-# gone on from. Standard library only.
+# Where a run's checkpoints lie, which of them are complete, by their names alone, and what is said
+# of one that is not gone on from. Standard library only.
 
 CHECKPOINTS, ROLLBACKS_FILE = "checkpoints", "rollbacks.json"
 """In a run's folder; the second is written before a run goes back, and loads a checkpoint again."""
@@ -28,14 +28,22 @@ def complete_folders(root: Path) -> dict[int, Path]:
     """Complete checkpoints by the updates made, newest first."""
     if not root.is_dir():
         return {}
-    found = {int(named[1]): folder for folder in root.iterdir() if (named := _COMPLETE.fullmatch(folder.name))}
+    found = {
+        int(named[1]): folder
+        for folder in root.iterdir()
+        if (named := _COMPLETE.fullmatch(folder.name))
+    }
     return dict(sorted(found.items(), reverse=True))
 
 
 def expected(run_dir: Path, digest: str) -> str:
-    """Why this run must have a complete checkpoint, in words; empty where it may not have saved one yet."""
+    """Why this run must have a complete checkpoint, in words; empty where it may not have saved one
+    yet.
+    """
     events = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
-    begun = max((entry.step or 0 for entry in events if entry.kind in ("launched", "restarted")), default=0)
+    begun = max(
+        (entry.step or 0 for entry in events if entry.kind in ("launched", "restarted")), default=0
+    )
     if begun:
         return f"{chronicle.CHRONICLE_FILE} says that it resumed from step {begun}"
     saved = [line.get("step") for line in metrics.read(run_dir) if line.get("event") == "saved"]
@@ -54,7 +62,9 @@ class RefusedCheckpoint:
 
 
 def tell(run_dir: Path, digest: str, refused: Sequence[RefusedCheckpoint]) -> None:
-    """Say it on stderr, and of corrupt ones in the run's chronicle, which a full disk may prevent. One rank only."""
+    """Say it on stderr, and of corrupt ones in the run's chronicle, which a full disk may prevent.
+    One rank only.
+    """
     for each in refused:
         say(each.text)
         if each.corrupt:
@@ -65,7 +75,8 @@ def tell(run_dir: Path, digest: str, refused: Sequence[RefusedCheckpoint]) -> No
 
 
 def kinds_in(folder: Path) -> dict[str, str]:
-    """What lies in a folder and below, by path: `file`, or the name of what is none; no folders, no bytecode caches.
+    """What lies in a folder and below, by path: `file`, or the name of what is none; no folders, no
+    bytecode caches.
 
     A link is a link, wherever it leads. A folder that is not there has nothing in it.
     """

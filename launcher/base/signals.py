@@ -1,4 +1,6 @@
-"""Signals: a flag that a handler may set, and processes that die with their parent. Standard library only."""
+"""Signals: a flag that a handler may set, and processes that die with their parent. Standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Processes that die with their parent: none may write on where a new attempt writes, or be left alone on a machine.
+# Processes that die with their parent: none may write on where a new attempt writes, or be left
+# alone on a machine.
 
 JOB_VARIABLE = "FORERUN_ATTEMPT"
 """Environment variable of every process of a job; it holds the token of the attempt."""
@@ -20,11 +23,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent thread ends. Does nothing on systems other than Linux.
+    """Have the kernel signal this process when its parent thread ends. Does nothing on systems
+    other than Linux.
 
     Args:
-        parent: Process id of the parent; None for the current parent. If another process is the parent by now, the
-            parent has ended, and this process ends as well.
+        parent: Process id of the parent; None for the current parent. If another process is the
+            parent by now, the parent has ended, and this process ends as well.
         number: Signal that the kernel sends.
     """
     expected = os.getppid() if parent is None else parent
@@ -40,9 +44,11 @@ def make_child_die_with_us(number: int = signal.SIGKILL) -> Callable[[], None]:
 
 
 def die_with_job() -> None:
-    """Have a rank end when the agent that started it ends. Call it before the import of torch, which takes seconds.
+    """Have a rank end when the agent that started it ends. Call it before the import of torch,
+    which takes seconds.
 
-    If the agent was killed before this call, the parent is another process, which does not have the job's token.
+    If the agent was killed before this call, the parent is another process, which does not have the
+    job's token.
     """
     parent = os.getppid()
     die_with_parent(parent)
@@ -67,8 +73,8 @@ _NAP_SECONDS = 0.05
 class Flag:
     """As `threading.Event`, for handlers of signals, which run in the midst of the main thread.
 
-    An event has a lock: a handler that sets it while the main thread, in `wait` or in a handler of the signal before,
-    holds that lock waits for ever. This has none.
+    An event has a lock: a handler that sets it while the main thread, in `wait` or in a handler of
+    the signal before, holds that lock waits for ever. This has none.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""What the command line says while it works: on stderr, a live line on a terminal, plain lines elsewhere."""
+"""What the command line says while it works: on stderr, a live line on a terminal, plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,26 @@ def say(text: str) -> None:
 def _put(text: str) -> None:
     """Work continues where nobody reads: a terminal that is gone, a log's disk that is full.
 
-    A signal's handler may speak while a line is being written, which Python refuses as a RuntimeError.
+    A signal's handler may speak while a line is being written, which Python refuses as a
+    RuntimeError.
     """
     with contextlib.suppress(OSError, RuntimeError):
         print(text, end="", file=sys.stderr, flush=True)
 
 
 class LiveLine:
-    """A line that is redrawn in place on a terminal, with a bar; elsewhere a plain line now and then."""
+    """A line that is redrawn in place on a terminal, with a bar; elsewhere a plain line now and
+    then.
+    """
 
     def __init__(self) -> None:
         self._said = time.monotonic()
         self._live = sys.stderr.isatty()
 
     def show(self, text: str, share: float | None = None, *, last: bool = False) -> None:
-        """Show how things stand, with a bar of `share` (0 to 1); `last`: also where it is not time yet."""
+        """Show how things stand, with a bar of `share` (0 to 1); `last`: also where it is not time
+        yet.
+        """
         now = time.monotonic()
         if self._live:
             _put(f"{_CLEAR}{_fitted(shown(text), share)}")
@@ -59,9 +66,11 @@ _BAR_COLUMNS = 20
 
 
 def _fitted(text: str, share: float | None) -> str:
-    """Return a text that fits a terminal's line, with a bar before it where there is room: what wraps is not redrawn.
+    """Return a text that fits a terminal's line, with a bar before it where there is room: what
+    wraps is not redrawn.
 
-    Parts of the text, which stand two spaces apart, are left out from the end until it fits; none is cut.
+    Parts of the text, which stand two spaces apart, are left out from the end until it fits; none
+    is cut.
     """
     columns = terminal_columns(sys.stderr) - 1
     parts = text.split("  ")
@@ -77,7 +86,9 @@ def _fitted(text: str, share: float | None) -> str:
     system: Literal["standard"] | None = "standard" if has_color(sys.stderr) else None
     console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=system)
     with console.capture() as bar:
-        console.print(ProgressBar(total=1.0, completed=share, width=min(room, _BAR_COLUMNS)), end="")
+        console.print(
+            ProgressBar(total=1.0, completed=share, width=min(room, _BAR_COLUMNS)), end=""
+        )
     return f"{bar.get()} {text}"
 
 
@@ -93,11 +104,18 @@ class Meter:
     def __enter__(self) -> Meter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._line.clear()
 
     def add(self, work: float, note: str = "", under_way: float = 0.0) -> None:
-        """Count finished work, and say so if it is time; `under_way` is done of what is not finished, as of now."""
+        """Count finished work, and say so if it is time; `under_way` is done of what is not
+        finished, as of now.
+        """
         self._done += work
         elapsed = time.monotonic() - self._started
         share = min((self._done + under_way) / self._total, 1.0) if self._total else 1.0
@@ -109,7 +127,9 @@ class Meter:
 
 
 class Heartbeat:
-    """A progress line that a thread draws for work in long steps, once the work has taken some seconds."""
+    """A progress line that a thread draws for work in long steps, once the work has taken some
+    seconds.
+    """
 
     FIRST_AFTER_SECONDS = 4.0
     EVERY_SECONDS = 1.0
@@ -128,7 +148,12 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -147,6 +172,8 @@ class Heartbeat:
         while not self._stop.wait(wait):
             elapsed = format_duration(time.monotonic() - started)
             share = format_percent(self._share, is_whole=True)
-            line.show(f"{self._label}: {share} in {elapsed}  {self._step}", self._share, last=is_first)
+            line.show(
+                f"{self._label}: {share} in {elapsed}  {self._step}", self._share, last=is_first
+            )
             wait, is_first = self.EVERY_SECONDS, False
         line.clear()

@@ -1,8 +1,9 @@
-"""The terminal: standard streams, width, color, and the layout of text and tables. Standard library only.
+"""The terminal: standard streams, width, color, and the layout of text and tables. Standard library
+only.
 
-Everything that a verb prints goes through `print_answer` (stdout) or `launcher.base.talk.say` (stderr). On a terminal,
-lines are wrapped at spaces, never inside a number, an interval, or a word. In files and pipes, text is neither wrapped
-nor colored.
+Everything that a verb prints goes through `print_answer` (stdout) or `launcher.base.talk.say`
+(stderr). On a terminal, lines are wrapped at spaces, never inside a number, an interval, or a word.
+In files and pipes, text is neither wrapped nor colored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _GLUE = "\ue000"
 """Private character that stands for a space at which a line must not be broken."""
 _UNBROKEN = re.compile(r"\[[^\[\]\n]{1,60}\]|(?<=\d) to (?=[-+\d])|(?<=\d) (?=%)")
-"""Text with spaces that must not be broken: intervals (`[0.1, 0.2]`, `1.2 to 18`) and percentages (`85 %`)."""
+"""Text with spaces that must not be broken: intervals (`[0.1, 0.2]`, `1.2 to 18`) and percentages
+(`85 %`)."""
 _LEAD = re.compile(r"\s*(?:[-*] )?")
 _COMMAND = re.compile(r"\s*(?:[a-z ]+: )?(?:forerun|python3?|torchrun|srun|sbatch) ")
 _HANGING_COLUMNS = 2
@@ -31,10 +33,12 @@ _GAP = "  "
 
 
 def open_standard_streams() -> None:
-    """Open closed standard streams (`>&-`) on the null device, and let stdout and stderr print any character.
+    """Open closed standard streams (`>&-`) on the null device, and let stdout and stderr print any
+    character.
 
-    A file that is opened later would otherwise get the number of the closed stream, and the output of a child process
-    would be written into it. Characters that the stream's encoding does not have are printed as escapes, such as \\xe9.
+    A file that is opened later would otherwise get the number of the closed stream, and the output
+    of a child process would be written into it. Characters that the stream's encoding does not have
+    are printed as escapes, such as \\xe9.
     """
     for number in (0, 1, 2):
         try:
@@ -60,7 +64,8 @@ def drop_stream(stream: TextIO) -> None:
 def print_answer(text: str) -> None:
     """Print a text on stdout, laid out if stdout is a terminal.
 
-    If the reader of a pipe has closed it (`| head`), the output is dropped, and the verb still ends with its exit code.
+    If the reader of a pipe has closed it (`| head`), the output is dropped, and the verb still ends
+    with its exit code.
     """
     try:
         print(lay_out(text, sys.stdout), flush=True)
@@ -71,11 +76,12 @@ def print_answer(text: str) -> None:
 def shown(text: str) -> str:
     """Return a text with control characters as escapes, such as \\x1b; newlines and tabs stay.
 
-    Names of files, runs, hosts, and environment variables are not trusted: a control sequence in one could color a
-    line, hide it, or write another.
+    Names of files, runs, hosts, and environment variables are not trusted: a control sequence in
+    one could color a line, hide it, or write another.
     """
     return "".join(
-        c if c in "\n\t" or category(c) not in _STEERING else c.encode("unicode_escape").decode() for c in text
+        c if c in "\n\t" or category(c) not in _STEERING else c.encode("unicode_escape").decode()
+        for c in text
     )
 
 
@@ -88,7 +94,9 @@ def lay_out(text: str, stream: TextIO) -> str:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Return the width of a stream's terminal in columns: `COLUMNS` if set, else the terminal's own, else 80."""
+    """Return the width of a stream's terminal in columns: `COLUMNS` if set, else the terminal's
+    own, else 80.
+    """
     if os.environ.get("COLUMNS", "").isdecimal() and int(os.environ["COLUMNS"]) > 0:
         return int(os.environ["COLUMNS"])
     try:
@@ -98,12 +106,20 @@ def terminal_columns(stream: TextIO) -> int:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal with color, and neither `NO_COLOR` nor `TERM=dumb` is set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    """Return whether a stream is a terminal with color, and neither `NO_COLOR` nor `TERM=dumb` is
+    set.
+    """
+    return (
+        stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
 
 
 def count_columns(text: str) -> int:
-    """Return the width of a text in columns of a terminal: wide characters take two, combining ones none."""
+    """Return the width of a text in columns of a terminal: wide characters take two, combining ones
+    none.
+    """
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
@@ -113,7 +129,8 @@ def count_columns(text: str) -> int:
 
 
 def wrap(text: str, columns: int) -> str:
-    """Wrap the lines of a text at spaces. Words, numbers, paths, and intervals are never broken, even if they are long.
+    """Wrap the lines of a text at spaces. Words, numbers, paths, and intervals are never broken,
+    even if they are long.
 
     A line that is a command gets backslashes, so that it can be pasted into a shell.
     """
@@ -154,14 +171,18 @@ def lay_out_table(
         head: Name of each column.
         rows: Cells of each row, as many as `head`.
         left: Indexes of the columns that are aligned left; the others are aligned right.
-        columns: Width of the terminal; None for no limit. Cells are wrapped between words to fit; if that is not
-            enough, each row becomes a line `name: cell; name: cell`.
+        columns: Width of the terminal; None for no limit. Cells are wrapped between words to fit;
+            if that is not enough, each row becomes a line `name: cell; name: cell`.
     """
     table = [[_glue(shown(cell)) for cell in row] for row in (head, *rows)]
-    widths = [max(count_columns(line) for row in table for line in row[at].split("\n")) for at in range(len(head))]
+    widths = [
+        max(count_columns(line) for row in table for line in row[at].split("\n"))
+        for at in range(len(head))
+    ]
     if columns is not None:
         min_widths = [
-            max(count_columns(word) for row in table for word in (row[at].split() or [""])) for at in range(len(head))
+            max(count_columns(word) for row in table for word in (row[at].split() or [""]))
+            for at in range(len(head))
         ]
         room = columns - len(_GAP) * (len(head) - 1)
         if sum(min_widths) > room:
@@ -185,7 +206,11 @@ def lay_out_table(
 def _lay_out_rows_as_lines(table: Sequence[Sequence[str]]) -> str:
     head, *rows = table
     lines = (
-        "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(head, row, strict=True) if cell)
+        "; ".join(
+            f"{name}: {cell}" if name else cell
+            for name, cell in zip(head, row, strict=True)
+            if cell
+        )
         for row in rows
     )
     return "\n".join(lines).replace(_GLUE, " ")
@@ -215,11 +240,19 @@ _END = r"(?=$|[,;:]|  | \()"
 _COLORS = (
     (re.compile(r"^(?:ok(?=   )|ready to launch(?=:))", re.M), _GREEN),
     (re.compile(r"^(?:forerun:|fail(?=  ))", re.M), _RED),
-    (re.compile(r"^(?:warning:|warn(?=  )|UNREHEARSED:|cannot tell\b|CANNOT TELL\b)", re.M), _YELLOW),
+    (
+        re.compile(r"^(?:warning:|warn(?=  )|UNREHEARSED:|cannot tell\b|CANNOT TELL\b)", re.M),
+        _YELLOW,
+    ),
     (re.compile(r"^next:", re.M), _BOLD),
     # An outcome follows a colon, or is alone in its cell
     (re.compile(rf"(?<=: |  )(?:passed|passes|holds|converged|tuned){_END}", re.M), _GREEN),
-    (re.compile(rf"(?<=: |  )(?:drifts|blows up|vanishes){_END}|(?<=: )(?:failed|diverged){_END}", re.M), _RED),
+    (
+        re.compile(
+            rf"(?<=: |  )(?:drifts|blows up|vanishes){_END}|(?<=: )(?:failed|diverged){_END}", re.M
+        ),
+        _RED,
+    ),
     (re.compile(rf"(?<=: |  )cannot tell{_END}", re.M), _YELLOW),
 )
 

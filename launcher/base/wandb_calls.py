@@ -1,7 +1,9 @@
-"""Processes that work with wandb: what each may know of this one, how long it may take, how it ends.
+"""Processes that work with wandb: what each may know of this one, how long it may take, how it
+ends.
 
-They get their orders on stdin and an environment from a short list: so no secret of the command line or the environment
-reaches the disk, no thread or signal handler of wandb's enters this process, and nothing can hang or stay behind.
+They get their orders on stdin and an environment from a short list: so no secret of the command
+line or the environment reaches the disk, no thread or signal handler of wandb's enters this
+process, and nothing can hang or stay behind.
 """
 
 from __future__ import annotations
@@ -32,18 +34,37 @@ OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0
 ANSWER = "forerun-wandb "
 """How the line of an answer begins; whatever else is printed is wandb's own."""
 
-_PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
+_PASSED = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
 _PASSED_ONLINE = (
-    "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "WANDB_IDENTITY_TOKEN_FILE", "NETRC", "SSL_CERT_FILE",
-    "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_PROXIES, *(name.lower() for name in _PROXIES),
-)  # fmt: skip
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_CONFIG_DIR",
+    "WANDB_IDENTITY_TOKEN_FILE",
+    "NETRC",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    *_PROXIES,
+    *(name.lower() for name in _PROXIES),
+)
 Mode = Literal["offline", "online"]
 _NUM_SAID = 400
 _END_SECONDS = 30.0
 """For a process that has answered to end by itself."""
 _POLL_SECONDS, _LAST_SECONDS = 0.1, 1.0
-"""Between two looks whether it has ended, for wandb's own service may hold its pipe; for its last output."""
+"""Between two looks whether it has ended, for wandb's own service may hold its pipe; for its last
+output."""
 
 
 class DashboardError(ForerunError):
@@ -51,7 +72,9 @@ class DashboardError(ForerunError):
 
 
 def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
-    """What a process of wandb's gets of our environment: no secret but, online, the login it needs."""
+    """What a process of wandb's gets of our environment: no secret but, online, the login it
+    needs.
+    """
     names = _PASSED + (_PASSED_ONLINE if online else ())
     given = {name: os.environ[name] for name in names if name in os.environ}
     ours = str(Path(__file__).parents[2])
@@ -67,7 +90,9 @@ def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
 class WandbProcess:
     """A process that works with wandb: orders go in and answers come out as lines of JSON."""
 
-    def __init__(self, command: list[str], data_dir: Path, *, online: bool, dies_with_us: bool = True) -> None:
+    def __init__(
+        self, command: list[str], data_dir: Path, *, online: bool, dies_with_us: bool = True
+    ) -> None:
         """Start it.
 
         Args:
@@ -98,7 +123,9 @@ class WandbProcess:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in (raw.decode(errors="replace") for raw in iter(self._process.stdout.readline, b"")):
+        for line in (
+            raw.decode(errors="replace") for raw in iter(self._process.stdout.readline, b"")
+        ):
             if line.startswith(ANSWER):
                 self._answers.put(json.loads(line.removeprefix(ANSWER)))
             elif line.strip():
@@ -113,13 +140,15 @@ class WandbProcess:
         left, until = json.dumps(order).encode() + b"\n", time.monotonic() + self.limit_seconds
         while left:
             try:
-                if self._process.poll() is not None:  # wandb's own service may hold its end of the pipe still
+                # wandb's own service may hold its end of the pipe still
+                if self._process.poll() is not None:
                     raise BrokenPipeError
                 left = left[os.write(self._into, left) :]
             except BlockingIOError:
                 if not select.select([], [self._into], [], max(0.0, until - time.monotonic()))[1]:
                     raise DashboardError(
-                        f"wandb accepted no data for {format_duration(self.limit_seconds)}, and was stopped"
+                        f"wandb accepted no data for {format_duration(self.limit_seconds)}, and "
+                        "was stopped"
                     ) from None
             except BrokenPipeError:
                 self.answer()
@@ -138,14 +167,22 @@ class WandbProcess:
         until, found = time.monotonic() + seconds, self._next(0.0)
         while found is None and self._process.poll() is None:
             if time.monotonic() > until:
-                raise DashboardError(f"wandb did not finish within {format_duration(seconds)}, and was stopped")
+                raise DashboardError(
+                    f"wandb did not finish within {format_duration(seconds)}, and was stopped"
+                )
             found = self._next(_POLL_SECONDS)
         found = found or self._next(_LAST_SECONDS)  # said with its last breath
         if found is None:
             said = "\n".join(self._said)[-_NUM_SAID:]
-            raise DashboardError(f"wandb exited with code {self._process.returncode}: {said or 'it printed nothing'}")
+            raise DashboardError(
+                f"wandb exited with code {self._process.returncode}: {said or 'it printed nothing'}"
+            )
         if "problem" in found:
-            hint = " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)" if self._online else ""
+            hint = (
+                " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)"
+                if self._online
+                else ""
+            )
             raise DashboardError(f"wandb failed: {found['problem']}{hint}")
         return found
 
@@ -163,7 +200,9 @@ class WandbProcess:
             self._process.wait(_END_SECONDS)
 
     def stop(self) -> None:
-        """Kill it and what it started, as another thread may: whoever waits for it gets a DashboardError."""
+        """Kill it and what it started, as another thread may: whoever waits for it gets a
+        DashboardError.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -175,7 +214,8 @@ class WandbProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        if not self._listener.is_alive():  # wandb's service has a session of its own, and may hold the pipe still
+        # wandb's service has a session of its own, and may hold the pipe still
+        if not self._listener.is_alive():
             self._process.stdout.close()
 
 
@@ -183,22 +223,40 @@ class WandbProcess:
 def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[WandbProcess]:
     """Within, `launcher.dashboards.wandb_process` takes orders; see there for them."""
     command = ["-m", "launcher.dashboards.wandb_process"]
-    with contextlib.closing(WandbProcess(command, data_dir, online=online, dies_with_us=dies_with_us)) as running:
+    with contextlib.closing(
+        WandbProcess(command, data_dir, online=online, dies_with_us=dies_with_us)
+    ) as running:
         yield running
         running.end()
 
 
 def ask(order: dict[str, Any], *, online: bool, more_seconds: float = 0.0) -> dict[str, Any]:
     """The answer to one order; raises as `WandbProcess.answer`."""
-    with tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch, job(Path(scratch), online=online) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch,
+        job(Path(scratch), online=online) as running,
+    ):
         running.put(order)
         return running.answer(more_seconds)
 
 
-def upload(folders: Collection[Path], project: str, entity: str | None, more_seconds: float) -> None:
-    """`wandb sync` of runs that were logged offline. How it ended says nothing: ask the service what it has."""
+def upload(
+    folders: Collection[Path], project: str, entity: str | None, more_seconds: float
+) -> None:
+    """`wandb sync` of runs that were logged offline. How it ended says nothing: ask the service
+    what it has.
+    """
     whose = ["--entity", entity] if entity else []
-    command = ["-m", "wandb", "sync", "--include-synced", "--project", project, *whose, *map(str, folders)]
+    command = [
+        "-m",
+        "wandb",
+        "sync",
+        "--include-synced",
+        "--project",
+        project,
+        *whose,
+        *map(str, folders),
+    ]
     with (
         tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch,
         contextlib.closing(WandbProcess(command, Path(scratch), online=True)) as running,
@@ -208,7 +266,8 @@ def upload(folders: Collection[Path], project: str, entity: str | None, more_sec
 
 
 def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:
-    """What a run logged online, row by row from `_step` `min_step` on: of each the asked-for names and `_step`.
+    """What a run logged online, row by row from `_step` `min_step` on: of each the asked-for names
+    and `_step`.
 
     Args:
         run_path: `entity/project/run`.
@@ -220,5 +279,5 @@ def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list
     """
     rows: list[dict[str, Any]] = ask(
         {"fetch": run_path, "wanted": sorted(wanted), "min_step": min_step}, online=True
-    )["rows"]  # fmt: skip
+    )["rows"]
     return rows

@@ -1,10 +1,12 @@
-"""Whether a run still moves: its metrics are followed, its steps timed, and silence past a limit is a hang.
+"""Whether a run still moves: its metrics are followed, its steps timed, and silence past a limit is
+a hang.
 
-A save that the training waits for writes no metrics, and may take long: its files are looked at, and while they change
-the run moves.
+A save that the training waits for writes no metrics, and may take long: its files are looked at,
+and while they change the run moves.
 
-A rank that waits for ever for another one (a dead link, a stuck device, a deadlock) raises nothing, and its job would
-hold the machines until somebody looks: what Llama 3's team called hangs, arXiv 2407.21783, section 3.3.4.
+A rank that waits for ever for another one (a dead link, a stuck device, a deadlock) raises nothing,
+and its job would hold the machines until somebody looks: what Llama 3's team called hangs, arXiv
+2407.21783, section 3.3.4.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ START_SECONDS = 3600.0
 _NUM_TIMED = 64
 """Steps that the median is of."""
 SETTLING_LINES = 16
-"""Lines at the start of an attempt, whose steps load, compile and fill caches, and are not typical."""
+"""Lines at the start of an attempt, whose steps load, compile and fill caches, and are not
+typical."""
 PACE_LINES = 1024
 """Number of newest lines that give the pace: enough to have saves and validations in proportion."""
 MAX_STEP_SECONDS = 1e8
 """Maximum time of a step; a longer or negative time is not a measurement."""
 _NUM_LOOKS = 16
-"""At the files of a save, within a silence as long as the limit; their folder may lie on a slow disk."""
+"""At the files of a save, within a silence as long as the limit; their folder may lie on a slow
+disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +52,16 @@ class Limits:
 
 
 def usual_step_seconds(settling: Sequence[float], settled: Sequence[float]) -> float | None:
-    """Estimate the seconds of a coming step; `launch` and `watch` multiply the number of steps left by it.
+    """Estimate the seconds of a coming step; `launch` and `watch` multiply the number of steps left
+    by it.
 
     Args:
         settling: Seconds of the first `SETTLING_LINES` logged steps of attempts.
         settled: Seconds of the later steps, oldest first.
 
     Returns:
-        The mean of the newest settled steps, so that saves count; the median of the settling steps if there are none;
-        None without steps.
+        The mean of the newest settled steps, so that saves count; the median of the settling steps
+        if there are none; None without steps.
     """
     if settled:
         return statistics.fmean(settled[-PACE_LINES:])
@@ -71,11 +76,17 @@ class Pace:
     """The last one logged; None before this attempt's first line."""
     loss_nats: float | None = None
     tokens: int = 0
-    seconds: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMED))
+    seconds: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=_NUM_TIMED)
+    )
     """Durations of the last steps."""
-    settling: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=SETTLING_LINES))
+    settling: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=SETTLING_LINES)
+    )
     """Durations of the first steps of the newest attempt."""
-    settled: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=PACE_LINES))
+    settled: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=PACE_LINES)
+    )
     """Durations of the later steps of all attempts."""
     num_lines: int = 0
     """Number of timed steps of the newest attempt."""
@@ -101,11 +112,18 @@ class Pace:
 
 
 class Watchdog:
-    """Looks at a run's metrics whenever asked to; `now` is always of one monotonic clock, in seconds."""
+    """Looks at a run's metrics whenever asked to; `now` is always of one monotonic clock, in
+    seconds.
+    """
 
     def __init__(self, run_dir: Path, limits: Limits, now: float) -> None:
         self.pace, self.recorded = Pace(), RecordedSteps()
-        self._following, self._limits, self._moved, self._stepping = Following(run_dir), limits, now, False
+        self._following, self._limits, self._moved, self._stepping = (
+            Following(run_dir),
+            limits,
+            now,
+            False,
+        )
         self._run_dir, self._looked, self._written = run_dir, now, _written(run_dir)
         while True:  # what earlier attempts left
             lines, begins = self._following.read()
@@ -116,7 +134,8 @@ class Watchdog:
 
     def look(self, now: float) -> str:
         """Read on; returns why the run is to be called hung, empty while it moves."""
-        with contextlib.suppress(OSError):  # a network disk that stutters ends no run; one that is gone is silence
+        # a network disk that stutters ends no run; one that is gone is silence
+        with contextlib.suppress(OSError):
             self._read_on(now)
         return self._hung(now)
 
@@ -137,7 +156,11 @@ class Watchdog:
             if line.get("event") == "started":
                 self.pace.num_lines = 0
             seconds = line.get("seconds")
-            if "train_loss_nats" in line and isinstance(seconds, float) and 0 <= seconds < MAX_STEP_SECONDS:
+            if (
+                "train_loss_nats" in line
+                and isinstance(seconds, float)
+                and 0 <= seconds < MAX_STEP_SECONDS
+            ):
                 self.pace.time(seconds)
 
     def _take(self, line: dict[str, Json], now: float, *, old: bool) -> None:
@@ -167,7 +190,10 @@ class Watchdog:
         if (silent := now - self._moved) <= limit:
             return ""
         save = ", nor any change of the save in progress" if self._written else ""
-        return f"no line of metrics{save} for {format_duration(silent)} {what}; the limit is {format_duration(limit)}"
+        return (
+            f"no line of metrics{save} for {format_duration(silent)} {what}; the limit is "
+            f"{format_duration(limit)}"
+        )
 
 
 def _written(run_dir: Path) -> frozenset[tuple[str, int]]:

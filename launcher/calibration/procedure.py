@@ -1,7 +1,8 @@
-"""The calibration of a study: for every shape and batch of its plan, workers measure, a rule chooses, the ledger keeps.
+"""The calibration of a study: for every shape and batch of its plan, workers measure, a rule
+chooses, the ledger keeps.
 
-A shape is measured when the first stage begins that runs it, for the work of all stages. What is recorded is never
-measured again: it is part of which runs the study asks for. No torch.
+A shape is measured when the first stage begins that runs it, for the work of all stages. What is
+recorded is never measured again: it is part of which runs the study asks for. No torch.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ from sweeps.store.ledger import CALIBRATION, Ledger
 COUNTED = "counted"
 """Kind of the ledger's records of what the user's own code counts, one for each depth."""
 FAST_FLOPS = 75e9
-"""A second, of a worker: what a fast core makes of a proxy. Work is sized by it before anything is measured."""
+"""A second, of a worker: what a fast core makes of a proxy. Work is sized by it before anything is
+measured."""
 LEAST_SECONDS = 10.0
 """Less planned work is not measured: measuring would take what it saves."""
 PROBE_SHARE, LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 0.02, 1.0, 5.0
 """Time for the rounds of one probe: a share of the planned work, within these."""
 SILENT_SECONDS = 300.0
-"""A worker that has not answered by then is started anew: building, and compiling from nothing, take a minute or two.
-"""
+"""A worker that has not answered by then is started anew: building, and compiling from nothing,
+take a minute or two."""
 MEMORY_SHARE = 0.9
 
 
@@ -84,7 +86,8 @@ class Group:
 def groups_of(study: Study) -> list[Group]:
     """Every group of the plan's stages, smaller models first; checks, which run alone, are in none.
 
-    They are the plan's alone, whatever was chosen already: so no choice depends on which verb came first.
+    They are the plan's alone, whatever was chosen already: so no choice depends on which verb came
+    first.
     """
     study = dataclasses.replace(study, chosen={})
     stages: dict[tuple[Part, Shape, int], dict[str, list[RunSpec]]] = {}
@@ -100,7 +103,8 @@ def groups_of(study: Study) -> list[Group]:
     most = {"sweep": study.plan.search.parallelism}
     groups = [
         Group(
-            asked=study.asked(*of), example=next(iter(by_stage.values()))[0],
+            asked=study.asked(*of),
+            example=next(iter(by_stage.values()))[0],
             phases=tuple(
                 (most.get(name, len(runs)), tuple(run.schedule.num_steps for run in runs))
                 for name, runs in by_stage.items()
@@ -108,12 +112,14 @@ def groups_of(study: Study) -> list[Group]:
             stages=tuple(by_stage),
         )
         for of, by_stage in stages.items()
-    ]  # fmt: skip
+    ]
     return sorted(groups, key=lambda group: (group.step_flops, group.asked.part == "ladder"))
 
 
 def calibrations(ledger: Ledger) -> tuple[Calibration, ...]:
-    """What the ledger holds, in its order. Raises LedgerCorrupt where that is nothing a plan could have left open."""
+    """What the ledger holds, in its order. Raises LedgerCorrupt where that is nothing a plan could
+    have left open.
+    """
     records = ledger.records(CALIBRATION)
     try:
         return tuple(canon.decode(Calibration, record.body) for record in records)
@@ -130,9 +136,14 @@ def calibrated(study: Study, ledger: Ledger) -> Study:
 
 
 def calibrate(
-    study: Study, ledger: Ledger, stage: str, workers: Callable[[], Pool], check_stop: Callable[[], None]
-) -> Study:  # fmt: skip
-    """Choose, and record, what the plan leaves open of a stage's runs and the ledger lacks; the study with it.
+    study: Study,
+    ledger: Ledger,
+    stage: str,
+    workers: Callable[[], Pool],
+    check_stop: Callable[[], None],
+) -> Study:
+    """Choose, and record, what the plan leaves open of a stage's runs and the ledger lacks; the
+    study with it.
 
     Args:
         study: as its ledger has it.
@@ -148,7 +159,9 @@ def calibrate(
     if not (study.plan.choices("proxy") or study.plan.choices("ladder")):
         return study
     done = {record.key for record in ledger.records(CALIBRATION)}
-    open_ = [group for group in groups_of(study) if group.asked.open and group.asked.key not in done]
+    open_ = [
+        group for group in groups_of(study) if group.asked.open and group.asked.key not in done
+    ]
     if missing := [group for group in open_ if stage in group.stages]:
         if later := len(open_) - len(missing):
             say(f"calibration: shapes of other stages stay open ({later}) until these begin")
@@ -156,28 +169,45 @@ def calibrate(
             check_stop()
             ledger.append(CALIBRATION, found.asked.key, found)
             why = f": {found.why}" if found.why else ""
-            say(f"calibration: {_of(found.asked)}: {mode_name(found.chosen, found.asked.given)}{why}")
+            say(
+                f"calibration: {_of(found.asked)}: "
+                f"{mode_name(found.chosen, found.asked.given)}{why}"
+            )
     return calibrated(study, ledger)
 
 
 def _of(asked: ModeRequest) -> str:
     part, shape = "rungs of " if asked.part == "ladder" else "", asked.shape
-    return f"{part}width {shape.width}, {counted(shape.num_layers, 'layer')}, {asked.batch_tokens} tokens a step"
+    return (
+        f"{part}width {shape.width}, {counted(shape.num_layers, 'layer')}, {asked.batch_tokens} "
+        "tokens a step"
+    )
 
 
 def _choices(
-    study: Study, groups: Sequence[Group], before: Sequence[Calibration], pool: Pool, check_stop: Callable[[], None]
-) -> Iterator[Calibration]:  # fmt: skip
-    """The choice for each group in turn; what was measured on such workers of the same runs, as part of another group,
-    now or `before`, is not measured again.
+    study: Study,
+    groups: Sequence[Group],
+    before: Sequence[Calibration],
+    pool: Pool,
+    check_stop: Callable[[], None],
+) -> Iterator[Calibration]:
+    """The choice for each group in turn; what was measured on such workers of the same runs, as
+    part of another group, now or `before`, is not measured again.
     """
     kinds = kinds_of(pool, check_stop)
     if len(set(kinds)) > 1:
-        say(f"calibration: workers: {kinds_text(kinds)}; one choice for all, by the rate and the memory of each kind")
+        say(
+            f"calibration: workers: {kinds_text(kinds)}; one choice for all, by the rate and the "
+            "memory of each kind"
+        )
 
     def unmeasured(asked: ModeRequest, why: str) -> Calibration:
         return Calibration(
-            asked=asked, chosen=asked.given, why=f"not measured: {why}", device="", num_workers=pool.num_workers
+            asked=asked,
+            chosen=asked.given,
+            why=f"not measured: {why}",
+            device="",
+            num_workers=pool.num_workers,
         )
 
     named = _named(kinds)
@@ -194,18 +224,25 @@ def _choices(
         alike = _alike(asked)
         if seconds < LEAST_SECONDS and alike not in benches and alike not in found:
             yield unmeasured(
-                asked, f"the planned runs are some {format_duration(max(1.0, seconds))} of work for these workers"
+                asked,
+                f"the planned runs are some {format_duration(max(1.0, seconds))} of work for these "
+                "workers",
             )
         else:
             share = min(MOST_PROBE_SECONDS, max(LEAST_PROBE_SECONDS, PROBE_SHARE * seconds))
             if alike not in benches:
                 if alike not in found:
-                    say(f"calibration: {_of(asked)}: measuring on {counted(pool.num_workers, 'worker')}")
+                    say(
+                        f"calibration: {_of(asked)}: measuring on "
+                        f"{counted(pool.num_workers, 'worker')}"
+                    )
                 ask = asking(study, group.example, pool, kinds, share, check_stop)
                 benches[alike] = Bench(asked.given, ask, found.get(alike))
             try:
                 yield choose(asked, work, benches[alike], threads)
-            except UnmeasurableError as error:  # when it is run, its batches may be split, and nobody waits for it
+            except (
+                UnmeasurableError
+            ) as error:  # when it is run, its batches may be split, and nobody waits for it
                 yield unmeasured(asked, f"one run alone was too much to try ({error})")
 
 
@@ -220,16 +257,27 @@ def _alike(asked: ModeRequest) -> str:
 
 
 def asking(
-    study: Study, example: RunSpec, pool: Pool, kinds: Sequence[str], seconds: float, check_stop: Callable[[], None]
-) -> Ask:  # fmt: skip
-    """What has all workers of an idle pool measure modes at once; `kinds`: by worker, that of its device."""
+    study: Study,
+    example: RunSpec,
+    pool: Pool,
+    kinds: Sequence[str],
+    seconds: float,
+    check_stop: Callable[[], None],
+) -> Ask:
+    """What has all workers of an idle pool measure modes at once; `kinds`: by worker, that of its
+    device.
+    """
     cluster = study.plan.cluster
 
     def ask(modes: tuple[Numerics, ...]) -> Sequence[Answer]:
         probe = CalibrationProbe(
-            spec=example, modes=modes, seconds=seconds, worker_cpus=cluster.worker_cpus,
-            worker_gpus=cluster.worker_gpus, most_bytes=int(MEMORY_SHARE * cluster.worker_memory_gib * 2**30),
-        )  # fmt: skip
+            spec=example,
+            modes=modes,
+            seconds=seconds,
+            worker_cpus=cluster.worker_cpus,
+            worker_gpus=cluster.worker_gpus,
+            most_bytes=int(MEMORY_SHARE * cluster.worker_memory_gib * 2**30),
+        )
         answers, errors = _asked(pool, probe, kinds, check_stop)
         known = set(_named(kinds))
         answers = [answer for answer in answers if answer.kind in known]
@@ -240,7 +288,8 @@ def asking(
                 raise UnmeasurableError(theirs[-1][1])
             of = f" with {' or '.join(sorted(silent))}" if len(set(kinds)) > 1 else ""
             raise RunsFail(
-                f"calibration: no worker{of} could train a run of width {example.shape.width}: {theirs[-1][1]}. Fix "
+                f"calibration: no worker{of} could train a run of width {example.shape.width}: "
+                f"{theirs[-1][1]}. Fix "
                 "that, then run the same command again"
             )
         return [] if silent else answers
@@ -251,7 +300,9 @@ def asking(
 def _asked(
     pool: Pool, probe: CalibrationProbe, kinds: Sequence[str], check_stop: Callable[[], None]
 ) -> tuple[list[Answer], list[tuple[str, Cause, str]]]:
-    """The answers of those workers that give one, and why others do not, with their kinds; these are started anew."""
+    """The answers of those workers that give one, and why others do not, with their kinds; these
+    are started anew.
+    """
     answers, errors = list[Answer](), list[tuple[str, Cause, str]]()
     asked = cast(dict[str, canon.Json], canon.to_json(probe))
     for report in ask_all(pool, asked, SILENT_SECONDS + 10 * probe.seconds, check_stop):

@@ -1,4 +1,6 @@
-"""`forerun VERB [ARGS]`: parsing, exit codes, errors in words. Imports click and nothing heavier."""
+"""`forerun VERB [ARGS]`: parsing, exit codes, errors in words. Imports click and nothing
+heavier.
+"""
 
 from __future__ import annotations
 
@@ -45,39 +47,95 @@ _PARSERS = {"json", "tomllib", "tomli", "yaml"}
 
 # In the order of the story; the module is loaded when its verb is called, or its help asked for.
 _VERBS = {
-    "demo": ("start", "Run the whole chain on a corpus found on this machine: minutes, CPU, no account."),
-    "doctor": ("doctor", "Check this machine for what a study needs: lines of ok, warn or fail, with a fix."),
+    "demo": (
+        "start",
+        "Run the whole chain on a corpus found on this machine: minutes, CPU, no account.",
+    ),
+    "doctor": (
+        "doctor",
+        "Check this machine for what a study needs: lines of ok, warn or fail, with a fix.",
+    ),
     "init": ("start", "Write a commented plan and its JSON Schema."),
     "validate": ("start", "Check a plan: every problem at once."),
-    "estimate": ("estimate", "Estimate what a plan takes before anything runs: runs, FLOPs, hours, dollars, disk."),
-    "tokenize": ("data", "Turn text, jsonl, parquet or .bin files into token shards with a hashed manifest."),
+    "estimate": (
+        "estimate",
+        "Estimate what a plan takes before anything runs: runs, FLOPs, hours, dollars, disk.",
+    ),
+    "tokenize": (
+        "data",
+        "Turn text, jsonl, parquet or .bin files into token shards with a hashed manifest.",
+    ),
     "check": ("study", "Run the coordinate check: do updates keep their size as width grows?"),
-    "sweep": ("study", "Search learning rate, warmup and clip at the base width, by Optuna over Ray."),
-    "transfer": ("transfer", "Measure learning-rate curves over width and more; verdict: holds, drifts, cannot tell."),
+    "sweep": (
+        "study",
+        "Search learning rate, warmup and clip at the base width, by Optuna over Ray.",
+    ),
+    "transfer": (
+        "transfer",
+        "Measure learning-rate curves over width and more; verdict: holds, drifts, cannot tell.",
+    ),
     "ladder": ("study", "Train the scaling ladder at the transferred hyperparameters."),
-    "run": ("study", "Run all stages in order, up to the report; resumes, never repeats finished work."),
-    "repair": ("repair", "Rebuild a damaged ledger from what its hashes prove; names what was lost."),
-    "status": ("status", "Show what a study has done, is doing and has found; works while it runs."),
+    "run": (
+        "study",
+        "Run all stages in order, up to the report; resumes, never repeats finished work.",
+    ),
+    "repair": (
+        "repair",
+        "Rebuild a damaged ledger from what its hashes prove; names what was lost.",
+    ),
+    "status": (
+        "status",
+        "Show what a study has done, is doing and has found; works while it runs.",
+    ),
     "fit": ("fits", "Fit scaling laws to a study or to a table of runs."),
     "predict": ("predict", "Predict the loss of a run from a fit, with an interval."),
     "allocate": ("allocate", "Find the best size and tokens for a budget, with intervals."),
     "flops": ("flops", "Count parameters and FLOPs of a shape, by a named convention."),
-    "explain": ("explain", "Explain a frozen config field by field: source, evidence; or a parametrization."),
+    "explain": (
+        "explain",
+        "Explain a frozen config field by field: source, evidence; or a parametrization.",
+    ),
     "freeze": ("freeze", "Write the frozen launch config, if every gate passed or was accepted."),
-    "verify": ("exports", "Check a frozen config's digest, attestations and exports, each with its own trainer."),
-    "export": ("exports", "Write a frozen config as a trainer's own files, with a fidelity report."),
-    "rehearse": ("rehearse", "Rehearse a launch: kills, cuts, corruption, NaN, a full disk, a hang."),
-    "launch": ("launch", "Train a frozen config with the embedded trainer; restarts it when it dies."),
-    "watch": ("watch", "Compare a main run with its forecast: alerts, end and cost; afterwards, its score."),
-    "note": ("note", "Add a dated line to the logbook of a study and its main run; without text, print it."),
+    "verify": (
+        "exports",
+        "Check a frozen config's digest, attestations and exports, each with its own trainer.",
+    ),
+    "export": (
+        "exports",
+        "Write a frozen config as a trainer's own files, with a fidelity report.",
+    ),
+    "rehearse": (
+        "rehearse",
+        "Rehearse a launch: kills, cuts, corruption, NaN, a full disk, a hang.",
+    ),
+    "launch": (
+        "launch",
+        "Train a frozen config with the embedded trainer; restarts it when it dies.",
+    ),
+    "watch": (
+        "watch",
+        "Compare a main run with its forecast: alerts, end and cost; afterwards, its score.",
+    ),
+    "note": (
+        "note",
+        "Add a dated line to the logbook of a study and its main run; without text, print it.",
+    ),
     "report": ("freeze", "Write report.html and report.json of a study."),
-    "dashboards": ("dashboards", "Log a study to W&B: runs, verdicts, a workspace; offline unless --online is given."),
-    "completion": ("doctor", "Print a script by which your shell completes commands, options, studies, digests."),
+    "dashboards": (
+        "dashboards",
+        "Log a study to W&B: runs, verdicts, a workspace; offline unless --online is given.",
+    ),
+    "completion": (
+        "doctor",
+        "Print a script by which your shell completes commands, options, studies, digests.",
+    ),
 }
 
 
 class _CarriedError(Exception):
-    """Carries an error through click, which would otherwise end the program itself, with 1 for a closed pipe."""
+    """Carries an error through click, which would otherwise end the program itself, with 1 for a
+    closed pipe.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -143,8 +201,8 @@ class _Verbs(click.Group):
 )
 @click.version_option(package_name="forerun", prog_name="forerun")
 def cli() -> None:
-    """The runs before the run: tune on small proxies, test that the optimum transfers, predict the main run's loss,
-    freeze what is launched.
+    """The runs before the run: tune on small proxies, test that the optimum transfers, predict the
+    main run's loss, freeze what is launched.
     """
 
 
@@ -166,35 +224,52 @@ def _surroundings_text(error: BaseException) -> str | None:
             return f"{error.filename}: {error.strerror}"
         if error.errno is None or error.errno in _BUG_ERRNOS:
             return None
-        return f"{error.strerror}; {_OS_ADVICE.get(error.errno, 'mend that, then run the same command again')}"
+        return (
+            f"{error.strerror}; "
+            f"{_OS_ADVICE.get(error.errno, 'mend that, then run the same command again')}"
+        )
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         detail = str(error).partition("\n")[0]
-        return f"out of memory{': ' if detail else ''}{detail}; free some, or use a machine with more"
+        return (
+            f"out of memory{': ' if detail else ''}{detail}; free some, or use a machine with more"
+        )
     if isinstance(error, EOFError):
-        return f"a file or stream ends too early{': ' if str(error) else ''}{error}; it may have been cut short"
+        return (
+            f"a file or stream ends too early{': ' if str(error) else ''}{error}; it may have "
+            "been cut short"
+        )
     if isinstance(error, UnicodeDecodeError):
-        return f"text is not {error.encoding}: {error.reason} at byte {error.start}; convert the file to UTF-8"
+        return (
+            f"text is not {error.encoding}: {error.reason} at byte {error.start}; convert the "
+            "file to UTF-8"
+        )
     if isinstance(error, RecursionError) and _is_parsing(error):
         return "a file or value that was read is nested too deeply; write it with fewer levels"
     return None
 
 
 def _is_parsing(error: BaseException) -> bool:
-    """Return whether an error came from within a parser; any other endless recursion is a bug of forerun."""
-    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    """Return whether an error came from within a parser; any other endless recursion is a bug of
+    forerun.
+    """
+    modules = (
+        str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
     return any(module.split(".")[0] in _PARSERS for module in modules)
 
 
 def _unwrap(error: BaseException) -> BaseException | None:
     """Return the error that click has wrapped; an error of printing gets the name of the stream.
 
-    Returns None if the reader of stdout has closed the pipe, which is not an error. The RuntimeError of `Path.resolve`
-    for links in a circle becomes an OSError of that path.
+    Returns None if the reader of stdout has closed the pipe, which is not an error. The
+    RuntimeError of `Path.resolve` for links in a circle becomes an OSError of that path.
     """
     if isinstance(error, _CarriedError):
         error = error.error
     if isinstance(error, RuntimeError) and str(error).startswith(_LINK_LOOP):
-        return OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(error).removeprefix(_LINK_LOOP).strip("'"))
+        return OSError(
+            errno.ELOOP, os.strerror(errno.ELOOP), str(error).removeprefix(_LINK_LOOP).strip("'")
+        )
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         if frames and (frame := frames[-1]).f_code in (click.echo.__code__, print_answer.__code__):
@@ -216,7 +291,8 @@ def message_of(error: BaseException) -> str:
     if (text := _surroundings_text(error)) is not None:
         return text
     return (
-        f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record is lost. "
+        f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record "
+        "is lost. "
         "FORERUN_TRACEBACK=1 shows where it happened."
     )
 
@@ -240,10 +316,11 @@ def main(args: list[str] | None = None) -> NoReturn:
 
 
 def _end_in_time() -> None:
-    """End this process soon after SIGTERM or SIGHUP, even if one long call keeps Python from handling them.
+    """End this process soon after SIGTERM or SIGHUP, even if one long call keeps Python from
+    handling them.
 
-    The signal wakes a thread, which gives the verb some seconds to end in order. A verb that handles the signal
-    itself, because it has something to save, is not ended.
+    The signal wakes a thread, which gives the verb some seconds to end in order. A verb that
+    handles the signal itself, because it has something to save, is not ended.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -282,7 +359,9 @@ def _refuse_other_encodings(typed: list[str]) -> None:
         if not _is_utf8(word)
     ]
     if named:
-        raise click.UsageError(f"{', '.join(named)}: a name must be UTF-8, as records are; rename it")
+        raise click.UsageError(
+            f"{', '.join(named)}: a name must be UTF-8, as records are; rename it"
+        )
 
 
 def _is_utf8(word: str) -> bool:
@@ -294,7 +373,9 @@ def _is_utf8(word: str) -> bool:
 
 
 def _listen() -> None:
-    """Have a verb that is asked to end (SIGTERM, or a terminal that goes) leave as it does on Ctrl-C."""
+    """Have a verb that is asked to end (SIGTERM, or a terminal that goes) leave as it does on
+    Ctrl-C.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -303,7 +384,9 @@ def _listen() -> None:
 
 
 def _flush_streams() -> None:
-    """Flush stdout and stderr, and drop output that cannot be written: Python would exit with 120 for it."""
+    """Flush stdout and stderr, and drop output that cannot be written: Python would exit with 120
+    for it.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -312,10 +395,12 @@ def _flush_streams() -> None:
 
 
 def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
-    """Return what removes secrets from messages, for a user's own code may raise one that holds one; and the error.
+    """Return what removes secrets from messages, for a user's own code may raise one that holds
+    one; and the error.
 
-    A message of ours keeps its own words: only what came with an exception of somebody else is searched by names.
-    Where another package hides one of ours, that is the error, whatever came of it.
+    A message of ours keeps its own words: only what came with an exception of somebody else is
+    searched by names. Where another package hides one of ours, that is the error, whatever came of
+    it.
     """
     from launcher.doctor.findings import NamesError, found
     from launcher.doctor.findings import foreign as strangers
@@ -344,12 +429,19 @@ def _complain(error: BaseException, typed: list[str]) -> int:
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]
     with contextlib.suppress(OSError):  # a stream that takes no more: the exit code says it still
         if os.environ.get("FORERUN_TRACEBACK") == "1":
-            click.echo(shown(redacted("".join(traceback.format_exception(error)))), err=True, nl=False)
+            click.echo(
+                shown(redacted("".join(traceback.format_exception(error)))), err=True, nl=False
+            )
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(error.ctx.get_usage(), err=True)
         click.echo(lay_out(f"forerun: {shown(message)}", sys.stderr), err=True)
     if "--json" in typed:
-        body = {"error": type(error).__name__, "exit_code": code, "message": message, "problems": problems}
+        body = {
+            "error": type(error).__name__,
+            "exit_code": code,
+            "message": message,
+            "problems": problems,
+        }
         with contextlib.suppress(OSError):
             click.echo(json.dumps(body, sort_keys=True))
     return code

@@ -1,7 +1,9 @@
-"""The demo: the whole chain through the commands a user would type, on a corpus that every machine has.
+"""The demo: the whole chain through the commands a user would type, on a corpus that every machine
+has.
 
-The corpus is the source of Python's own standard library. Nothing is downloaded, no account is needed. Each step is a
-command of its own and every one resumes or is quick, so an interrupted demo is simply run again.
+The corpus is the source of Python's own standard library. Nothing is downloaded, no account is
+needed. Each step is a command of its own and every one resumes or is quick, so an interrupted demo
+is simply run again.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
     corpus, plan, study = folder / "corpus", folder / "plan.toml", folder / "study"
     library = sysconfig.get_paths()["stdlib"]
     if not (corpus / "manifest.json").exists():
-        # Installed packages lie below the standard library's folder, and differ from machine to machine.
+        # Installed packages lie below the standard library's folder, and differ from machine to
+        # machine.
         excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
         _step("tokenize", library, "--out", str(corpus), "--suffix", ".py", *excluded)
     if not plan.exists():
@@ -78,12 +81,17 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
     _step("verify", named)
     _step("report", str(study))
     seconds = time.monotonic() - started
-    text = "\n".join([
-        *summary_lines(_report(study)),
-        *_labelled("took", format_duration(seconds)),
-        "frozen config:", str(frozen / "launch.json"), "report, for a browser:", str(study / "report.html"),
-        next_line(_report(study), None, study),
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            *summary_lines(_report(study)),
+            *_labelled("took", format_duration(seconds)),
+            "frozen config:",
+            str(frozen / "launch.json"),
+            "report, for a browser:",
+            str(study / "report.html"),
+            next_line(_report(study), None, study),
+        ]
+    )
     return {"frozen": str(frozen), "report": str(study / "report.html"), "seconds": seconds}, text
 
 
@@ -100,33 +108,47 @@ def summary_lines(body: Json) -> list[str]:
     said = {
         "coordinate check": "; ".join(
             f"{name} {words(check['outcome'])} over widths {', '.join(map(str, check['widths']))}"
-            for name, check in report["coordinates"].items() if check["axis"] == "width"
+            for name, check in report["coordinates"].items()
+            if check["axis"] == "width"
         ),
         "best rate by width": ", ".join(
-            f"{format_learning_rate(optimum['value'])} at {optimum['size']}" for optimum in verdict["optima"]
+            f"{format_learning_rate(optimum['value'])} at {optimum['size']}"
+            for optimum in verdict["optima"]
         ),
-        "rate over width": f"{report['question']['proxy']['parametrization']} {words(verdict['outcome'])}: at width "
+        "rate over width": f"{report['question']['proxy']['parametrization']} "
+        f"{words(verdict['outcome'])}: at width "
         f"{verdict['target_size']} it costs {estimate(verdict['regret_nats'])} nats, "
         f"{verdict['margin_nats']:g} are allowed",
-        "control": "none" if control is None else f"standard parametrization {words(control['outcome'])}: the best "
-        f"rate moves by {estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per doubling of width",
+        "control": "none"
+        if control is None
+        else f"standard parametrization {words(control['outcome'])}: the best "
+        f"rate moves by {estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per "
+        "doubling of width",
         "rate used": f"{format_learning_rate(transfer['learning_rate'])} at the searched width, "
         f"{format_learning_rate(transfer['together']['transferred_value'])} for the main run",
-        "main run": f"width {choice['shape']['width']}, {counted(choice['shape']['num_layers'], 'layer')}, "
+        "main run": f"width {choice['shape']['width']}, "
+        f"{counted(choice['shape']['num_layers'], 'layer')}, "
         f"{format_count(choice['params'])} parameters, {format_count(choice['tokens'])} tokens in "
         f"{counted(choice['num_steps'], 'step')}",
         "expected loss": f"{format_loss(choice['prediction']['loss'])} nats "
         f"{format_interval(choice['prediction']['interval'])}",
-        "gates passed": ", ".join(words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"),
-        "accepted": ", ".join(_found(gate) for gate in report["gates"] if gate["outcome"] != "passed") or "none",
-    }  # fmt: skip
+        "gates passed": ", ".join(
+            words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"
+        ),
+        "accepted": ", ".join(
+            _found(gate) for gate in report["gates"] if gate["outcome"] != "passed"
+        )
+        or "none",
+    }
     return [line for name, text in said.items() for line in _labelled(name, text)]
 
 
 def _labelled(name: str, text: str) -> list[str]:
     """A label, and its text beside it."""
     indent = " " * LABEL_COLUMNS
-    return textwrap.wrap(text, COLUMNS, initial_indent=name.ljust(LABEL_COLUMNS), subsequent_indent=indent)
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=name.ljust(LABEL_COLUMNS), subsequent_indent=indent
+    )
 
 
 def _found(gate: Any) -> str:
@@ -135,13 +157,18 @@ def _found(gate: Any) -> str:
 
 
 def _freeze(study: Path) -> str:
-    """Freeze, and give the digest; gates that did not pass are accepted, with the reason recorded."""
+    """Freeze, and give the digest; gates that did not pass are accepted, with the reason
+    recorded.
+    """
     report = _report(study)
     closed = open_gates(report)
     accepts = [part for gate in closed for part in ("--accept", gate["name"])]
     if closed:
         found = ", ".join(map(_found, closed))
-        say(f"gates that did not pass: {found}; the demo accepts them on record, to show the rest of the chain")
+        say(
+            f"gates that did not pass: {found}; the demo accepts them on record, to show the rest "
+            "of the chain"
+        )
         accepts += ["--reason", ACCEPT_REASON]
     command = ("freeze", str(study), "--json", *accepts)
     code, out = _call(*command)
@@ -167,7 +194,8 @@ def _step(*arguments: str) -> None:
 
 
 def _call(*arguments: str) -> tuple[int, str]:
-    """Exit code and stdout of one command, which gets every signal that comes, once, and ends in its own time.
+    """Exit code and stdout of one command, which gets every signal that comes, once, and ends in
+    its own time.
 
     Raises:
         KeyboardInterrupt: it was asked to end, and has.
@@ -186,7 +214,8 @@ def _call(*arguments: str) -> tuple[int, str]:
             [sys.executable, "-m", "launcher", *arguments],
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # else a terminal's Ctrl-C comes twice, and the second one ends it unsaved
+            # else a terminal's Ctrl-C comes twice, and the second one ends it unsaved
+            start_new_session=True,
             preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
         )
         running.append(step)

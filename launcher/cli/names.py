@@ -28,7 +28,9 @@ class Named(click.Path):
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         """The names of frozen configs that fit what is typed, then files."""
         from click.shell_completion import CompletionItem
 
@@ -63,7 +65,11 @@ class PlanOrFrozen(FrozenName):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path that `value` names."""
-        return Path(value) if Path(value).suffix in (".toml", ".json") else super().convert(value, param, ctx)
+        return (
+            Path(value)
+            if Path(value).suffix in (".toml", ".json")
+            else super().convert(value, param, ctx)
+        )
 
 
 class StudyName(Named):
@@ -80,7 +86,9 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 def study_of_line(ctx: click.Context) -> Path | None:
-    """Return the study that `--study` names on the command line; None if the option is not given."""
+    """Return the study that `--study` names on the command line; None if the option is not
+    given.
+    """
     study: Path | None = ctx.meta.get(_STUDY)
     return study
 
@@ -104,32 +112,49 @@ def _found(text: str | None, param: click.Parameter | None, ctx: click.Context |
 def _study_given(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
     named = study_of_line(ctx)
     if value is not None and named is not None and value != named:
-        raise click.BadParameter(f"STUDY {value} and --study {named} are two studies: name one", ctx, param)
+        raise click.BadParameter(
+            f"STUDY {value} and --study {named} are two studies: name one", ctx, param
+        )
     return value or named or default_study()
 
 
 lookup_option = click.option(
     # Eager: an argument that stands before it looks it up.
-    "--study", "study", type=StudyName(), callback=_keep_study, expose_value=False, is_eager=True, metavar="STUDY",
+    "--study",
+    "study",
+    type=StudyName(),
+    callback=_keep_study,
+    expose_value=False,
+    is_eager=True,
+    metavar="STUDY",
     help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
-)  # fmt: skip
+)
 """Option `--study` of verbs that take the study, or a frozen config in it, as an argument."""
 
 
 def frozen_argument(command: _Command) -> _Command:
     """Add the argument FROZEN: a path, a digest, or `latest` in the study that `--study` names."""
-    argument = click.argument("frozen", metavar="[FROZEN]", required=False, type=AnyName(), callback=_frozen_given)
+    argument = click.argument(
+        "frozen", metavar="[FROZEN]", required=False, type=AnyName(), callback=_frozen_given
+    )
     return argument(lookup_option(command))
 
 
 def study_argument(command: _Command) -> _Command:
     """Add the argument STUDY, which may also be given as `--study`."""
-    argument = click.argument("study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given)
+    argument = click.argument(
+        "study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given
+    )
     return argument(lookup_option(command))
 
 
 study_option = click.option(
-    # A path alone: a new study may be called `latest` or `ab`, and must not become the study of such a config.
-    "--study", "study_dir", type=click.Path(path_type=Path), callback=_study_given, metavar="STUDY",
+    # A path alone: a new study may be called `latest` or `ab`, and must not become the study of
+    # such a config.
+    "--study",
+    "study_dir",
+    type=click.Path(path_type=Path),
+    callback=_study_given,
+    metavar="STUDY",
     help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
-)  # fmt: skip
+)

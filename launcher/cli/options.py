@@ -24,16 +24,21 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 class Amount(click.types.FloatParamType):
-    """Parameters, tokens, FLOPs or dollars: a number, or one with K, M, B or T behind it, as `7B` or `1.5T`."""
+    """Parameters, tokens, FLOPs or dollars: a number, or one with K, M, B or T behind it, as `7B`
+    or `1.5T`.
+    """
 
     name = "amount"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """The number that `value` spells."""
         number = parse_amount(str(value))
         if number is None:
             self.fail(
-                f"{value!r} is not an amount: must be a number, or a number followed by K, M, B or T, such as 7B.",
+                f"{value!r} is not an amount: must be a number, or a number followed by K, M, B or "
+                "T, such as 7B.",
                 param,
                 ctx,
             )
@@ -53,23 +58,35 @@ class WholeAmount(Amount):
 
 AMOUNT = Amount()
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
-verbose_option = click.option("--verbose", is_flag=True, help="Print a line on stderr for every run that has ended.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else."
+)
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Print a line on stderr for every run that has ended."
+)
 full_option = click.option("--full", is_flag=True, help="Print all details, not the answer alone.")
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a plan value (TOML); repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Override a plan value (TOML); repeatable.",
 )
 plan_argument = click.argument(
     "plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan.toml")
 )
 
 
-def _parse_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_columns(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
     columns: dict[str, str] = {}
     for value in values:
         role, _, name = (part.strip() for part in value.partition("="))
         if not role or not name:
-            raise click.BadParameter(f"{value!r}: must be NAME=THEIRS, such as loss=val_bpb", ctx, param)
+            raise click.BadParameter(
+                f"{value!r}: must be NAME=THEIRS, such as loss=val_bpb", ctx, param
+            )
         if role in columns:
             raise click.BadParameter(f"{role} is named twice: name it once", ctx, param)
         columns[role] = name
@@ -130,19 +147,22 @@ def typed_options(context: click.Context) -> dict[str, str]:
 
 
 def folder_of(frozen: Path) -> Path:
-    """The folder of a frozen config, given as itself, as its launch file, or as a link to either."""
+    """The folder of a frozen config, given as itself, as its launch file, or as a link to
+    either.
+    """
     if frozen.is_dir():
         return frozen
     return (frozen.resolve() if frozen.is_symlink() else frozen).parent
 
 
 def sound_config(frozen: Path) -> tuple[Decision, Path]:
-    """Return the decision and the folder of a frozen config, and warn of problems that were accepted.
+    """Return the decision and the folder of a frozen config, and warn of problems that were
+    accepted.
 
     Raises:
         FrozenError: There is no launch config.
-        TamperedError: It was edited, its attestations are missing or those of another config, or the ledger lacks its
-            evidence; and nobody has accepted that.
+        TamperedError: It was edited, its attestations are missing or those of another config, or
+            the ledger lacks its evidence; and nobody has accepted that.
     """
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import read_launch
@@ -169,7 +189,8 @@ def corpus_of(folder: Path, given: Path | None) -> Path:
 
 
 def code_of(folder: Path, decision: Decision) -> Path | None:
-    """Where the code of a user's own model lies: as the plan of the study around a config says, else this folder.
+    """Where the code of a user's own model lies: as the plan of the study around a config says,
+    else this folder.
 
     None for a config whose model is ours.
     """
@@ -195,8 +216,12 @@ def answer(as_json: bool, body: object, text: str) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """The one table of the terminal: columns under heads, those of `left` aligned left, the others right.
+    """The one table of the terminal: columns under heads, those of `left` aligned left, the others
+    right.
 
-    On a terminal, texts are wrapped at its width; no word or number is ever cut. Elsewhere nothing is.
+    On a terminal, texts are wrapped at its width; no word or number is ever cut. Elsewhere nothing
+    is.
     """
-    return lay_out_table(head, rows, left, terminal_columns(sys.stdout) if sys.stdout.isatty() else None)
+    return lay_out_table(
+        head, rows, left, terminal_columns(sys.stdout) if sys.stdout.isatty() else None
+    )

@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
 
 def with_runner(
-    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], work: Callable[[Runner], tuple[Json, str]],
-    parent_dir: Path | None = None, *, verb: str, verbose: bool = False,
-) -> tuple[Json, str]:  # fmt: skip
-    """Do some work on a plan's study, opened for writing; finished runs of the study in `parent_dir` come first.
+    plan_path: Path,
+    study_dir: Path,
+    overrides: tuple[str, ...],
+    work: Callable[[Runner], tuple[Json, str]],
+    parent_dir: Path | None = None,
+    *,
+    verb: str,
+    verbose: bool = False,
+) -> tuple[Json, str]:
+    """Do some work on a plan's study, opened for writing; finished runs of the study in
+    `parent_dir` come first.
 
-    Runs that failed for good are named first. Progress counts the stages that `verb` runs; with `verbose`,
-    each run that ends is a line.
+    Runs that failed for good are named first. Progress counts the stages that `verb` runs; with
+    `verbose`, each run that ends is a line.
 
     Raises:
         PlanError, DataError, SweepError, GateError: what keeps it from being done.

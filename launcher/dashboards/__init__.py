@@ -2,7 +2,7 @@
 
 Enters:   ledger, curves, metrics of a main run.
 Leaves:   W&B runs and a workspace.
-Promises: one-way, and repeatable; a process beside the run does the writing, so that a dashboard never stops
-    training.
+Promises: one-way, and repeatable; a process beside the run does the writing, so that a dashboard
+    never stops training.
 Refuses:  a key in a file.
 """

@@ -1,8 +1,8 @@
 """The main run in W&B while it trains, kept up to date beside the run, never by its ranks.
 
-The run's metrics are the truth; every launch writes the log anew. A thread of the supervisor's writes it, through a
-process of wandb's that ends when the supervisor does, in whatever way. If it fails, that is reported, and hurts nothing
-else.
+The run's metrics are the truth; every launch writes the log anew. A thread of the supervisor's
+writes it, through a process of wandb's that ends when the supervisor does, in whatever way. If it
+fails, that is reported, and hurts nothing else.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class SinkOutcome:
 class LogSink:
     """Within, the run in `run_dir` is shown in W&B; afterwards `outcome` says what became of it.
 
-    A signal that comes while the log finishes cuts it short. What earlier launches showed is taken away: to be
-    entered by the one supervisor that has the folder.
+    A signal that comes while the log finishes cuts it short. What earlier launches showed is taken
+    away: to be entered by the one supervisor that has the folder.
     """
 
-    def __init__(self, run_dir: Path, decision: Decision, mode: Mode, failures: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run_dir: Path, decision: Decision, mode: Mode, failures: Sequence[str] = ()
+    ) -> None:
         """Store what to show; `failures` are gates that failed and were accepted."""
         self.outcome: SinkOutcome | None = None
         self._run_dir, self._decision, self._mode = run_dir.absolute(), decision, mode
@@ -66,16 +68,24 @@ class LogSink:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Wait until the rest is written; what takes longer is ended, or at once when a signal comes."""
+        """Wait until the rest is written; what takes longer is ended, or at once when a signal
+        comes.
+        """
         signalled, deadline = Flag(), time.monotonic() + FINISH_SECONDS
         with hearing(lambda _: signalled.set()):
             self._over.set()
-            while self._thread.is_alive() and not signalled.is_set() and time.monotonic() < deadline:
+            while (
+                self._thread.is_alive() and not signalled.is_set() and time.monotonic() < deadline
+            ):
                 self._thread.join(_POLL_SECONDS)
             if not self._thread.is_alive():
                 return
             late = "a signal came before it had written the rest"
-            late = late if signalled.is_set() else f"it did not end within {format_duration(FINISH_SECONDS)}"
+            late = (
+                late
+                if signalled.is_set()
+                else f"it did not end within {format_duration(FINISH_SECONDS)}"
+            )
             if self._job is not None:
                 self._job.stop()
             self._thread.join(_LAST_SECONDS)
@@ -93,7 +103,11 @@ class LogSink:
                 self._job = writer.job
                 path, url, num_rows = writer.write(run)
             self.outcome = SinkOutcome(
-                text=f"{counted(num_rows, 'row')} in {path}", path=str(path), url=url, num_rows=num_rows, whole=True
+                text=f"{counted(num_rows, 'row')} in {path}",
+                path=str(path),
+                url=url,
+                num_rows=num_rows,
+                whole=True,
             )
             return
         except Exception as error:  # whatever it is, it is reported

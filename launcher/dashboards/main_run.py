@@ -1,8 +1,10 @@
-"""A main run as a dashboard gets it: its metrics as rows, as they are or while they grow, with its band.
+"""A main run as a dashboard gets it: its metrics as rows, as they are or while they grow, with its
+band.
 
-A run that is resumed takes the steps after its checkpoint again, bit for bit, and its metrics are rewound: those steps
-are not sent again. A run that was rolled back takes other steps under the same numbers: those are, as a further `take`,
-and a row before them says that the earlier ones no longer count.
+A run that is resumed takes the steps after its checkpoint again, bit for bit, and its metrics are
+rewound: those steps are not sent again. A run that was rolled back takes other steps under the same
+numbers: those are, as a further `take`, and a row before them says that the earlier ones no longer
+count.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from launcher.frozen.frozen import CurvePoint, Decision
 
 _OF_PROXIES_TOO = ("train_loss_nats", "grad_norm", "validation_loss_nats")
-"""Columns of a main run that are logged under `main_run/` too: a chart of W&B's takes a name from every run."""
+"""Columns of a main run that are logged under `main_run/` too: a chart of W&B's takes a name from
+every run."""
 
 
 def main_run(
@@ -42,7 +45,8 @@ def main_run(
         decision: that was frozen.
         run_dir: where its metrics are, or will be.
         study: the study's id, where it is known.
-        is_over: asked after all that was there has been told: whether to stop there, or to look again. It may wait.
+        is_over: asked after all that was there has been told: whether to stop there, or to look
+            again. It may wait.
         failures: names of gates that failed and were accepted; the run's name says so.
     """
     run_id = decision.digest[:ID_DIGITS]
@@ -55,10 +59,15 @@ def main_run(
         with open_plain(path) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
     return RunRecord(
-        run_id=run_id, name=name, config=_settings(decision) | ({"study": study} if study else {}),
-        summary=summary, group="main run", job_type="main run",
-        rows=lambda: _rows(decision, run_dir, is_over), rows_id=sha256,
-    )  # fmt: skip
+        run_id=run_id,
+        name=name,
+        config=_settings(decision) | ({"study": study} if study else {}),
+        summary=summary,
+        group="main run",
+        job_type="main run",
+        rows=lambda: _rows(decision, run_dir, is_over),
+        rows_id=sha256,
+    )
 
 
 def _ended(run_dir: Path) -> dict[str, Json]:
@@ -74,12 +83,19 @@ def _settings(decision: Decision) -> dict[str, Json]:
     """Numbers and choices from fixed lists alone: no path, no name that a person gave."""
     predicted = decision.predicted
     return {
-        "digest": decision.digest, "shape": canon.to_json(decision.shape), "batch_tokens": decision.batch_tokens,
-        "num_tokens": decision.num_tokens, "num_steps": decision.learning_rate.schedule.num_steps,
-        "num_ranks": decision.parallelism.num_ranks, "precision": decision.precision, "seed": decision.seed,
-        **{name: getattr(decision, name) for name in RUN_WIDE}, "predicted_loss_nats": predicted.loss_nats,
-        "predicted_low_nats": predicted.low_nats, "predicted_high_nats": predicted.high_nats,
-    }  # fmt: skip
+        "digest": decision.digest,
+        "shape": canon.to_json(decision.shape),
+        "batch_tokens": decision.batch_tokens,
+        "num_tokens": decision.num_tokens,
+        "num_steps": decision.learning_rate.schedule.num_steps,
+        "num_ranks": decision.parallelism.num_ranks,
+        "precision": decision.precision,
+        "seed": decision.seed,
+        **{name: getattr(decision, name) for name in RUN_WIDE},
+        "predicted_loss_nats": predicted.loss_nats,
+        "predicted_low_nats": predicted.low_nats,
+        "predicted_high_nats": predicted.high_nats,
+    }
 
 
 def _rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Iterator[Row]:
@@ -87,7 +103,10 @@ def _rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Ite
     log, over = MetricsLog(run_dir), False
     while True:
         for row in log.read():
-            told = {**row, **{f"main_run/{name}": row[name] for name in _OF_PROXIES_TOO if name in row}}
+            told = {
+                **row,
+                **{f"main_run/{name}": row[name] for name in _OF_PROXIES_TOO if name in row},
+            }
             if "train_loss_nats" in row:
                 told |= band_at(decision.predicted.curve, int(row["step"]))
             yield told
@@ -130,24 +149,40 @@ class MetricsLog:
         return self._rolled_back(line) if event == "rolled_back" else {}
 
     def _rolled_back(self, line: dict[str, Json]) -> dict[str, float]:
-        told = canon.canonical({key: line[key] for key in line if key != "step"})  # said again at another one
+        # said again at another one
+        told = canon.canonical({key: line[key] for key in line if key != "step"})
         to_step = line.get("to_step")
         if told in self._rollbacks or not isinstance(to_step, int):
             return {}
         self._rollbacks.add(told)
         self._take += 1
         self._told_to = min(self._told_to, to_step)
-        columns = {f"rolled_back/{name}": value for name, value in numbers(line).items() if name != "step"}
+        columns = {
+            f"rolled_back/{name}": value for name, value in numbers(line).items() if name != "step"
+        }
         return {"step": self._told_to, "take": self._take, **columns}
 
 
 def band_at(curve: Sequence[CurvePoint], step: int) -> dict[str, float]:
-    """Expected loss at a step and the ends of its band, on straight lines over log(step); none outside of the curve."""
+    """Expected loss at a step and the ends of its band, on straight lines over log(step); none
+    outside of the curve.
+    """
     at = bisect_left([point.step for point in curve], step)
     if at == len(curve) or (at == 0 and curve[0].step != step):
         return {}
     after, before = curve[at], curve[max(0, at - 1)]
-    share = math.log(step / before.step) / math.log(after.step / before.step) if after.step != before.step else 0.0
-    names = {"expected_loss_nats": "loss_nats", "expected_low_nats": "low_nats", "expected_high_nats": "high_nats"}
-    ends = {told: (float(getattr(before, name)), float(getattr(after, name))) for told, name in names.items()}
+    share = (
+        math.log(step / before.step) / math.log(after.step / before.step)
+        if after.step != before.step
+        else 0.0
+    )
+    names = {
+        "expected_loss_nats": "loss_nats",
+        "expected_low_nats": "low_nats",
+        "expected_high_nats": "high_nats",
+    }
+    ends = {
+        told: (float(getattr(before, name)), float(getattr(after, name)))
+        for told, name in names.items()
+    }
     return {told: low + share * (high - low) for told, (low, high) in ends.items()}

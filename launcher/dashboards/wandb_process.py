@@ -1,10 +1,13 @@
-"""The process that works with wandb, and alone imports it: it obeys lines of stdin and answers each in a line.
+"""The process that works with wandb, and alone imports it: it obeys lines of stdin and answers each
+in a line.
 
 `launcher.base.wandb_calls` starts it. The orders, each known by a key of its own:
 
 - `record`: log a run, whose `row`s follow, and `finish`; answers `dir` and `url`.
-- `expected`: ask the service which of what was logged it lacks; answers `lacking`, sentences by run id.
-- `workspace`: build a study's workspace, and save it online; answers `spec` and `url`, or `absent` without its library.
+- `expected`: ask the service which of what was logged it lacks; answers `lacking`, sentences by run
+  id.
+- `workspace`: build a study's workspace, and save it online; answers `spec` and `url`, or `absent`
+  without its library.
 - `fetch`: read a run back; answers `rows`.
 """
 
@@ -20,10 +23,21 @@ from launcher.base.wandb_calls import ANSWER
 from proxies.core.notation import counted
 
 _SETTINGS: dict[str, Any] = {
-    "console": "off", "disable_code": True, "disable_git": True, "save_code": False, "disable_job_creation": True,
-    "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False,
-    "silent": True, "init_timeout": 30.0, "symlink": False, "host": "forerun", "program": "forerun",
-}  # fmt: skip
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "save_code": False,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+    "silent": True,
+    "init_timeout": 30.0,
+    "symlink": False,
+    "host": "forerun",
+    "program": "forerun",
+}
 _LOOK_AGAIN_SECONDS = 1.0
 
 
@@ -32,7 +46,9 @@ def _serve() -> NoReturn:
     for order in _orders():
         try:
             answer = next(do(order) for key, do in _DOES.items() if key in order)
-        except BaseException as error:  # whatever wandb raises is reported, not shown as a traceback
+        except (
+            BaseException
+        ) as error:  # whatever wandb raises is reported, not shown as a traceback
             answer, problem = {"problem": f"{type(error).__name__}: {error}"}, True
         print(f"\n{ANSWER}{json.dumps(answer)}", flush=True)
         if problem:
@@ -49,15 +65,22 @@ def _orders() -> Iterator[dict[str, Any]]:
 
 
 def _log(order: dict[str, Any]) -> dict[str, Any]:
-    """Log a run row by row: all are drawn over `step`, our own. Where stdin ends midway, what came is all there is."""
+    """Log a run row by row: all are drawn over `step`, our own. Where stdin ends midway, what came
+    is all there is.
+    """
     import wandb
 
     record = order["record"]
     run = wandb.init(
-        project=order["project"], entity=order["entity"], id=record["run_id"], name=record["name"],
-        group=record["group"], job_type=record["job_type"], config=record["config"],
+        project=order["project"],
+        entity=order["entity"],
+        id=record["run_id"],
+        name=record["name"],
+        group=record["group"],
+        job_type=record["job_type"],
+        config=record["config"],
         settings=wandb.Settings(mode=order["mode"], root_dir=order["root_dir"], **_SETTINGS),
-    )  # fmt: skip
+    )
     where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
     for number, line in enumerate(_orders()):
         if "finish" in line:
@@ -72,7 +95,9 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look(order: dict[str, Any]) -> dict[str, Any]:
-    """Until all has arrived, or for as long as is ordered: a service takes a while to show what it was sent."""
+    """Until all has arrived, or for as long as is ordered: a service takes a while to show what it
+    was sent.
+    """
     import wandb
 
     api: Any = wandb.Api(timeout=30)
@@ -80,7 +105,9 @@ def _look(order: dict[str, Any]) -> dict[str, Any]:
     expected, until = order["expected"], time.monotonic() + order["seconds"]
     while True:
         there = _there(api, where, order["study"])
-        lacking = {wanted["run_id"]: _lacks(there.get(wanted["run_id"]), wanted) for wanted in expected}
+        lacking = {
+            wanted["run_id"]: _lacks(there.get(wanted["run_id"]), wanted) for wanted in expected
+        }
         lacking = {run_id: said for run_id, said in lacking.items() if said}
         if not lacking or time.monotonic() >= until:
             break
@@ -92,7 +119,10 @@ def _look(order: dict[str, Any]) -> dict[str, Any]:
 def _there(api: Any, where: str, study: str) -> dict[str, Any]:
     """The runs of a study that the service has."""
     try:
-        return {run.id: run for run in api.runs(where, {"config.study": study}, per_page=100, lazy=False)}
+        return {
+            run.id: run
+            for run in api.runs(where, {"config.study": study}, per_page=100, lazy=False)
+        }
     except ValueError as error:
         if "could not find project" in str(error).lower():
             return {}
@@ -106,7 +136,8 @@ def _lacks(run: Any, wanted: dict[str, Any]) -> list[str]:
     lacks = []
     if run.config.get("content_sha256") != wanted["content"]:
         lacks.append("its settings differ from those that were logged")
-    if run.summary_metrics.get("content_sha256") != wanted["content"]:  # sent with all of it, when the run ends
+    # sent with all of it, when the run ends
+    if run.summary_metrics.get("content_sha256") != wanted["content"]:
         lacks.append("its summary differs from what was logged")
     if run.historyLineCount != wanted["num_rows"]:
         lacks.append(f"history: {run.historyLineCount} of {counted(wanted['num_rows'], 'row')}")
@@ -123,7 +154,10 @@ def _workspace(order: dict[str, Any]) -> dict[str, Any]:
     import wandb
 
     if not order["save"]:
-        return {"spec": spec_of(build(order["workspace"], order["entity"] or "", order["project"])), "url": None}
+        return {
+            "spec": spec_of(build(order["workspace"], order["entity"] or "", order["project"])),
+            "url": None,
+        }
     entity = order["entity"] or wandb.Api(timeout=30).default_entity
     workspace = build(order["workspace"], str(entity), order["project"])
     workspace.save()

@@ -1,8 +1,8 @@
 """Runs in W&B: a one-way window that is made from the ledger, and can be made again at any time.
 
-Every run is written by wandb in a process of its own (`launcher.base.wandb_calls`), read back before anybody is told
-that it is there, and not written again while nothing about it changes: its folder has a note of what it was made of.
-What was uploaded is asked back from the service.
+Every run is written by wandb in a process of its own (`launcher.base.wandb_calls`), read back
+before anybody is told that it is there, and not written again while nothing about it changes: its
+folder has a note of what it was made of. What was uploaded is asked back from the service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.talk import Meter
-from launcher.base.wandb_calls import WANDB_DIR, DashboardError, Mode, WandbProcess, ask, job, upload
+from launcher.base.wandb_calls import (
+    WANDB_DIR,
+    DashboardError,
+    Mode,
+    WandbProcess,
+    ask,
+    job,
+    upload,
+)
 from launcher.dashboards.records import RunRecord
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -68,13 +76,15 @@ class UploadState:
 
 
 def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path], list[str]]:
-    """Log runs offline, those that were not logged as they are now, in place of what was logged of them before.
+    """Log runs offline, those that were not logged as they are now, in place of what was logged of
+    them before.
 
-    The study is only read, but for its folder `wandb`. Returns the folder of every run by its id, and the ids of those
-    that were written just now.
+    The study is only read, but for its folder `wandb`. Returns the folder of every run by its id,
+    and the ids of those that were written just now.
 
     Raises:
-        DashboardError: wandb cannot be started, or what was asked for is not whole on the disk afterwards.
+        DashboardError: wandb cannot be started, or what was asked for is not whole on the disk
+            afterwards.
         CurveCorrupt: a run's curve is not what was recorded.
         OSError: the folder cannot be written.
     """
@@ -82,17 +92,22 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path
         there = _entries(home)
         new = [run for run in runs if not _is_there(there.get(run.run_id), run)]
         with contextlib.ExitStack() as opened, Meter("logging runs", len(new)) as meter:
-            writer = opened.enter_context(writing(study_dir, "offline", WandbTarget())) if new else None
+            writer = (
+                opened.enter_context(writing(study_dir, "offline", WandbTarget())) if new else None
+            )
             for run in new:
                 assert writer is not None
                 writer.write(run)
                 meter.add(1)
         there = _entries(home)
-    return {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}, [run.run_id for run in new]
+    return {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}, [
+        run.run_id for run in new
+    ]
 
 
 def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget) -> UploadState:
-    """Upload what was logged offline and the service does not have as it is now; then ask it back for all.
+    """Upload what was logged offline and the service does not have as it is now; then ask it back
+    for all.
 
     Raises:
         DashboardError: there is no login, or no answer.
@@ -101,20 +116,27 @@ def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget) 
         there, before = _entries(home), _asked(home, runs, place, seconds=0.0)
         new = [there[run_id] for run_id in before["lacking"] if run_id in there]
         if new:
-            upload([folder for folder, _ in new], **asdict(place),
-                   more_seconds=sum(_seconds(entry.num_rows) for _, entry in new))  # fmt: skip
+            upload(
+                [folder for folder, _ in new],
+                **asdict(place),
+                more_seconds=sum(_seconds(entry.num_rows) for _, entry in new),
+            )
         after = _asked(home, runs, place, seconds=ARRIVAL_SECONDS) if new else before
     names = {run.run_id: f"{run.name} ({run.run_id})" for run in runs}
     lacking = {names[run_id]: said for run_id, said in after["lacking"].items()}
-    return UploadState(url=after["url"], num_sent=len(new), num_there=len(runs) - len(lacking), lacking=lacking)
+    return UploadState(
+        url=after["url"], num_sent=len(new), num_there=len(runs) - len(lacking), lacking=lacking
+    )
 
 
 def keep_workspace(
     study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget, *, online: bool = False
 ) -> tuple[Path | None, str | None]:
-    """Write `wandb/workspace.json`, and online save it to W&B, unless both were done as they would be now.
+    """Write `wandb/workspace.json`, and online save it to W&B, unless both were done as they would
+    be now.
 
-    Returns that file, None where the library is not installed, and where W&B shows the workspace, if it was saved.
+    Returns that file, None where the library is not installed, and where W&B shows the workspace,
+    if it was saved.
 
     Args:
         study_dir: the study's folder.
@@ -143,12 +165,18 @@ def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """What a study's workspace shows."""
     study = runs[0]
     search: Any = study.config.get("search", {})
-    best = [key.removeprefix("search/best_") for key in study.summary if key.startswith("search/best_")]
-    searched = sorted({*best} - {"loss_nats"}) or [key for key in ("learning_rate",) if key in search]
+    best = [
+        key.removeprefix("search/best_") for key in study.summary if key.startswith("search/best_")
+    ]
+    searched = sorted({*best} - {"loss_nats"}) or [
+        key for key in ("learning_rate",) if key in search
+    ]
     return {
-        "name": study.name, "study": study.run_id, "hyperparameters": searched,
+        "name": study.name,
+        "study": study.run_id,
+        "hyperparameters": searched,
         "digests": [run.config["digest"] for run in runs if run.group == "main run"],
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -164,13 +192,19 @@ def _alone(study_dir: Path) -> Iterator[Path]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DashboardError(f"another process is logging this study (it holds {home / LOCK_FILE})") from None
+            raise DashboardError(
+                f"another process is logging this study (it holds {home / LOCK_FILE})"
+            ) from None
         yield home
 
 
 def _folders(home: Path, run_id: str) -> list[Path]:
     """All that was written of a run, the newest last, whether whole or not."""
-    found = [path for path in home.glob(f"*run-*-{run_id}") if _FOLDER.fullmatch(path.name) and not path.is_symlink()]
+    found = [
+        path
+        for path in home.glob(f"*run-*-{run_id}")
+        if _FOLDER.fullmatch(path.name) and not path.is_symlink()
+    ]
     return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
 
 
@@ -180,18 +214,28 @@ def _entries(home: Path) -> dict[str, tuple[Path, WrittenRun]]:
     for path in home.glob(f"*/{ENTRY_FILE}"):
         if named := _FOLDER.fullmatch(path.parent.name):
             with contextlib.suppress(OSError, ValueError):
-                found[named["run_id"]] = (path.parent, canon.decode(WrittenRun, canon.parse(read_plain(path))))
+                found[named["run_id"]] = (
+                    path.parent,
+                    canon.decode(WrittenRun, canon.parse(read_plain(path))),
+                )
     return found
 
 
 def _is_there(found: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
     """Whether a run was written as it is now, and still lies there."""
-    return found is not None and found[1].content == run.content and (found[0] / f"run-{run.run_id}.wandb").is_file()
+    return (
+        found is not None
+        and found[1].content == run.content
+        and (found[0] / f"run-{run.run_id}.wandb").is_file()
+    )
 
 
 @contextlib.contextmanager
-def writing(root_dir: Path, mode: Mode, place: WandbTarget, *, dies_with_us: bool = True) -> Iterator[Writer]:
-    """Within, a process of wandb's writes runs below `root_dir/wandb`; see `launcher.base.wandb_calls.WandbProcess`.
+def writing(
+    root_dir: Path, mode: Mode, place: WandbTarget, *, dies_with_us: bool = True
+) -> Iterator[Writer]:
+    """Within, a process of wandb's writes runs below `root_dir/wandb`; see
+    `launcher.base.wandb_calls.WandbProcess`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -210,15 +254,27 @@ def writing(root_dir: Path, mode: Mode, place: WandbTarget, *, dies_with_us: boo
 class Writer:
     """Writes runs with wandb, one after another."""
 
-    def __init__(self, running: WandbProcess, home: Path, mode: Mode, place: WandbTarget, *, keeps_parts: bool) -> None:
-        """`keeps_parts`: what is there of a run that could not be written whole stays, beside what was there before."""
+    def __init__(
+        self,
+        running: WandbProcess,
+        home: Path,
+        mode: Mode,
+        place: WandbTarget,
+        *,
+        keeps_parts: bool,
+    ) -> None:
+        """`keeps_parts`: what is there of a run that could not be written whole stays, beside what
+        was there before.
+        """
         self.job, self._home, self._mode, self._place = running, home, mode, place
         self._keeps_parts = keeps_parts
 
     def write(self, run: RunRecord) -> tuple[Path, str | None, int]:
-        """Write one run, each row as it comes; once it is whole on the disk, what was there of it before goes.
+        """Write one run, each row as it comes; once it is whole on the disk, what was there of it
+        before goes.
 
-        Returns its folder, which `wandb sync` takes if it was logged offline, where W&B shows it, and how many rows.
+        Returns its folder, which `wandb sync` takes if it was logged offline, where W&B shows it,
+        and how many rows.
 
         Raises:
             DashboardError: wandb fails, or what it wrote is not whole.
@@ -229,7 +285,12 @@ class Writer:
             time.sleep(1.1)  # wandb names a folder by the second
         mark = {"content_sha256": run.content}
         record = {**run.body, "config": {**run.config, **mark}, "summary": {**run.summary, **mark}}
-        order = {"record": record, "mode": self._mode, "root_dir": str(self._home.parent), **asdict(self._place)}
+        order = {
+            "record": record,
+            "mode": self._mode,
+            "root_dir": str(self._home.parent),
+            **asdict(self._place),
+        }
         try:
             self.job.put(order)
             num_rows = 0
@@ -249,12 +310,16 @@ class Writer:
         return folder, answer["url"], num_rows
 
     def _read_back(self, run: RunRecord, folder: Path, num_rows: int) -> WrittenRun:
-        """What is known of a run, once all of it is found in its folder: wandb says nothing when a disk is full."""
+        """What is known of a run, once all of it is found in its folder: wandb says nothing when a
+        disk is full.
+        """
         from proxies.external.growing_file import MetricsError
         from proxies.external.wandb_run import WandbRun
 
         if folder.parent != self._home:
-            raise DashboardError(f"wandb wrote to {folder}, not below {self._home}: is that folder writable?")
+            raise DashboardError(
+                f"wandb wrote to {folder}, not below {self._home}: is that folder writable?"
+            )
         file = folder / f"run-{run.run_id}.wandb"
         reader = WandbRun(file, frozenset({"_step"}))
         left, until = num_rows, time.monotonic() + FLUSH_SECONDS
@@ -264,10 +329,13 @@ class Writer:
                 if left and reader.at_end:
                     time.sleep(_POLL_SECONDS)
         except (MetricsError, OSError) as error:
-            raise DashboardError(f"what wandb wrote cannot be read back: {error}; is the disk full?") from error
+            raise DashboardError(
+                f"what wandb wrote cannot be read back: {error}; is the disk full?"
+            ) from error
         if left:
             raise DashboardError(
-                f"wandb did not write {left} of {counted(num_rows, 'row')} to {file}; is the disk full?"
+                f"wandb did not write {left} of {counted(num_rows, 'row')} to {file}; is the disk "
+                "full?"
             )
         return WrittenRun(content=run.content, num_rows=num_rows)
 
@@ -281,12 +349,19 @@ def _seconds(num_rows: int) -> float:
     return _SECONDS_A_RUN + _SECONDS_A_ROW * num_rows
 
 
-def _asked(home: Path, runs: Sequence[RunRecord], place: WandbTarget, *, seconds: float) -> dict[str, Any]:
+def _asked(
+    home: Path, runs: Sequence[RunRecord], place: WandbTarget, *, seconds: float
+) -> dict[str, Any]:
     """What the service lacks of the runs; what was never logged it lacks."""
     there = _entries(home)
     expected: list[Json] = []
     for run in runs:
         num_rows = there[run.run_id][1].num_rows if run.run_id in there else -1
         expected.append({"run_id": run.run_id, "content": run.content, "num_rows": num_rows})
-    order = {"expected": expected, "study": runs[0].config["study"], "seconds": seconds, **asdict(place)}
+    order = {
+        "expected": expected,
+        "study": runs[0].config["study"],
+        "seconds": seconds,
+        **asdict(place),
+    }
     return ask(order, online=True, more_seconds=seconds + len(expected))

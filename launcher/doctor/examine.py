@@ -10,14 +10,22 @@ from pathlib import Path
 
 from launcher.doctor.findings import DoctorFinding, found, judge_names, warn
 from launcher.doctor.folders import check_folder
-from launcher.doctor.libraries import LibraryCheck, judge_library, judge_python, needed, try_imports, version_of
+from launcher.doctor.libraries import (
+    LibraryCheck,
+    judge_library,
+    judge_python,
+    needed,
+    try_imports,
+    version_of,
+)
 from launcher.doctor.machine import ask_smi, check_machine, judge_driver, judge_torch
 
 _AGAIN = "fix the lines above, then run `forerun doctor` again"
 
 
 def examine(study_dir: Path) -> Iterator[DoctorFinding]:
-    """Every finding, as it is made; some seconds, most of them for importing torch and Ray elsewhere.
+    """Every finding, as it is made; some seconds, most of them for importing torch and Ray
+    elsewhere.
 
     `study_dir`: where a study would lie.
     """
@@ -29,7 +37,9 @@ def examine(study_dir: Path) -> Iterator[DoctorFinding]:
         needs = needed()
     except PackageNotFoundError:
         sentence = "forerun itself is not installed: what it needs is not known"
-        yield warn("forerun", sentence, "pip install forerun, or `pip install -e .` in its source folder")
+        yield warn(
+            "forerun", sentence, "pip install forerun, or `pip install -e .` in its source folder"
+        )
         needs = {"torch": []}
     imported = try_imports([name for name in needs if version_of(name)])
     missing = LibraryCheck(problem="it is not installed")

@@ -10,10 +10,11 @@ from typing import Literal
 
 from proxies.core.errors import InputError
 
-# Whether our packages' names lead to our own code: `sweeps` is also a package of W&B's, and any folder may shadow one.
+# Whether our packages' names lead to our own code: `sweeps` is also a package of W&B's, and any
+# folder may shadow one.
 #
-# pip installs `wandb[sweeps]` over ours without a word, and uninstalling it deletes ours; under an editable install
-# theirs comes first on the path instead.
+# pip installs `wandb[sweeps]` over ours without a word, and uninstalling it deletes ours; under an
+# editable install theirs comes first on the path instead.
 
 PACKAGES = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher")
 HOME = Path(__file__).resolve().parents[2]
@@ -26,7 +27,9 @@ class NamesError(InputError):
 
     def __init__(self, wrong: dict[str, str]) -> None:
         """`wrong`: the packages that are not found in our own place, and what is."""
-        super().__init__(f"another package hides forerun's{_told(wrong)}: run `forerun doctor` for a fix")
+        super().__init__(
+            f"another package hides forerun's{_told(wrong)}: run `forerun doctor` for a fix"
+        )
 
 
 def found() -> dict[str, str]:
@@ -43,11 +46,17 @@ def judge_names(found: dict[str, str], wandb_sweeps: bool, home: Path = HOME) ->
     """Whether they are ours alone; `wandb_sweeps`: W&B's distribution of that name is installed."""
     wrong = foreign(found, home)
     if wandb_sweeps:
-        sentence = "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
+        sentence = (
+            "W&B's package `sweeps` (the extra wandb[sweeps]) is installed: one name, two packages"
+        )
         return fail("names", sentence + _told(wrong), f"pip uninstall -y sweeps && {_REINSTALL}")
     if wrong:
         sentence = "another package hides forerun's" + _told(wrong)
-        return fail("names", sentence, "rename or remove the other package, or take its folder out of PYTHONPATH")
+        return fail(
+            "names",
+            sentence,
+            "rename or remove the other package, or take its folder out of PYTHONPATH",
+        )
     return ok("names", f"{', '.join(PACKAGES)} are forerun's own, in {home}")
 
 
@@ -74,7 +83,9 @@ STATES: tuple[State, ...] = ("ok", "warn", "fail")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorFinding:
-    """One line: `warn` is what may cost time or surprise, `fail` is what a study or a launch would stop at."""
+    """One line: `warn` is what may cost time or surprise, `fail` is what a study or a launch would
+    stop at.
+    """
 
     name: str
     state: State

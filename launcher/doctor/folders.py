@@ -11,14 +11,31 @@ from proxies.core.notation import format_bytes
 
 LEAST_BYTES, ENOUGH_BYTES = 100 * 10**6, 2 * 10**9
 """Free where a study lies: the demo's takes some 20 MB, checkpoints of a large proxy more."""
-_SHARED = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "gluster", "lustre", "gpfs", "beegfs", "fuse.sshfs", "fuse.s3fs")
+_SHARED = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "afs",
+    "ceph",
+    "gluster",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "fuse.sshfs",
+    "fuse.s3fs",
+)
 
 
 def check_folder(path: Path) -> DoctorFinding:
-    """Free space and filesystem where a study would lie; a trial file is written there and removed."""
+    """Free space and filesystem where a study would lie; a trial file is written there and
+    removed.
+    """
     there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     try:
-        with tempfile.TemporaryDirectory(prefix=".forerun-doctor-", dir=there, ignore_cleanup_errors=True):
+        with tempfile.TemporaryDirectory(
+            prefix=".forerun-doctor-", dir=there, ignore_cleanup_errors=True
+        ):
             return judge_room(path, shutil.disk_usage(there).free, filesystem_of(there))
     except OSError as error:
         sentence = f"{there}: {error.strerror}: nothing can be written"
@@ -34,8 +51,15 @@ def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
     if free_bytes < ENOUGH_BYTES:
         return warn(name, f"{free}: `forerun estimate PLAN` counts what a study needs", mend)
     if filesystem.startswith(_SHARED):
-        sentence = f"{free}, on {filesystem}: locks may not hold there between machines, which one machine cannot test"
-        return warn(name, sentence, "start all drivers of a study on one machine, or use --study /local/disk/study")
+        sentence = (
+            f"{free}, on {filesystem}: locks may not hold there between machines, which one "
+            "machine cannot test"
+        )
+        return warn(
+            name,
+            sentence,
+            "start all drivers of a study on one machine, or use --study /local/disk/study",
+        )
     return ok(name, f"{free}, {filesystem or 'filesystem not known'}")
 
 
@@ -49,6 +73,7 @@ def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
     for line in lines:
         head, _, tail = line.partition(" - ")
         point = Path(head.split()[4].replace("\\040", " "))
-        if path.resolve().is_relative_to(point) and len(point.parts) >= best:  # of two on one point the later counts
+        # of two on one point the later counts
+        if path.resolve().is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), tail.split()[0]
     return kind

@@ -1,7 +1,8 @@
-"""Python and the libraries: their versions, and whether each can be imported, in a process of its own.
+"""Python and the libraries: their versions, and whether each can be imported, in a process of its
+own.
 
-So one that crashes or hangs is a line of the report, not its end. All but torch share one process, which costs a third
-of the time; where that fails, each is tried alone.
+So one that crashes or hangs is a line of the report, not its end. All but torch share one process,
+which costs a third of the time; where that fails, each is tried alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ with warnings.catch_warnings(record=True) as caught:
             devices.append(f"{type(error).__name__}: {error}")
 said = [str(each.message) for each in caught]
 print("\\nforerun-doctor " + json.dumps({"cuda": torch.version.cuda or "", "devices": devices, "warned": said}))
-"""
+"""  # noqa: E501
 """Each GPU that torch sees is asked to add two numbers."""
 _MUP = """
 import importlib.util, pathlib, runpy
@@ -54,11 +55,16 @@ class LibraryCheck:
     problem: str = ""
     """In words; empty if it came."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What torch says: its `cuda`, what it `warned`, and what is wrong with each of its `devices`, empty if it adds."""
+    """What torch says: its `cuda`, what it `warned`, and what is wrong with each of its `devices`,
+    empty if it adds."""
 
 
-def try_imports(names: Sequence[str], limit_seconds: float = IMPORT_SECONDS) -> dict[str, LibraryCheck]:
-    """Import torch in a process of its own, the others in one, or each in its own if that fails, as a worker would."""
+def try_imports(
+    names: Sequence[str], limit_seconds: float = IMPORT_SECONDS
+) -> dict[str, LibraryCheck]:
+    """Import torch in a process of its own, the others in one, or each in its own if that fails, as
+    a worker would.
+    """
     others = [name for name in names if name != "torch"]
     together = "\n".join([*map(_trial, others), _REACHED])
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -76,19 +82,30 @@ def _trial(name: str) -> str:
 
 
 def _tried(code: str, limit_seconds: float) -> LibraryCheck:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # as Ray's workers get it
+    # as Ray's workers get it
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-c", code]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False,
-                              timeout=limit_seconds)  # fmt: skip
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            check=False,
+            timeout=limit_seconds,
+        )
     except subprocess.TimeoutExpired:
         return LibraryCheck(problem=f"no answer in {limit_seconds:g} s")
     if done.returncode < 0:
-        return LibraryCheck(problem=f"it ends the interpreter ({signal.Signals(-done.returncode).name})")
+        return LibraryCheck(
+            problem=f"it ends the interpreter ({signal.Signals(-done.returncode).name})"
+        )
     if done.returncode > 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         return LibraryCheck(problem=said[-1][:300] if said else f"exit code {done.returncode}")
-    lines = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    lines = [
+        line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(_MARK)
+    ]
     return LibraryCheck(facts=json.loads(lines[-1].removeprefix(_MARK)) if lines else {})
 
 
@@ -121,11 +138,17 @@ def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
         install = "uv venv --python 3.13 .venv && uv pip install forerun"
         return fail("python", f"{sentence}: it must be 3.11 or newer", install)
     if platform != "linux":
-        return warn("python", f"{sentence}: only Linux is tested", "run `forerun demo` to try the whole chain")
+        return warn(
+            "python",
+            f"{sentence}: only Linux is tested",
+            "run `forerun demo` to try the whole chain",
+        )
     return ok("python", sentence)
 
 
-def judge_library(name: str, version: str, needs: Sequence[tuple[str, str]], tried: LibraryCheck) -> DoctorFinding:
+def judge_library(
+    name: str, version: str, needs: Sequence[tuple[str, str]], tried: LibraryCheck
+) -> DoctorFinding:
     """Its version, and whether it can be imported."""
     mend = f"pip install '{name}{','.join(sign + limit for sign, limit in needs)}'"
     if not version:
@@ -134,7 +157,9 @@ def judge_library(name: str, version: str, needs: Sequence[tuple[str, str]], tri
     if unmet:
         return fail(name, f"{version}: it must be {', '.join(unmet)}", mend)
     if tried.problem:
-        return fail(name, f"{version} cannot be imported: {tried.problem}", f"{mend} --force-reinstall")
+        return fail(
+            name, f"{version} cannot be imported: {tried.problem}", f"{mend} --force-reinstall"
+        )
     return ok(name, version)
 
 

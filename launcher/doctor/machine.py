@@ -15,7 +15,8 @@ from launcher.doctor.libraries import LibraryCheck
 from proxies.core.notation import counted
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""The object store of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts it on the disk."""
+"""The object store of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts
+it on the disk."""
 SMI_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
@@ -47,7 +48,9 @@ def loopback_problem() -> str:
         with contextlib.ExitStack() as opened:
             server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
             server.settimeout(LOOPBACK_SECONDS)
-            client = opened.enter_context(socket.create_connection(server.getsockname(), LOOPBACK_SECONDS))
+            client = opened.enter_context(
+                socket.create_connection(server.getsockname(), LOOPBACK_SECONDS)
+            )
             taken = opened.enter_context(server.accept()[0])
             taken.settimeout(LOOPBACK_SECONDS)
             client.sendall(b"?")
@@ -68,7 +71,9 @@ def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
     """A key is needed for `--online` alone; its value is not kept."""
     key = environment.get("WANDB_API_KEY")
     if key is None:
-        return ok("W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`")
+        return ok(
+            "W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`"
+        )
     if key != key.strip() or not key.isprintable() or len(key) < _KEY_CHARS:
         length = counted(len(key.strip()), "character")
         sentence = f"WANDB_API_KEY has {length}, or spaces around them: W&B's keys have 40 and more"
@@ -82,20 +87,28 @@ def ask_smi(seconds: float = SMI_SECONDS) -> tuple[list[str], str]:
     if program is None:
         return [], ""
     try:
-        done = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         return [], f"no answer in {seconds:g} s"
     except OSError as error:
         return [], str(error.strerror)
     if done.returncode != 0:
-        return [], ((done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"])[0][:300]
+        return [], (
+            (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+        )[0][:300]
     return [line.strip() for line in done.stdout.splitlines() if line.strip()], ""
 
 
 def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
-    """The machine's GPUs and their driver, whatever torch is; `gpus`: name, memory and driver of each."""
+    """The machine's GPUs and their driver, whatever torch is; `gpus`: name, memory and driver of
+    each.
+    """
     if problem:
-        mend = "sudo dmesg | grep -i -E 'nvrm|xid' shows why; a restart or a new driver often fixes it"
+        mend = (
+            "sudo dmesg | grep -i -E 'nvrm|xid' shows why; a restart or a new driver often fixes it"
+        )
         return fail("driver", f"nvidia-smi: {problem}", mend)
     if not gpus:
         return ok("driver", "no GPU here: proxies and the demo run on the CPU")
@@ -103,14 +116,22 @@ def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
     return ok("driver", f"{counted(len(gpus), 'GPU')}: {kinds}")
 
 
-def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: bool) -> DoctorFinding:
+def judge_torch(
+    version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: bool
+) -> DoctorFinding:
     """Whether torch can use what is there; `hidden`: CUDA_VISIBLE_DEVICES is set."""
     name = "torch and GPUs"
     if torch.problem:
-        return fail(name, f"torch could not be tested: {torch.problem}", "fix the line of torch first")
+        return fail(
+            name, f"torch could not be tested: {torch.problem}", "fix the line of torch first"
+        )
     cuda, devices, warned = (torch.facts[key] for key in ("cuda", "devices", "warned"))
     if broken := [f"GPU {index}: {problem}" for index, problem in enumerate(devices) if problem]:
-        return fail(name, "; ".join(broken), "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`")
+        return fail(
+            name,
+            "; ".join(broken),
+            "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`",
+        )
     if devices:
         return ok(
             name,
@@ -120,10 +141,21 @@ def judge_torch(version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: 
     if not gpus:
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:
-        sentence = f"torch {version} is built without CUDA: it cannot use {counted(len(gpus), 'GPU')}"
+        sentence = (
+            f"torch {version} is built without CUDA: it cannot use {counted(len(gpus), 'GPU')}"
+        )
         return warn(name, sentence, "pip install --force-reinstall torch")
     if hidden:
-        return warn(name, f"CUDA_VISIBLE_DEVICES hides {counted(len(gpus), 'GPU')}", "unset CUDA_VISIBLE_DEVICES")
+        return warn(
+            name,
+            f"CUDA_VISIBLE_DEVICES hides {counted(len(gpus), 'GPU')}",
+            "unset CUDA_VISIBLE_DEVICES",
+        )
     why = warned[0] if warned else f"torch is built for CUDA {cuda}"
-    mend = "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built for that CUDA"
-    return fail(name, f"torch sees none of {counted(len(gpus), 'GPU')}: {why.splitlines()[0][:300]}", mend)
+    mend = (
+        "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built "
+        "for that CUDA"
+    )
+    return fail(
+        name, f"torch sees none of {counted(len(gpus), 'GPU')}: {why.splitlines()[0][:300]}", mend
+    )

@@ -1,9 +1,11 @@
-"""The share of the peak that a run reaches over all the hours that are paid, by the runs that were published.
+"""The share of the peak that a run reaches over all the hours that are paid, by the runs that were
+published.
 
-Its log is a line in the logs of the parameters and of the number of accelerators, and lower on accelerators of H100's
-class, with errors of Student's t at 4 degrees of freedom, so that one run which took six times as long does not set
-everybody's interval. Fitted by maximum likelihood to the runs of `benchmarks/published_runs.py`; evaluations, restarts,
-stragglers and repeated steps are in it as far as they are in the hours that its authors gave.
+Its log is a line in the logs of the parameters and of the number of accelerators, and lower on
+accelerators of H100's class, with errors of Student's t at 4 degrees of freedom, so that one run
+which took six times as long does not set everybody's interval. Fitted by maximum likelihood to the
+runs of `benchmarks/published_runs.py`; evaluations, restarts, stragglers and repeated steps are in
+it as far as they are in the hours that its authors gave.
 """
 
 from __future__ import annotations
@@ -20,26 +22,33 @@ if TYPE_CHECKING:
 
 LEVEL = 0.9
 PROGRESS = Span(value=0.95, low=0.9, high=1.0)
-"""Share of the hours paid in which a run steps; Llama 3.1 405B on 16,384 H100 had more than 0.9 (arXiv 2407.21783)."""
+"""Share of the hours paid in which a run steps; Llama 3.1 405B on 16,384 H100 had more than 0.9
+(arXiv 2407.21783)."""
 _QUANTILE = 2.1318  # of Student's t with 4 degrees of freedom, at 0.95
 FAST = (
-    5e14  # peak FLOP/s from which an accelerator is of H100's class: A100 and TPUv4 lie below, H100 and all later above
+    # peak FLOP/s from which an accelerator is of H100's class: A100 and TPUv4 lie below, H100 and
+    # all later above
+    5e14
 )
 MIDDLE = 1e10  # parameters at which the line is centred
 MIDDLE_GPUS = 128
 """Number of accelerators at which the line is centered."""
 MIN_PUBLISHED_GPUS = 8
 MAX_PUBLISHED_GPUS = 16_384
-"""Ends of the published numbers of accelerators: beyond them the middle stays, and the interval widens."""
+"""Ends of the published numbers of accelerators: beyond them the middle stays, and the interval
+widens."""
 MAX_PUBLISHED_SHARE = 0.75
 """Highest share that a published run reached: no estimate is above it."""
 SMALLEST_PUBLISHED = 5e7
 """Parameters: below, no run's hours are published, and the share is what is assumed of proxies."""
 PROXY_MFU = Span(
-    value=0.1, low=0.01, high=0.4,
-    source="assumed of a proxy on a GPU: small ones wait for launches; on an H100 compiled ones of 2M to 40M "
+    value=0.1,
+    low=0.01,
+    high=0.4,
+    source="assumed of a proxy on a GPU: small ones wait for launches; on an H100 compiled ones of "
+    "2M to 40M "
     "parameters made 0.03 to 0.33 of the published peak",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +91,8 @@ class UtilizationLine:
         )
         if num_gpus != nearest:
             source += (
-                f"; widened, because none is published below {MIN_PUBLISHED_GPUS} or above {MAX_PUBLISHED_GPUS:,} GPUs"
+                f"; widened, because none is published below {MIN_PUBLISHED_GPUS} or above "
+                f"{MAX_PUBLISHED_GPUS:,} GPUs"
             )
         return Span(
             value=math.exp(middle),
@@ -112,7 +122,9 @@ def paid_share(machine: Machine, params: float) -> Span:
 
 
 def estimate_step_mfu(machine: Machine, share: Span) -> Span:
-    """Return the share of the peak while a run steps: measured, or from its share over all hours paid."""
+    """Return the share of the peak while a run steps: measured, or from its share over all hours
+    paid.
+    """
     if machine.mfu is not None:
         return machine.mfu
     return Span(

@@ -1,9 +1,11 @@
-"""Conventional values, and the paired runs that say whether a value that was found is better. No torch.
+"""Conventional values, and the paired runs that say whether a value that was found is better. No
+torch.
 
-A search of some dozen runs likes values by luck. So a value that published trainers use wins, unless runs with the same
-seeds, which have the same initial values and data, say clearly that it loses. That is asked twice: at the end of a
-search, before anything else runs, so that rate, verdict and forecast are of the values that are frozen; and of how a
-warmup set at the base is carried over duration. Which runs are asked for is a pure function of outcomes.
+A search of some dozen runs likes values by luck. So a value that published trainers use wins,
+unless runs with the same seeds, which have the same initial values and data, say clearly that it
+loses. That is asked twice: at the end of a search, before anything else runs, so that rate, verdict
+and forecast are of the values that are frozen; and of how a warmup set at the base is carried over
+duration. Which runs are asked for is a pure function of outcomes.
 """
 
 from __future__ import annotations
@@ -29,17 +31,22 @@ if TYPE_CHECKING:
     """A run of the base's settings but for its tokens, at a point, with a seed."""
 
 Basis = Literal["same", "margin", "noise", "undetermined", "searched"]
-"""Why a value is used: both are one run; the convention loses less than the margin; no more than one run's noise; too
-few runs can tell; or the searched value is clearly better."""
+"""Why a value is used: both are one run; the convention loses less than the margin; no more than
+one run's noise; too few runs can tell; or the searched value is clearly better."""
 
 SCOUTS = 2
-"""Seeds by which the better of two learning rates is found: the others then run at that one alone."""
+"""Seeds by which the better of two learning rates is found: the others then run at that one
+alone."""
 LOWER_RATE = -1.0
-"""Octaves: the other rate at which a value is tried that bears less of a rate, as a shorter warmup does."""
+"""Octaves: the other rate at which a value is tried that bears less of a rate, as a shorter warmup
+does."""
 
 _OPEN = [one for one in HYPERPARAMETERS.values() if one.convention is not None]
 CONVENTIONAL: tuple[Hyperparameter, ...] = tuple(
-    one.name for one in sorted(_OPEN, key=lambda one: one.convention is not None and one.convention.bears_less)
+    one.name
+    for one in sorted(
+        _OPEN, key=lambda one: one.convention is not None and one.convention.bears_less
+    )
 )
 """In the order in which single ones are decided: last what the learning rate hangs on."""
 
@@ -52,7 +59,9 @@ def convention(plan: Plan, name: Hyperparameter) -> tuple[float, str]:
 
 
 def rate_offsets(values: Mapping[str, float], best: Mapping[str, float]) -> tuple[float, ...]:
-    """Octaves of the learning rate at which conventional values are tried in place of a search's best."""
+    """Octaves of the learning rate at which conventional values are tried in place of a search's
+    best.
+    """
     for name, value in values.items():
         found = HYPERPARAMETERS[name].convention
         if found is not None and found.bears_less and value < best[name]:
@@ -66,7 +75,8 @@ class ConventionFinding:
 
     basis: Basis
     loses_nats: tuple[float, float, float] | None
-    """By which the convention's mean is above that of the searched value: estimate and interval; None: not known."""
+    """By which the convention's mean is above that of the searched value: estimate and interval;
+    None: not known."""
     noise_nats: float | None
     """Standard deviation of one run, what its seed brings taken out where that matters."""
     octaves: float
@@ -82,12 +92,17 @@ class ConventionFinding:
 
 
 def contest(
-    study: Study, searched: Callable[[int], RunSpec], conventional: Callable[[float, int], RunSpec],
-    offsets: Sequence[float], num_seeds: int, results: Mapping[str, RunResult],
-) -> tuple[tuple[RunSpec, ...], ConventionFinding | None]:  # fmt: skip
+    study: Study,
+    searched: Callable[[int], RunSpec],
+    conventional: Callable[[float, int], RunSpec],
+    offsets: Sequence[float],
+    num_seeds: int,
+    results: Mapping[str, RunResult],
+) -> tuple[tuple[RunSpec, ...], ConventionFinding | None]:
     """Compare a searched value with a convention, seed by seed, by the study's margin and level.
 
-    Returns the runs that are asked for, as far as outcomes tell, and what they say once all have ended.
+    Returns the runs that are asked for, as far as outcomes tell, and what they say once all have
+    ended.
 
     Args:
         study: what is asked.
@@ -99,7 +114,11 @@ def contest(
     """
     scouts = SCOUTS if len(offsets) > 1 else num_seeds
     runs = {(0, seed): searched(seed) for seed in range(num_seeds)}
-    runs |= {(1 + i, seed): conventional(octaves, seed) for i, octaves in enumerate(offsets) for seed in range(scouts)}
+    runs |= {
+        (1 + i, seed): conventional(octaves, seed)
+        for i, octaves in enumerate(offsets)
+        for seed in range(scouts)
+    }
     if any(spec.id not in results for (which, _), spec in runs.items() if which):
         return tuple(runs.values()), None
 
@@ -108,7 +127,9 @@ def contest(
         return losses.count(None), sum(loss for loss in losses if loss is not None)
 
     best = min(range(len(offsets)), key=lost)  # of equals, the first
-    runs |= {(1 + best, seed): conventional(offsets[best], seed) for seed in range(scouts, num_seeds)}
+    runs |= {
+        (1 + best, seed): conventional(offsets[best], seed) for seed in range(scouts, num_seeds)
+    }
     specs = tuple(runs.values())
     if any(spec.id not in results for spec in specs):
         return specs, None
@@ -117,15 +138,28 @@ def contest(
 
 
 def _found(
-    study: Study, outcomes: Mapping[tuple[int, int], RunResult], which: int, octaves: float, num_seeds: int
+    study: Study,
+    outcomes: Mapping[tuple[int, int], RunResult],
+    which: int,
+    octaves: float,
+    num_seeds: int,
 ) -> ConventionFinding:
-    """What the runs of the searched value (0) and of the convention (`which`) say; all of them give the noise."""
+    """What the runs of the searched value (0) and of the convention (`which`) say; all of them give
+    the noise.
+    """
     from sweeps.search.replicates import difference
 
     margin_nats, level = study.plan.transfer.margin_nats, study.plan.transfer.level
-    diverged = [sum(o.status == "diverged" for (n, _), o in outcomes.items() if n == of) for of in (0, which)]
+    diverged = [
+        sum(o.status == "diverged" for (n, _), o in outcomes.items() if n == of)
+        for of in (0, which)
+    ]
     rows = [(number, seed, result.loss_nats) for (number, seed), result in outcomes.items()]
-    told = None if any(diverged) else difference([(n, k, x) for n, k, x in rows if x is not None], 0, which, level)
+    told = (
+        None
+        if any(diverged)
+        else difference([(n, k, x) for n, k, x in rows if x is not None], 0, which, level)
+    )
     basis: Basis = "undetermined"
     if diverged[1] > diverged[0]:
         basis = "searched"
@@ -136,10 +170,13 @@ def _found(
     elif told is not None and told.value <= told.noise:
         basis = "noise"
     return ConventionFinding(
-        basis=basis, loses_nats=None if told is None else (told.value, told.low, told.high),
-        noise_nats=None if told is None else told.noise, octaves=octaves, num_seeds=num_seeds,
+        basis=basis,
+        loses_nats=None if told is None else (told.value, told.low, told.high),
+        noise_nats=None if told is None else told.noise,
+        octaves=octaves,
+        num_seeds=num_seeds,
         num_diverged=diverged[1],
-    )  # fmt: skip
+    )
 
 
 def num_runs(num_offsets: int, num_seeds: int) -> int:
@@ -159,14 +196,21 @@ def describe_finding(finding: ConventionFinding, margin_nats: float, rival: str)
             "margin": f"less than the margin of {margin_nats:g}",
             "noise": f"no more than the noise of one run, {noise}",
             "undetermined": f"which does not decide (noise of one run: {noise}); more seeds would",
-            "searched": f"more than the noise of one run, and not surely less than the margin of {margin_nats:g}",
+            "searched": (
+                "more than the noise of one run, and not surely less than the margin of "
+                f"{margin_nats:g}"
+            ),
         }
         return (
-            f"loses {format_nats(value)} {format_interval((low, high), '.4f')} nats to {rival} over "
+            f"loses {format_nats(value)} {format_interval((low, high), '.4f')} nats to {rival} "
+            "over "
             f"{counted(finding.num_seeds, 'seed')}, {reasons[finding.basis]}"
         )
     if finding.basis == "searched":
-        return f"diverged with {finding.num_diverged} of {counted(finding.num_seeds, 'seed')}, and {rival} with fewer"
+        return (
+            f"diverged with {finding.num_diverged} of {counted(finding.num_seeds, 'seed')}, and "
+            f"{rival} with fewer"
+        )
     return f"could not be compared with {rival}: too few runs finished"
 
 
@@ -194,7 +238,9 @@ class Tie:
 
     def words(self, margin_nats: float) -> str:
         """Return the value that is used, its source, and the evidence."""
-        with_others = [HYPERPARAMETERS[name].label for name in self.together if name != self.hyperparameter]
+        with_others = [
+            HYPERPARAMETERS[name].label for name in self.together if name != self.hyperparameter
+        ]
         is_same = self.finding.basis == "same"
         rival = "the searched value" if is_same else f"the searched {self.searched:.3g}"
         evidence = describe_finding(self.finding, margin_nats, rival)
@@ -204,7 +250,8 @@ class Tie:
             evidence += f", at {2.0**self.finding.octaves:g} times the rate"
         origin = "conventional" if self.finding.conventional else "searched"
         return (
-            f"{self.value:.3g} used ({origin}). At the base, the conventional {self.conventional:.3g} ({self.source}) "
+            f"{self.value:.3g} used ({origin}). At the base, the conventional "
+            f"{self.conventional:.3g} ({self.source}) "
             f"{evidence}"
         )
 
@@ -220,7 +267,9 @@ class ConventionDecisions:
     """None before all has been decided."""
 
 
-def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str, RunResult]) -> ConventionDecisions:
+def settled(
+    study: Study, space: SearchSpace, best: Params, results: Mapping[str, RunResult]
+) -> ConventionDecisions:
     """Decide between the best trial's values and conventional ones.
 
     Args:
@@ -247,7 +296,9 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
         rate = best["learning_rate"] * 2.0**octaves
         point: Params = {**best, "learning_rate": rate}
         point.update((name, values[name]) for name in taken)
-        return ConventionDecisions(ties=tuple(ties), specs=tuple(specs.values()), point=point if whole else None)
+        return ConventionDecisions(
+            ties=tuple(ties), specs=tuple(specs.values()), point=point if whole else None
+        )
 
     if not left:
         return ended(whole=True)
@@ -263,33 +314,44 @@ def settled(study: Study, space: SearchSpace, best: Params, results: Mapping[str
         found = tried((*taken, name))
         if found is None:
             return ended(whole=False)
-        ties.append(_tie(study, best, name, found, tuple(n for n in (*taken, name) if n not in same)))
+        ties.append(
+            _tie(study, best, name, found, tuple(n for n in (*taken, name) if n not in same))
+        )
         taken, octaves = ((*taken, name), found.octaves) if found.conventional else (taken, octaves)
     return ended(whole=True)
 
 
 def num_tie_runs(study: Study) -> tuple[int, int]:
-    """Runs before anything is known: of all conventions at once, and with those of each by itself."""
+    """Runs before anything is known: of all conventions at once, and with those of each by
+    itself.
+    """
     names, seeds = _open(study, study.space), study.plan.search.tie_seeds
     if not names:
         return 0, 0
     offsets = [len(rate_offsets({name: 0.0}, {name: 1.0})) for name in names]
     least = num_runs(max(offsets), seeds)
     # The searched value's runs are there by then.
-    return least, least + (sum(num_runs(number, seeds) - seeds for number in offsets) if len(names) > 1 else 0)
+    return least, least + (
+        sum(num_runs(number, seeds) - seeds for number in offsets) if len(names) > 1 else 0
+    )
 
 
 def ties_body(ties: Sequence[Tie], margin_nats: float) -> list[Json]:
     """As JSON: what was found, the value used, and the margin it was compared with."""
     return [
         {
-            "hyperparameter": tie.hyperparameter, "value": tie.value, "searched": tie.searched,
-            "conventional": tie.conventional, "source": tie.source, "together": list(tie.together),
-            "margin_nats": margin_nats, "words": tie.words(margin_nats),
+            "hyperparameter": tie.hyperparameter,
+            "value": tie.value,
+            "searched": tie.searched,
+            "conventional": tie.conventional,
+            "source": tie.source,
+            "together": list(tie.together),
+            "margin_nats": margin_nats,
+            "words": tie.words(margin_nats),
             **cast(dict[str, Json], canon.to_json(tie.finding)),
         }
         for tie in ties
-    ]  # fmt: skip
+    ]
 
 
 def _open(study: Study, space: SearchSpace) -> list[Hyperparameter]:
@@ -317,24 +379,35 @@ def _tried(
         return study.trial({**best, **values, "learning_rate": rate}, seed + 1)
 
     offsets, num_seeds = rate_offsets(values, best), study.plan.search.tie_seeds
-    return contest(study, lambda seed: study.trial(best, seed + 1), conventional, offsets, num_seeds, results)
+    return contest(
+        study, lambda seed: study.trial(best, seed + 1), conventional, offsets, num_seeds, results
+    )
 
 
 def _tie(
-    study: Study, best: Params, name: Hyperparameter, finding: ConventionFinding, together: tuple[Hyperparameter, ...]
-) -> Tie:  # fmt: skip
+    study: Study,
+    best: Params,
+    name: Hyperparameter,
+    finding: ConventionFinding,
+    together: tuple[Hyperparameter, ...],
+) -> Tie:
     value, source = convention(study.plan, name)
     return Tie(
-        hyperparameter=name, searched=study.space.axis(name).rounded(best[name]), conventional=value, source=source,
-        together=together, finding=finding,
-    )  # fmt: skip
+        hyperparameter=name,
+        searched=study.space.axis(name).rounded(best[name]),
+        conventional=value,
+        source=source,
+        together=together,
+        finding=finding,
+    )
 
 
 Rule = Literal["share", "tokens"]
 _CONVENTION = HYPERPARAMETERS[WARMUP].convention
 CONVENTIONAL_WARMUP = _CONVENTION.value if _CONVENTION else 0.0
 WARMUP_SHARE = 0.1
-"""The largest share of the other transfer tests' FLOPs for this comparison: it settles one hyperparameter of many."""
+"""The largest share of the other transfer tests' FLOPs for this comparison: it settles one
+hyperparameter of many."""
 DIGITS = 6
 """Significant digits of a share of the steps."""
 
@@ -367,19 +440,24 @@ class WarmupRule:
         evidence = describe_finding(self.finding, margin_nats, "the same share of the steps")
         if self.rule == "tokens":
             return f"{kept}. At {self.num_tokens:,} tokens this rule {evidence}"
-        return f"The same share of the steps. At {self.num_tokens:,} tokens a fixed number of warmup tokens {evidence}"
+        return (
+            f"The same share of the steps. At {self.num_tokens:,} tokens a fixed number of "
+            f"warmup tokens {evidence}"
+        )
 
 
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:
     """A warmup set at the base as a share of the steps of a run on so many tokens.
 
-    As a number of tokens it is never a larger share than at the base, nor, in long runs, a smaller one than the
-    conventional share.
+    As a number of tokens it is never a larger share than at the base, nor, in long runs, a smaller
+    one than the conventional share.
     """
     base = base_duration(study)
     if rule == "share" or num_tokens <= base:
         return fraction
-    return float(f"{max(fraction * base / num_tokens, min(fraction, CONVENTIONAL_WARMUP)):.{DIGITS}g}")
+    return float(
+        f"{max(fraction * base / num_tokens, min(fraction, CONVENTIONAL_WARMUP)):.{DIGITS}g}"
+    )
 
 
 def followed(study: Study, rule: Rule, point: Params, num_tokens: float) -> Params:
@@ -388,7 +466,9 @@ def followed(study: Study, rule: Rule, point: Params, num_tokens: float) -> Para
 
 
 def as_proxy(study: Study, rule: Rule, point: Params, num_tokens: int, num_steps: int) -> Params:
-    """The same of a proxy: where durations share a stable phase, its warmup has as many steps as the base's."""
+    """The same of a proxy: where durations share a stable phase, its warmup has as many steps as
+    the base's.
+    """
     if not study.plan.proxy.decay_branches:
         return followed(study, rule, point, num_tokens)
     base = study.plan.schedule(study.plan.proxy.num_steps, warmup_of(point))
@@ -400,7 +480,9 @@ def power_of(study: Study, rule: Rule, point: Params, num_tokens: int) -> float:
     own, base = warmup_of(point), base_duration(study)
     if num_tokens == base or not own:
         return 0.0
-    return math.log(transferred_warmup(study, rule, own, num_tokens) / own) / math.log(num_tokens / base)
+    return math.log(transferred_warmup(study, rule, own, num_tokens) / own) / math.log(
+        num_tokens / base
+    )
 
 
 def comparison_log2(spec: RunSpec) -> float:
@@ -409,16 +491,22 @@ def comparison_log2(spec: RunSpec) -> float:
 
 
 def compare_warmup_rules(
-    study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt,
+    study: Study,
+    point: Params,
+    durations: tuple[int, ...],
+    budget_flops: float,
+    run_at: RunAt,
     results: Mapping[str, RunResult],
-) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:  # fmt: skip
+) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:
     """Compare a share with a number of tokens at the longest duration that the budget allows.
 
-    Returns the runs, as far as outcomes tell, and what is decided once all have ended. The number of tokens is run at
-    the point's learning rate and at half of it, since a shorter warmup bears less.
+    Returns the runs, as far as outcomes tell, and what is decided once all have ended. The number
+    of tokens is run at the point's learning rate and at half of it, since a shorter warmup bears
+    less.
 
     Args:
-        study: what is asked; without `search.tie_seeds` nothing is compared, and a warmup is a share.
+        study: what is asked; without `search.tie_seeds` nothing is compared, and a warmup is a
+            share.
         point: set at the base.
         durations: tokens of the plan's durations.
         budget_flops: of all runs together.
@@ -436,10 +524,14 @@ def compare_warmup_rules(
     shorter = followed(study, "tokens", point, num_tokens)
 
     def tokens(octaves: float, seed: int) -> RunSpec:
-        return run_at(num_tokens, {**shorter, "learning_rate": point["learning_rate"] * 2.0**octaves}, seed)
+        return run_at(
+            num_tokens, {**shorter, "learning_rate": point["learning_rate"] * 2.0**octaves}, seed
+        )
 
     offsets = (0.0, LOWER_RATE)
-    specs, found = contest(study, lambda seed: run_at(num_tokens, point, seed), tokens, offsets, num_seeds, results)
+    specs, found = contest(
+        study, lambda seed: run_at(num_tokens, point, seed), tokens, offsets, num_seeds, results
+    )
     if found is None:
         return specs, None
     rule: Rule = "tokens" if found.conventional else "share"
@@ -449,7 +541,9 @@ def compare_warmup_rules(
 def _design(
     study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt
 ) -> tuple[int, int] | None:
-    """Tokens and seeds of the comparison: as near to the target as the budget allows, then as many seeds; or None."""
+    """Tokens and seeds of the comparison: as near to the target as the budget allows, then as many
+    seeds; or None.
+    """
     for num_tokens in sorted(durations, reverse=True):
         run = run_at(num_tokens, point, 0)
         if run_at(num_tokens, followed(study, "tokens", point, num_tokens), 0).id == run.id:

@@ -1,14 +1,16 @@
-"""The scaling ladder's runs, those that check some of its rungs at other rates, and what these say. No torch.
+"""The scaling ladder's runs, those that check some of its rungs at other rates, and what these say.
+No torch.
 
-A rung is a main run in small: its rate comes by the same rules (`sweep_grids.transferred_rate`), and it has a schedule
-of its own, which ends with it. So no rung is a longer run cut short. Where the plan has decay branches, rungs that
-differ only in duration share their stable phase (`proxies.core.branches`).
+A rung is a main run in small: its rate comes by the same rules (`sweep_grids.transferred_rate`),
+and it has a schedule of its own, which ends with it. So no rung is a longer run cut short. Where
+the plan has decay branches, rungs that differ only in duration share their stable phase
+(`proxies.core.branches`).
 
-A ladder whose rungs are the worse tuned the larger they are shows exponents that are too small: the fit takes lost rate
-for lost scale. So some rungs are run at other rates too, and a parabola in log2 of the rate says what each loses to the
-best rate between the outermost. Three runs of one seed do not tell their noise; it comes from the transfer tests, whose
-seeds were paired in the same way. The better neighbour is never put into the fit: the lower of several noisy losses is
-too low on average.
+A ladder whose rungs are the worse tuned the larger they are shows exponents that are too small: the
+fit takes lost rate for lost scale. So some rungs are run at other rates too, and a parabola in log2
+of the rate says what each loses to the best rate between the outermost. Three runs of one seed do
+not tell their noise; it comes from the transfer tests, whose seeds were paired in the same way. The
+better neighbour is never put into the fit: the lower of several noisy losses is too low on average.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class CheckedRung:
 
     rung: RunSpec
     runs: tuple[tuple[float, tuple[RunSpec, ...]], ...]
-    """By octaves from the rung's own rate, ascending, 0 among them: a run for every seed, the rung's own first."""
+    """By octaves from the rung's own rate, ascending, 0 among them: a run for every seed, the
+    rung's own first."""
 
     @property
     def extra(self) -> list[RunSpec]:
@@ -58,24 +61,40 @@ def ladder_runs(
     powers_at: Callable[[Sizes], Mapping[Axis, float]] = lambda there: {},
     warmup: Rule = "share",
 ) -> list[RunSpec]:
-    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate moves by the
-    exponents of its sizes, if any. Durations that share a stable phase have the rate of their geometric mean.
+    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate
+    moves by the exponents of its sizes, if any. Durations that share a stable phase have the rate
+    of their geometric mean.
     """
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
-    shared_tokens = round(math.sqrt(math.prod(plan.num_tokens(f(ladder.num_steps), batch) for f in (min, max))))
+    shared_tokens = round(
+        math.sqrt(math.prod(plan.num_tokens(f(ladder.num_steps), batch) for f in (min, max)))
+    )
     runs = []
-    for shape in (study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)):
+    for shape in (
+        study.shape(width).at_depth(depth)
+        for width in ladder.widths
+        for depth in plan.ladder_depths(width)
+    ):
         for num_steps in ladder.num_steps:
             tokens = plan.num_tokens(num_steps, batch)
             tuned = shared_tokens if plan.proxy.decay_branches else tokens
             there = Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tuned)
-            rate = transferred_rate(point["learning_rate"], powers_at(there), base_sizes(study), there)
+            rate = transferred_rate(
+                point["learning_rate"], powers_at(there), base_sizes(study), there
+            )
             rung = study.run(
-                shape=shape, point=as_proxy(study, warmup, {**point, "learning_rate": rate}, tokens, num_steps),
-                seed=ladder.seed, num_steps=num_steps, batch_tokens=batch, part="ladder",
-            )  # fmt: skip
-            runs += [dataclasses.replace(rung, seed=ladder.seed + number) for number in range(ladder.num_seeds)]
+                shape=shape,
+                point=as_proxy(study, warmup, {**point, "learning_rate": rate}, tokens, num_steps),
+                seed=ladder.seed,
+                num_steps=num_steps,
+                batch_tokens=batch,
+                part="ladder",
+            )
+            runs += [
+                dataclasses.replace(rung, seed=ladder.seed + number)
+                for number in range(ladder.num_seeds)
+            ]
     return runs
 
 
@@ -86,15 +105,19 @@ def stage_specs(study: Study, rungs: Sequence[RunSpec]) -> list[RunSpec]:
 
 
 def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, ...]:
-    """The rungs to check, cheapest first: evenly by rank from the cheapest to as large a one as the plan pays for.
+    """The rungs to check, cheapest first: evenly by rank from the cheapest to as large a one as the
+    plan pays for.
 
-    They are the two ends of the ladder where it can be: a mistake that grows along the ladder, which is what bends a
-    fit, is largest between these. The largest rung may be a third of the ladder, so `ladder.check_share` limits it.
+    They are the two ends of the ladder where it can be: a mistake that grows along the ladder,
+    which is what bends a fit, is largest between these. The largest rung may be a third of the
+    ladder, so `ladder.check_share` limits it.
     """
     ladder = study.plan.ladder
     if not ladder.check_offsets_octaves:
         return ()
-    ordered = sorted((spec for spec in specs if spec.seed == ladder.seed), key=lambda spec: spec.flops)
+    ordered = sorted(
+        (spec for spec in specs if spec.seed == ladder.seed), key=lambda spec: spec.flops
+    )
     limit = ladder.check_share * sum(spec.flops for spec in ordered)
     # By their own cost, so that more rates or seeds are of the same rungs.
     for number in range(min(ladder.num_checked, len(ordered)), 0, -1):
@@ -104,7 +127,10 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
                 seeds = [ladder.seed + number for number in range(ladder.check_num_seeds)]
                 rates = sorted((*ladder.check_offsets_octaves, 0.0))
                 return tuple(
-                    CheckedRung(rung=rung, runs=tuple((x, tuple(_at(rung, x, seed) for seed in seeds)) for x in rates))
+                    CheckedRung(
+                        rung=rung,
+                        runs=tuple((x, tuple(_at(rung, x, seed) for seed in seeds)) for x in rates),
+                    )
                     for rung in rungs
                 )
     return ()
@@ -113,14 +139,20 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
 def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:
     """So many of them, evenly by rank, the first and the last among them; of one, the last."""
     top = len(ordered) - 1
-    return [ordered[round(top * i / (number - 1))] for i in range(number)] if number > 1 else [ordered[top]]
+    return (
+        [ordered[round(top * i / (number - 1))] for i in range(number)]
+        if number > 1
+        else [ordered[top]]
+    )
 
 
 def _at(rung: RunSpec, octaves: float, seed: int) -> RunSpec:
     """The rung at another rate, or with another seed."""
     own = rung.hparams.learning_rate
     rate = own if octaves == 0 else float(f"{own * 2.0**octaves:.{DIGITS}g}")
-    return dataclasses.replace(rung, seed=seed, hparams=dataclasses.replace(rung.hparams, learning_rate=rate))
+    return dataclasses.replace(
+        rung, seed=seed, hparams=dataclasses.replace(rung.hparams, learning_rate=rate)
+    )
 
 
 Tuned = Literal["tuned", "mis_tuned", "cannot_tell"]
@@ -128,8 +160,9 @@ NUM_DRAWS = 2000
 LEAST_OFFSETS = 3
 """A parabola has three numbers."""
 SHAPE_SHARE = 0.2
-"""Sd of a loss basin about its parabola, as a share of its height: lopsided as much as `transfer.basin` expects
-(an octave out, linex of slant 0.55 is 18 % above or below the parabola of the same curvature)."""
+"""Sd of a loss basin about its parabola, as a share of its height: lopsided as much as
+`transfer.basin` expects (an octave out, linex of slant 0.55 is 18 % above or below the parabola of
+the same curvature)."""
 LEAST_NOISE_NATS = 1e-6
 
 
@@ -147,7 +180,9 @@ class RungRate:
 
     @property
     def loss_nats(self) -> float | None:
-        """Mean over seeds; None unless every one finished: survivors of a cliff are the lucky ones."""
+        """Mean over seeds; None unless every one finished: survivors of a cliff are the lucky
+        ones.
+        """
         finite = [loss for loss in self.losses_nats if loss is not None]
         return sum(finite) / len(finite) if len(finite) == len(self.losses_nats) else None
 
@@ -204,18 +239,24 @@ def check(
         return None
     tried = tuple(
         RungRate(
-            octaves=octaves, learning_rate=specs[0].hparams.learning_rate,
+            octaves=octaves,
+            learning_rate=specs[0].hparams.learning_rate,
             losses_nats=tuple(results[spec.id].loss_nats for spec in specs),
             diverged=any(results[spec.id].status == "diverged" for spec in specs),
         )
         for octaves, specs in checked.runs
-    )  # fmt: skip
+    )
     excess = None if noise_nats is None else excess_of(tried, noise_nats, level)
     outcome, words = _judge(tried, noise_nats, excess, margin_nats, level)
     return RungCheck(
-        rung=checked.rung, tried=tried, noise_nats=noise_nats, excess=excess, outcome=outcome,
-        words=f"{_shape_words(checked.rung)}, {counted(checked.rung.schedule.num_steps, 'step')}: {words}",
-    )  # fmt: skip
+        rung=checked.rung,
+        tried=tried,
+        noise_nats=noise_nats,
+        excess=excess,
+        outcome=outcome,
+        words=f"{_shape_words(checked.rung)}, {counted(checked.rung.schedule.num_steps, 'step')}: "
+        f"{words}",
+    )
 
 
 def _shape_words(rung: RunSpec) -> str:
@@ -227,11 +268,13 @@ def _shape_words(rung: RunSpec) -> str:
 
 
 def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Excess | None:
-    """A parabola through the mean losses, and what the rung's own rate loses to its lowest point in between.
+    """A parabola through the mean losses, and what the rung's own rate loses to its lowest point in
+    between.
 
-    None with fewer than three rates that finished, or none on one side of the rung's own. Beyond the outermost rates
-    nothing is claimed: a parabola that falls to an end has its best there. A rate counts the less, the higher up the
-    basin it is, where no basin is a parabola; and with more than three, a misfit beyond that widens the interval.
+    None with fewer than three rates that finished, or none on one side of the rung's own. Beyond
+    the outermost rates nothing is claimed: a parabola that falls to an end has its best there. A
+    rate counts the less, the higher up the basin it is, where no basin is a parabola; and with more
+    than three, a misfit beyond that widens the interval.
 
     Args:
         tried: rates with their losses.
@@ -244,10 +287,13 @@ def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Exc
     if len(kept) < LEAST_OFFSETS or not kept[0].octaves < 0 < kept[-1].octaves:
         return None
     x, y = (
-        np.array(column, dtype=np.float64) for column in zip(*((k.octaves, k.loss_nats) for k in kept), strict=True)
+        np.array(column, dtype=np.float64)
+        for column in zip(*((k.octaves, k.loss_nats) for k in kept), strict=True)
     )
     seeds = np.array([float(len(one.losses_nats)) for one in kept])
-    sd = np.sqrt(max(noise_nats, LEAST_NOISE_NATS) ** 2 / seeds + (SHAPE_SHARE * (y - y.min())) ** 2)
+    sd = np.sqrt(
+        max(noise_nats, LEAST_NOISE_NATS) ** 2 / seeds + (SHAPE_SHARE * (y - y.min())) ** 2
+    )
     design = np.stack([np.ones_like(x), x, x**2], axis=1) / sd[:, None]
     centre, *_ = np.linalg.lstsq(design, y / sd, rcond=None)
     misfit = float(((y / sd - design @ centre) ** 2).sum()) / max(1, len(x) - LEAST_OFFSETS)
@@ -267,7 +313,9 @@ def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Exc
 
 
 def _lowest(rows_M3: Floats, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return how far parabolas (level, slope, bend) fall from 0 to the lowest point in [low, high], and where (M,)."""
+    """Return how far parabolas (level, slope, bend) fall from 0 to the lowest point in [low, high],
+    and where (M,).
+    """
     import numpy as np
 
     slope, bend = rows_M3[:, 1], rows_M3[:, 2]
@@ -285,35 +333,51 @@ def _interval(draws: Floats, value: float, level: float) -> tuple[float, float]:
 
 
 def _judge(
-    tried: Sequence[RungRate], noise_nats: float | None, excess: Excess | None, margin_nats: float, level: float
+    tried: Sequence[RungRate],
+    noise_nats: float | None,
+    excess: Excess | None,
+    margin_nats: float,
+    level: float,
 ) -> tuple[Tuned, str]:
-    """Mis-tuned where a neighbour is better by more than the margin and the noise; tuned where no rate can be."""
+    """Mis-tuned where a neighbour is better by more than the margin and the noise; tuned where no
+    rate can be.
+    """
     own, best = next(one for one in tried if one.octaves == 0), best_of(tried)
     if own.loss_nats is None:
         if own.diverged and best is not None:
             return "mis_tuned", f"it diverged at its own rate, but not at {best.octaves:+g} octaves"
         return "cannot_tell", "the rung has no loss at its own rate"
     if noise_nats is None:
-        why = "the noise of a run is unknown: no transfer test found a loss basin, and the fit has no residuals"
+        why = (
+            "the noise of a run is unknown: no transfer test found a loss basin, and the fit has "
+            "no residuals"
+        )
         return "cannot_tell", why
     assert best is not None and best.loss_nats is not None
     gain = own.loss_nats - best.loss_nats
     spread = NormalDist().inv_cdf((1 + level) / 2) * noise_nats
-    if (least := gain - spread * math.sqrt(sum(1 / len(one.losses_nats) for one in (own, best)))) > margin_nats:
+    if (
+        least := gain - spread * math.sqrt(sum(1 / len(one.losses_nats) for one in (own, best)))
+    ) > margin_nats:
         return "mis_tuned", (
-            f"at {best.octaves:+g} octaves its loss is {format_nats(gain)} nats lower ({least:.4f} at least; "
+            f"at {best.octaves:+g} octaves its loss is {format_nats(gain)} nats lower ({least:.4f} "
+            "at least; "
             f"{margin_nats:g} are allowed): its rate is too {'low' if best.octaves > 0 else 'high'}"
         )
     if excess is None:
         return "cannot_tell", _why_no_excess(tried)
     low, high = excess.interval
     sentence = (
-        f"{format_nats(excess.nats)} nats [{low:.4f}, {high:.4f}] over the best rate within {excess.reach[0]:+g} to "
+        f"{format_nats(excess.nats)} nats [{low:.4f}, {high:.4f}] over the best rate within "
+        f"{excess.reach[0]:+g} to "
         f"{excess.reach[1]:+g} octaves, which is at {excess.optimum_octaves:+.2f}"
     )
     if high < margin_nats:
         return "tuned", sentence
-    more = "more seeds (ladder.check_num_seeds) or other rates (ladder.check_offsets_octaves) would decide"
+    more = (
+        "more seeds (ladder.check_num_seeds) or other rates (ladder.check_offsets_octaves) "
+        "would decide"
+    )
     return "cannot_tell", f"{sentence}; {margin_nats:g} nats are allowed: {more}"
 
 
@@ -326,8 +390,13 @@ def best_of(tried: Sequence[RungRate]) -> RungRate | None:
 def _why_no_excess(tried: Sequence[RungRate]) -> str:
     """Why there is no parabola, and the rates that would make one."""
     lost = [f"{one.octaves:+g}" for one in tried if one.loss_nats is None]
-    nearer = [one.octaves if one.loss_nats is not None else one.octaves / 2 for one in tried if one.octaves]
+    nearer = [
+        one.octaves if one.loss_nats is not None else one.octaves / 2
+        for one in tried
+        if one.octaves
+    ]
     return (
-        f"no loss at {', '.join(lost)} octaves (a run diverged or failed), so no parabola: run it nearer, "
+        f"no loss at {', '.join(lost)} octaves (a run diverged or failed), so no parabola: run it "
+        "nearer, "
         f"ladder.check_offsets_octaves = {nearer}"
     )

@@ -1,4 +1,6 @@
-"""The verdict on the learning rate beside another rate of the user's own code, from runs with both of them off."""
+"""The verdict on the learning rate beside another rate of the user's own code, from runs with both
+of them off.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def judged_pair(
-    setting: SharedSettings, pair: RatePair, tests: tuple[tuple[TransferTest, DetailedVerdict], ...],
+    setting: SharedSettings,
+    pair: RatePair,
+    tests: tuple[tuple[TransferTest, DetailedVerdict], ...],
     together: JointVerdict,
-) -> PairVerdict:  # fmt: skip
+) -> PairVerdict:
     """The verdict on a pair whose runs have ended."""
     from transfer.verdict.pair_verdict import PairQuestion, judge_pair
 
@@ -30,19 +34,29 @@ def judged_pair(
         next(f.verdict for t, f in tests if (t.hyperparameter, t.axis) == (name, "width"))
         for name in (LEARNING_RATE, pair.other)
     ]
-    first, second = (next((o for o in verdict.optima if o.size == base), None) for verdict in over_width)
+    first, second = (
+        next((o for o in verdict.optima if o.size == base), None) for verdict in over_width
+    )
     noises = [verdict.noise_nats for verdict in over_width if verdict.noise_nats is not None]
     costs = [verdict.regret_nats for verdict in own]
     return judge_pair(
         [*by_seed.values()],
         PairQuestion(
             hyperparameters=(LEARNING_RATE, pair.other),
-            labels=(hyperparameter_named(LEARNING_RATE).label, hyperparameter_named(pair.other).label),
-            regrets=(together.regret_nats, None if None in costs else _summed([c for c in costs if c is not None])),
-            base=(first, second), noise_nats=max(noises, default=None), margin_nats=transfer.margin_nats,
+            labels=(
+                hyperparameter_named(LEARNING_RATE).label,
+                hyperparameter_named(pair.other).label,
+            ),
+            regrets=(
+                together.regret_nats,
+                None if None in costs else _summed([c for c in costs if c is not None]),
+            ),
+            base=(first, second),
+            noise_nats=max(noises, default=None),
+            margin_nats=transfer.margin_nats,
             level=transfer.level,
         ),
-    )  # fmt: skip
+    )
 
 
 def _summed(costs: list[Estimate]) -> Estimate:
@@ -50,5 +64,7 @@ def _summed(costs: list[Estimate]) -> Estimate:
     from transfer.regret.regret import Estimate
 
     return Estimate(
-        value=sum(c.value for c in costs), low=max(c.low for c in costs), high=sum(c.high for c in costs)
-    )  # fmt: skip
+        value=sum(c.value for c in costs),
+        low=max(c.low for c in costs),
+        high=sum(c.high for c in costs),
+    )

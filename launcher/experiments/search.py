@@ -1,7 +1,9 @@
-"""The search of a study: its phases, whether it continues, repeats of its best trials, ties. No torch, no Optuna.
+"""The search of a study: its phases, whether it continues, repeats of its best trials, ties. No
+torch, no Optuna.
 
-A search has one phase, and one more each time that its ranges grew, which is a record. All else is a pure function of
-plan and results, so that a resumed search continues as the uninterrupted one would have.
+A search has one phase, and one more each time that its ranges grew, which is a record. All else is
+a pure function of plan and results, so that a resumed search continues as the uninterrupted one
+would have.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
     makers: dict[str, Callable[[Params], list[RunSpec]]] = {
         "search": lambda point: [study.trial(point)],
         "transfer": lambda point: [
-            run_at(study, axis, size, point, 0) for axis in AXES if axis != "params" for size in axis_sizes(study, axis)
+            run_at(study, axis, size, point, 0)
+            for axis in AXES
+            if axis != "params"
+            for size in axis_sizes(study, axis)
         ],
         "ladder": lambda point: ladder_runs(study, point),
     }
@@ -44,8 +49,10 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
         for point in (space.lowest, space.highest):
             try:
                 found = [
-                    f"{problem} at width {run.shape.width} and {counted(run.schedule.num_steps, 'step')}"
-                    for run in make(point)  # at every size and duration, a step must leave something of a weight
+                    f"{problem} at width {run.shape.width} and "
+                    f"{counted(run.schedule.num_steps, 'step')}"
+                    # at every size and duration, a step must leave something of a weight
+                    for run in make(point)
                     for problem in decay_problems(run.parametrization, run.ratios, run.hparams)
                 ]
             except SpecError as error:
@@ -85,39 +92,54 @@ class RepeatedTrials:
 def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
     """The phases so far."""
     search = study.plan.search
-    found = [Phase(space=study.space, num_trials=search.num_trials, num_known=0, given=study.plan.first_points)]
+    found = [
+        Phase(
+            space=study.space,
+            num_trials=search.num_trials,
+            num_known=0,
+            given=study.plan.first_points,
+        )
+    ]
     for record in ledger.records(GROWTH):
         body, last = cast(dict[str, Any], record.body), found[-1]
         edges = [canon.decode(Edge, edge) for edge in body["edges"]]
         given = tuple(cast(list[Params], body["points"]))
         found.append(
             Phase(
-                space=grown(last.space, edges), num_trials=last.num_trials + int(body["num_trials"]),
-                num_known=last.num_trials, given=given,
+                space=grown(last.space, edges),
+                num_trials=last.num_trials + int(body["num_trials"]),
+                num_known=last.num_trials,
+                given=given,
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 
 def trial_points(ledger: Ledger) -> list[Params]:
     """Points of the trials so far, by index.
 
-    A repair may have lost a growth and kept what was suggested after it: until the ranges grow again, as they will by
-    the trials before, those are no trials.
+    A repair may have lost a growth and kept what was suggested after it: until the ranges grow
+    again, as they will by the trials before, those are no trials.
     """
     search = cast(dict[str, Any], ledger.plan)["search"]
-    more = sum(int(cast(dict[str, Any], record.body)["num_trials"]) for record in ledger.records(GROWTH))
+    more = sum(
+        int(cast(dict[str, Any], record.body)["num_trials"]) for record in ledger.records(GROWTH)
+    )
     return suggested(ledger, SEARCH_STAGE)[: search["num_trials"] + more]
 
 
 def trial_results(study: Study, ledger: Ledger) -> list[RunResult | None]:
-    """Outcomes of the trials so far as the search goes by them, by index; None of one that has not ended."""
+    """Outcomes of the trials so far as the search goes by them, by index; None of one that has not
+    ended.
+    """
     results = ledger.first_results()
     return [results.get(study.trial_id(point)) for point in trial_points(ledger)]
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
-    """Losses of all the last phase's trials, None of one that diverged or was pruned; None before all have ended."""
+    """Losses of all the last phase's trials, None of one that diverged or was pruned; None before
+    all have ended.
+    """
     found = trial_results(study, ledger)
     if len(found) < phases(study, ledger)[-1].num_trials or None in found:
         return None
@@ -125,13 +147,19 @@ def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
 
 
 def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
-    """Trials that were given up, by index; what came of their runs elsewhere in the study is not the search's."""
+    """Trials that were given up, by index; what came of their runs elsewhere in the study is not
+    the search's.
+    """
     ended = enumerate(trial_results(study, ledger))
     return [index for index, result in ended if result is not None and result.status == "pruned"]
 
 
-def edges_of(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> tuple[list[Edge], list[str]]:
-    """Ends that do not bracket the optimum, once a phase has ended; and why those that cannot move do not."""
+def edges_of(
+    study: Study, ledger: Ledger, losses: Sequence[float | None]
+) -> tuple[list[Edge], list[str]]:
+    """Ends that do not bracket the optimum, once a phase has ended; and why those that cannot move
+    do not.
+    """
     space = phases(study, ledger)[-1].space
     edges: list[Edge] = []
     stopped: list[str] = []
@@ -159,7 +187,9 @@ def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict
     }
 
 
-def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> RepeatedTrials | None:
+def replicated(
+    study: Study, ledger: Ledger, losses: Sequence[float | None]
+) -> RepeatedTrials | None:
     """Repeats of the best trials; None where the plan wants none, or nothing finished."""
     search, best_first = study.plan.search, ranked(losses)
     if not search.num_replicates or not best_first:
@@ -179,7 +209,9 @@ def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> 
         for number in range(search.num_replicates)
     }
     results = ledger.results()
-    outcomes = {one: results[spec.id].loss_nats for one, spec in specs.items() if spec.id in results}
+    outcomes = {
+        one: results[spec.id].loss_nats for one, spec in specs.items() if spec.id in results
+    }
     counts = replicates(len(candidates), search.num_replicates, search.parallelism, outcomes)
     asked = [(which, number) for which, count in enumerate(counts) for number in range(count)]
     done = all(one in outcomes for one in asked)
@@ -191,19 +223,31 @@ def replicated(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> 
 
 
 def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int | None:
-    """The best trial, by its repeats where there are any; None before these have ended, or where nothing finished."""
+    """The best trial, by its repeats where there are any; None before these have ended, or where
+    nothing finished.
+    """
     again, best_first = replicated(study, ledger, losses), ranked(losses)
     if again is None:
         return best_first[0] if best_first else None
-    return again.candidates[again.comparison.standings[0].candidate] if again.comparison is not None else None
+    return (
+        again.candidates[again.comparison.standings[0].candidate]
+        if again.comparison is not None
+        else None
+    )
 
 
-def ties(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> ConventionDecisions | None:
-    """What is decided between the best trial's values and conventional ones; None before there is a best trial."""
+def ties(
+    study: Study, ledger: Ledger, losses: Sequence[float | None]
+) -> ConventionDecisions | None:
+    """What is decided between the best trial's values and conventional ones; None before there is a
+    best trial.
+    """
     best = winner(study, ledger, losses)
     if best is None:
         return None
-    return settled(study, phases(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results())
+    return settled(
+        study, phases(study, ledger)[-1].space, trial_points(ledger)[best], ledger.results()
+    )
 
 
 def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:

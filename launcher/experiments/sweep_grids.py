@@ -1,10 +1,10 @@
-"""The runs of each test of transfer: conditions that differ from the base in one axis, grids of values at every size,
-and what a verdict asks for in addition. No torch.
+"""The runs of each test of transfer: conditions that differ from the base in one axis, grids of
+values at every size, and what a verdict asks for in addition. No torch.
 
-A test is a hyperparameter over an axis; its runs are one condition, or two where there is a control. All run at the
-point that the search settled on. How the warmup is carried over duration is decided first, since runs of other
-durations follow it. Every list of runs is a pure function of the plan and of results, so a resumed study asks for
-exactly the runs an uninterrupted one would.
+A test is a hyperparameter over an axis; its runs are one condition, or two where there is a
+control. All run at the point that the search settled on. How the warmup is carried over duration is
+decided first, since runs of other durations follow it. Every list of runs is a pure function of the
+plan and of results, so a resumed study asks for exactly the runs an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from transfer.verdict.verdict import DetailedVerdict, Verdict
 
 FIRST_SIZES = 2
-"""With the whole grid around the search's best; larger ones need less, around what these predict."""
+"""With the whole grid around the search's best; larger ones need less, around what these
+predict."""
 ROUNDING_OCTAVES = 0.25
 """That prediction is rounded: the last bits of a fit must not change which runs are asked for."""
 MOST_OF_STEPS = 0.95
@@ -53,7 +54,12 @@ class Condition:
     def points(self, results: Mapping[str, RunResult]) -> list[Point]:
         """A point for every run that has an outcome; diverged ones count, failed ones do not."""
         return [
-            Point(size=self.size(spec), log2_value=log2_value, loss_nats=result.loss_nats, seed=spec.seed)
+            Point(
+                size=self.size(spec),
+                log2_value=log2_value,
+                loss_nats=result.loss_nats,
+                seed=spec.seed,
+            )
             for spec, log2_value in self.specs
             if (result := results.get(spec.id)) is not None and result.status != "failed"
         ]
@@ -84,7 +90,12 @@ class TransferTest:
     @property
     def specs(self) -> list[RunSpec]:
         """Every run, those of the control condition included."""
-        return [spec for condition in (self.condition, self.control) if condition for spec, _ in condition.specs]
+        return [
+            spec
+            for condition in (self.condition, self.control)
+            if condition
+            for spec, _ in condition.specs
+        ]
 
     def done(self, results: Mapping[str, RunResult]) -> bool:
         """Whether every run has an outcome."""
@@ -104,7 +115,10 @@ class Sizes:
     def of(cls, spec: RunSpec) -> Sizes:
         """A run's."""
         return cls(
-            width=spec.shape.width, depth=spec.shape.num_layers, batch=spec.batch_tokens, duration=spec.num_tokens
+            width=spec.shape.width,
+            depth=spec.shape.num_layers,
+            batch=spec.batch_tokens,
+            duration=spec.num_tokens,
         )
 
     def along(self, axis: Axis) -> int:
@@ -116,11 +130,17 @@ class Sizes:
 def base_sizes(study: Study) -> Sizes:
     """Where hyperparameters are searched."""
     proxy, tokens = study.plan.proxy, base_duration(study)
-    return Sizes(width=proxy.base_width, depth=study.plan.model.num_layers, batch=proxy.batch_tokens, duration=tokens)
+    return Sizes(
+        width=proxy.base_width,
+        depth=study.plan.model.num_layers,
+        batch=proxy.batch_tokens,
+        duration=tokens,
+    )
 
 
 def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, there: Sizes) -> float:
-    """A learning rate set at the base, by the measured rules; what the parametrization does comes on top of it.
+    """A learning rate set at the base, by the measured rules; what the parametrization does comes
+    on top of it.
 
     The one rule for the main run and for every rung of the ladder.
     """
@@ -144,14 +164,21 @@ def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
 
 
 _TOLD: dict[Axis, str] = {
-    "width": "width", "depth": "num_layers", "batch": "batch_tokens", "duration": "num_steps",
-}  # fmt: skip
+    "width": "width",
+    "depth": "num_layers",
+    "batch": "batch_tokens",
+    "duration": "num_steps",
+}
 
 
 def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
-    """What the plan tests, and its trainer can get: the learning rate's first, over width first of all."""
+    """What the plan tests, and its trainer can get: the learning rate's first, over width first of
+    all.
+    """
     axes: tuple[Axis, ...] = ("width", "duration", "batch", "depth")
-    needed: list[tuple[Hyperparameter, Axis]] = [("learning_rate", axis) for axis in axes if axis_sizes(study, axis)]
+    needed: list[tuple[Hyperparameter, Axis]] = [
+        ("learning_rate", axis) for axis in axes if axis_sizes(study, axis)
+    ]
     command = study.plan.command
     for name, over in study.plan.transfer.hyperparameters.items():
         if command is None or command.reaches(hyperparameter_named(name).told_as):
@@ -160,7 +187,12 @@ def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
 
 
 def run_at(
-    study: Study, axis: Axis, size: int, point: Params, seed: int, parametrization: Parametrization | None = None
+    study: Study,
+    axis: Axis,
+    size: int,
+    point: Params,
+    seed: int,
+    parametrization: Parametrization | None = None,
 ) -> RunSpec:
     """A run of the base's settings but for one axis."""
     plan, base = study.plan, base_sizes(study)
@@ -177,7 +209,12 @@ def run_at(
     else:
         num_steps = _steps(study, size)
     return study.run(
-        shape=shape, point=point, seed=seed, num_steps=num_steps, batch_tokens=batch, parametrization=parametrization
+        shape=shape,
+        point=point,
+        seed=seed,
+        num_steps=num_steps,
+        batch_tokens=batch,
+        parametrization=parametrization,
     )
 
 
@@ -190,7 +227,9 @@ def _steps(study: Study, tokens: int) -> int:
 
 def _counts(study: Study) -> list[int]:
     """Steps of the plan's durations."""
-    return [max(1, round(ratio * study.plan.proxy.num_steps)) for ratio in study.plan.transfer.durations]
+    return [
+        max(1, round(ratio * study.plan.proxy.num_steps)) for ratio in study.plan.transfer.durations
+    ]
 
 
 def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
@@ -217,7 +256,8 @@ class SharedSettings:
     warmup: Rule = "share"
     """How the warmup is carried over duration."""
     foreseen: bool = False
-    """Whether larger sizes' grids are asked for without the smaller ones' optima, as if these lay at the base's."""
+    """Whether larger sizes' grids are asked for without the smaller ones' optima, as if these lay
+    at the base's."""
 
 
 def transfer_test(setting: SharedSettings, name: Hyperparameter, axis: Axis) -> TransferTest:
@@ -234,7 +274,8 @@ def _rates(setting: SharedSettings, axis: Axis) -> Condition:
     centre = float(round(math.log2(setting.best["learning_rate"])))
     cells: dict[tuple[int, float], int] = {}
     sizes = axis_sizes(study, axis)
-    branches = study.plan.proxy.decay_branches and axis == "duration"  # runs of one rate share their stable phase
+    # runs of one rate share their stable phase
+    branches = study.plan.proxy.decay_branches and axis == "duration"
     full = {base, *(sizes if branches else sizes[:FIRST_SIZES])}
     num_seeds = transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
 
@@ -262,8 +303,12 @@ def _rates(setting: SharedSettings, axis: Axis) -> Condition:
     return _extended(setting, "learning_rate", axis, cells)
 
 
-def _predicted(setting: SharedSettings, known: Condition, axis: Axis, base: int, size: int) -> float | None:
-    """Where the smaller sizes' optima put this one's, to a quarter octave; None if they do not say."""
+def _predicted(
+    setting: SharedSettings, known: Condition, axis: Axis, base: int, size: int
+) -> float | None:
+    """Where the smaller sizes' optima put this one's, to a quarter octave; None if they do
+    not say.
+    """
     from transfer.verdict.verdict import MIN_DRAWS, examine
 
     question = Question(axis=axis, base_size=base, target_size=size, power=None)
@@ -274,7 +319,9 @@ def _predicted(setting: SharedSettings, known: Condition, axis: Axis, base: int,
 
 
 def _control(setting: SharedSettings) -> Condition:
-    """The control over width, in standard form: at the base both are the same function, and share its runs."""
+    """The control over width, in standard form: at the base both are the same function, and share
+    its runs.
+    """
     study, base = setting.study, setting.study.plan.proxy.base_width
     transfer = study.plan.transfer
     centre = float(round(math.log2(setting.best["learning_rate"])))
@@ -282,7 +329,9 @@ def _control(setting: SharedSettings) -> Condition:
     for width in dict.fromkeys((base, *transfer.control_widths)):
         own = width != base
         for offset in transfer.control_offsets_octaves if own else transfer.offsets_octaves:
-            cells[width, centre + offset] = transfer.control_num_seeds if own else transfer.num_seeds
+            cells[width, centre + offset] = (
+                transfer.control_num_seeds if own else transfer.num_seeds
+            )
     return _extended(setting, "learning_rate", "width", cells, control=True)
 
 
@@ -300,11 +349,15 @@ def _values(setting: SharedSettings, name: Hyperparameter, axis: Axis) -> Condit
 
 
 def _extended(
-    setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: dict[tuple[int, float], int], *,
+    setting: SharedSettings,
+    name: Hyperparameter,
+    axis: Axis,
+    cells: dict[tuple[int, float], int],
+    *,
     control: bool = False,
-) -> Condition:  # fmt: skip
-    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, for what no verdict
-    can be made from, also runs that sharpen it.
+) -> Condition:
+    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, for
+    what no verdict can be made from, also runs that sharpen it.
     """
     plain = setting.study.plan.transfer.max_extensions
     for number in range(setting.rounds):
@@ -317,7 +370,8 @@ def _extended(
         asked = [
             (s.size, s.log2_value, s.num_seeds)
             for s in verdict.what_to_run
-            if (s.mends or number >= plain) and _fits(setting.study, name, axis, s.size, s.log2_value)
+            if (s.mends or number >= plain)
+            and _fits(setting.study, name, axis, s.size, s.log2_value)
         ]
         if enough or not asked:
             break
@@ -326,25 +380,35 @@ def _extended(
     return _condition(setting, name, axis, cells, control=control)
 
 
-def _judged_so_far(setting: SharedSettings, name: Hyperparameter, axis: Axis, condition: Condition) -> Verdict:
+def _judged_so_far(
+    setting: SharedSettings, name: Hyperparameter, axis: Axis, condition: Condition
+) -> Verdict:
     """The verdict that says which runs are still needed."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":
         own = to_log2(name, base_value(setting.study, name, setting.best))
         return judge(condition.points(setting.results), question_of(setting, name, axis, own))
-    # What the axes cost adds up, and must be under the margin together: each may have its share, and no more.
+    # What the axes cost adds up, and must be under the margin together: each may have its share,
+    # and no more.
     num_axes = sum(tested == name for tested, _ in wanted_tests(setting.study))
     question, points = question_of(setting, name, axis, None), condition.points(setting.results)
-    found = judge(points, dataclasses.replace(question, margin_nats=question.margin_nats / num_axes))
+    found = judge(
+        points, dataclasses.replace(question, margin_nats=question.margin_nats / num_axes)
+    )
     return judge(points, question) if found.outcome == "drifts" else found
 
 
-def question_of(setting: SharedSettings, name: Hyperparameter, axis: Axis, transferred: float | None) -> Question:
+def question_of(
+    setting: SharedSettings, name: Hyperparameter, axis: Axis, transferred: float | None
+) -> Question:
     """What is asked of a test's runs."""
     study, base = setting.study, base_sizes(setting.study)
     own = study.plan.search.own
-    powers, power = own[name].powers if name in own else scaling(study.plan.parametrization, name), 0.0
+    powers, power = (
+        own[name].powers if name in own else scaling(study.plan.parametrization, name),
+        0.0,
+    )
     if name == WarmupRule.HYPERPARAMETER and axis == "duration":
         power = power_of(study, setting.warmup, setting.best, setting.target.duration)
     measured = name == "learning_rate" and axis in study.plan.transfer.measured_rules
@@ -374,9 +438,13 @@ def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value:
 
 
 def _condition(
-    setting: SharedSettings, name: Hyperparameter, axis: Axis, cells: Mapping[tuple[int, float], int], *,
+    setting: SharedSettings,
+    name: Hyperparameter,
+    axis: Axis,
+    cells: Mapping[tuple[int, float], int],
+    *,
     control: bool = False,
-) -> Condition:  # fmt: skip
+) -> Condition:
     study, base = setting.study, base_sizes(setting.study).along(axis)
     own, specs = base_value(study, name, setting.best), list[tuple[RunSpec, float]]()
     known = set[str]()
@@ -424,7 +492,9 @@ class RatePair:
 
 
 def rate_pairs(setting: SharedSettings) -> tuple[RatePair, ...]:
-    """The pairs of a plan: none where it has no axes of its own, or tests none of them over width."""
+    """The pairs of a plan: none where it has no axes of its own, or tests none of them over
+    width.
+    """
     study, best = setting.study, setting.best
     tested = dict.fromkeys(name for name, axis in wanted_tests(study) if axis == "width")
     if LEARNING_RATE not in tested:
@@ -446,7 +516,9 @@ def rate_pairs(setting: SharedSettings) -> tuple[RatePair, ...]:
 
 def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
     """By test, the runs that its first verdict asks for, before anything has ended."""
-    setting = SharedSettings(study=study, results={}, best=point, target=target, rounds=0, foreseen=True)
+    setting = SharedSettings(
+        study=study, results={}, best=point, target=target, rounds=0, foreseen=True
+    )
     tests = [transfer_test(setting, name, axis) for name, axis in wanted_tests(study)]
     found = {test.name: test.specs for test in tests}
     return found | {pair.name: pair.specs for pair in rate_pairs(setting)}
@@ -455,17 +527,27 @@ def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[Run
 def warmup_runs(
     study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]
 ) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:
-    """The comparison of a warmup's share with its number of tokens, within its part of what all tests take."""
+    """The comparison of a warmup's share with its number of tokens, within its part of what all
+    tests take.
+    """
     if study.plan.command is not None and not study.plan.command.reaches("warmup_steps"):
         return (), WarmupRule(rule="share")
-    tests = {spec.id: spec.flops for specs in first_runs(study, point, target).values() for spec in specs}
+    tests = {
+        spec.id: spec.flops for specs in first_runs(study, point, target).values() for spec in specs
+    }
     return compare_warmup_rules(
-        study, point, axis_sizes(study, "duration"), WARMUP_SHARE * sum(tests.values()),
-        lambda size, there, seed: run_at(study, "duration", size, there, seed), results,
-    )  # fmt: skip
+        study,
+        point,
+        axis_sizes(study, "duration"),
+        WARMUP_SHARE * sum(tests.values()),
+        lambda size, there, seed: run_at(study, "duration", size, there, seed),
+        results,
+    )
 
 
-def judged(setting: SharedSettings, test: TransferTest, transferred: float | None) -> DetailedVerdict:
+def judged(
+    setting: SharedSettings, test: TransferTest, transferred: float | None
+) -> DetailedVerdict:
     """The verdict on a test's runs, with what it was drawn from."""
     from transfer.verdict.verdict import examine
 

@@ -1,5 +1,5 @@
-"""What the search and the transfer tests found: values set at the base, how they move, and as plain data for report and
-verbs. No torch.
+"""What the search and the transfer tests found: values set at the base, how they move, and as plain
+data for report and verbs. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from launcher.experiments.conventions import Tie, WarmupRule, comparison_log2, followed, ties_body
 from launcher.experiments.rate_pairs import judged_pair
-from launcher.experiments.search import RepeatedTrials, ended_losses, growth, replicated, ties, trial_points, winner
+from launcher.experiments.search import (
+    RepeatedTrials,
+    ended_losses,
+    growth,
+    replicated,
+    ties,
+    trial_points,
+    winner,
+)
 from launcher.experiments.sweep_grids import (
     Condition,
     RatePair,
@@ -34,7 +42,12 @@ from launcher.experiments.wider import spike_words
 from launcher.plan.study import NoFinishedTrialError, Study
 from proxies.core.canon import Json
 from proxies.core.errors import InputError
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM, hyperparameter_named
+from proxies.core.hyperparameters import (
+    HYPERPARAMETERS,
+    LEARNING_RATE,
+    WITH_OPTIMUM,
+    hyperparameter_named,
+)
 from proxies.core.notation import counted, format_factor
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import scaled, scaling
@@ -54,8 +67,8 @@ _AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
 _USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "axes")
 """Shown whether they were searched or not."""
 SPEND, SPENT = "spend", "spent"
-"""Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an interrupted spending
-resumes where it stopped and runs what it would have run.
+"""Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an
+interrupted spending resumes where it stopped and runs what it would have run.
 """
 
 
@@ -69,7 +82,8 @@ class SearchOutcome:
 
     points: tuple[Params, ...]
     best: Params
-    """What is used: the best trial's point, with conventional values where these are no worse; to three digits."""
+    """What is used: the best trial's point, with conventional values where these are no worse; to
+    three digits."""
     best_trial: int
     ties: tuple[Tie, ...]
     """Between its values and conventional ones."""
@@ -92,10 +106,12 @@ class Transferred:
     log2_lr: float
     """Set at the base, to be used everywhere."""
     at_optimum: bool
-    """Whether it is the fitted optimum of the base width, or, where there is none, the search's best rate."""
+    """Whether it is the fitted optimum of the base width, or, where there is none, the search's
+    best rate."""
     powers_at: Callable[[Sizes], Mapping[Axis, float]]
-    """Measured exponents of the learning rate from the base to a target, beyond what the parametrization does; where
-    there are none, none. Where an optimum bends, they depend on the target."""
+    """Measured exponents of the learning rate from the base to a target, beyond what the
+    parametrization does; where there are none, none. Where an optimum bends, they depend on the
+    target."""
     pairs: tuple[RatePair, ...] = ()
     """The learning rate with other rates of the user's own code."""
 
@@ -110,7 +126,9 @@ class Transferred:
         return {**self.best, "learning_rate": self.learning_rate}
 
     def rate_at(self, base: Sizes, target: Sizes) -> float:
-        """The learning rate set at the base of width and depth, carried to the target's batch and duration."""
+        """The learning rate set at the base of width and depth, carried to the target's batch and
+        duration.
+        """
         return transferred_rate(self.learning_rate, self.powers_at(target), base, target)
 
     def point_at(self, study: Study, target: Sizes) -> Params:
@@ -144,7 +162,9 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
         StageMissingError: it has not ended.
         NoFinishedTrialError: every trial diverged or failed.
     """
-    missing = StageMissingError(f"the search has not ended: `{study.command_line('sweep')}` runs or resumes it")
+    missing = StageMissingError(
+        f"the search has not ended: `{study.command_line('sweep')}` runs or resumes it"
+    )
     losses = ended_losses(study, ledger)
     if losses is None:
         raise missing
@@ -152,8 +172,10 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
     if not ranked(losses):
         last = ledger.first_results()[study.trial_id(points[-1])]
         raise NoFinishedTrialError(
-            f"none of {counted(len(points), 'trial')} finished; the last: {last.status}, {last.reason}. If they "
-            f"diverged, lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a study folder of "
+            f"none of {counted(len(points), 'trial')} finished; the last: {last.status}, "
+            f"{last.reason}. If they "
+            f"diverged, lower search.learning_rate = {list(study.plan.search.learning_rate)}, in a "
+            "study folder of "
             "its own"
         )
     if growth(study, ledger, losses) is not None:
@@ -180,7 +202,9 @@ def target_guess(study: Study) -> Sizes:
     return Sizes(width=shape.width, depth=shape.num_layers, batch=batch, duration=tokens)
 
 
-def _setting(study: Study, ledger: Ledger, won: SearchOutcome, target: Sizes | None = None) -> SharedSettings:
+def _setting(
+    study: Study, ledger: Ledger, won: SearchOutcome, target: Sizes | None = None
+) -> SharedSettings:
     return SharedSettings(
         study=study,
         results=ledger.results(),
@@ -210,7 +234,8 @@ def _tests(
 
 
 def asked(study: Study, ledger: Ledger) -> tuple[TransferTest | RatePair, ...]:
-    """The tests, with the runs they want as far as results tell, after the comparison of how a warmup is carried.
+    """The tests, with the runs they want as far as results tell, after the comparison of how a
+    warmup is carried.
 
     Raises:
         StageMissingError: the search has not ended.
@@ -219,12 +244,20 @@ def asked(study: Study, ledger: Ledger) -> tuple[TransferTest | RatePair, ...]:
     wanted: tuple[TransferTest | RatePair, ...] = (*tests, *rate_pairs(setting))
     if not compared:
         return wanted
-    condition = Condition(axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in compared))
-    return (TransferTest(hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition), *wanted)
+    condition = Condition(
+        axis="duration", specs=tuple((spec, comparison_log2(spec)) for spec in compared)
+    )
+    return (
+        TransferTest(
+            hyperparameter=WarmupRule.HYPERPARAMETER, axis="duration", condition=condition
+        ),
+        *wanted,
+    )
 
 
 def missing_after_another_round(study: Study, ledger: Ledger) -> dict[str, RunSpec]:
-    """The runs, by id, that the tests want after one more round of spending and that have no outcome yet.
+    """The runs, by id, that the tests want after one more round of spending and that have no
+    outcome yet.
 
     Raises:
         StageMissingError: the search has not ended.
@@ -244,14 +277,21 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
     won = searched(study, ledger)
     setting, _, warmup, tests = _tests(_setting(study, ledger, won))
     pairs = rate_pairs(setting)
-    done = all(test.done(setting.results) for test in tests) and all(pair.done(setting.results) for pair in pairs)
+    done = all(test.done(setting.results) for test in tests) and all(
+        pair.done(setting.results) for pair in pairs
+    )
     if warmup is None or not done:
         raise StageMissingError(
-            f"the transfer runs have not ended: `{study.command_line('transfer')}` runs or resumes them"
+            f"the transfer runs have not ended: `{study.command_line('transfer')}` runs or resumes "
+            "them"
         )
     optima = judged(setting, tests[0], None).verdict.optima
     log2_lr = next((o.log2_value for o in optima if o.size == study.plan.proxy.base_width), None)
-    measured = [t for t in tests if t.hyperparameter == LEARNING_RATE and t.axis in study.plan.transfer.measured_rules]
+    measured = [
+        t
+        for t in tests
+        if t.hyperparameter == LEARNING_RATE and t.axis in study.plan.transfer.measured_rules
+    ]
 
     @functools.cache
     def powers_at(target: Sizes) -> Mapping[Axis, float]:
@@ -260,9 +300,15 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
         return {axis: round(at.power, POWER_DIGITS) for axis, at in found.items() if at is not None}
 
     return Transferred(
-        tests=tests, best=won.best, ties=won.ties, warmup=warmup, at_optimum=log2_lr is not None, powers_at=powers_at,
-        log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr, pairs=pairs,
-    )  # fmt: skip
+        tests=tests,
+        best=won.best,
+        ties=won.ties,
+        warmup=warmup,
+        at_optimum=log2_lr is not None,
+        powers_at=powers_at,
+        log2_lr=math.log2(won.best["learning_rate"]) if log2_lr is None else log2_lr,
+        pairs=pairs,
+    )
 
 
 def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes) -> Verdicts:
@@ -270,26 +316,35 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
     from transfer.verdict.joint_verdict import judge_together
 
     base, rule = base_sizes(study), found.warmup.rule
-    setting = dataclasses.replace(_setting(study, ledger, searched(study, ledger), target), warmup=rule)
+    setting = dataclasses.replace(
+        _setting(study, ledger, searched(study, ledger), target), warmup=rule
+    )
     tests = []
     for test in found.tests:
         name = test.hyperparameter
-        if name == "learning_rate":  # over other axes, what is asked is whether the rule carries their own base optimum
+        # over other axes, what is asked is whether the rule carries their own base optimum
+        if name == "learning_rate":
             value = found.log2_lr if test.axis == "width" else None
         else:
             value = to_log2(name, base_value(study, name, found.point))
         tests.append((test, judged(setting, test, value)))
     rates = [judgement for test, judgement in tests if test.hyperparameter == "learning_rate"]
-    together = judge_together(rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in _AXES})
+    together = judge_together(
+        rates, {axis: math.log2(target.along(axis) / base.along(axis)) for axis in _AXES}
+    )
     failed = frozenset(id for id, result in setting.results.items() if result.status == "failed")
     pairs = tuple(judged_pair(setting, pair, tuple(tests), together) for pair in found.pairs)
-    return Verdicts(target=target, tests=tuple(tests), together=together, failed=failed, pairs=pairs)
+    return Verdicts(
+        target=target, tests=tuple(tests), together=together, failed=failed, pairs=pairs
+    )
 
 
 def transfer_body(
     study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
 ) -> dict[str, Json]:
-    """Tests with their verdicts and runs, the learning rate over all axes, and the table of values."""
+    """Tests with their verdicts and runs, the learning rate over all axes, and the table of
+    values.
+    """
     from transfer.verdict.summary import pair_summary, together_summary
 
     told = {*_USUAL, *found.best, *(test.hyperparameter for test, _ in verdicts.tests)}
@@ -330,7 +385,9 @@ def _with_spike(
 
 
 def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) -> list[Json]:
-    conditions = {study.plan.proxy.parametrization: test.condition} | ({"sp": test.control} if test.control else {})
+    conditions = {study.plan.proxy.parametrization: test.condition} | (
+        {"sp": test.control} if test.control else {}
+    )
     return [
         {
             "arm": name,
@@ -345,8 +402,12 @@ def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) ->
     ]
 
 
-def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter) -> dict[str, Json]:
-    """A hyperparameter's row: at the base, at the target, by which rule, and how far that was tested."""
+def _value(
+    study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter
+) -> dict[str, Json]:
+    """A hyperparameter's row: at the base, at the target, by which rule, and how far that was
+    tested.
+    """
     from transfer.verdict.joint_verdict import differs
     from transfer.verdict.summary import estimate_summary, verdict_summary
 
@@ -354,13 +415,23 @@ def _value(study: Study, found: Transferred, verdicts: Verdicts, name: Hyperpara
     mine = [judged.verdict for test, judged in verdicts.tests if test.hyperparameter == name]
     axes = [verdict.question.axis for verdict in mine]
     value, rule = _ruled(study, found, target, name)
-    margin, ties = study.plan.transfer.margin_nats, [tie for tie in found.ties if tie.hyperparameter == name]
+    margin, ties = (
+        study.plan.transfer.margin_nats,
+        [tie for tie in found.ties if tie.hyperparameter == name],
+    )
     rate = name == LEARNING_RATE
     worst = max(mine, key=_regret, default=None)
     regret = verdicts.together.regret_nats if rate else worst.regret_nats if worst else None
     outcome = verdicts.together.outcome if rate else worst.outcome if worst else None
-    over = [*axes, *(["duration"] if name == found.warmup.HYPERPARAMETER and found.warmup.finding else [])]
-    twice = [cost for verdict in mine if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None]
+    over = [
+        *axes,
+        *(["duration"] if name == found.warmup.HYPERPARAMETER and found.warmup.finding else []),
+    ]
+    twice = [
+        cost
+        for verdict in mine
+        if (cost := verdict_summary(verdict)["cost_of_2x_off_nats"]) is not None
+    ]
     return {
         "hyperparameter": name,
         "base_value": _at_base(study, found, name),
@@ -393,7 +464,9 @@ def _regret(verdict: Verdict) -> tuple[int, float]:
 _UNSCALED = "The same value at every size"
 
 
-def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter) -> tuple[Json, str]:
+def _ruled(
+    study: Study, found: Transferred, target: Sizes, name: Hyperparameter
+) -> tuple[Json, str]:
     """A value at the target, and the rule that puts it there in words."""
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
@@ -413,7 +486,9 @@ def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter
         return found.rate_at(base, target), ". ".join(notes)
     value = base_value(study, name, found.point)
     if name == found.warmup.HYPERPARAMETER:
-        return found.point_at(study, target)[name], found.warmup.words(study.plan.transfer.margin_nats)
+        return found.point_at(study, target)[name], found.warmup.words(
+            study.plan.transfer.margin_nats
+        )
     if name in study.plan.search.own:
         own = study.plan.search.own[name].value(name, value)
         return own.at(ratios), _UNSCALED if own.powers == Powers() else f"Times {own.powers}"
@@ -422,5 +497,9 @@ def _ruled(study: Study, found: Transferred, target: Sizes, name: Hyperparameter
         return value, "Off at every size"
     if powers == Powers():
         return value, _UNSCALED
-    scaled_words = f"1 - {name} is multiplied" if one.scale == "log2_complement" else "Hidden matrices: multiplied"
+    scaled_words = (
+        f"1 - {name} is multiplied"
+        if one.scale == "log2_complement"
+        else "Hidden matrices: multiplied"
+    )
     return scaled(rules, name, value, ratios), f"{scaled_words} by {powers}"

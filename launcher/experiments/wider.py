@@ -1,5 +1,5 @@
-"""What the curves in the ledger say: whether wider is better at every step; how a run's gradients spiked; where runs
-branch off. No torch.
+"""What the curves in the ledger say: whether wider is better at every step; how a run's gradients
+spiked; where runs branch off. No torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from proxies.core.canon import Json
 
 NUM_RATES = 3
-"""Rates looked at: the base's best, and the next below. Above it the widest models are the first to be unstable."""
+"""Rates looked at: the base's best, and the next below. Above it the widest models are the first to
+be unstable."""
 NUM_POINTS = 40
 """Of a curve in the report."""
 
@@ -42,14 +43,21 @@ def curve_of(study: Study, result: RunResult | None) -> Curve | None:
 def curves_by_width(
     study: Study, tests: Sequence[TransferTest], results: Mapping[str, RunResult], best_log2: float
 ) -> dict[float, dict[int, dict[int, Curve]]]:
-    """Curves of the learning rate over width: by log2 of the rate, width and seed, at the rates that are looked at."""
-    test = next((one for one in tests if (one.hyperparameter, one.axis) == (LEARNING_RATE, "width")), None)
+    """Curves of the learning rate over width: by log2 of the rate, width and seed, at the rates
+    that are looked at.
+    """
+    test = next(
+        (one for one in tests if (one.hyperparameter, one.axis) == (LEARNING_RATE, "width")), None
+    )
     if test is None:
         return {}
     widths: dict[float, set[int]] = {}
     for spec, value in test.condition.specs:
         widths.setdefault(value, set()).add(spec.shape.width)
-    below = sorted((value for value in widths if value <= best_log2 + 0.5 and len(widths[value]) > 1), reverse=True)
+    below = sorted(
+        (value for value in widths if value <= best_log2 + 0.5 and len(widths[value]) > 1),
+        reverse=True,
+    )
     found: dict[float, dict[int, dict[int, Curve]]] = {value: {} for value in below[:NUM_RATES]}
     for spec, value in test.condition.specs:
         if value in found and (curve := curve_of(study, results.get(spec.id))) is not None:
@@ -57,7 +65,9 @@ def curves_by_width(
     return found
 
 
-def wider(study: Study, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]) -> WiderVerdict | None:
+def wider(
+    study: Study, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]
+) -> WiderVerdict | None:
     """Whether wider is better, by every two neighbouring widths of a rate."""
     from proxies.coordinates.wider import judge_wider
 
@@ -82,39 +92,59 @@ def _paired(
     if not seeds:
         return None
     runs = [
-        dict(zip(one[seed].steps, one[seed].train_loss_nats, strict=True)) for one in (narrow, wide) for seed in seeds
+        dict(zip(one[seed].steps, one[seed].train_loss_nats, strict=True))
+        for one in (narrow, wide)
+        for seed in seeds
     ]
     steps = sorted(set.intersection(*map(set, runs)))
     losses = [[run[step] for step in steps] for run in runs]
     stacked = np.array(losses, dtype=np.float64).reshape(2, len(seeds), len(steps))
     return CurvePair(
-        small=small, large=large, log2_value=value, steps=np.array(steps, dtype=np.int64), small_nats=stacked[0],
+        small=small,
+        large=large,
+        log2_value=value,
+        steps=np.array(steps, dtype=np.int64),
+        small_nats=stacked[0],
         large_nats=stacked[1],
-    )  # fmt: skip
+    )
 
 
-def wider_body(found: WiderVerdict | None, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]) -> Json:
-    """What a report says of it: the verdict, and the mean curves at the highest rate that was looked at."""
+def wider_body(
+    found: WiderVerdict | None, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]
+) -> Json:
+    """What a report says of it: the verdict, and the mean curves at the highest rate that was
+    looked at.
+    """
     if found is None:
         return None
     pairs: list[Json] = [
         {
-            "small": pair.small, "large": pair.large, "learning_rate": 2.0**pair.log2_value,
-            "num_seeds": pair.num_seeds, "steps": [pair.first_step, pair.last_step], "excess_nats": pair.excess_nats,
-            "interval": list(pair.interval), "outcome": pair.outcome,
+            "small": pair.small,
+            "large": pair.large,
+            "learning_rate": 2.0**pair.log2_value,
+            "num_seeds": pair.num_seeds,
+            "steps": [pair.first_step, pair.last_step],
+            "excess_nats": pair.excess_nats,
+            "interval": list(pair.interval),
+            "outcome": pair.outcome,
         }
         for pair in found.pairs
-    ]  # fmt: skip
+    ]
     value = max(curves)
     return {
-        "outcome": found.outcome, "level": found.level, "margin_nats": found.margin_nats, "pairs": pairs,
+        "outcome": found.outcome,
+        "level": found.level,
+        "margin_nats": found.margin_nats,
+        "pairs": pairs,
         "learning_rate": 2.0**value,
         "curves": [_mean(width, [*runs.values()]) for width, runs in sorted(curves[value].items())],
-    }  # fmt: skip
+    }
 
 
 def branches_body(study: Study, rungs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> Json:
-    """Curves of the widest rungs that share a stable phase, each from where it left the shorter one; null: none do."""
+    """Curves of the widest rungs that share a stable phase, each from where it left the shorter
+    one; null: none do.
+    """
     trunks: dict[str, list[RunSpec]] = {}
     for spec in rungs:
         trunks.setdefault(trunk_id(spec) or spec.id, []).append(spec)
@@ -126,11 +156,16 @@ def branches_body(study: Study, rungs: Sequence[RunSpec], results: Mapping[str, 
             own = [at for at, step in enumerate(curve.steps) if step > start]
             size = max(1, len(own) // NUM_POINTS)
             blocks = [own[first : first + size] for first in range(0, len(own), size)]
-            curves.append({
-                "num_steps": spec.schedule.num_steps, "branch_step": branch_step(spec),
-                "steps": [mean(curve.steps[at] for at in block) for block in blocks],
-                "train_loss_nats": [mean(curve.train_loss_nats[at] for at in block) for block in blocks],
-            })  # fmt: skip
+            curves.append(
+                {
+                    "num_steps": spec.schedule.num_steps,
+                    "branch_step": branch_step(spec),
+                    "steps": [mean(curve.steps[at] for at in block) for block in blocks],
+                    "train_loss_nats": [
+                        mean(curve.train_loss_nats[at] for at in block) for block in blocks
+                    ],
+                }
+            )
             start = branch_step(spec)
     return {"width": members[0].shape.width, "curves": curves} if curves else None
 
@@ -145,16 +180,21 @@ def _mean(width: int, runs: Sequence[Curve]) -> Json:
     losses = np.array(alike, dtype=np.float64).mean(axis=0)
     parts = parts_of(steps, min(NUM_POINTS, len(steps)))
     return {
-        "width": width, "steps": [float(steps[part].mean()) for part in parts],
+        "width": width,
+        "steps": [float(steps[part].mean()) for part in parts],
         "train_loss_nats": [float(losses[part].mean()) for part in parts],
-    }  # fmt: skip
+    }
 
 
 def spike_words(
-    study: Study, specs: Sequence[tuple[RunSpec, float]], results: Mapping[str, RunResult], sizes: Mapping[str, int],
+    study: Study,
+    specs: Sequence[tuple[RunSpec, float]],
+    results: Mapping[str, RunResult],
+    sizes: Mapping[str, int],
     culprit: Point,
-) -> str:  # fmt: skip
-    """How the gradients of the run that alone makes a drift spiked, beside the others of its size; empty: no log.
+) -> str:
+    """How the gradients of the run that alone makes a drift spiked, beside the others of its size;
+    empty: no log.
 
     `specs`: the test's runs with their values; `sizes`: each run's size on its axis.
     """
@@ -167,13 +207,16 @@ def spike_words(
         curve = curve_of(study, results.get(spec.id)) if sizes[spec.id] == culprit.size else None
         if curve is None:
             continue
-        after_warmup = bisect_right(curve.steps, spec.schedule.warmup_steps)  # a trainer may log few of its steps
+        # a trainer may log few of its steps
+        after_warmup = bisect_right(curve.steps, spec.schedule.warmup_steps)
         if (ratio := spike_ratio(curve.grad_norm, after_warmup)) is not None:
             ratios[(value, spec.seed) == (culprit.log2_value, culprit.seed)].append(ratio)
     if not ratios[True] or not ratios[False]:
         return ""
     others = statistics.median(ratios[False])
     return (
-        f"that run's largest gradient norm after its warmup is {format_factor(ratios[True][0])} times its median; "
-        f"those of the other runs of this size are {format_factor(others)} times theirs, in the median"
+        f"that run's largest gradient norm after its warmup is {format_factor(ratios[True][0])} "
+        "times its median; "
+        f"those of the other runs of this size are {format_factor(others)} times theirs, in the "
+        "median"
     )

@@ -47,7 +47,9 @@ class TestEvidence:
             said += f", with a margin of {verdict['margin_nats']:g}"
         bend = verdict["bend"]
         if bend["probability"] is not None and verdict["power_is_measured"]:
-            said += f". The line bends with probability {bend['probability']:.2f}, beyond the runs by "
+            said += (
+                f". The line bends with probability {bend['probability']:.2f}, beyond the runs by "
+            )
             said += f"{estimate(bend['octaves_per_doubling'], '+.2f')} octaves per doubling"
         return said
 
@@ -77,20 +79,29 @@ class DecisionContext:
 
     def row(self, hyperparameter: str) -> Any:
         """The row of the table of values; None where there is none."""
-        return next((r for r in self.body["transfer"]["values"] if r["hyperparameter"] == hyperparameter), None)
+        return next(
+            (r for r in self.body["transfer"]["values"] if r["hyperparameter"] == hyperparameter),
+            None,
+        )
 
     def tests_on(self, bears: Callable[[str, str], bool]) -> tuple[TestEvidence, ...]:
         """Transfer tests that bear on something, by hyperparameter and axis."""
-        return tuple(one for one in self.tests if bears(one.verdict["hyperparameter"], one.verdict["axis"]))
+        return tuple(
+            one for one in self.tests if bears(one.verdict["hyperparameter"], one.verdict["axis"])
+        )
 
     def gates(self, *names: str) -> tuple[GateOutcome, ...]:
         """Gates as they were when the config was frozen."""
         return tuple(
-            GateOutcome(name=gate["name"], outcome=gate["outcome"], reason=gate["reason"],
-                        accepted=self.body["accepted"].get(gate["name"]))
+            GateOutcome(
+                name=gate["name"],
+                outcome=gate["outcome"],
+                reason=gate["reason"],
+                accepted=self.body["accepted"].get(gate["name"]),
+            )
             for gate in self.body["gates"]
             if gate["name"] in names
-        )  # fmt: skip
+        )
 
     def change_keys(self, keys: Sequence[str]) -> list[str]:
         """How plan keys are changed, and what that repeats."""
@@ -100,8 +111,19 @@ class DecisionContext:
         asked = cast(Mapping[str, Any], self.plan.question().get(section, {}))
         named = f"plan key {' or '.join(keys)}"
         if section == "data" or name.partition(".")[0] in asked:
-            return [f"{named}, which needs a new study: `forerun run OTHER_PLAN --study NEW --fork STUDY`"]
-        return [f"{named}: `forerun run PLAN --study STUDY --set {keys[0]}=...`, then `forerun freeze STUDY`"]
+            return [
+                (
+                    f"{named}, which needs a new study: `forerun run OTHER_PLAN --study NEW --fork "
+                    "STUDY`"
+                )
+            ]
+        return [
+            (
+                f"{named}: `forerun run PLAN --study STUDY --set {keys[0]}=...`, then `forerun "
+                "freeze "
+                "STUDY`"
+            )
+        ]
 
 
 def measured(
@@ -126,7 +148,9 @@ def measured(
         else f"Gate {gate.name}: {words(gate.outcome)}, accepted ({gate.accepted})"
         for gate in gates
     ]
-    return EvidenceStrength(kind="measured", text=". ".join(said), gates=tuple(gates), **{**told, **more})
+    return EvidenceStrength(
+        kind="measured", text=". ".join(said), gates=tuple(gates), **{**told, **more}
+    )
 
 
 def _at(plan: Mapping[str, Any], key: str) -> Any:
@@ -150,10 +174,14 @@ def _defaults() -> dict[str, Json]:
 def _runs(what: str, specs: Iterable[RunSpec]) -> SourceRuns:
     """Runs as a record, each once."""
     seeds = {spec.id: spec.seed for spec in specs}
-    return SourceRuns(what=what, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds))
+    return SourceRuns(
+        what=what, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds)
+    )
 
 
-def known_of(study: Study, found: StudyFindings, decision: Decision, body: Mapping[str, Any]) -> DecisionContext:
+def known_of(
+    study: Study, found: StudyFindings, decision: Decision, body: Mapping[str, Any]
+) -> DecisionContext:
     """What is known of a decision.
 
     Args:
@@ -171,10 +199,14 @@ def known_of(study: Study, found: StudyFindings, decision: Decision, body: Mappi
     specs = {spec.id: spec for spec in (*search, *found.ladder, *checks)}
     specs |= {spec.id: spec for test in tests for spec in test.specs}
     return DecisionContext(
-        decision=decision, plan=study.plan, body=body, specs=tuple(specs.values()), search=_runs("search", search),
+        decision=decision,
+        plan=study.plan,
+        body=body,
+        specs=tuple(specs.values()),
+        search=_runs("search", search),
         ladder=_runs("ladder", found.ladder),
         tests=tuple(
             TestEvidence(verdict=told["verdict"], runs=_runs(name_of(told), test.specs))
             for test, told in zip(tests, body["transfer"]["tests"], strict=True)
         ),
-    )  # fmt: skip
+    )

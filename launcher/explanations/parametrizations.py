@@ -1,4 +1,6 @@
-"""A parametrization as tables: its laws per kind of parameter, its numbers at a shape, the source of each choice."""
+"""A parametrization as tables: its laws per kind of parameter, its numbers at a shape, the source
+of each choice.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ def laws(rules: Parametrization) -> tuple[dict[str, Json], str]:
     """The powers of every kind of parameter, and the choices behind them: as JSON, and as text."""
     by_kind = {kind: _laws(rules, kind) for kind in KINDS}
     rows = [(kind, *(by_kind[kind][column] for column in _COLUMNS)) for kind in KINDS]
-    ratios = "m_N, m_L, m_B, m_D: width (fan-in of a matrix), depth, batch and tokens, relative to the base run"
+    ratios = (
+        "m_N, m_L, m_B, m_D: width (fan-in of a matrix), depth, batch and tokens, relative to "
+        "the base run"
+    )
     parts = [
         str(rules),
         "\n".join([table(("", *_HEAD), rows), *_besides(rules), ratios, _NOTE]),
         table(("forward multipliers", "law"), list(forward_laws(rules).items())),
         _choices(rules),
     ]
-    return {**_answers(rules), "laws": {kind: dict(row) for kind, row in by_kind.items()}}, "\n\n".join(parts)
+    return {
+        **_answers(rules),
+        "laws": {kind: dict(row) for kind, row in by_kind.items()},
+    }, "\n\n".join(parts)
 
 
 def numbers(
@@ -63,14 +71,17 @@ def numbers(
         duration_ratio: the tokens over the base run's.
 
     Raises:
-        SpecError: shapes that cannot be compared, or a run that this parametrization cannot be used for.
+        SpecError: shapes that cannot be compared, or a run that this parametrization cannot be used
+            for.
     """
     from proxies.parametrization.parametrization import forward_of, parameters_of, table_of
 
     ratios = Ratios(
-        width=shape.width / base.width, depth=shape.num_layers / base.num_layers, batch=batch_ratio,
+        width=shape.width / base.width,
+        depth=shape.num_layers / base.num_layers,
+        batch=batch_ratio,
         duration=duration_ratio,
-    )  # fmt: skip
+    )
     if problems := refusals(rules, ratios, hparams, tied=shape.tied):
         raise SpecError("explain", problems)
     parameters = parameters_of(rules, shape, base)
@@ -79,7 +90,9 @@ def numbers(
     groups = _groups(rules, parameters, rows)
     betas = f"betas {rows[0].beta1:.6g}, {rows[0].beta2:.6g}; {_NOTE}"
     lines = [line for group in groups for line in _two_lines(group)]
-    values = [(name, f"{getattr(forward, name):.6g}", law) for name, law in forward_laws(rules).items()]
+    values = [
+        (name, f"{getattr(forward, name):.6g}", law) for name, law in forward_laws(rules).items()
+    ]
     parts = [
         _heading(rules, shape, base, ratios),
         "\n".join([table(("", "m_N", *_HEAD), lines), *_besides(rules), betas]),
@@ -87,9 +100,12 @@ def numbers(
         _choices(rules),
     ]
     body: dict[str, Json] = {
-        **_answers(rules), "ratios": dataclasses.asdict(ratios), "groups": list(groups),
-        "betas": [rows[0].beta1, rows[0].beta2], "forward": dataclasses.asdict(forward),
-    }  # fmt: skip
+        **_answers(rules),
+        "ratios": dataclasses.asdict(ratios),
+        "groups": list(groups),
+        "betas": [rows[0].beta1, rows[0].beta2],
+        "forward": dataclasses.asdict(forward),
+    }
     return body, "\n\n".join(parts)
 
 
@@ -108,7 +124,8 @@ def _groups(
         parameter, row = group[0]
         said: dict[str, Json] = {**_laws(rules, row.kind)}
         if parameter.base_std:
-            # Without a width rule a matrix starts from its own fan-in, which is no power of a ratio.
+            # Without a width rule a matrix starts from its own fan-in, which is no power of a
+            # ratio.
             own = rules.width == "none" and parameter.base_std == 1 / math.sqrt(row.size[-1])
             law = "" if said["init_std"] == "1" else f" {said['init_std']}"
             said["init_std"] = "1/sqrt(fan_in)" if own else f"{parameter.base_std:.4g}{law}"
@@ -132,13 +149,19 @@ def _two_lines(group: dict[str, Json]) -> list[tuple[str, ...]]:
     said = group["laws"]
     assert isinstance(said, dict)
     values = (f"{group[column]:.4g}" for column in ("width_multiplier", *_COLUMNS))
-    return [(str(group["parameters"]), *values), (f"  {group['kind']}", "", *(str(said[c]) for c in _COLUMNS))]
+    return [
+        (str(group["parameters"]), *values),
+        (f"  {group['kind']}", "", *(str(said[c]) for c in _COLUMNS)),
+    ]
 
 
 def _heading(rules: Parametrization, shape: Shape, base: Shape, ratios: Ratios) -> str:
     here, there = (f"width {of.width}, {counted(of.num_layers, 'layer')}" for of in (shape, base))
     tokens = f", m_B = {ratios.batch:g}, m_D = {ratios.duration:g}" if rules.needs_tokens else ""
-    return f"{rules} at {here}, relative to the base of {there}: m_N = {ratios.width:g}, m_L = {ratios.depth:g}{tokens}"
+    return (
+        f"{rules} at {here}, relative to the base of {there}: m_N = {ratios.width:g}, m_L = "
+        f"{ratios.depth:g}{tokens}"
+    )
 
 
 def _readable(names: list[str]) -> str:
@@ -154,7 +177,9 @@ def _readable(names: list[str]) -> str:
 
 
 def _laws(rules: Parametrization, kind: Kind) -> dict[str, str]:
-    """The powers of width and depth; those of batch and tokens are the same for all kinds (`_besides`)."""
+    """The powers of width and depth; those of batch and tokens are the same for all kinds
+    (`_besides`).
+    """
     rule = kind_rule(rules, kind)
     independent = rules.weight_decay == "independent"
     share = rule.weight_decay if independent else rule.learning_rate.times(rule.weight_decay)
@@ -186,7 +211,9 @@ def _besides(rules: Parametrization) -> list[str]:
     powers = {n: str(dataclasses.replace(getattr(rule, n), width=0.0, depth=0.0)) for n in _RULED}
     if rules.weight_decay == "independent":
         powers["lr*wd"] = powers.pop("weight_decay")
-    said = [f"{name.replace('_', ' ')} times {power}" for name, power in powers.items() if power != "1"]
+    said = [
+        f"{name.replace('_', ' ')} times {power}" for name, power in powers.items() if power != "1"
+    ]
     if rules.moments == "scaled":
         said.append("1 - beta times m_B m_D^-1")
     return ["batch and tokens also scale every row: " + "; ".join(said)] if said else []
@@ -209,8 +236,16 @@ def _answers(rules: Parametrization) -> dict[str, Json]:
     for choice, answers in sources.CHOICES.items():
         value = getattr(rules, choice)
         others: dict[str, Json] = {v: text for v, text in answers.items() if v != str(value)}
-        choices[choice] = {"value": value, "source": sources.answer_in_words(choice, value), "others": others}
-    return {"parametrization": str(rules), "choices": choices, "forward_laws": {**forward_laws(rules)}}
+        choices[choice] = {
+            "value": value,
+            "source": sources.answer_in_words(choice, value),
+            "others": others,
+        }
+    return {
+        "parametrization": str(rules),
+        "choices": choices,
+        "forward_laws": {**forward_laws(rules)},
+    }
 
 
 def _choices(rules: Parametrization) -> str:
@@ -220,5 +255,7 @@ def _choices(rules: Parametrization) -> str:
         value = getattr(rules, choice)
         own = " (changed)" if choice in rules.changed else ""
         lines.append(f"  {choice} = {value}{own}: {sources.answer_in_words(choice, value)}")
-        lines += [f"      {other}: {text}" for other, text in answers.items() if other != str(value)]
+        lines += [
+            f"      {other}: {text}" for other, text in answers.items() if other != str(value)
+        ]
     return "\n".join([*lines, sources.SECOND_HAND])

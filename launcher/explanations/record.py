@@ -1,4 +1,6 @@
-"""Provenance as data: a record for each field of a frozen config, kept in the attestation `provenance.json`."""
+"""Provenance as data: a record for each field of a frozen config, kept in the attestation
+`provenance.json`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Field:
     """One field of a decision."""
 
     path: str
-    """As shown: `groups.embedding.learning_rate`; of several groups of a kind, `groups.hidden.2.learning_rate`."""
+    """As shown: `groups.embedding.learning_rate`; of several groups of a kind,
+    `groups.hidden.2.learning_rate`."""
     key: str
     """The field of its record, whichever group or rule it is of: `groups.learning_rate`."""
     value: Json
@@ -44,7 +47,9 @@ class Field:
 
 
 def fields_of(decision: Decision) -> tuple[Field, ...]:
-    """Every field, in the order of the record; tables of numbers (samples, curve, shares) are one field each."""
+    """Every field, in the order of the record; tables of numbers (samples, curve, shares) are one
+    field each.
+    """
     return tuple(_walk(decision, "", ""))
 
 
@@ -53,19 +58,30 @@ def _walk(record: Any, path: str, key: str) -> Iterator[Field]:
         name, value = field.name, getattr(record, field.name)
         if isinstance(value, dict):
             for item in value:
-                yield Field(path=f"{path}{name}.{item}", key=f"{key}{name}.{item}", value=value[item], of=record)
+                yield Field(
+                    path=f"{path}{name}.{item}",
+                    key=f"{key}{name}.{item}",
+                    value=value[item],
+                    of=record,
+                )
         elif dataclasses.is_dataclass(value):
             yield from _walk(value, f"{path}{name}.", f"{key}{name}.")
         elif f"{path}{name}" in NAMED:
             for item, called in zip(value, _names(value), strict=True):
                 yield from _walk(item, f"{path}{name}.{called}.", f"{key}{name}.")
         else:
-            yield Field(path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), of=record)
+            yield Field(
+                path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), of=record
+            )
 
 
 def _names(records: Sequence[Any]) -> list[str]:
-    """By kind of parameter, or by hyperparameter and axis; numbered from 1 where several share a name."""
-    plain = [r.kind if isinstance(r, ParameterGroup) else f"{r.hyperparameter}.{r.axis}" for r in records]
+    """By kind of parameter, or by hyperparameter and axis; numbered from 1 where several share a
+    name.
+    """
+    plain = [
+        r.kind if isinstance(r, ParameterGroup) else f"{r.hyperparameter}.{r.axis}" for r in records
+    ]
     return [
         f"{name}.{plain[: index + 1].count(name)}" if plain.count(name) > 1 else name
         for index, name in enumerate(plain)
@@ -75,7 +91,8 @@ def _names(records: Sequence[Any]) -> list[str]:
 def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
     """The fields of a name: whole, a prefix, with `*`, or left short at its front (`warmup_steps`).
 
-    A hyperparameter's name means its values, in every group, before what else begins so (`learning_rate.schedule`).
+    A hyperparameter's name means its values, in every group, before what else begins so
+    (`learning_rate.schedule`).
 
     Raises:
         UnknownFieldError: there is none; it names the nearest.
@@ -95,14 +112,24 @@ def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
         found = tuple(
             field
             for field in fields
-            if any(fnmatch.fnmatchcase(said, each) for said in (field.path, _unnumbered(field)) for each in patterns)
+            if any(
+                fnmatch.fnmatchcase(said, each)
+                for said in (field.path, _unnumbered(field))
+                for each in patterns
+            )
         )
         if found and wanted:
             return found
     by_end = {field.path.rpartition(".")[2]: field.path for field in fields}
     near = difflib.get_close_matches(wanted, [field.path for field in fields], n=1)
-    near += [by_end[end] for end in difflib.get_close_matches(wanted.rpartition(".")[2], by_end, n=1)]
-    hint = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`forerun explain FROZEN` lists them"
+    near += [
+        by_end[end] for end in difflib.get_close_matches(wanted.rpartition(".")[2], by_end, n=1)
+    ]
+    hint = (
+        f"did you mean {' or '.join(dict.fromkeys(near))}?"
+        if near
+        else "`forerun explain FROZEN` lists them"
+    )
     raise UnknownFieldError(f"{name}: no field of this config has that name; {hint}")
 
 
@@ -112,14 +139,16 @@ def _unnumbered(field: Field) -> str:
 
 PROVENANCE = "provenance"
 """Kind of the attestation."""
-SourceKind = Literal["plan", "default", "search", "valley", "fit", "verdict", "rule", "corpus", "derived", "fixed"]
-"""plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum of the learning
-rate; fit: of the ladder; verdict: of a transfer test; rule: of a parametrization; derived: from other fields; fixed: by
-this version of forerun."""
+SourceKind = Literal[
+    "plan", "default", "search", "valley", "fit", "verdict", "rule", "corpus", "derived", "fixed"
+]
+"""plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum
+of the learning rate; fit: of the ladder; verdict: of a transfer test; rule: of a parametrization;
+derived: from other fields; fixed: by this version of forerun."""
 _AGAIN = "`forerun freeze STUDY` writes them again, under the same digest"
 StrengthKind = Literal["measured", "assumed", "chosen", "exact"]
-"""measured: runs bear on it, for or against; assumed: none of this study's does, and one could; chosen: a wish, which
-no run can show to be wrong; exact: follows from other fields."""
+"""measured: runs bear on it, for or against; assumed: none of this study's does, and one could;
+chosen: a wish, which no run can show to be wrong; exact: follows from other fields."""
 
 
 class NoProvenanceError(InputError):
@@ -184,7 +213,8 @@ class EvidenceStrength:
     num_runs: int | None = None
     num_seeds: int | None = None
     extrapolation: float | None = None
-    """How many times beyond the largest size measured the launch lies, on the axis where that is farthest."""
+    """How many times beyond the largest size measured the launch lies, on the axis where that is
+    farthest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,13 +225,16 @@ class Provenance:
     source: ValueSource
     strength: EvidenceStrength
     change: tuple[str, ...]
-    """What would change it, or decide it: plan keys, runs, commands, with PLAN, STUDY and FROZEN for the places."""
+    """What would change it, or decide it: plan keys, runs, commands, with PLAN, STUDY and FROZEN
+    for the places."""
     warnings: tuple[str, ...] = ()
     """What is shown before the value: its forecast is inconclusive."""
 
 
 def packed(records: Iterable[Provenance]) -> dict[str, Json]:
-    """The body of the attestation; runs, which many fields share, are there once, by what they were made for."""
+    """The body of the attestation; runs, which many fields share, are there once, by what they were
+    made for.
+    """
     runs: dict[str, Json] = {}
     fields: list[Json] = []
     for record in records:
@@ -227,7 +260,9 @@ def read_provenance(folder: Path, digest: str, fields: Iterable[str]) -> dict[st
                 one["source"]["runs"] = [body["runs"][what] for what in one["source"]["runs"]]
                 found[one["field"]] = canon.decode(Provenance, one)
         except (KeyError, TypeError, canon.CanonError) as error:
-            raise TamperedError(str(path), [f"the provenance records cannot be read: {error}; {_AGAIN}"]) from error
+            raise TamperedError(
+                str(path), [f"the provenance records cannot be read: {error}; {_AGAIN}"]
+            ) from error
     if missing := [field for field in fields if field not in found]:
         raise NoProvenanceError(f"{path}: no record of where {missing[0]} came from; {_AGAIN}")
     return found

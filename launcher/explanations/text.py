@@ -24,9 +24,16 @@ MOST_SHOWN = 4
 """Values of one name in one line."""
 _RATE = re.compile(rf"groups\..+\.{LEARNING_RATE}")
 _FIRST = (
-    "shape.num_layers", "shape.width", "parametrization.name", f"{LEARNING_RATE}.schedule.num_steps",
-    f"{LEARNING_RATE}.schedule.warmup_steps", *RUN_WIDE, "batch_tokens", "num_tokens", "predicted.loss_nats",
-)  # fmt: skip
+    "shape.num_layers",
+    "shape.width",
+    "parametrization.name",
+    f"{LEARNING_RATE}.schedule.num_steps",
+    f"{LEARNING_RATE}.schedule.warmup_steps",
+    *RUN_WIDE,
+    "batch_tokens",
+    "num_tokens",
+    "predicted.loss_nats",
+)
 """Fields of the short table, beside the learning rates."""
 _SOURCES = {"valley": "loss basin"}
 """Kinds of sources that people read in other words."""
@@ -50,7 +57,9 @@ def key_words(key: PlanKey) -> str:
 
 
 def fields_text(told: Told, name: str) -> str:
-    """Blocks of a few fields; of more a table, below a line with the values that go by that name."""
+    """Blocks of a few fields; of more a table, below a line with the values that go by that
+    name.
+    """
     if len(told) <= MOST_BLOCKS:
         return "\n\n".join(block(field, record) for field, record in told)
     return f"{_values_line(told, name)}\n\n{table_text(told)}"
@@ -61,24 +70,35 @@ def _values_line(told: Told, name: str) -> str:
     fields: dict[str, list[str]] = {}
     for field, _ in told:
         parts = field.path.split(".")
-        fields.setdefault(value_text(field.value, MOST_VALUE), []).append(".".join(parts[1:-1]) or field.path)
+        fields.setdefault(value_text(field.value, MOST_VALUE), []).append(
+            ".".join(parts[1:-1]) or field.path
+        )
     if len(fields) > MOST_SHOWN:
         return f"{name}: {counted(len(told), 'field')}"
-    return f"{name}: " + ", ".join(f"{value} ({', '.join(dict.fromkeys(of))})" for value, of in fields.items())
+    return f"{name}: " + ", ".join(
+        f"{value} ({', '.join(dict.fromkeys(of))})" for value, of in fields.items()
+    )
 
 
 def summary_text(told: Told) -> str:
-    """What is launched in a sentence with how well its numbers are known, and the fields that people ask for first."""
+    """What is launched in a sentence with how well its numbers are known, and the fields that
+    people ask for first.
+    """
     values = {field.path: field.value for field, _ in told}
     known = Counter(_how_known(record.strength) for _, record in told)
     rates = dict.fromkeys(number(values[path]) for path in values if _RATE.fullmatch(path))
     head = (
         f"learning rate {' and '.join(rates)} by group, width {number(values['shape.width'])}, "
-        f"{number(values['shape.num_layers'])} layers, {number(values['num_tokens'])} tokens, expected loss "
+        f"{number(values['shape.num_layers'])} layers, {number(values['num_tokens'])} tokens, "
+        "expected loss "
         f"{number(values['predicted.loss_nats'])} nats; of {counted(len(told), 'field')} "
         + ", ".join(f"{times} {how}" for how, times in known.most_common())
     )
-    short = [(field, record) for field, record in told if field.path in _FIRST or _RATE.fullmatch(field.path)]
+    short = [
+        (field, record)
+        for field, record in told
+        if field.path in _FIRST or _RATE.fullmatch(field.path)
+    ]
     return f"{head}\n\n{table_text(short)}"
 
 
@@ -87,25 +107,50 @@ def block(field: Field, record: Provenance) -> str:
     source, strength = record.source, record.strength
     rows = [("from", f"{_SOURCES.get(source.kind, source.kind)}: {source.text}")]
     rows += [("", f"rule: {rule}") for rule in source.rules]
-    rows += [("", f"runs: {runs.what}: {counted(runs.num_runs, 'run')} of {counted(runs.num_seeds, 'seed')}")
-             for runs in source.runs]  # fmt: skip
-    rows += [("", f"key: {key_words(key)}") for key in source.plan_keys if key_words(key) not in source.text]
+    rows += [
+        (
+            "",
+            (
+                f"runs: {runs.what}: {counted(runs.num_runs, 'run')} of "
+                f"{counted(runs.num_seeds, 'seed')}"
+            ),
+        )
+        for runs in source.runs
+    ]
+    rows += [
+        ("", f"key: {key_words(key)}")
+        for key in source.plan_keys
+        if key_words(key) not in source.text
+    ]
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
     rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
     if strength.extrapolation is not None and strength.extrapolation > 1:
         rows.append(
-            ("", f"the launch extrapolates {format_factor(strength.extrapolation)} times beyond the largest run")
+            (
+                "",
+                (
+                    f"the launch extrapolates {format_factor(strength.extrapolation)} times beyond "
+                    "the "
+                    "largest run"
+                ),
+            )
         )
     rows += [("change" if not index else "", said) for index, said in enumerate(record.change)]
     lines = [line for name, said in rows for line in _row(name, said)]
-    return "\n".join([*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines])
+    return "\n".join(
+        [*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines]
+    )
 
 
 def _row(name: str, said: str) -> list[str]:
     return textwrap.wrap(
-        said, _WIDTH, initial_indent=f"  {name}".ljust(_INDENT), subsequent_indent=" " * _INDENT,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        said,
+        _WIDTH,
+        initial_indent=f"  {name}".ljust(_INDENT),
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def value_text(value: Json, most: int) -> str:

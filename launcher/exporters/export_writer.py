@@ -1,8 +1,9 @@
-"""The files of an export: its programs, their numbers as `forerun.json`, the corpus reader and the launch script.
+"""The files of an export: its programs, their numbers as `forerun.json`, the corpus reader and the
+launch script.
 
-Programs are the files of `templates/`, byte for byte; lint and types see them, no module imports them. What differs
-from one decision to the next stands in `forerun.json`, which they read (`templates/forerun_numbers.py`), and in files
-that the trainer itself reads.
+Programs are the files of `templates/`, byte for byte; lint and types see them, no module imports
+them. What differs from one decision to the next stands in `forerun.json`, which they read
+(`templates/forerun_numbers.py`), and in files that the trainer itself reads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import proxies.model.muon
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
-from proxies.core import canon, checks, notation, plain_files, schedule
+from proxies.core import canon, checks, errors, notation, plain_files, schedule
 from proxies.core.canon import Json
 from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.data import mixture, permutation, tokens, windows
@@ -39,14 +40,29 @@ _INDENT = r"\n +"
 """In no JSON text: there a new line is an escape."""
 _SHARED = ("forerun_numbers.py", "forerun_torch.py")
 _READER = (
-    proxies, proxies.core, proxies.data, canon, checks, mixture, notation, permutation, plain_files, schedule, tokens,
+    proxies,
+    proxies.core,
+    proxies.data,
+    canon,
+    checks,
+    errors,
+    mixture,
+    notation,
+    permutation,
+    plain_files,
+    schedule,
+    tokens,
     windows,
-)  # fmt: skip
+)
 """What reads a corpus and gives the learning rates, with numpy and the standard library alone."""
 _MUON = (
-    proxies.model, proxies.model.muon, proxies.core.muon, proxies.core.numbers, proxies.core.optimizers,
+    proxies.model,
+    proxies.model.muon,
+    proxies.core.muon,
+    proxies.core.numbers,
+    proxies.core.optimizers,
     proxies.core.shape,
-)  # fmt: skip
+)
 """What steps by Muon as the embedded trainer does."""
 
 
@@ -67,7 +83,8 @@ def write_export(
 ) -> None:
     """Write the files of an export, the corpus reader among them.
 
-    `programs`: templates by the name they get. `numbers`: what they read beside `run_numbers`. `files`: texts by path.
+    `programs`: templates by the name they get. `numbers`: what they read beside `run_numbers`.
+    `files`: texts by path.
     """
     body: dict[str, Json] = {
         "trainer": trainer,
@@ -79,8 +96,13 @@ def write_export(
     texts |= {name: template(source) for name, source in programs.items()}
     for module in (*_READER, *(_MUON if OPTIMIZERS[decision.optimizer].rates_by_shape else ())):
         path = module.__name__.replace(".", "/")
-        texts[path + ("/__init__.py" if hasattr(module, "__path__") else ".py")] = inspect.getsource(module)
-    write_files(out_dir, {**texts, NUMBERS_FILE: _readable({**body, "sha256": canon.content_id(body)}), **files})
+        texts[path + ("/__init__.py" if hasattr(module, "__path__") else ".py")] = (
+            inspect.getsource(module)
+        )
+    write_files(
+        out_dir,
+        {**texts, NUMBERS_FILE: _readable({**body, "sha256": canon.content_id(body)}), **files},
+    )
 
 
 def write_files(out_dir: Path, files: Mapping[str, str]) -> None:
@@ -120,13 +142,18 @@ def put(scratch: Path, target: Path) -> None:
 def _readable(body: Mapping[str, Json]) -> str:
     """Sorted and indented JSON; a plain list is one line."""
     text = canon.pretty(body).decode()
-    return re.sub(r"\[\n +([^\[\]{}]*?)\n *\]", lambda found: f"[{re.sub(_INDENT, ' ', found[1])}]", text)
+    return re.sub(
+        r"\[\n +([^\[\]{}]*?)\n *\]", lambda found: f"[{re.sub(_INDENT, ' ', found[1])}]", text
+    )
 
 
 def groups_of(patterns: Iterable[tuple[str, ParameterGroup]]) -> list[Json]:
     """Optimizer groups by a trainer's patterns, as `templates/forerun_torch.py` reads them."""
     names = (*GROUP_NUMBERS, "init_std")
-    return [{"pattern": pattern, **{name: getattr(group, name) for name in names}} for pattern, group in patterns]
+    return [
+        {"pattern": pattern, **{name: getattr(group, name) for name in names}}
+        for pattern, group in patterns
+    ]
 
 
 def run_numbers(decision: Decision) -> dict[str, Json]:
@@ -154,8 +181,8 @@ def run_numbers(decision: Decision) -> dict[str, Json]:
 def run_script(decision: Decision, trainer: str, *, notes: str, setup: str, command: str) -> str:
     """A `run.sh` that starts `command` under torchrun, a process per rank.
 
-    `trainer`: its name and version. `notes`: what it needs, lines of a comment that has begun. `setup`: lines before
-    the launch; `$here` is the script's folder.
+    `trainer`: its name and version. `notes`: what it needs, lines of a comment that has begun.
+    `setup`: lines before the launch; `$here` is the script's folder.
     """
     ranks = decision.parallelism.num_ranks
     per_node = max(n for n in range(1, 9) if ranks % n == 0)
@@ -179,11 +206,21 @@ fi
 exec torchrun --nnodes "$(({ranks} / ranks_per_node))" --nproc-per-node "$ranks_per_node" \\
     --rdzv-backend c10d --rdzv-endpoint "${{RDZV_ENDPOINT:-localhost:0}}" \\
     {command}
-"""
+"""  # noqa: E501
 
 
-def corpus_run_script(decision: Decision, trainer: str, *, command: str, notes: str = "", setup: str = "") -> str:
+def corpus_run_script(
+    decision: Decision, trainer: str, *, command: str, notes: str = "", setup: str = ""
+) -> str:
     """As `run_script`, of an export that reads the corpus itself."""
-    needs = f"Needs FORERUN_DATA, the corpus folder whose manifest has data_id {decision.data.data_id[:16]}..."
-    exports = 'export FORERUN_DATA="${FORERUN_DATA:?the corpus folder}" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"'
-    return run_script(decision, trainer, notes=needs + notes, setup=exports + setup, command=command)
+    needs = (
+        "Needs FORERUN_DATA, the corpus folder whose manifest has data_id "
+        f"{decision.data.data_id[:16]}..."
+    )
+    exports = (
+        'export FORERUN_DATA="${FORERUN_DATA:?the corpus folder}" '
+        'PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"'
+    )
+    return run_script(
+        decision, trainer, notes=needs + notes, setup=exports + setup, command=command
+    )

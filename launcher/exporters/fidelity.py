@@ -1,4 +1,6 @@
-"""What became of a decision in a trainer's files, field by field, and what is the same for every trainer but ours."""
+"""What became of a decision in a trainer's files, field by field, and what is the same for every
+trainer but ours.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ from proxies.core.optimizers import DEFAULT
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
 
-# What is the same for every trainer but ours: some refusals, some judgements, the names of a group's parameters.
+# What is the same for every trainer but ours: some refusals, some judgements, the names of a
+# group's parameters.
 
 _LABEL: Judgement = (
     "equivalent",
     "a label: the trainer needs only its numbers; the files name the digest",
 )
-_OTHERWISE_ROUNDED = "multiplies q . k in the attention kernel, forerun multiplies the query: rounding differs"
+_OTHERWISE_ROUNDED = (
+    "multiplies q . k in the attention kernel, forerun multiplies the query: rounding differs"
+)
 JUDGEMENTS: dict[str, Judgement] = {
     "schema_version": _LABEL,
     "shape": ("exact", ""),
@@ -32,62 +37,106 @@ JUDGEMENTS: dict[str, Judgement] = {
     "transfer": ("equivalent", "evidence only: its numbers are in groups"),
     "forward": ("exact", ""),
     "forward.attention": ("equivalent", _OTHERWISE_ROUNDED),
-    "multiplier_form": ("exact", "multipliers stay in the model, so the gradient norm is that of the search"),
+    "multiplier_form": (
+        "exact",
+        "multipliers stay in the model, so the gradient norm is that of the search",
+    ),
     "groups": ("exact", ""),
     "groups.kind": _LABEL,
-    "groups.init_std": ("exact", "each initial value is drawn from (seed, name) as the embedded trainer draws it"),
-    "optimizer": ("exact", "torch.optim.AdamW, foreach; Muon: forerun's own, which the export carries"),
+    "groups.init_std": (
+        "exact",
+        "each initial value is drawn from (seed, name) as the embedded trainer draws it",
+    ),
+    "optimizer": (
+        "exact",
+        "torch.optim.AdamW, foreach; Muon: forerun's own, which the export carries",
+    ),
     "weight_decay_form": ("exact", "the optimizer's own"),
-    "batch_tokens": ("exact", "the loss is a mean over its tokens; accumulation over microbatches rounds differently"),
+    "batch_tokens": (
+        "exact",
+        "the loss is a mean over its tokens; accumulation over microbatches rounds differently",
+    ),
     "num_tokens": ("exact", "follows from the schedule's steps"),
-    "data": ("exact", "read by forerun's own reader, exported with it, which refuses another data_id"),
-    "predicted": ("equivalent", "the trainer does not read it: `forerun watch` compares the log with it"),
+    "data": (
+        "exact",
+        "read by forerun's own reader, exported with it, which refuses another data_id",
+    ),
+    "predicted": (
+        "equivalent",
+        "the trainer does not read it: `forerun watch` compares the log with it",
+    ),
     "spikes": ("equivalent", "the response is by hand"),
-    "spikes.max_rollbacks": ("equivalent", "the trainer does not roll back by itself: `forerun watch` says when to"),
-    "monitoring": ("equivalent", "changes no number: the trainer logs its own metrics and replays no step"),
+    "spikes.max_rollbacks": (
+        "equivalent",
+        "the trainer does not roll back by itself: `forerun watch` says when to",
+    ),
+    "monitoring": (
+        "equivalent",
+        "changes no number: the trainer logs its own metrics and replays no step",
+    ),
     "compiled": ("equivalent", "the same up to rounding: turn on the trainer's own option"),
 }
 """What holds for every such trainer; a trainer's own table goes over it."""
 
 
 def refuse(
-    trainer: str, decision: Decision, version: str, known: Sequence[str], fine: Mapping[str, bool],
+    trainer: str,
+    decision: Decision,
+    version: str,
+    known: Sequence[str],
+    fine: Mapping[str, bool],
     optimizers: Sequence[str] = (DEFAULT,),
-) -> None:  # fmt: skip
-    """See that a trainer other than ours can run a decision; `fine`: its own problems, each with whether it is absent.
-    `optimizers`: those that its export writes.
+) -> None:
+    """See that a trainer other than ours can run a decision; `fine`: its own problems, each with
+    whether it is absent. `optimizers`: those that its export writes.
 
     Raises:
         ExportError: every problem at once.
     """
     checks = {
-        f"version {version!r} is not supported: this export is written for {' and '.join(known)}": version in known,
-        f"launch.precision = {decision.precision}: must be float32 or bfloat16; or use the native trainer": (
-            decision.precision != "float64"
-        ),
-        f"optimizer = {decision.optimizer!r}: this export writes {' and '.join(optimizers)}; use another trainer": (
-            decision.optimizer in optimizers
-        ),
-        "this version's learning-rate table differs from the frozen one: export with the version that froze it": (
-            learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate
-        ),
+        f"version {version!r} is not supported: this export is written for {' and '.join(known)}": version  # noqa: E501
+        in known,
+        (
+            f"launch.precision = {decision.precision}: must be float32 or bfloat16; or use the "
+            "native "
+            "trainer"
+        ): (decision.precision != "float64"),
+        (
+            f"optimizer = {decision.optimizer!r}: this export writes {' and '.join(optimizers)}; "
+            "use "
+            "another trainer"
+        ): (decision.optimizer in optimizers),
+        (
+            "this version's learning-rate table differs from the frozen one: export with the "
+            "version "
+            "that froze it"
+        ): (learning_rate_of(decision.learning_rate.schedule) == decision.learning_rate),
         "own: your own trainer trains this config: use --to command": decision.own is None,
-        "model: your own model, which this trainer does not know: `forerun launch` trains it": decision.model is None,
-        f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use the native trainer": (
-            decision.shape.family == "llama"
-        ),
+        "model: your own model, which this trainer does not know: `forerun launch` trains it": decision.model  # noqa: E501
+        is None,
+        (
+            f"shape.family = {decision.shape.family!r}: this export writes llama-like models; use "
+            "the "
+            "native trainer"
+        ): (decision.shape.family == "llama"),
         **fine,
     }
     if problems := [problem for problem, absent in checks.items() if not absent]:
         raise ExportError(trainer, problems)
 
 
-def report(trainer: str, version: str, decision: Decision, own: Mapping[str, Judgement]) -> FidelityReport:
+def report(
+    trainer: str, version: str, decision: Decision, own: Mapping[str, Judgement]
+) -> FidelityReport:
     """What became of each leaf field: a trainer's `own` judgements go over the common ones."""
-    return FidelityReport(trainer=trainer, version=version, entries=judged(decision, {**JUDGEMENTS, **own}))
+    return FidelityReport(
+        trainer=trainer, version=version, entries=judged(decision, {**JUDGEMENTS, **own})
+    )
 
 
-def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[ParameterGroup, list[str]]]:
+def names_by_group(
+    decision: Decision, names: Mapping[str, str]
+) -> list[tuple[ParameterGroup, list[str]]]:
     """Each group and the trainer's names of what it claims; `names`: by ours.
 
     Raises:
@@ -95,7 +144,8 @@ def names_by_group(decision: Decision, names: Mapping[str, str]) -> list[tuple[P
     """
     assigned = assign_groups(decision.groups, list(names))
     return [
-        (group, [names[name] for name, claimed in assigned.items() if claimed == group]) for group in decision.groups
+        (group, [names[name] for name, claimed in assigned.items() if claimed == group])
+        for group in decision.groups
     ]
 
 
@@ -106,24 +156,40 @@ def rank_sequences(decision: Decision) -> tuple[int, int]:
 
 
 def any_layer(name: str) -> tuple[str, str]:
-    """The parts before and after the layer's number in a name; the name and nothing where there is none."""
+    """The parts before and after the layer's number in a name; the name and nothing where there is
+    none.
+    """
     match = re.fullmatch(r"(\w+\.)\d+(\..+)", name)
     return (match[1], match[2]) if match else (name, "")
 
 
 PLAN_REMEDIES: dict[str, str] = {
     "groups.eps": 'proxy.rules = { eps = "hidden" }',
-    "groups.weight_decay": 'proxy.rules = { weight_decay = "unscaled", decayed = "two_dimensional" }',
+    "groups.weight_decay": (
+        'proxy.rules = { weight_decay = "unscaled", decayed = "two_dimensional" }'
+    ),
     "groups.learning_rate": 'proxy.rules = { embedding_rate = "constant" }',
-    "learning_rate": "search.warmup_fraction = [0.0, 0.0], or a range in which the main run's warmup has 100 steps",
-    "data.order": "data.path with a corpus of at least the main run's tokens, or a smaller target.budget_flops",
+    "learning_rate": (
+        "search.warmup_fraction = [0.0, 0.0], or a range in which the main run's "
+        "warmup has 100 steps"
+    ),
+    "data.order": (
+        "data.path with a corpus of at least the main run's tokens, or a smaller "
+        "target.budget_flops"
+    ),
 }
-"""Plan key and value that Megatron-LM can express, by field or prefix; Megatron-LM has one value for all groups."""
+"""Plan key and value that Megatron-LM can express, by field or prefix; Megatron-LM has one value
+for all groups."""
 
 
 def list_plan_remedies(fields: Sequence[str]) -> list[str]:
     """Return the plan keys to set, with values, so that these fields become expressible."""
-    remedies = {field: text for field in fields for prefix, text in PLAN_REMEDIES.items() if field.startswith(prefix)}
+    remedies = {
+        field: text
+        for field in fields
+        for prefix, text in PLAN_REMEDIES.items()
+        if field.startswith(prefix)
+    }
     return list(dict.fromkeys(remedies.values()))
 
 
@@ -156,7 +222,8 @@ class FidelityEntry:
     field: str
     """Its path, such as `learning_rate.schedule.kind`."""
     verdict: Verdict
-    """The same number; another form of the same run, under the note's condition; or not in the trainer's language."""
+    """The same number; another form of the same run, under the note's condition; or not in the
+    trainer's language."""
     note: str
 
 
@@ -184,18 +251,23 @@ class Exporter(Protocol):
         """Write the trainer's files; returns what became of every leaf field of the decision.
 
         Raises:
-            ExportError: an unknown version, or what the trainer cannot run; every problem at once, nothing written.
+            ExportError: an unknown version, or what the trainer cannot run; every problem at once,
+                nothing written.
             FrozenError: the groups do not fit the shape's parameters.
         """
 
 
 def exporter(trainer: str) -> Exporter:
     """The module that writes files of `trainer`, a key of `MODULES`."""
-    return cast(Exporter, importlib.import_module(f"launcher.exporters.trainers.{MODULES[trainer]}"))
+    return cast(
+        Exporter, importlib.import_module(f"launcher.exporters.trainers.{MODULES[trainer]}")
+    )
 
 
 def judged(decision: Decision, judgements: Mapping[str, Judgement]) -> tuple[FidelityEntry, ...]:
-    """Each leaf field with the judgement of its nearest named ancestor; a field without one is our bug, a KeyError."""
+    """Each leaf field with the judgement of its nearest named ancestor; a field without one is our
+    bug, a KeyError.
+    """
     entries = []
     for leaf in dict.fromkeys(_leaves(canon.to_json(decision))):
         name = leaf

@@ -1,8 +1,9 @@
-"""What a trainer itself makes of an export, compared with the decision: parameter by parameter, step by step.
+"""What a trainer itself makes of an export, compared with the decision: parameter by parameter,
+step by step.
 
-Beside its files an exporter writes `prove.py`. Run by the trainer's interpreter it reads them with the trainer's own
-parser, builds the trainer's own model, optimizer and scheduler, and prints one `TrainerView` as JSON, its last line of
-output, which is then compared (launcher.exporters.view).
+Beside its files an exporter writes `prove.py`. Run by the trainer's interpreter it reads them with
+the trainer's own parser, builds the trainer's own model, optimizer and scheduler, and prints one
+`TrainerView` as JSON, its last line of output, which is then compared (launcher.exporters.view).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ProofError(InputError):
 class ProvableExporter(Exporter, Protocol):
     """An exporter whose `prove.py` tells what its trainer made of the files.
 
-    One whose trainer cannot do all as frozen also has `foretold(decision) -> view.Run`: what it does.
+    One whose trainer cannot do all as frozen also has `foretold(decision) -> view.Run`: what it
+    does.
     """
 
     def parameter_names(self, shape: Shape) -> dict[str, str]:
@@ -58,7 +60,8 @@ def variable_of(trainer: str) -> str:
 
 
 def interpreter(trainer: str) -> Path | None:
-    """The Python that has a trainer: `FORERUN_<TRAINER>_PYTHON`, or what `make trainers` built; None without either.
+    """The Python that has a trainer: `FORERUN_<TRAINER>_PYTHON`, or what `make trainers` built;
+    None without either.
 
     Raises:
         ProofError: the variable names no file.
@@ -75,7 +78,8 @@ def interpreter(trainer: str) -> Path | None:
 def installing(trainer: str) -> str:
     """What to do for `interpreter` to find a trainer."""
     return (
-        f"`make trainers TRAINERS={trainer}` installs it in .venv-trainers of a checkout; elsewhere "
+        f"`make trainers TRAINERS={trainer}` installs it in .venv-trainers of a checkout; "
+        "elsewhere "
         f"set {variable_of(trainer)} to a Python that has it"
     )
 
@@ -99,21 +103,37 @@ def ask(trainer: str, python: Path, folder: Path) -> TrainerView:
     if ending or not answer:
         # Of a traceback the last words: where in the trainer it happened helps nobody.
         lines = said[-MOST_SAID_BYTES:].decode(errors="replace").splitlines()
-        words = [_short(line) for line in lines if line.strip() and not line.startswith((" ", "Traceback "))][-3:]
+        words = [
+            _short(line)
+            for line in lines
+            if line.strip() and not line.startswith((" ", "Traceback "))
+        ][-3:]
         why = " | ".join(words) or "no reason given"
         raise ProofError(trainer, [f"{python} {PROVE_FILE} {ending or 'ended with 0'}: {why}"])
     try:
         return canon.decode(TrainerView, canon.parse(answer.rpartition(b"\n")[2]), "view")
     except (canon.CanonError, RecursionError) as error:
-        raise ProofError(trainer, [f"{PROVE_FILE} printed no readable answer: {_short(str(error))}"]) from error
+        raise ProofError(
+            trainer, [f"{PROVE_FILE} printed no readable answer: {_short(str(error))}"]
+        ) from error
 
 
-def _run(command: list[str], folder: Path, environment: dict[str, str], out: IO[bytes], err: IO[bytes]) -> str:
-    """How a command whose words go to files ended, if not with 0; nothing that it started outlives this call."""
+def _run(
+    command: list[str], folder: Path, environment: dict[str, str], out: IO[bytes], err: IO[bytes]
+) -> str:
+    """How a command whose words go to files ended, if not with 0; nothing that it started outlives
+    this call.
+    """
     child = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
         preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
-    )  # fmt: skip
+    )
     try:
         code = child.wait(LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -123,7 +143,9 @@ def _run(command: list[str], folder: Path, environment: dict[str, str], out: IO[
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if code < 0:
-        return f"was killed by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        return f"was killed by signal {-code}" + (
+            " (out of memory?)" if code == -signal.SIGKILL else ""
+        )
     return f"ended with {code}" if code else ""
 
 
@@ -131,11 +153,13 @@ def _short(text: str) -> str:
     return text if len(text) <= _LINE_LENGTH else f"{text[:_LINE_LENGTH]}..."
 
 
-def prove(decision: Decision, trainer: str, version: str, python: Path, lying: Path | None = None) -> list[str]:
+def prove(
+    decision: Decision, trainer: str, version: str, python: Path, lying: Path | None = None
+) -> list[str]:
     """Export anew into a folder that goes away, ask the trainer there, and compare (`marked`).
 
-    Anew, since nothing executable is ever run from a study folder: the export `lying` in one is proven if it holds the
-    very files that were asked.
+    Anew, since nothing executable is ever run from a study folder: the export `lying` in one is
+    proven if it holds the very files that were asked.
 
     Raises:
         ExportError: what the trainer cannot run.
@@ -149,10 +173,14 @@ def prove(decision: Decision, trainer: str, version: str, python: Path, lying: P
             view = ask(trainer, python, Path(scratch))
         except ProofError as error:
             advice = (
-                f"the export needs {trainer} {version}: is it installed? {variable_of(trainer)} can name another Python"
+                f"the export needs {trainer} {version}: is it installed? "
+                f"{variable_of(trainer)} can name another Python"
             )
             raise ProofError(trainer, [*error.problems, advice]) from error
-    names, foretell = module.parameter_names(decision.shape), getattr(module, "foretold", frozen_run)
+    names, foretell = (
+        module.parameter_names(decision.shape),
+        getattr(module, "foretold", frozen_run),
+    )
     problems += marked(decision, view, names, foretell(decision))
     if view.version.partition("+")[0] != version:
         problems.append(f"{python} has {trainer} {view.version}: must be {version}")

@@ -1,4 +1,6 @@
-"""A trainer's run compared with the decision: parameter by parameter, step by step. No trainer is known here."""
+"""A trainer's run compared with the decision: parameter by parameter, step by step. No trainer is
+known here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.shape import parameter_shapes
 
 TOLERANCE = 1e-9
-"""Relative to a number, or to the peak of a rate: trainers multiply in other orders. A wrong rule differs by more."""
+"""Relative to a number, or to the peak of a rate: trainers multiply in other orders. A wrong rule
+differs by more."""
 MAX_STEPS = 4096
 """A longer run is compared at about as many steps, all those around a bend among them."""
 AROUND_BENDS = 64
@@ -49,7 +52,8 @@ class TrainerView:
     steps: tuple[int, ...]
     """Updates, counted from 0, at which the rates were read."""
     rates: tuple[tuple[float, ...], ...]
-    """Learning rates that the trainer's scheduler set for those updates; one row per optimizer group."""
+    """Learning rates that the trainer's scheduler set for those updates; one row per optimizer
+    group."""
     parameters: dict[str, OptimizerSettings]
     """By the trainer's own names; a matrix shared by two layers once."""
 
@@ -65,7 +69,9 @@ class RunNumbers:
 
 
 def proof_steps(schedule: Schedule) -> tuple[int, ...]:
-    """Updates at which a scheduler is read: all, or of a long run some thousand, those around its bends among them."""
+    """Updates at which a scheduler is read: all, or of a long run some thousand, those around its
+    bends among them.
+    """
     num_steps = schedule.num_steps
     if num_steps <= MAX_STEPS:
         return tuple(range(num_steps))
@@ -85,7 +91,10 @@ def frozen_run(decision: Decision) -> RunNumbers:
     schedule = decision.learning_rate.schedule
     assigned = assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     return RunNumbers(
-        numbers={name: {field: getattr(group, field) for field in GROUP_NUMBERS} for name, group in assigned.items()},
+        numbers={
+            name: {field: getattr(group, field) for field in GROUP_NUMBERS}
+            for name, group in assigned.items()
+        },
         shares=tuple(lr_multiplier(schedule, step) for step in proof_steps(schedule)),
     )
 
@@ -95,8 +104,8 @@ def compare(
 ) -> list[str]:
     """Where a trainer's run is not the frozen one (or `run`, in its numbers); empty if nowhere.
 
-    `names` gives each of our parameters' name in the trainer; several may share one (a fused matrix, if they are
-    trained with the same numbers).
+    `names` gives each of our parameters' name in the trainer; several may share one (a fused
+    matrix, if they are trained with the same numbers).
 
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
@@ -107,18 +116,31 @@ def compare(
         "batch_tokens": (view.batch_tokens, decision.batch_tokens),
         "clip_norm": (view.clip_norm, decision.clip_norm),
     }
-    problems = [f"{field} is {theirs}, frozen as {ours}" for field, (theirs, ours) in told.items() if theirs != ours]
+    problems = [
+        f"{field} is {theirs}, frozen as {ours}"
+        for field, (theirs, ours) in told.items()
+        if theirs != ours
+    ]
     problems += _unequal(view.forward, dataclasses.asdict(decision.forward), "forward.")
     problems += _parameter_differences(decision, view, names)
     for name, numbers in run.numbers.items():
         if (held := view.parameters.get(names.get(name, ""))) is not None:
             problems += _unequal(held, numbers, f"{names[name]}: ")
-    peaks = {names[name]: numbers["learning_rate"] for name, numbers in run.numbers.items() if name in names}
-    return problems + _rate_differences(view, proof_steps(decision.learning_rate.schedule), peaks, run.shares)
+    peaks = {
+        names[name]: numbers["learning_rate"]
+        for name, numbers in run.numbers.items()
+        if name in names
+    }
+    return problems + _rate_differences(
+        view, proof_steps(decision.learning_rate.schedule), peaks, run.shares
+    )
 
 
-def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], foretold: RunNumbers) -> list[str]:
-    """The differences of `compare`, those that are `foretold` ending in TOLD; and where that does not come true.
+def marked(
+    decision: Decision, view: TrainerView, names: Mapping[str, str], foretold: RunNumbers
+) -> list[str]:
+    """The differences of `compare`, those that are `foretold` ending in TOLD; and where that does
+    not come true.
 
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
@@ -129,11 +151,15 @@ def marked(decision: Decision, view: TrainerView, names: Mapping[str, str], fore
     )
     problems = [said if which in untold else said + TOLD for which, said in found.items()]
     return problems + [
-        said.replace("frozen as", "predicted as") for which, said in untold.items() if which not in found
+        said.replace("frozen as", "predicted as")
+        for which, said in untold.items()
+        if which not in found
     ]
 
 
-def _parameter_differences(decision: Decision, view: TrainerView, names: Mapping[str, str]) -> list[str]:
+def _parameter_differences(
+    decision: Decision, view: TrainerView, names: Mapping[str, str]
+) -> list[str]:
     sizes: dict[str, int] = {}
     problems = []
     for name, size in parameter_shapes(decision.shape).items():
@@ -142,7 +168,11 @@ def _parameter_differences(decision: Decision, view: TrainerView, names: Mapping
         else:
             problems.append(f"{name} has no name in {view.trainer}")
     problems += [f"the optimizer lacks {name}" for name in sizes if name not in view.parameters]
-    problems += [f"the optimizer trains {name}, which is not frozen" for name in view.parameters if name not in sizes]
+    problems += [
+        f"the optimizer trains {name}, which is not frozen"
+        for name in view.parameters
+        if name not in sizes
+    ]
     problems += [
         f"{name} has {counted(held.num_elements, 'element')}, frozen with {sizes[name]}"
         for name, held in view.parameters.items()
@@ -166,7 +196,13 @@ def _rate_differences(
     """Name the first step of each parameter whose rate is another, and how many more there are."""
     if view.steps != steps or any(len(row) != len(steps) for row in view.rates):
         expected = counted(len(steps), "step")
-        return [f"rates are given at {counted(len(view.steps), 'step')}: must be the {expected} of the proof"]
+        return [
+            (
+                f"rates are given at {counted(len(view.steps), 'step')}: must be the {expected} of "
+                "the "
+                "proof"
+            )
+        ]
     problems = []
     for name, held in view.parameters.items():
         if name not in peaks:
@@ -182,6 +218,12 @@ def _rate_differences(
         ]
         if wrong:
             step, rate, frozen = wrong[0]
-            more = f", and at {len(wrong) - 1} more of {counted(len(shares), 'step')}" if len(wrong) > 1 else ""
-            problems.append(f"{name}: the rate at step {step} is {rate!r}, frozen as {frozen!r}{more}")
+            more = (
+                f", and at {len(wrong) - 1} more of {counted(len(shares), 'step')}"
+                if len(wrong) > 1
+                else ""
+            )
+            problems.append(
+                f"{name}: the rate at step {step} is {rate!r}, frozen as {frozen!r}{more}"
+            )
     return problems

@@ -1,4 +1,6 @@
-"""The figures of the ladder (what each law says, out to the main run, over log10(FLOPs)) and of the main run."""
+"""The figures of the ladder (what each law says, out to the main run, over log10(FLOPs)) and of the
+main run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from launcher.figures.panel import DASHED, LOSS, MARKERS, MissingError, Panel, draw, interval_marks, log_axis, part
+from launcher.figures.panel import (
+    DASHED,
+    LOSS,
+    MARKERS,
+    MissingError,
+    Panel,
+    draw,
+    interval_marks,
+    log_axis,
+    part,
+)
 from launcher.figures.svg import INK, KINDS, raised, shade
 from launcher.views.batch import law_of
 from launcher.views.numbers import Body
@@ -32,7 +44,9 @@ def main_run(report: Body) -> Panel:
     if not curve:
         raise MissingError("the ladder has too few runs to predict a curve")
     if not run["steps"]:
-        raise MissingError("the main run was not trained by the embedded trainer in its usual place")
+        raise MissingError(
+            "the main run was not trained by the embedded trainer in its usual place"
+        )
     at = [point["step"] for point in curve]
     left = max(1.0, min(run["steps"][-1], at[0]) / 3)  # what lies before the band dwarfs it
     seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]
@@ -41,13 +55,23 @@ def main_run(report: Body) -> Panel:
         right = 1.1 * max(at[-1], run["steps"][-1])
         log_axis(axes.xaxis, left, right, _format_steps)
         low, high = ([point[f"{end}_nats"] for point in curve] for end in ("low", "high"))
-        axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="predicted band")
-        axes.plot(at, [point["loss_nats"] for point in curve], color=KINDS[0], linewidth=1.4, label="expected")
+        axes.fill_between(
+            at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="predicted band"
+        )
+        axes.plot(
+            at,
+            [point["loss_nats"] for point in curve],
+            color=KINDS[0],
+            linewidth=1.4,
+            label="expected",
+        )
         axes.plot(*zip(*seen, strict=True), color=INK, linewidth=1.4, label="training loss")
         axes.set_xlim(left, right)
 
     title = "Training loss of the main run and its predicted band"
-    return draw("main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, (4.8, 3.4))
+    return draw(
+        "main-run", title, ("optimizer steps", "training loss (nats per token)"), paint, (4.8, 3.4)
+    )
 
 
 def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:
@@ -55,7 +79,10 @@ def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, f
     bins: dict[int, list[tuple[int, float]]] = {}
     for step, loss in zip(steps, losses, strict=True):
         bins.setdefault(math.floor(BINS_PER_DECADE * math.log10(step)), []).append((step, loss))
-    return [(sum(s for s, _ in part) / len(part), sum(x for _, x in part) / len(part)) for part in bins.values()]
+    return [
+        (sum(s for s, _ in part) / len(part), sum(x for _, x in part) / len(part))
+        for part in bins.values()
+    ]
 
 
 _FLOPS = "training compute, 6ND (FLOPs)"
@@ -66,19 +93,30 @@ _BESIDE = 0.025
 
 
 def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
-    """Decades, with their twos and fives where there are few, on an axis that holds log10(FLOPs)."""
+    """Decades, with their twos and fives where there are few, on an axis that holds
+    log10(FLOPs).
+    """
     shown = [math.log10(value) for value in values]
     low, high = min(shown), max(shown)
     pad = 0.05 * (high - low) + 0.05
     axes.set_xlim(low - pad, high + pad)
-    decades, steps = range(math.floor(low) - 1, math.ceil(high) + 1), (1, 2, 5) if high - low < 2 else (1,)
-    ticks = {e + math.log10(s): f"{s}×{raised(10, e)}".removeprefix("1×") for e in decades for s in steps}
-    axes.xaxis.set_major_locator(FixedLocator([at for at in ticks if low - pad <= at <= high + pad]))
+    decades, steps = (
+        range(math.floor(low) - 1, math.ceil(high) + 1),
+        (1, 2, 5) if high - low < 2 else (1,),
+    )
+    ticks = {
+        e + math.log10(s): f"{s}×{raised(10, e)}".removeprefix("1×") for e in decades for s in steps
+    }
+    axes.xaxis.set_major_locator(
+        FixedLocator([at for at in ticks if low - pad <= at <= high + pad])
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks[value]))
 
 
 def _loss_axis(axes: Axes, low: float, high: float) -> None:
-    """Round losses between these nats, the finest step of which at most seven fit, on an axis that holds log10."""
+    """Round losses between these nats, the finest step of which at most seven fit, on an axis that
+    holds log10.
+    """
     axes.set_ylim(math.log10(low), math.log10(high))
     steps = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
     step = next((step for step in steps if (high - low) / step <= _NUM_TICKS), steps[-1])
@@ -93,8 +131,14 @@ def _rungs(axes: Axes, rungs: Sequence[Any]) -> None:
     for rank, width in enumerate(widths):
         mine = [rung for rung in rungs if rung["width"] == width]
         at = [math.log10(rung["flops"]) for rung in mine], [_log_loss(rung) for rung in mine]
-        axes.plot(*at, MARKERS[rank % len(MARKERS)], color=shade(rank, len(widths)), markersize=5, zorder=3,
-                  label=f"width {width}")  # fmt: skip
+        axes.plot(
+            *at,
+            MARKERS[rank % len(MARKERS)],
+            color=shade(rank, len(widths)),
+            markersize=5,
+            zorder=3,
+            label=f"width {width}",
+        )
 
 
 def _log_loss(rung: Any) -> float:
@@ -102,7 +146,8 @@ def _log_loss(rung: Any) -> float:
 
 
 def ladder(report: Body) -> Panel:
-    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, the main run.
+    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, the
+    main run.
 
     Raises:
         MissingError: the ladder has not ended.
@@ -120,13 +165,25 @@ def ladder(report: Body) -> Panel:
         _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
         _loss_axis(axes, *_room(seen, predicted, frontier))
         if predicted and rungs:
-            axes.axvline(math.log10(max(rung["flops"] for rung in rungs)), color=INK, alpha=0.55, linewidth=0.9,
-                         linestyle=DASHED, label="largest rung")  # fmt: skip
+            axes.axvline(
+                math.log10(max(rung["flops"] for rung in rungs)),
+                color=INK,
+                alpha=0.55,
+                linewidth=0.9,
+                linestyle=DASHED,
+                label="largest rung",
+            )
         _frontier(axes, frontier, f"{format_percent(fit['level'])} of new runs")
         _rungs(axes, rungs)
         (left, right) = axes.get_xlim()
-        back = [(math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left), run["predicted"],
-                 run["interval"]) for run in held_out]  # fmt: skip
+        back = [
+            (
+                math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left),
+                run["predicted"],
+                run["interval"],
+            )
+            for run in held_out
+        ]
         _bars(axes, back, "d", KINDS[4], 5, "back-test")
         if predicted:
             at = (math.log10(predicted["flops"]), predicted["loss"], predicted["interval"])
@@ -140,18 +197,27 @@ def _format_steps(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def curves_over_steps(axes: Axes, curves: Sequence[Any], label: Callable[[Any], str]) -> list[tuple[Any, str]]:
+def curves_over_steps(
+    axes: Axes, curves: Sequence[Any], label: Callable[[Any], str]
+) -> list[tuple[Any, str]]:
     """Draw training losses over log steps; returns each curve with its colour."""
     steps = [step for curve in curves for step in curve["steps"]]
     log_axis(axes.xaxis, min(steps), max(steps), _format_steps)
     drawn = [(curve, shade(rank, len(curves))) for rank, curve in enumerate(curves)]
     for curve, colour in drawn:
-        axes.plot(curve["steps"], curve["train_loss_nats"], color=colour, linewidth=1.4, label=label(curve))
+        axes.plot(
+            curve["steps"],
+            curve["train_loss_nats"],
+            color=colour,
+            linewidth=1.4,
+            label=label(curve),
+        )
     return drawn
 
 
 def branches(report: Body) -> Panel:
-    """Training loss of rungs that share a stable phase: each from where it leaves the shorter one, its decay marked.
+    """Training loss of rungs that share a stable phase: each from where it leaves the shorter one,
+    its decay marked.
 
     Raises:
         MissingError: the ladder has not ended, or no rungs share one.
@@ -166,12 +232,17 @@ def branches(report: Body) -> Panel:
             axes.axvline(curve["branch_step"], color=colour, linewidth=0.8, linestyle=DASHED)
         first, last = found["curves"][0], found["curves"][-1]
         at = len(first["steps"]) // 4  # what lies before dwarfs the decays
-        highest, lowest = first["train_loss_nats"][at], min(min(one["train_loss_nats"]) for one in found["curves"])
+        highest, lowest = (
+            first["train_loss_nats"][at],
+            min(min(one["train_loss_nats"]) for one in found["curves"]),
+        )
         axes.set_xlim(first["steps"][at], 1.1 * last["num_steps"])
         axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
 
     title = f"Training loss of rungs of width {found['width']} that share a stable phase"
-    return draw("branches", title, ("optimizer steps", "training loss (nats per token)"), paint, _WIDE)
+    return draw(
+        "branches", title, ("optimizer steps", "training loss (nats per token)"), paint, _WIDE
+    )
 
 
 def aspect(report: Body) -> Panel:
@@ -190,14 +261,30 @@ def aspect(report: Body) -> Panel:
 
     def paint(axes: Axes) -> None:
         at = [math.log2(point["width_per_layer"]) for point in found["curve"]]
-        low, high = ([percent(point["interval"][end]) for point in found["curve"]] for end in (0, 1))
+        low, high = (
+            [percent(point["interval"][end]) for point in found["curve"]] for end in (0, 1)
+        )
         axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="interval")
-        axes.plot(at, [percent(point["log_loss"]) for point in found["curve"]], color=KINDS[0], linewidth=1.4)
-        seen = [(math.log2(one["width_per_layer"]), percent(one["log_loss"])) for one in found["points"]]
+        axes.plot(
+            at,
+            [percent(point["log_loss"]) for point in found["curve"]],
+            color=KINDS[0],
+            linewidth=1.4,
+        )
+        seen = [
+            (math.log2(one["width_per_layer"]), percent(one["log_loss"])) for one in found["points"]
+        ]
         axes.plot(*zip(*seen, strict=True), MARKERS[0], color=INK, markersize=4, label="rungs")
-        axes.axvline(math.log2(found["width_per_layer"]), color=KINDS[1], linewidth=1.1, linestyle=DASHED,
-                     label="chosen")  # fmt: skip
-        axes.xaxis.set_major_locator(FixedLocator(range(math.floor(min(at)), math.ceil(max(at)) + 1)))
+        axes.axvline(
+            math.log2(found["width_per_layer"]),
+            color=KINDS[1],
+            linewidth=1.1,
+            linestyle=DASHED,
+            label="chosen",
+        )
+        axes.xaxis.set_major_locator(
+            FixedLocator(range(math.floor(min(at)), math.ceil(max(at)) + 1))
+        )
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:g}"))
 
     title = "Loss against width per layer, parameters and tokens equal"
@@ -205,7 +292,8 @@ def aspect(report: Body) -> Panel:
 
 
 def noise(report: Body) -> Panel:
-    """The gradient noise scale at each look at a rung, log-log over tokens, with its law and the plan's batch.
+    """The gradient noise scale at each look at a rung, log-log over tokens, with its law and the
+    plan's batch.
 
     Raises:
         MissingError: no rung was looked at.
@@ -217,7 +305,8 @@ def noise(report: Body) -> Panel:
     batch = judged["batch_tokens"] if judged else looks[0]["batch_tokens"]
     last = max([look["tokens"] for look in looks] + ([judged["num_tokens"]] if judged else []))
     shown = [look["scale_tokens"] or look["interval"][0] for look in told] + [batch]
-    # The law's line reaches the main run's tokens inside the picture; bounds of the law and of a look may leave it.
+    # The law's line reaches the main run's tokens inside the picture; bounds of the law and of a
+    # look may leave it.
     shown += [] if law is None else [law.at(last)[0] / 2]
     floor, ceiling = min([batch, *(look["interval"][0] for look in told)]) / 2, 4 * max(shown)
 
@@ -232,12 +321,21 @@ def noise(report: Body) -> Panel:
             axes.plot(at, middle, color=KINDS[0], linewidth=1.4)
         for rank, width in enumerate(widths):
             mine = [look for look in told if look["width"] == width]
-            beside = 1 + 0.08 * (rank - (len(widths) - 1) / 2)  # or bars of one step would hide each other
+            # or bars of one step would hide each other
+            beside = 1 + 0.08 * (rank - (len(widths) - 1) / 2)
             colour, x = shade(rank, len(widths)), [look["tokens"] * beside for look in mine]
             y = [look["scale_tokens"] or look["interval"][0] for look in mine]
-            ends = [(look["interval"][0], look["interval"][1] or 10 * ceiling) for look in mine]  # open: past the top
+            # open: past the top
+            ends = [(look["interval"][0], look["interval"][1] or 10 * ceiling) for look in mine]
             axes.vlines(x, *zip(*ends, strict=True), color=colour, linewidth=1.2)
-            axes.plot(x, y, MARKERS[rank % len(MARKERS)], color=colour, markersize=5, label=f"width {width}")
+            axes.plot(
+                x,
+                y,
+                MARKERS[rank % len(MARKERS)],
+                color=colour,
+                markersize=5,
+                label=f"width {width}",
+            )
         axes.axhline(batch, color=KINDS[1], linewidth=1.1, linestyle=DASHED, label="batch")
         axes.set_ylim(floor, ceiling)
 
@@ -246,7 +344,9 @@ def noise(report: Body) -> Panel:
 
 
 def _room(seen: Sequence[float], predicted: Any, frontier: Sequence[Any]) -> tuple[float, float]:
-    """Limits in nats that hold what was measured and predicted: a band that explodes must not flatten it."""
+    """Limits in nats that hold what was measured and predicted: a band that explodes must not
+    flatten it.
+    """
     low, high = min(seen, default=1.0), max(seen, default=1.0)
     reach = max(high / low, 1.1) ** 0.4
     ends = [end for point in frontier for end in point["interval"] or ()]
@@ -260,16 +360,40 @@ def _frontier(axes: Axes, frontier: Sequence[Any], band: str) -> None:
     if frontier and all(point["interval"] for point in frontier):
         low, high = ([math.log10(point["interval"][i]) for point in frontier] for i in (0, 1))
         axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=band)
-    axes.plot(x, [_log_loss(point) for point in frontier], color=KINDS[0], linewidth=1.8,
-              label="best at its compute" if frontier else None)  # fmt: skip
+    axes.plot(
+        x,
+        [_log_loss(point) for point in frontier],
+        color=KINDS[0],
+        linewidth=1.8,
+        label="best at its compute" if frontier else None,
+    )
 
 
 def _bars(
-    axes: Axes, points: Sequence[tuple[float, float, Any]], marker: str, colour: str, size: float, label: str
+    axes: Axes,
+    points: Sequence[tuple[float, float, Any]],
+    marker: str,
+    colour: str,
+    size: float,
+    label: str,
 ) -> None:
-    """Losses with their intervals, (log10 FLOPs, nats, interval), on the axis of log10; nothing without any."""
+    """Losses with their intervals, (log10 FLOPs, nats, interval), on the axis of log10; nothing
+    without any.
+    """
     if points:
-        ends = [[math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points]
-        interval_marks(axes, [(x, math.log10(loss)) for x, loss, _ in points], ends, along="y", fmt=marker,
-                       color=colour, markersize=size, elinewidth=1.4, capsize=3.5, zorder=4 if marker == "*" else 2,
-                       label=label)  # fmt: skip
+        ends = [
+            [math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points
+        ]
+        interval_marks(
+            axes,
+            [(x, math.log10(loss)) for x, loss, _ in points],
+            ends,
+            along="y",
+            fmt=marker,
+            color=colour,
+            markersize=size,
+            elinewidth=1.4,
+            capsize=3.5,
+            zorder=4 if marker == "*" else 2,
+            label=label,
+        )

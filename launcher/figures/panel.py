@@ -1,7 +1,8 @@
-"""One panel of a figure, as matplotlib's own `Figure` and as SVG for the page, and what the figures share.
+"""One panel of a figure, as matplotlib's own `Figure` and as SVG for the page, and what the figures
+share.
 
-A figure is a pure function of the report's body: the same body gives the same bytes. Panels to be compared share their
-axes. matplotlib is imported by the modules of this folder alone.
+A figure is a pure function of the report's body: the same body gives the same bytes. Panels to be
+compared share their axes. matplotlib is imported by the modules of this folder alone.
 """
 
 from __future__ import annotations
@@ -24,13 +25,31 @@ from launcher.views.numbers import Body
 from proxies.core.errors import InputError
 
 _STYLE: Any = {
-    "svg.fonttype": "none", "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "legend.frameon": False,
-    "legend.fontsize": 8.5, "legend.handlelength": 1.4, "legend.columnspacing": 1.2, "legend.handletextpad": 0.5,
-    "axes.grid": True, "grid.color": INK, "grid.alpha": 0.1, "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "path.simplify": False, "text.parse_math": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.2,
+    "legend.handletextpad": 0.5,
+    "axes.grid": True,
+    "grid.color": INK,
+    "grid.alpha": 0.1,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "path.simplify": False,
+    "text.parse_math": False,
+}
 INCHES = (4.8, 3.5)
 _AXIS_SHARE = 0.8
 """Width of the axes as a share of the figure's width."""
@@ -43,7 +62,9 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 class MissingError(InputError):
-    """The report lacks what a figure draws: the stage has not ended, or there is no such test or arm."""
+    """The report lacks what a figure draws: the stage has not ended, or there is no such test or
+    arm.
+    """
 
 
 @contextmanager
@@ -73,7 +94,11 @@ class Panel(Figure):
 
 
 def draw(
-    name: str, title: str, labels: tuple[str, str], paint: Callable[[Axes], None], inches: tuple[float, float] = INCHES
+    name: str,
+    title: str,
+    labels: tuple[str, str],
+    paint: Callable[[Axes], None],
+    inches: tuple[float, float] = INCHES,
 ) -> Panel:
     """One panel, its legend above it.
 
@@ -134,7 +159,9 @@ def _legend_columns(names: Sequence[str], inches: float) -> int:
 
 
 def octaves(axis: Axis, low: float, high: float) -> None:
-    """Whole powers of two, on an axis that holds log2(rate); two octaves at least, or noise would look like drift."""
+    """Whole powers of two, on an axis that holds log2(rate); two octaves at least, or noise would
+    look like drift.
+    """
     pad = max(0.4, (2.2 - (high - low)) / 2)
     first, last = math.ceil(low - pad), math.floor(high + pad)
     axis.set_view_interval(low - pad, high + pad, ignore=True)
@@ -159,40 +186,65 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
     per_decade = inches / max(math.log10(high / low), 0.1)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     candidates = [
-        [digit * 10.0**power for power in decades for digit in digits] for digits in ((1, 2, 5), (1, 3), (1,))
+        [digit * 10.0**power for power in decades for digit in digits]
+        for digits in ((1, 2, 5), (1, 3), (1,))
     ]
     candidates += [[10.0**power for power in decades[::stride]] for stride in (2, 3, 4)]
-    axis.set_major_locator(FixedLocator(next(
-        (ticks for ticks in candidates if _have_room(ticks, label, per_decade, across)), candidates[-1]
-    )))  # fmt: skip
+    axis.set_major_locator(
+        FixedLocator(
+            next(
+                (ticks for ticks in candidates if _have_room(ticks, label, per_decade, across)),
+                candidates[-1],
+            )
+        )
+    )
     axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
     axis.set_minor_locator(NullLocator())
 
 
-def _have_room(ticks: Sequence[float], label: Callable[[float], str], per_decade: float, across: bool) -> bool:
-    """Return whether labels of neighboring ticks do not overlap, by the usual size of a letter in inches."""
+def _have_room(
+    ticks: Sequence[float], label: Callable[[float], str], per_decade: float, across: bool
+) -> bool:
+    """Return whether labels of neighboring ticks do not overlap, by the usual size of a letter in
+    inches.
+    """
     for left, right in itertools.pairwise(ticks):
-        taken = _LETTER_INCHES * (len(label(left)) + len(label(right)) + 2) / 2 if across else 2 * _LETTER_INCHES
+        taken = (
+            _LETTER_INCHES * (len(label(left)) + len(label(right)) + 2) / 2
+            if across
+            else 2 * _LETTER_INCHES
+        )
         if math.log10(right / left) * per_decade < taken:
             return False
     return True
 
 
 def ceiling(losses: Sequence[float]) -> tuple[float, float]:
-    """Loss limits that show the loss basins: a few runs near divergence must not flatten all others."""
+    """Loss limits that show the loss basins: a few runs near divergence must not flatten all
+    others.
+    """
     low, middle = min(losses), sorted(losses)[len(losses) // 2]
     crowd = low + 4 * (middle - low)
-    high = max(losses) if max(losses) <= low + 1.5 * (crowd - low) else max(crowd, min(losses) + 0.05)
+    high = (
+        max(losses) if max(losses) <= low + 1.5 * (crowd - low) else max(crowd, min(losses) + 0.05)
+    )
     pad = 0.05 * (high - low) or 0.05
     return low - pad, high + pad
 
 
 def interval_marks(
-    axes: Axes, points: Sequence[tuple[float, float]], intervals: Sequence[Sequence[float]], *, along: str, **style: Any
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    intervals: Sequence[Sequence[float]],
+    *,
+    along: str,
+    **style: Any,
 ) -> None:
-    """Marks with bars: each mark where its point is, each bar where its interval is, which need not hold the point.
+    """Marks with bars: each mark where its point is, each bar where its interval is, which need not
+    hold the point.
 
-    An interval comes of resampled fits, the point of the fit to all runs: a degenerate one may lie outside.
+    An interval comes of resampled fits, the point of the fit to all runs: a degenerate one may lie
+    outside.
 
     Args:
         axes: to draw on.

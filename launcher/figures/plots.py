@@ -1,4 +1,5 @@
-"""The report's figures for notebooks: each a matplotlib `Figure`, from `report.json` as it was read.
+"""The report's figures for notebooks: each a matplotlib `Figure`, from `report.json` as it was
+read.
 
     import json
     import forerun
@@ -6,10 +7,10 @@
     report = json.load(open("study/report.json"))
     forerun.plots.basins(report)
 
-Importing this loads matplotlib, and no pyplot: nothing opens a window, no global setting changes, and the figures are
-those of the page, drawn by the same functions. A notebook shows a figure by its name at the end of a cell; elsewhere
-`figure.savefig("basins.png")` writes it. Every function takes the body of one report, and raises `MissingError` where
-the study has not come so far.
+Importing this loads matplotlib, and no pyplot: nothing opens a window, no global setting changes,
+and the figures are those of the page, drawn by the same functions. A notebook shows a figure by its
+name at the end of a cell; elsewhere `figure.savefig("basins.png")` writes it. Every function takes
+the body of one report, and raises `MissingError` where the study has not come so far.
 """
 
 from __future__ import annotations
@@ -40,16 +41,26 @@ from launcher.study.gates import by_role, points
 from launcher.views.numbers import Body, arm_name, words
 
 __all__ = [
-    "MissingError", "aspect", "basins", "branches", "coordinates", "drift", "ladder", "main_run", "noise", "search",
+    "MissingError",
+    "aspect",
+    "basins",
+    "branches",
+    "coordinates",
+    "drift",
+    "ladder",
+    "main_run",
+    "noise",
+    "search",
     "wider",
-]  # fmt: skip
+]
 
 TRAIN_LOSS = "training loss (nats per token)"
 _DASHES = {"passes": "-", "cannot_tell": (0, (3, 2)), "blows_up": "-", "vanishes": "-"}
 
 
 def coordinates(report: Body, arm: str | None = None) -> Panel:
-    """Change of each role's worst layer against width, or depth, log-log; bold or dashed if not passing.
+    """Change of each role's worst layer against width, or depth, log-log; bold or dashed if not
+    passing.
 
     Args:
         report: the body of `report.json`.
@@ -64,25 +75,45 @@ def coordinates(report: Body, arm: str | None = None) -> Panel:
         raise MissingError(f"no coordinate check {chosen}; the report has: {', '.join(checks)}")
     check = checks[chosen]
     shown = {name: [layers[0] for _, layers in by_role(of)] for name, of in checks.items()}
-    everything = [change for layers in shown.values() for layer in layers for change in layer["change"] if change > 0]
+    everything = [
+        change
+        for layers in shown.values()
+        for layer in layers
+        for change in layer["change"]
+        if change > 0
+    ]
 
     def paint(axes: Axes) -> None:
         _width_axis(axes, points(check))
         axes.set_yscale("log")
         if everything:
             axes.set_ylim(min(everything) / 1.3, max(everything) * 1.3)
-        axes.yaxis.set_major_locator(FixedLocator([m * 10.0**e for e in range(-9, 9) for m in (1, 2, 5)]))
+        axes.yaxis.set_major_locator(
+            FixedLocator([m * 10.0**e for e in range(-9, 9) for m in (1, 2, 5)])
+        )
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
         for rank, layer in enumerate(shown[chosen]):
             weight = 1.2 if layer["outcome"] in ("passes", "cannot_tell") else 2.8
-            axes.plot(points(check)[: len(layer["change"])], layer["change"], marker=MARKERS[rank % len(MARKERS)],
-                      markersize=4, linewidth=weight, linestyle=_DASHES[layer["outcome"]],
-                      color=KINDS[rank % len(KINDS)], label=words(layer["role"]))  # fmt: skip
+            axes.plot(
+                points(check)[: len(layer["change"])],
+                layer["change"],
+                marker=MARKERS[rank % len(MARKERS)],
+                markersize=4,
+                linewidth=weight,
+                linestyle=_DASHES[layer["outcome"]],
+                color=KINDS[rank % len(KINDS)],
+                label=words(layer["role"]),
+            )
 
-    title = f"Coordinate check, {arm_name(chosen)}: change of each role's worst layer against {check['axis']}"
-    return draw(f"coordinates-{chosen}", title, (check["axis"], "mean absolute change of output"), paint)
+    title = (
+        f"Coordinate check, {arm_name(chosen)}: change of each role's worst layer against "
+        f"{check['axis']}"
+    )
+    return draw(
+        f"coordinates-{chosen}", title, (check["axis"], "mean absolute change of output"), paint
+    )
 
 
 def _width_axis(axes: Axes, widths: Iterable[int]) -> None:
@@ -98,7 +129,8 @@ def wider(report: Body) -> Panel:
     """Mean training loss of each width at one rate, log steps.
 
     Raises:
-        MissingError: no rate over width was run with two seeds, or the transfer runs have not ended.
+        MissingError: no rate over width was run with two seeds, or the transfer runs have not
+            ended.
     """
     part(report, "transfer", "`forerun transfer PLAN` runs it")
     found = part(report, "wider", "no rate was run at two widths with two seeds")
@@ -106,7 +138,12 @@ def wider(report: Body) -> Panel:
     def paint(axes: Axes) -> None:
         curves_over_steps(axes, found["curves"], lambda curve: f"width {curve['width']}")
 
-    return draw("wider", "Training loss by width at one learning rate", ("optimizer steps", TRAIN_LOSS), paint)
+    return draw(
+        "wider",
+        "Training loss by width at one learning rate",
+        ("optimizer steps", TRAIN_LOSS),
+        paint,
+    )
 
 
 def search(report: Body) -> Panel:
@@ -125,15 +162,37 @@ def search(report: Body) -> Panel:
         octaves(axes.xaxis, min(rate for rate, _ in rates), max(rate for rate, _ in rates))
         if losses:
             axes.set_ylim(*ceiling(losses))
-        axes.axvline(math.log2(found["best"]["learning_rate"]), color=INK, alpha=0.55, linewidth=0.9,
-                     linestyle=DASHED, label="best")  # fmt: skip
+        axes.axvline(
+            math.log2(found["best"]["learning_rate"]),
+            color=INK,
+            alpha=0.55,
+            linewidth=0.9,
+            linestyle=DASHED,
+            label="best",
+        )
         top = axes.get_ylim()[1]
         seen = [(rate, loss) for rate, loss in ended if loss is not None and loss <= top]
-        axes.plot(*zip(*seen, strict=True) if seen else ([], []), "o", color=KINDS[0], markersize=6,
-                  markeredgecolor=INK, markeredgewidth=0.4, label="trial")  # fmt: skip
+        axes.plot(
+            *zip(*seen, strict=True) if seen else ([], []),
+            "o",
+            color=KINDS[0],
+            markersize=6,
+            markeredgecolor=INK,
+            markeredgewidth=0.4,
+            label="trial",
+        )
         edge_marks(axes, ended, KINDS[0])
         if pruned:
-            axes.plot(pruned, [0.97] * len(pruned), "_", color=INK, markersize=8, label="pruned",
-                      transform=axes.get_xaxis_transform())  # fmt: skip
+            axes.plot(
+                pruned,
+                [0.97] * len(pruned),
+                "_",
+                color=INK,
+                markersize=8,
+                label="pruned",
+                transform=axes.get_xaxis_transform(),
+            )
 
-    return draw("search", "Loss of every trial against learning rate", ("learning rate", LOSS), paint)
+    return draw(
+        "search", "Loss of every trial against learning rate", ("learning rate", LOSS), paint
+    )

@@ -1,4 +1,6 @@
-"""The transfer tests' figures: loss basins, the optimum against size, and what transferred values cost."""
+"""The transfer tests' figures: loss basins, the optimum against size, and what transferred values
+cost.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_of(report: Body, hyperparameter: str, axis: str) -> Test:
     Raises:
         MissingError: the transfer runs have not ended, or there is no such test.
     """
-    tests: list[Test] = part(report, "transfer", "`forerun transfer PLAN` runs what it needs")["tests"]
+    tests: list[Test] = part(report, "transfer", "`forerun transfer PLAN` runs what it needs")[
+        "tests"
+    ]
     for test in tests:
         if (test["hyperparameter"], test["axis"]) == (hyperparameter, axis):
             return test
@@ -63,8 +67,12 @@ def _spaced(ticks: Iterable[float], gap: float) -> list[float]:
     return sorted(kept)
 
 
-def _value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: Iterable[float]) -> None:
-    """Powers of two for learning rates, other hyperparameters' values as they are; the axis holds octaves."""
+def _value_axis(
+    axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: Iterable[float]
+) -> None:
+    """Powers of two for learning rates, other hyperparameters' values as they are; the axis holds
+    octaves.
+    """
     octaves(axis, min(ends), max(ends))
     if name != "learning_rate":
         first, last = axis.get_view_interval()
@@ -74,7 +82,9 @@ def _value_axis(axis: Axis, name: Hyperparameter, ends: Sequence[float], tried: 
 
 
 def _size_axis(axes: Axes, sizes: Iterable[int], first: Iterable[int]) -> None:
-    """Doublings, on an axis that holds log2(size); those named `first` have ticks, others where there is space."""
+    """Doublings, on an axis that holds log2(size); those named `first` have ticks, others where
+    there is space.
+    """
     at = {math.log2(size): size for size in sorted(sizes)}
     low, high = min(at), max(at)
     pad = 0.06 * (high - low) + 0.2
@@ -95,10 +105,12 @@ def _means(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, fl
 
 def basins(
     report: Body, hyperparameter: str = "learning_rate", axis: str = "width", arm: str | None = None
-) -> Panel:  # fmt: skip
-    """Loss against a hyperparameter at every size of one arm: runs, fitted basins, minima with intervals.
+) -> Panel:
+    """Loss against a hyperparameter at every size of one arm: runs, fitted basins, minima with
+    intervals.
 
-    The axes hold all arms' runs. A size without a fitted basin has a thin line through its mean losses.
+    The axes hold all arms' runs. A size without a fitted basin has a thin line through its mean
+    losses.
 
     Args:
         report: the body of `report.json`.
@@ -112,9 +124,13 @@ def basins(
     test, own = test_of(report, hyperparameter, axis), main_arm(report)
     arms, chosen = verdicts_by_arm(test, own), own if arm is None else arm
     if chosen not in arms:
-        raise MissingError(f"no parametrization {chosen} in {name_of(test)}; the report has: {', '.join(arms)}")
+        raise MissingError(
+            f"no parametrization {chosen} in {name_of(test)}; the report has: {', '.join(arms)}"
+        )
     verdict, runs = arms[chosen], runs_of(test)
-    sizes = sorted({optimum["size"] for optimum in verdict["optima"]} | {run["size"] for run in runs})
+    sizes = sorted(
+        {optimum["size"] for optimum in verdict["optima"]} | {run["size"] for run in runs}
+    )
     tried = {run["log2_value"] for run in runs}
     losses = [run["loss_nats"] for run in runs if run["loss_nats"] is not None]
 
@@ -123,10 +139,16 @@ def basins(
         if losses:
             axes.set_ylim(*ceiling(losses))
         if verdict["base_log2"] is not None:
-            axes.axvline(verdict["base_log2"], color=INK, alpha=0.55, linewidth=0.9, linestyle=DASHED)
+            axes.axvline(
+                verdict["base_log2"], color=INK, alpha=0.55, linewidth=0.9, linestyle=DASHED
+            )
         for optimum in verdict["optima"]:
             rank, size = sizes.index(optimum["size"]), optimum["size"]
-            points = [(run["log2_value"], run["loss_nats"]) for run in runs_of(test, chosen) if run["size"] == size]
+            points = [
+                (run["log2_value"], run["loss_nats"])
+                for run in runs_of(test, chosen)
+                if run["size"] == size
+            ]
             colour, marker = shade(rank, len(sizes)), MARKERS[rank % len(MARKERS)]
             _runs(axes, points, colour, marker, size_name(test["axis"], size))
             if optimum["log2_value"] is not None:
@@ -139,29 +161,52 @@ def basins(
     return draw(f"basins-{anchor(test)}-{chosen}", title, (what, LOSS), paint)
 
 
-def _runs(axes: Axes, points: list[tuple[float, float | None]], colour: str, marker: str, label: str) -> None:
+def _runs(
+    axes: Axes, points: list[tuple[float, float | None]], colour: str, marker: str, label: str
+) -> None:
     top = axes.get_ylim()[1]
     inside = [(x, loss) for x, loss in points if loss is not None and loss <= top]
-    axes.plot([x for x, _ in inside], [y for _, y in inside], marker, color=colour, markersize=3.6, alpha=0.75,
-              markeredgewidth=0, label=label)  # fmt: skip
+    axes.plot(
+        [x for x, _ in inside],
+        [y for _, y in inside],
+        marker,
+        color=colour,
+        markersize=3.6,
+        alpha=0.75,
+        markeredgewidth=0,
+        label=label,
+    )
     edge_marks(axes, points, colour)
 
 
 def _basin(axes: Axes, optimum: Any, colour: str, marker: str) -> None:
     """A fitted curve with its minimum and the interval of that."""
     axes.plot(*zip(*optimum["curve"], strict=True), color=colour, linewidth=1.5)
-    interval_marks(axes, [(optimum["log2_value"], optimum["loss_nats"])], [optimum["interval_log2"]], along="x",
-                   fmt=marker, color=colour, markersize=6.5, markeredgewidth=0.7, elinewidth=2, capsize=4,
-                   markeredgecolor=INK)  # fmt: skip
+    interval_marks(
+        axes,
+        [(optimum["log2_value"], optimum["loss_nats"])],
+        [optimum["interval_log2"]],
+        along="x",
+        fmt=marker,
+        color=colour,
+        markersize=6.5,
+        markeredgewidth=0.7,
+        elinewidth=2,
+        capsize=4,
+        markeredgecolor=INK,
+    )
 
 
 def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "width") -> Panel:
-    """The optimum against size with its intervals, the value used up to the target, and the optimum expected there.
+    """The optimum against size with its intervals, the value used up to the target, and the optimum
+    expected there.
 
-    Where an exponent was measured, its interval is a band, and beyond the sizes that were run that of the optimum.
+    Where an exponent was measured, its interval is a band, and beyond the sizes that were run that
+    of the optimum.
 
     Raises:
-        MissingError: the transfer runs have not ended, or there is no such test, or it found no optimum.
+        MissingError: the transfer runs have not ended, or there is no such test, or it found no
+            optimum.
     """
     test = test_of(report, hyperparameter, axis)
     arms = verdicts_by_arm(test, main_arm(report))
@@ -173,13 +218,21 @@ def drift(report: Body, hyperparameter: str = "learning_rate", axis: str = "widt
     def paint(axes: Axes) -> None:
         named = (verdict["target_size"], verdict["base_size"])
         _size_axis(axes, sizes | {*named}, named)
-        axes.axvline(math.log2(verdict["target_size"]), color=INK, alpha=0.55, linewidth=0.9,
-                     linestyle=(0, (1, 2)), label="target")  # fmt: skip
+        axes.axvline(
+            math.log2(verdict["target_size"]),
+            color=INK,
+            alpha=0.55,
+            linewidth=0.9,
+            linestyle=(0, (1, 2)),
+            label="target",
+        )
         ends = _used(axes, verdict)
         for i, (arm, of) in enumerate(arms.items()):
             _optima(axes, of["optima"], f"control: {arm_name(arm)}" if i else arm_name(arm), i)
         found = [y for of in arms.values() for o in of["optima"] for y in o["interval_log2"] or ()]
-        _value_axis(axes.yaxis, name, [*ends, *found] or [0.0], {run["log2_value"] for run in runs_of(test)})
+        _value_axis(
+            axes.yaxis, name, [*ends, *found] or [0.0], {run["log2_value"] for run in runs_of(test)}
+        )
 
     what = hyperparameter_name(name)
     title = f"Optimal {what} against {test['axis']}"
@@ -192,26 +245,50 @@ def has_optimum(verdict: Any) -> bool:
 
 
 def _used(axes: Axes, verdict: Any) -> list[float]:
-    """Draws the rule from base to target, its band, and the optimum expected at the target; the heights it drew at."""
+    """Draws the rule from base to target, its band, and the optimum expected at the target; the
+    heights it drew at.
+    """
     base, there = verdict["base_log2"], verdict["transferred_log2"]
     if base is None:
         return []
     x = [math.log2(verdict["base_size"]), math.log2(verdict["target_size"])]
-    axes.plot(x, [base, there], color=INK, alpha=0.7, linewidth=0.9, linestyle=DASHED, label="value used")
-    heights, steps, offset = [base, there], verdict["drift_octaves_per_doubling"]["interval"], verdict["offset_octaves"]
+    axes.plot(
+        x, [base, there], color=INK, alpha=0.7, linewidth=0.9, linestyle=DASHED, label="value used"
+    )
+    heights, steps, offset = (
+        [base, there],
+        verdict["drift_octaves_per_doubling"]["interval"],
+        verdict["offset_octaves"],
+    )
     if verdict["power_is_measured"] and steps is not None and offset["value"] is not None:
-        # Bent where the line is: by the drift up to the largest size that was run, from there to the target's optimum.
-        largest = min(max(math.log2(o["size"]) for o in verdict["optima"] if o["log2_value"] is not None), x[1])
+        # Bent where the line is: by the drift up to the largest size that was run, from there to
+        # the target's optimum.
+        largest = min(
+            max(math.log2(o["size"]) for o in verdict["optima"] if o["log2_value"] is not None),
+            x[1],
+        )
         edges = [
             [base, base + slope * (largest - x[0]), there - off]
             for slope, off in zip(steps, reversed(offset["interval"]), strict=True)
         ]
-        axes.fill_between([x[0], largest, x[1]], edges[0], edges[1], color=KINDS[0], alpha=0.14, linewidth=0)
+        axes.fill_between(
+            [x[0], largest, x[1]], edges[0], edges[1], color=KINDS[0], alpha=0.14, linewidth=0
+        )
         heights += [*edges[0], *edges[1]]
     if offset["value"] is not None:
         low, high = offset["interval"]
-        interval_marks(axes, [(x[1], there - offset["value"])], [(there - high, there - low)], along="y", fmt="*",
-                       color=KINDS[0], markersize=8, elinewidth=1.5, capsize=4, label="predicted optimum")  # fmt: skip
+        interval_marks(
+            axes,
+            [(x[1], there - offset["value"])],
+            [(there - high, there - low)],
+            along="y",
+            fmt="*",
+            color=KINDS[0],
+            markersize=8,
+            elinewidth=1.5,
+            capsize=4,
+            label="predicted optimum",
+        )
         heights += [there - low, there - high]
     return heights
 
@@ -220,6 +297,16 @@ def _optima(axes: Axes, optima: Sequence[Any], label: str, rank: int) -> None:
     found = [o for o in optima if o["log2_value"] is not None]
     # Shifted, so that two intervals at one size do not lie on each other.
     points = [(math.log2(o["size"]) + 0.06 * rank, o["log2_value"]) for o in found]
-    interval_marks(axes, points, [o["interval_log2"] for o in found], along="y", fmt=f"{MARKERS[rank]}-",
-                   color=KINDS[rank], markersize=5.5, linewidth=1.5, elinewidth=1.5, capsize=4,
-                   label=label)  # fmt: skip
+    interval_marks(
+        axes,
+        points,
+        [o["interval_log2"] for o in found],
+        along="y",
+        fmt=f"{MARKERS[rank]}-",
+        color=KINDS[rank],
+        markersize=5.5,
+        linewidth=1.5,
+        elinewidth=1.5,
+        capsize=4,
+        label=label,
+    )

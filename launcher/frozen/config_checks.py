@@ -1,8 +1,9 @@
-"""Checks of a frozen config against its attestations and the study's ledger. Verbs that act on a config run them first.
+"""Checks of a frozen config against its attestations and the study's ledger. Verbs that act on a
+config run them first.
 
-`launch.json` proves only that its content has the digest it names, which can be computed again after an edit. The
-attestations in the config's folder still name the digest that was frozen, and the study's ledger holds the record and
-the runs that the config was frozen from.
+`launch.json` proves only that its content has the digest it names, which can be computed again
+after an edit. The attestations in the config's folder still name the digest that was frozen, and
+the study's ledger holds the record and the runs that the config was frozen from.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ACCEPTED = "accepted"
 
 
 def find_problems(folder: Path, digest: str) -> dict[str, list[str]]:
-    """Return the problems of a config's folder by check (`CHECKS`); a check without problems is left out.
+    """Return the problems of a config's folder by check (`CHECKS`); a check without problems is
+    left out.
 
     Args:
         folder: Folder of the config.
@@ -41,12 +43,15 @@ def find_problems(folder: Path, digest: str) -> dict[str, list[str]]:
     by_check: dict[str, list[str]] = {}
     for kind, texts in problems.items():
         if texts:
-            by_check.setdefault("evidence" if kind == "evidence" else "attestations", []).extend(texts)
+            by_check.setdefault("evidence" if kind == "evidence" else "attestations", []).extend(
+                texts
+            )
     return by_check
 
 
 def check_ledger(folder: Path, digest: str) -> str:
-    """Return what the study's ledger lacks of a config's evidence; empty if it lacks nothing or there is no ledger.
+    """Return what the study's ledger lacks of a config's evidence; empty if it lacks nothing or
+    there is no ledger.
 
     Raises:
         TamperedError: The evidence was edited.
@@ -58,16 +63,24 @@ def check_ledger(folder: Path, digest: str) -> str:
     try:
         head, num_later, lost = since_frozen(folder, digest, Ledger.read(study_dir))
     except (KeyError, TypeError):
-        return "attestations/evidence.json names no record of a ledger and no runs: `forerun freeze` writes it again"
+        return (
+            "attestations/evidence.json names no record of a ledger and no runs: `forerun "
+            "freeze` writes it again"
+        )
     if num_later is None:
         return (
-            f"{study_dir / LEDGER_NAME}: record {head[:12]}, at which this config was frozen, is missing: this ledger "
-            "is an older copy, belongs to another study, was repaired or was rewritten; restore the ledger of that "
+            f"{study_dir / LEDGER_NAME}: record {head[:12]}, at which this config was frozen, is "
+            "missing: this ledger "
+            "is an older copy, belongs to another study, was repaired or was rewritten; restore "
+            "the ledger of that "
             "time, or freeze again from this one"
         )
     if lost:
         runs = counted(len(lost), "run")
-        return f"{study_dir / LEDGER_NAME} lacks {runs} of the config's evidence, such as {min(lost)[:12]}"
+        return (
+            f"{study_dir / LEDGER_NAME} lacks {runs} of the config's evidence, such as "
+            f"{min(lost)[:12]}"
+        )
     return ""
 
 
@@ -100,7 +113,9 @@ def require_sound(folder: Path, digest: str) -> str:
     raise TamperedError(str(folder), [*itertools.chain(*refused.values()), advice])
 
 
-def accept_problems(folder: Path, digest: str, checks: tuple[str, ...], reason: str, author: str) -> list[str]:
+def accept_problems(
+    folder: Path, digest: str, checks: tuple[str, ...], reason: str, author: str
+) -> list[str]:
     """Record in an attestation that a person accepts the config's problems.
 
     Args:
@@ -136,4 +151,6 @@ def _read_accepted(folder: Path, digest: str) -> tuple[set[str], str]:
     except TamperedError:  # `find_problems` reports it
         return set(), ""
     problems = body.get("problems")
-    return set(cast(list[str], problems)) if isinstance(problems, list) else set(), str(body.get("reason", ""))
+    return set(cast(list[str], problems)) if isinstance(problems, list) else set(), str(
+        body.get("reason", "")
+    )

@@ -1,8 +1,8 @@
 """The frozen launch config: one content-addressed decision, and its attestations.
 
-`decision` holds everything the main run computes with, and nothing that depends on when, where or how often one ran.
-Evidence, environment, parity and rehearsal are attestations: files that name the digest and carry their own hash. A
-hash shows accident and edit, not a forger.
+`decision` holds everything the main run computes with, and nothing that depends on when, where or
+how often one ran. Evidence, environment, parity and rehearsal are attestations: files that name the
+digest and carry their own hash. A hash shows accident and edit, not a forger.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ from transfer.verdict.rules import TransferRule
 
 SCHEMA_VERSION = 5
 NUM_LR_SAMPLES = 64
-MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000  # steps are counted out one by one
+# steps are counted out one by one
+MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000
 _TOO_LONG = f"num_steps = {{}}: must be at most {MOST_STEPS:,}; larger batches need fewer steps"
 _NUMBERS = (*GROUP_NUMBERS, "init_std")
 _PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
 
 
 class FrozenError(InputError):
-    """A frozen file that is not one, or parameters its groups do not fit. `problems` lists all of it."""
+    """A frozen file that is not one, or parameters its groups do not fit. `problems` lists all of
+    it.
+    """
 
     def __init__(self, what: str, problems: list[str]) -> None:
         self.problems = problems
@@ -54,7 +57,9 @@ class TamperedError(FrozenError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup(GroupNumbers):
-    """Parameters trained with the same numbers. The pattern is a regex matched against whole names."""
+    """Parameters trained with the same numbers. The pattern is a regex matched against whole
+    names.
+    """
 
     pattern: str
     kind: Kind
@@ -64,9 +69,17 @@ class ParameterGroup(GroupNumbers):
     def __post_init__(self) -> None:
         checks = Checks(self)
         for name in _NUMBERS:
-            checks.number(name, least=0, below=HYPERPARAMETERS[name].below if name in HYPERPARAMETERS else None)
+            checks.number(
+                name,
+                least=0,
+                below=HYPERPARAMETERS[name].below if name in HYPERPARAMETERS else None,
+            )
         plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
-        checks.that(plain, f"pattern = {self.pattern[:80]!r}: must be names separated by `|`, with numbers as `\\d+`")
+        checks.that(
+            plain,
+            f"pattern = {self.pattern[:80]!r}: must be names separated by `|`, with numbers as "
+            "`\\d+`",
+        )
         checks.done()
 
 
@@ -113,7 +126,9 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("data_parallel_shard", "data_parallel_replicate", "tensor", "pipeline", "context")
+        checks.whole(
+            "data_parallel_shard", "data_parallel_replicate", "tensor", "pipeline", "context"
+        )
         checks.whole("microbatch_sequences", least=0)
         checks.one_of("activation_checkpointing", ("none", "selective", "full"))
         checks.done()
@@ -131,7 +146,9 @@ class Parallelism:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurvePoint:
-    """Training loss expected on the way, in nats per token: the mean over the steps within 15 % of `step`."""
+    """Training loss expected on the way, in nats per token: the mean over the steps within 15 % of
+    `step`.
+    """
 
     step: int
     loss_nats: float
@@ -150,39 +167,53 @@ class PredictedLoss:
     extrapolation: float
     """Training FLOPs over the largest fitted run's."""
     curve: tuple[CurvePoint, ...] = ()
-    """How training loss is to run down there, at the same level; empty where the ladder has too few runs to say."""
+    """How training loss is to run down there, at the same level; empty where the ladder has too few
+    runs to say."""
     memory_octaves: float | None = None
-    """Over so many doublings of the step a departure from the curve is forgotten, as the ladder's own runs show: what
-    is one departure, and what are several. None: not measured."""
+    """Over so many doublings of the step a departure from the curve is forgotten, as the ladder's
+    own runs show: what is one departure, and what are several. None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnTrainer:
-    """The user's own trainer, where forerun's model is not what trains: a command, and what each placeholder is."""
+    """The user's own trainer, where forerun's model is not what trains: a command, and what each
+    placeholder is.
+    """
 
     command: Command
     values: dict[str, object]
     """By placeholder, all but the places of one machine (`proxies.core.programs.PLACES`)."""
     resume: str = ""
-    """Arguments behind the command's by which it goes on where it stopped, placeholders allowed; empty: it cannot."""
+    """Arguments behind the command's by which it goes on where it stopped, placeholders allowed;
+    empty: it cannot."""
     num_params: int | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
     """N of the forecast, by `proxy.describe`; None: the count of `shape`."""
 
     def metrics_at(self, run_dir: Path) -> Path:
         """Where a run logs its metrics."""
-        values = {name: str(value) for name, value in self.values.items()} | {"run_dir": str(run_dir.resolve())}
+        values = {name: str(value) for name, value in self.values.items()} | {
+            "run_dir": str(run_dir.resolve())
+        }
         return run_dir.resolve() / self.command.metrics_path.format_map(values)
 
     @property
     def named(self) -> dict[str, object]:
         """Those that the command line names; all, if it gets them as a file."""
         named = self.command.named
-        return {name: value for name, value in self.values.items() if "run_json" in named or name in named}
+        return {
+            name: value
+            for name, value in self.values.items()
+            if "run_json" in named or name in named
+        }
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         for name, value in self.values.items():
-            fine = value is None or isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value))  # type: ignore[arg-type]
+            fine = (
+                value is None
+                or isinstance(value, str)
+                or (type(value) in (int, float) and math.isfinite(value))  # type: ignore[arg-type]
+            )
             checks.that(fine, f"values.{name} = {value!r}: must be a finite number, a word or null")
         if checks.fine:
             checks.problems += [
@@ -201,9 +232,11 @@ class OwnModel:
     values: dict[str, object]
     """Keywords of the factory: the plan's own axes."""
     num_params: int
-    """Of the model at the frozen shape: N of the forecast. Run times follow the FLOPs of `shape`."""
+    """Of the model at the frozen shape: N of the forecast. Run times follow the FLOPs of
+    `shape`."""
     blocks: tuple[str, ...]
-    """Lists of modules, such as `model.layers.*`, each of which is sharded by itself; the rest is one part."""
+    """Lists of modules, such as `model.layers.*`, each of which is sharded by itself; the rest is
+    one part."""
     embeddings: tuple[str, ...]
     """Modules whose output `forward.embedding` scales."""
     readouts: tuple[str, ...]
@@ -238,7 +271,8 @@ class Decision:
     """Evidence. What counts is the numbers in `groups`."""
     forward: ForwardNumbers
     multiplier_form: Literal["multiplier"] = "multiplier"
-    """As when clip was searched: absorbed in the weights, gradients would have another norm, clip another meaning."""
+    """As when clip was searched: absorbed in the weights, gradients would have another norm, clip
+    another meaning."""
     groups: tuple[ParameterGroup, ...]
     optimizer: OptimizerName
     weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
@@ -261,7 +295,8 @@ class Decision:
     own: OwnTrainer | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
     """Of such a trainer `values` count: there are no groups, and what is parallel is up to it."""
     model: OwnModel | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """Where that is not forerun's. Of a group whose `init_std` is 0 the values stay as its factory draws them."""
+    """Where that is not forerun's. Of a group whose `init_std` is 0 the values stay as its factory
+    draws them."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -270,12 +305,18 @@ class Decision:
         if self.clip_norm is not None:
             checks.number("clip_norm", above=0)
         checks.that(
-            len(self.groups) <= MOST_GROUPS, f"{counted(len(self.groups), 'group')}: must be at most {MOST_GROUPS}"
+            len(self.groups) <= MOST_GROUPS,
+            f"{counted(len(self.groups), 'group')}: must be at most {MOST_GROUPS}",
         )
         stop_above = self.abort.train_loss_above_nats
-        checks.that(stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: must be above 0")
-        for name, value in asdict(self.forward).items():  # of some of them trainers want the reciprocal
-            checks.that(1e-12 <= value <= 1e12, f"forward.{name} = {value!r}: must be from 1e-12 to 1e12")
+        checks.that(
+            stop_above > 0, f"abort.train_loss_above_nats = {stop_above!r}: must be above 0"
+        )
+        # of some of them trainers want the reciprocal
+        for name, value in asdict(self.forward).items():
+            checks.that(
+                1e-12 <= value <= 1e12, f"forward.{name} = {value!r}: must be from 1e-12 to 1e12"
+            )
         schedule, ranks = self.learning_rate.schedule, self.parallelism.num_data_ranks
         checks.that(schedule.num_steps <= MOST_STEPS, _TOO_LONG.format(schedule.num_steps))
         if checks.fine:
@@ -283,14 +324,21 @@ class Decision:
                 self.num_tokens == schedule.num_full_batches * self.batch_tokens,
                 f"num_tokens = {self.num_tokens}: must be {counted(schedule.num_steps, 'step')} of "
                 f"{self.batch_tokens} tokens"
-                + (f", {schedule.batch_warmup_steps} of them warming up" if schedule.batch_warmup_steps else ""),
+                + (
+                    f", {schedule.batch_warmup_steps} of them warming up"
+                    if schedule.batch_warmup_steps
+                    else ""
+                ),
             )
             smallest, rest = divmod(self.batch_tokens, schedule.batch_warmup_stages)
             checks.that(
                 rest == 0 and smallest % (self.shape.seq_len * ranks) == 0,
-                f"batch_tokens = {self.batch_tokens}: must be whole sequences of {self.shape.seq_len} for each of "
+                f"batch_tokens = {self.batch_tokens}: must be whole sequences of "
+                f"{self.shape.seq_len} for each of "
                 f"{counted(ranks, 'rank')}"
-                + (f" at its smallest, {smallest}, too" if schedule.batch_warmup_stages > 1 else ""),
+                + (
+                    f" at its smallest, {smallest}, too" if schedule.batch_warmup_stages > 1 else ""
+                ),
             )
         checks.done()
 
@@ -311,11 +359,15 @@ def learning_rate_of(schedule: Schedule) -> LearningRate:
     if schedule.num_steps > MOST_STEPS:
         raise FrozenError("learning rate", [_TOO_LONG.format(schedule.num_steps)])
     table = lr_table(schedule)
-    steps = sorted({round(i * (len(table) - 1) / (NUM_LR_SAMPLES - 1)) for i in range(NUM_LR_SAMPLES)})
+    steps = sorted(
+        {round(i * (len(table) - 1) / (NUM_LR_SAMPLES - 1)) for i in range(NUM_LR_SAMPLES)}
+    )
     return LearningRate(
-        schedule=schedule, step_convention=STEP_CONVENTION, samples=tuple((step, table[step]) for step in steps),
+        schedule=schedule,
+        step_convention=STEP_CONVENTION,
+        samples=tuple((step, table[step]) for step in steps),
         table_sha256=canon.content_id(list(table)),
-    )  # fmt: skip
+    )
 
 
 def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
@@ -334,22 +386,35 @@ def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]
         pattern = next(filter(is_one, patterns), literal)
         members.setdefault(keys[p.name], (p, {}))[1][pattern] = None
     return tuple(
-        ParameterGroup(pattern="|".join(patterns), kind=p.kind, **{field: getattr(p, field) for field in _NUMBERS})
+        ParameterGroup(
+            pattern="|".join(patterns),
+            kind=p.kind,
+            **{field: getattr(p, field) for field in _NUMBERS},
+        )
         for p, patterns in members.values()
     )
 
 
-def assign_groups(groups: tuple[ParameterGroup, ...], names: list[str]) -> dict[str, ParameterGroup]:
+def assign_groups(
+    groups: tuple[ParameterGroup, ...], names: list[str]
+) -> dict[str, ParameterGroup]:
     """Each parameter's group.
 
     Raises:
-        FrozenError: a parameter no group or more than one claims, or a group that claims none; all at once.
+        FrozenError: a parameter no group or more than one claims, or a group that claims none; all
+            at once.
     """
     claims = {name: [g for g in groups if re.fullmatch(g.pattern, name)] for name in names}
     problems = [f"no group claims {name}" for name, found in claims.items() if not found]
-    problems += [f"{counted(len(found), 'group')} claim {name}" for name, found in claims.items() if len(found) > 1]
+    problems += [
+        f"{counted(len(found), 'group')} claim {name}"
+        for name, found in claims.items()
+        if len(found) > 1
+    ]
     used = {g.pattern for found in claims.values() for g in found}
-    problems += [f"the group {g.pattern!r} claims no parameter" for g in groups if g.pattern not in used]
+    problems += [
+        f"the group {g.pattern!r} claims no parameter" for g in groups if g.pattern not in used
+    ]
     if problems:
         raise FrozenError("parameter groups", problems)
     return {name: found[0] for name, found in claims.items()}

@@ -47,10 +47,13 @@ class FolderContents:
     exports: tuple[Exported, ...]
 
 
-def write_frozen(frozen_dir: Path, decision: Decision, attested: Mapping[str, dict[str, canon.Json]]) -> Path:
+def write_frozen(
+    frozen_dir: Path, decision: Decision, attested: Mapping[str, dict[str, canon.Json]]
+) -> Path:
     """Write `<frozen_dir>/<digest>/`, launch file and attestations; returns the launch file.
 
-    A folder that is there already keeps what else lies in it. One process at a time: what a killed one left goes.
+    A folder that is there already keeps what else lies in it. One process at a time: what a killed
+    one left goes.
 
     Raises:
         OSError: the disk is full, or the folder is not writable.
@@ -78,7 +81,9 @@ def study_of(folder: Path) -> Path | None:
 
 
 def edited(study_dir: Path) -> list[str]:
-    """Return the problems of a study's frozen configs: edited launch files, and missing or foreign attestations."""
+    """Return the problems of a study's frozen configs: edited launch files, and missing or foreign
+    attestations.
+    """
     problems = []
     for path in sorted((study_dir / "frozen").glob(f"*/{LAUNCH_FILE}")):
         try:
@@ -92,7 +97,8 @@ def edited(study_dir: Path) -> list[str]:
 
 
 def since_frozen(folder: Path, digest: str, ledger: Ledger) -> tuple[str, int | None, set[str]]:
-    """A config's evidence against a ledger: the record it was frozen at, how many came after it, which runs are lost.
+    """A config's evidence against a ledger: the record it was frozen at, how many came after it,
+    which runs are lost.
 
     The number is None where the ledger does not hold that record.
 
@@ -106,7 +112,8 @@ def since_frozen(folder: Path, digest: str, ledger: Ledger) -> tuple[str, int | 
 
 
 def look_through(folder: Path, digest: str) -> FolderContents:
-    """Every file beside a launch file: attestations by digest and hash, exports by their attestations.
+    """Every file beside a launch file: attestations by digest and hash, exports by their
+    attestations.
 
     Raises:
         TamperedError: something was changed, taken away, added to an export, or is no plain file.
@@ -126,8 +133,11 @@ def look_through(folder: Path, digest: str) -> FolderContents:
         raise TamperedError(str(exports_dir), ["it must be a folder: remove it"])
     attested = {export.trainer for export in exports}
     for entry in sorted(exports_dir.iterdir()) if exports_dir.exists() else ():
-        if entry.name not in attested and not entry.name.endswith(_PART):  # which one that was stopped left
-            raise TamperedError(str(entry), ["no attestation names it: `forerun export` writes it again"])
+        # which one that was stopped left
+        if entry.name not in attested and not entry.name.endswith(_PART):
+            raise TamperedError(
+                str(entry), ["no attestation names it: `forerun export` writes it again"]
+            )
     return FolderContents(unchanged=tuple(unchanged), exports=tuple(exports))
 
 
@@ -142,12 +152,15 @@ def find_attestations(
         needed: Kinds of attestations that must exist.
 
     Returns:
-        The bodies of sound attestations by kind, and the problems of the others by kind, or under `launch` for the
-        launch file itself.
+        The bodies of sound attestations by kind, and the problems of the others by kind, or under
+        `launch` for the launch file itself.
     """
     problems: dict[str, list[str]] = {}
     if (folder / LAUNCH_FILE).is_symlink():
-        text = f"{LAUNCH_FILE} is a link: it must be a plain file; copy the file there, or freeze again"
+        text = (
+            f"{LAUNCH_FILE} is a link: it must be a plain file; copy the file there, or freeze "
+            "again"
+        )
         problems["launch"] = [text]
     kinds = {
         name.removesuffix(".json"): kind
@@ -159,13 +172,18 @@ def find_attestations(
         path = path_of(folder, name)
         place = f"attestations/{path.name}"
         if kind != "file":
-            text = f"{place} is a {kind}: it must be a plain file; remove it and run the verb that wrote it again"
+            text = (
+                f"{place} is a {kind}: it must be a plain file; remove it and run the verb that "
+                "wrote it again"
+            )
             problems.setdefault(name, []).append(text)
             continue
         try:
             bodies[name] = read_attestation(path, digest)
         except TamperedError as error:
-            problems.setdefault(name, []).extend(f"{place}: {problem}" for problem in error.problems)
+            problems.setdefault(name, []).extend(
+                f"{place}: {problem}" for problem in error.problems
+            )
     for name in needed:
         if name not in kinds:
             text = f"attestations/{name}.json is missing: `forerun freeze` writes it again"
@@ -179,10 +197,20 @@ def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Expo
     Raises:
         TamperedError: one was, or the attestation is none of an export.
     """
-    trainer, version, files = path.stem.removeprefix("export-"), body.get("version"), body.get("files")
-    sound = isinstance(version, str) and isinstance(files, dict) and all(isinstance(sha, str) for sha in files.values())
+    trainer, version, files = (
+        path.stem.removeprefix("export-"),
+        body.get("version"),
+        body.get("files"),
+    )
+    sound = (
+        isinstance(version, str)
+        and isinstance(files, dict)
+        and all(isinstance(sha, str) for sha in files.values())
+    )
     if not sound or (body.get("trainer"), body.get("out")) != (trainer, f"exports/{trainer}"):
-        raise TamperedError(str(path), ["it does not describe an export: `forerun export` writes both again"])
+        raise TamperedError(
+            str(path), ["it does not describe an export: `forerun export` writes both again"]
+        )
     assert isinstance(version, str) and isinstance(files, dict)
     out = folder / "exports" / trainer
     kinds = kinds_in(out)
@@ -196,5 +224,7 @@ def _export(folder: Path, path: Path, body: dict[str, canon.Json]) -> tuple[Expo
         elif name == RUN_FILE and name in files and not (out / name).stat().st_mode & 0o100:
             wrong.append(f"{name} is no longer executable: run chmod +x, or `forerun export` again")
     if wrong:
-        raise TamperedError(str(out), [*wrong, f"`forerun export --to {trainer}` writes all files again"])
+        raise TamperedError(
+            str(out), [*wrong, f"`forerun export --to {trainer}` writes all files again"]
+        )
     return Exported(trainer=trainer, version=version, out=out), len(files)

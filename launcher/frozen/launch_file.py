@@ -1,4 +1,6 @@
-"""A decision on disk: `frozen/<digest>/launch.json`, which has the digest it claims, and the attestations beside it."""
+"""A decision on disk: `frozen/<digest>/launch.json`, which has the digest it claims, and the
+attestations beside it.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,31 @@ from launcher.frozen.frozen import SCHEMA_VERSION, Decision, FrozenError, Tamper
 from proxies.core import canon
 from proxies.core.plain_files import read_plain
 
-# What lies beside a frozen config: evidence, exports, launches. Each names the digest and carries its own hash.
+# What lies beside a frozen config: evidence, exports, launches. Each names the digest and carries
+# its own hash.
 
 CheckOutcome = Literal["passed", "failed", "cannot_tell"]
 """What a gate or a rehearsal found."""
 
 
 CHECKS = ("evidence", "attestations")
-"""Checks of a frozen config, in addition to its digest, whose problems `forerun launch --accept` can accept."""
+"""Checks of a frozen config, in addition to its digest, whose problems `forerun launch --accept`
+can accept."""
 
 
 def list_accepted_failures(gates: Iterable[Any], accepted: Container[str]) -> list[str]:
     """Return the names of failed gates that a person accepted. Gates may be records or JSON."""
-    return [gate["name"] for gate in map(_to_json, gates) if gate["outcome"] == "failed" and gate["name"] in accepted]
+    return [
+        gate["name"]
+        for gate in map(_to_json, gates)
+        if gate["outcome"] == "failed" and gate["name"] in accepted
+    ]
 
 
 def format_accepted_gates(gates: Iterable[Any], accepted: Mapping[str, Any]) -> list[str]:
-    """Return one line with the reason for each accepted gate, which says whether the gate failed or cannot tell."""
+    """Return one line with the reason for each accepted gate, which says whether the gate failed or
+    cannot tell.
+    """
     outcomes = {gate["name"]: gate["outcome"] for gate in map(_to_json, gates)}
     return [
         f"accepted failure: gate {name} failed, accepted with the reason: {reason}"
@@ -47,11 +57,15 @@ def format_accepted_failures(folder: Path, digest: str) -> list[str]:
         failures = read_accepted_failures(folder, digest)
     except TamperedError as error:  # `verify` and `launch` refuse it, unless somebody accepts that
         return [f"which gates failed and were accepted is not known: {error}"]
-    return format_accepted_gates([{"name": name, "outcome": "failed"} for name in failures], failures)
+    return format_accepted_gates(
+        [{"name": name, "outcome": "failed"} for name in failures], failures
+    )
 
 
 def name_accepted_failures(folder: Path, digest: str) -> list[str]:
-    """Return the names of those gates, without what a person wrote; "not known" for bad evidence."""
+    """Return the names of those gates, without what a person wrote; "not known" for bad
+    evidence.
+    """
     try:
         return [*read_accepted_failures(folder, digest)]
     except TamperedError:
@@ -66,7 +80,9 @@ def read_accepted_failures(folder: Path, digest: str) -> dict[str, str]:
     """
     body: dict[str, Any] = read_attestation(path_of(folder, "evidence"), digest)
     accepted = body.get("accepted", {})
-    return {name: accepted[name] for name in list_accepted_failures(body.get("gates", []), accepted)}
+    return {
+        name: accepted[name] for name in list_accepted_failures(body.get("gates", []), accepted)
+    }
 
 
 def path_of(folder: Path, kind: str) -> Path:
@@ -77,7 +93,12 @@ def path_of(folder: Path, kind: str) -> Path:
 def attest(folder: Path, kind: str, digest: str, body: dict[str, canon.Json]) -> Path:
     """Put an attestation beside a launch config: `attestations/<kind>.json`."""
     created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    content: dict[str, canon.Json] = {"kind": kind, "digest": digest, "created_at": created_at, "body": body}
+    content: dict[str, canon.Json] = {
+        "kind": kind,
+        "digest": digest,
+        "created_at": created_at,
+        "body": body,
+    }
     path = path_of(folder, kind)
     canon.make_folder(path.parent)
     canon.write_atomic(path, canon.pretty({**content, "sha256": canon.content_id(content)}))
@@ -119,7 +140,8 @@ def created_at(path: Path) -> str:
 
 def _tampered(path: Path, what: str) -> TamperedError:
     return TamperedError(
-        str(path), [f"{what}; restore it from a copy, or remove it and run the verb that wrote it again"]
+        str(path),
+        [f"{what}; restore it from a copy, or remove it and run the verb that wrote it again"],
     )
 
 
@@ -157,21 +179,32 @@ def read_launch(path: Path) -> Decision:
     except (canon.CanonError, RecursionError) as error:
         raise TamperedError(str(file), [f"{error}; {_FIX}"]) from error
     if not isinstance(value, dict) or set(value) != {"digest", "decision"}:
-        raise FrozenError(str(file), ["a launch config must hold `digest` and `decision`, nothing else"])
+        raise FrozenError(
+            str(file), ["a launch config must hold `digest` and `decision`, nothing else"]
+        )
     digest = value["digest"]
     if actual != digest:  # before the version, which may be what was edited
         raise TamperedError(
-            str(file), [f"the content has the digest {actual[:16]}..., the file says {str(digest)[:16]}...; {_FIX}"]
+            str(file),
+            [
+                (
+                    f"the content has the digest {actual[:16]}..., the file says "
+                    f"{str(digest)[:16]}...; {_FIX}"
+                )
+            ],
         )
     version = body.get("schema_version") if isinstance(body, dict) else None
     if version != SCHEMA_VERSION:
         what = f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"
         old = type(version) is int and version < SCHEMA_VERSION
-        raise FrozenError(str(file), [f"{what}; git commit 7aa3a7b of forerun reads older ones" if old else what])
+        raise FrozenError(
+            str(file), [f"{what}; git commit 7aa3a7b of forerun reads older ones" if old else what]
+        )
     named = file.parent.name
     if file.parent.parent.name == "frozen" and len(named) == canon.ID_LENGTH and named != digest:
         raise TamperedError(
-            str(file), [f"it has the digest {actual[:16]}..., but its folder is named after another; {_FIX}"]
+            str(file),
+            [f"it has the digest {actual[:16]}..., but its folder is named after another; {_FIX}"],
         )
     try:
         decision = canon.decode(Decision, body, "decision")
@@ -180,6 +213,9 @@ def read_launch(path: Path) -> Decision:
         if len(said) > MOST_CHARS:
             said = f"{said[: MOST_CHARS // 2]} ... {said[-MOST_CHARS // 2 :]}"
         raise FrozenError(str(file), [said]) from error
-    if decision.digest != digest:  # 1 for 1.0: read as it stands, it would be another decision than its digest names
-        raise TamperedError(str(file), [f"its numbers are not in the form that `forerun freeze` writes; {_FIX}"])
+    # 1 for 1.0: read as it stands, it would be another decision than its digest names
+    if decision.digest != digest:
+        raise TamperedError(
+            str(file), [f"its numbers are not in the form that `forerun freeze` writes; {_FIX}"]
+        )
     return decision

@@ -1,8 +1,10 @@
-"""The logbook of a study and its main run: `logbook.md`, one dated chronicle, as the OPT and BLOOM teams kept by hand.
+"""The logbook of a study and its main run: `logbook.md`, one dated chronicle, as the OPT and BLOOM
+teams kept by hand.
 
-It is drawn from what is recorded, whole, each time: who wants something in it adds a note (`forerun note TEXT`). OPT's
-was published with arXiv 2205.01068, BLOOM's with arXiv 2211.05100. What people and programs wrote is shown as text,
-whatever it holds: nothing in it is markup, on a line of its own, or longer than a screen.
+It is drawn from what is recorded, whole, each time: who wants something in it adds a note (`forerun
+note TEXT`). OPT's was published with arXiv 2205.01068, BLOOM's with arXiv 2211.05100. What people
+and programs wrote is shown as text, whatever it holds: nothing in it is markup, on a line of its
+own, or longer than a screen.
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ from proxies.core.notation import counted
 from sweeps.store.errors import LedgerRefused, StudyMissing, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
 
-# What a study's logbook is made of: dated events of its ledger, its frozen configs, its main run, and its notes.
+# What a study's logbook is made of: dated events of its ledger, its frozen configs, its main run,
+# and its notes.
 #
-# The ledger keeps no times but those at which drivers began: what is recorded after one is dated by it.
+# The ledger keeps no times but those at which drivers began: what is recorded after one is dated by
+# it.
 
 RUN_DIR = "run"
 _ATTESTED = {"evidence": "frozen", "parity": "verified", "export": "exported"}
-"""Kinds of attestations that are events, by what their names begin with; a chronicle tells of the others."""
+"""Kinds of attestations that are events, by what their names begin with; a chronicle tells of the
+others."""
 _VERDICTS = ("coordinates", "fit", "fork", "growth", "pardon")
 
 
@@ -54,7 +59,11 @@ def events_of(study_dir: Path) -> list[Event]:
     found = [*_of_ledger(study_dir), *_of_chronicle(study_dir)]
     for folder in sorted((study_dir / "frozen").glob("*")):
         if folder.is_dir() and len(folder.name) == canon.ID_LENGTH:
-            found += [*_of_attestations(folder), *_of_chronicle(folder), *_of_chronicle(folder / RUN_DIR)]
+            found += [
+                *_of_attestations(folder),
+                *_of_chronicle(folder),
+                *_of_chronicle(folder / RUN_DIR),
+            ]
     return found
 
 
@@ -67,7 +76,15 @@ def _of_chronicle(folder: Path) -> list[Event]:
     for entry in entries:
         author = entry.data.get("author")
         by = f"{author}: " if isinstance(author, str) else ""
-        found.append(Event(at=entry.at, kind=entry.kind, text=by + entry.text, digest=entry.digest, step=entry.step))
+        found.append(
+            Event(
+                at=entry.at,
+                kind=entry.kind,
+                text=by + entry.text,
+                digest=entry.digest,
+                step=entry.step,
+            )
+        )
     return found
 
 
@@ -93,10 +110,16 @@ def _of_attestations(folder: Path) -> list[Event]:
 def _said(name: str, body: dict[str, Any]) -> str:
     if name == "evidence":
         gates = [gate for gate in body.get("gates", []) if isinstance(gate, dict)]
-        return "; ".join(f"gate {gate.get('name')} {gate.get('outcome')}" for gate in gates) or "no gates are named"
+        return (
+            "; ".join(f"gate {gate.get('name')} {gate.get('outcome')}" for gate in gates)
+            or "no gates are named"
+        )
     trainer, version = name.partition("-")[2], body.get("version", "")
     if name.startswith("parity-"):
-        return f"{trainer} {version}: {counted(len(body.get('problems', [])), 'difference')} from the frozen numbers"
+        return (
+            f"{trainer} {version}: {counted(len(body.get('problems', [])), 'difference')} from "
+            "the frozen numbers"
+        )
     return f"{trainer} {version}".strip() or name
 
 
@@ -117,9 +140,13 @@ def _of_ledger(study_dir: Path) -> list[Event]:
         body: Any = record.body
         if record.kind == "driver":
             at = str(body.get("since", ""))
-            found.append(Event(at=at, kind="driver", text=f"pid {body.get('pid')} on {body.get('host')}"))
+            found.append(
+                Event(at=at, kind="driver", text=f"pid {body.get('pid')} on {body.get('host')}")
+            )
         elif record.kind in _VERDICTS:
-            found.append(Event(at=at, kind=record.kind, text=_verdict(record.kind, record.key, body)))
+            found.append(
+                Event(at=at, kind=record.kind, text=_verdict(record.kind, record.key, body))
+            )
     return found
 
 
@@ -182,7 +209,9 @@ def page(events: list[Event]) -> str:
     for day, of_day in _group_by_day(events):
         lines += [f"## {day}", ""]
         for time, event in of_day:
-            lines.append(f"- {time}**{plain(_name_kind(event))}**{_where(event, plain)} {plain(event.text)}")
+            lines.append(
+                f"- {time}**{plain(_name_kind(event))}**{_where(event, plain)} {plain(event.text)}"
+            )
         lines.append("")
     if not events:
         lines += [_EMPTY, ""]
@@ -202,8 +231,12 @@ def format_text(events: list[Event]) -> str:
 
 
 def _group_by_day(events: list[Event]) -> Iterator[tuple[str, list[tuple[str, Event]]]]:
-    """Yield each day in words, and its events with their times; `Undated`, without times, comes first."""
-    for day, of_day in itertools.groupby(sorted(events, key=dated), key=lambda event: dated(event).date()):
+    """Yield each day in words, and its events with their times; `Undated`, without times, comes
+    first.
+    """
+    for day, of_day in itertools.groupby(
+        sorted(events, key=dated), key=lambda event: dated(event).date()
+    ):
         if day == _UNDATED.date():
             yield "Undated", [("", event) for event in of_day]
         else:
@@ -228,7 +261,9 @@ def _to_one_line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text as one line of Markdown that shows it and does nothing: no markup, no link, no control character."""
+    """A text as one line of Markdown that shows it and does nothing: no markup, no link, no control
+    character.
+    """
     shown = _MARKUP.sub(r"\\\g<0>", _to_one_line(text))
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return shown.replace("://", r":\/\/").replace("www.", r"www\.")

@@ -1,4 +1,6 @@
-"""Axes that a plan declares: values that only the user's own code knows, searched and transferred like any other."""
+"""Axes that a plan declares: values that only the user's own code knows, searched and transferred
+like any other.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,31 @@ from proxies.core.powers import Powers
 from sweeps.search.space import Axis
 
 Power = Annotated[float, Field(ge=-4, le=4)]
-_SCALES: dict[str, Scale] = {"log": "log2", "linear": "linear", "integer": "linear", "categorical": "linear"}
+_SCALES: dict[str, Scale] = {
+    "log": "log2",
+    "linear": "linear",
+    "integer": "linear",
+    "categorical": "linear",
+}
 
 
 class OwnAxis(Section):
-    """An axis of the user's own code: what is searched, on which scale, and how the value grows from the base."""
+    """An axis of the user's own code: what is searched, on which scale, and how the value grows
+    from the base.
+    """
 
-    range: Annotated[tuple[float, float], RISING] | None = Field(None, description="Lowest and highest value.")
-    values: Annotated[tuple[float | str, ...], ONCE] = Field((), description="The values of a categorical axis.")
-    scale: Literal["log", "linear", "integer", "categorical"] = Field("log", description="How it is searched.")
-    width: Power = Field(0.0, description="The value grows with the width over the base's to this power.")
+    range: Annotated[tuple[float, float], RISING] | None = Field(
+        None, description="Lowest and highest value."
+    )
+    values: Annotated[tuple[float | str, ...], ONCE] = Field(
+        (), description="The values of a categorical axis."
+    )
+    scale: Literal["log", "linear", "integer", "categorical"] = Field(
+        "log", description="How it is searched."
+    )
+    width: Power = Field(
+        0.0, description="The value grows with the width over the base's to this power."
+    )
     depth: Power = Field(0.0, description="With the number of layers over the base's.")
     batch: Power = Field(0.0, description="With the tokens per step over the base's.")
     duration: Power = Field(0.0, description="With the tokens in all over the base's.")
@@ -51,8 +68,14 @@ class OwnAxis(Section):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Its values where they are words; a point of the search then has a word's place among them."""
-        return tuple(map(str, self.values)) if any(isinstance(value, str) for value in self.values) else ()
+        """Its values where they are words; a point of the search then has a word's place among
+        them.
+        """
+        return (
+            tuple(map(str, self.values))
+            if any(isinstance(value, str) for value in self.values)
+            else ()
+        )
 
     @property
     def powers(self) -> Powers:
@@ -62,18 +85,25 @@ class OwnAxis(Section):
     @property
     def tested(self) -> bool:
         """Whether the transfer of its optimum can be tested, in octaves."""
-        return self.scale == "log" or (self.scale != "categorical" and self.range is not None and self.range[0] > 0)
+        return self.scale == "log" or (
+            self.scale != "categorical" and self.range is not None and self.range[0] > 0
+        )
 
     def searched(self, name: str) -> Axis:
         """What a search varies."""
         choices: tuple[float, ...] = ()
         if self.values:
-            choices = tuple(i if self.words else float(value) for i, value in enumerate(self.values))
+            choices = tuple(
+                i if self.words else float(value) for i, value in enumerate(self.values)
+            )
         low, high = self.range or (min(choices), max(choices))
         return Axis(
-            name=name, range=(low, high), choices=choices, own_scale=_SCALES[self.scale],
+            name=name,
+            range=(low, high),
+            choices=choices,
+            own_scale=_SCALES[self.scale],
             whole=self.scale == "integer",
-        )  # fmt: skip
+        )
 
     def value(self, name: str, point: float | None) -> OwnValue:
         """What a run holds of it; the middle of the range where a point has none."""

@@ -1,4 +1,6 @@
-"""The records of a calibration: what was to be chosen, for which work, from which figures. No clock, no torch."""
+"""The records of a calibration: what was to be chosen, for which work, from which figures. No
+clock, no torch.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +54,19 @@ class PlannedWork:
         return len(self.kinds)
 
     def bank_steps(self, num_slots: int, slowness: Sequence[float]) -> float:
-        """Steps of banks of so many slots until all runs have ended, each run in the first slot that is free.
+        """Steps of banks of so many slots until all runs have ended, each run in the first slot
+        that is free.
 
         Args:
             num_slots: of one worker.
-            slowness: by worker, the seconds of its step in those of the fastest worker's, which is what is counted.
+            slowness: by worker, the seconds of its step in those of the fastest worker's, which is
+                what is counted.
         """
         total = 0.0
         for most, runs in self.phases:
-            slots = [(0.0, index, slow) for index, slow in enumerate(slowness) for _ in range(num_slots)][
-                : max(1, most)
-            ]
+            slots = [
+                (0.0, index, slow) for index, slow in enumerate(slowness) for _ in range(num_slots)
+            ][: max(1, most)]
             for steps in runs:
                 ends, index, slow = slots[0]
                 heapq.heapreplace(slots, (ends + slow * steps, index, slow))
@@ -101,7 +105,9 @@ class KindTiming(Timing):
 
 
 def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
-    """Trial-steps a second of the mean of these workers, with the ends of its interval: (rate, low, high)."""
+    """Trial-steps a second of the mean of these workers, with the ends of its interval: (rate, low,
+    high).
+    """
     each = [(worker.trial_steps_per_second, *worker.interval) for worker in workers]
     rate, low, high = (statistics.fmean(values) for values in zip(*each, strict=True))
     return rate, low, high
@@ -109,8 +115,8 @@ def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeTiming(Timing):
-    """Of all kinds: the mean over the workers; `first_seconds`, `again_seconds` and `peak_bytes` of the kind with the
-    most. And what the planned runs would take.
+    """Of all kinds: the mean over the workers; `first_seconds`, `again_seconds` and `peak_bytes` of
+    the kind with the most. And what the planned runs would take.
     """
 
     mode: Numerics
@@ -155,7 +161,19 @@ def mode_name(mode: Numerics, plain: Numerics) -> str:
     """What a mode has that the plain one has not, in words."""
     slots = counted(mode.num_slots, "slot") if mode.num_slots > 1 else "one slot"
     named = {
-        "num_threads": counted(mode.num_threads, "thread"), "compiled": "compiled", "cuda_graphs": "CUDA graphs",
-        "fused_loss": "fused loss", "matmul_precision": f"products in {mode.matmul_precision} precision",
-    }  # fmt: skip
-    return ", ".join([slots, *(words for name, words in named.items() if getattr(mode, name) != getattr(plain, name))])
+        "num_threads": counted(mode.num_threads, "thread"),
+        "compiled": "compiled",
+        "cuda_graphs": "CUDA graphs",
+        "fused_loss": "fused loss",
+        "matmul_precision": f"products in {mode.matmul_precision} precision",
+    }
+    return ", ".join(
+        [
+            slots,
+            *(
+                words
+                for name, words in named.items()
+                if getattr(mode, name) != getattr(plain, name)
+            ),
+        ]
+    )

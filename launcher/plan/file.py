@@ -1,4 +1,6 @@
-"""Reading plans: TOML in, every problem at once, each with its line. `launcher.plan.writing` writes them."""
+"""Reading plans: TOML in, every problem at once, each with its line. `launcher.plan.writing` writes
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from proxies.core.redaction import redacted, secret_in
 MOST_BYTES = 2**20
 """The largest plan file that is read."""
 MAX_DEPTH = 10
-"""Maximum depth of nested tables and lists; the deepest key of a plan, a point of search.warm_start, has depth four."""
+"""Maximum depth of nested tables and lists; the deepest key of a plan, a point of
+search.warm_start, has depth four."""
 TODO = "TODO"
 """Placeholder that `forerun init --from` writes where it does not understand a script."""
 _MOST_SHOWN = 80
@@ -68,18 +71,27 @@ def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, lis
         plan = Plan.model_validate(_tuples(raw))
     except pydantic.ValidationError as error:
         # Pydantic calls a list too short whose items were refused, and said so already.
-        bad = [e for e in error.errors() if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]]
+        bad = [
+            e
+            for e in error.errors()
+            if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]
+        ]
         for error_at in error.errors():
             _remove(raw, [str(part) for part in error_at["loc"]])
         plan = Plan.model_validate(_tuples(raw))
     problems += map(_said, bad)
-    defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]  # what their defaults cause is not said
-    problems += [sentence for sentence in problems_of(plan) if not any(key in sentence for key in defaulted)]
+    # what their defaults cause is not said
+    defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]
+    problems += [
+        sentence for sentence in problems_of(plan) if not any(key in sentence for key in defaulted)
+    ]
     return plan, with_lines(path, problems, overrides)
 
 
 def with_lines(path: Path, problems: Sequence[str], overrides: tuple[str, ...] = ()) -> list[str]:
-    """Problems of a plan with the line of the key, or section, that each begins with; what `--set` says has none."""
+    """Problems of a plan with the line of the key, or section, that each begins with; what `--set`
+    says has none.
+    """
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(read_plain(path).decode("utf-8-sig").split("\n"), start=1):
@@ -120,11 +132,14 @@ def read_plan(path: Path) -> dict[str, Any]:
         advice = f"write one by `forerun init --out {shlex.quote(str(path))}`, or name another"
         raise PlanError(str(path), [f"cannot be read: {error.strerror}: {advice}"]) from error
     except OSError as error:
-        raise PlanError(str(path), [f"cannot be read: {error.strerror}: name a plan, a TOML file"]) from error
+        raise PlanError(
+            str(path), [f"cannot be read: {error.strerror}: name a plan, a TOML file"]
+        ) from error
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
-        plan = tomllib.loads(content.decode("utf-8-sig"))  # editors on Windows begin a file with a mark
+        # editors on Windows begin a file with a mark
+        plan = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PlanError(str(path), ["is not UTF-8: save it as UTF-8"]) from error
     except RecursionError as error:
@@ -142,7 +157,11 @@ _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep, which no plan is"
 def _is_too_deep(value: object) -> bool:
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        inner = [
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        ]
         level, depth = [value for values in inner for value in values], depth + 1
     return depth > MAX_DEPTH
 
@@ -150,7 +169,8 @@ def _is_too_deep(value: object) -> bool:
 def todo_problems(plan: Plan) -> list[str]:
     """Return a problem for each key whose text still has a `TODO`."""
     return [
-        f"{key} has a {TODO}{f' ({match[1]})' if match[1] else ''}: write what your script needs there"
+        f"{key} has a {TODO}{f' ({match[1]})' if match[1] else ''}: write what your script needs "
+        "there"
         for key, text in _texts(plan.model_dump(), "")
         if (match := re.search(rf"\b{TODO}\b(?:: ([^()]+))?", text))
     ]
@@ -185,7 +205,8 @@ def text_problems(raw: Mapping[str, Any]) -> list[str]:
     for key, text in _texts(raw, ""):
         if said := secret_in(text):
             problems.append(
-                f"{key} holds what looks like {said}: a plan is kept and shown. Put it into the environment, which a "
+                f"{key} holds what looks like {said}: a plan is kept and shown. Put it into the "
+                "environment, which a "
                 "command inherits, or into a file that only you can read"
             )
         if "\0" in text:
@@ -214,10 +235,17 @@ def _tuples(value: Any) -> Any:
 
 
 _PLAIN = {
-    "Input should be": "must be", "greater than or equal to": "at least", "less than or equal to": "at most",
-    "a valid integer": "a whole number", "a valid number": "a number", "a valid string": "text",
-    "a valid boolean": "true or false", "a valid dictionary": "a table", "a valid tuple": "a list", "Tuple": "List",
-}  # fmt: skip
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid boolean": "true or false",
+    "a valid dictionary": "a table",
+    "a valid tuple": "a list",
+    "Tuple": "List",
+}
 """Pydantic's words, and ours."""
 
 
@@ -229,9 +257,15 @@ def _said(error: Any) -> str:
         known = list(_section_at(path[:-1]).model_fields)
         # The same name in another section is nearer than a similar one in this.
         near = [
-            f"{section}.{path[-1]}" for section in Plan.model_fields if path[-1] in _section_at([section]).model_fields
+            f"{section}.{path[-1]}"
+            for section in Plan.model_fields
+            if path[-1] in _section_at([section]).model_fields
         ]
-        near = near if len(path) == 2 and near else difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        near = (
+            near
+            if len(path) == 2 and near
+            else difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        )
         return f"{where} is unknown: " + (
             f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
         )
@@ -244,7 +278,9 @@ def _said(error: Any) -> str:
 
 
 def _section_at(path: Sequence[str]) -> type[BaseModel]:
-    """Whose keys are at this place: below the sections only axes that a plan declares are tables."""
+    """Whose keys are at this place: below the sections only axes that a plan declares are
+    tables.
+    """
     section: type[BaseModel] = Plan
     for part in path:
         kind = section.model_fields[part].annotation if part in section.model_fields else None

@@ -1,5 +1,5 @@
-"""What sections of a plan are made of: their base, the kinds of values, and the keys that the registry of
-hyperparameters declares. Imports pydantic and nothing heavier.
+"""What sections of a plan are made of: their base, the kinds of values, and the keys that the
+registry of hyperparameters declares. Imports pydantic and nothing heavier.
 """
 
 from __future__ import annotations
@@ -55,11 +55,19 @@ if TYPE_CHECKING:
     CanBeOff: TypeAlias = str
     Tested: TypeAlias = str
 else:
-    AnyAxis = Annotated[str, must(_NAME.fullmatch, "must be a name in lower case, such as expert_lr")]
-    MoreAxis = Annotated[AnyAxis, must(lambda name: name not in _RANGES, "has a key of its own in [search]")]
+    AnyAxis = Annotated[
+        str, must(_NAME.fullmatch, "must be a name in lower case, such as expert_lr")
+    ]
+    MoreAxis = Annotated[
+        AnyAxis, must(lambda name: name not in _RANGES, "has a key of its own in [search]")
+    ]
     CanBeOff = Literal[CAN_BE_OFF]
     Tested = Annotated[
-        AnyAxis, must(lambda name: name != LEARNING_RATE and hyperparameter_named(name).has_optimum, "is not tested so")
+        AnyAxis,
+        must(
+            lambda name: name != LEARNING_RATE and hyperparameter_named(name).has_optimum,
+            "is not tested so",
+        ),
     ]
 
 
@@ -87,18 +95,28 @@ def with_ranges(section: type[_SomeSection]) -> type[_SomeSection]:
 
 
 def with_rules(section: type[_SomeSection]) -> type[_SomeSection]:
-    """The section with a key for each choice of a parametrization but its width rule: the plan names that."""
+    """The section with a key for each choice of a parametrization but its width rule: the plan
+    names that.
+    """
     kinds: dict[str, Any] = {
-        **{name: Literal[words] for name, words in CHOICES.items() if name not in ("name", "width")},
-        **{name: Annotated[float, Field(ge=least, le=most)] for name, (least, most) in POWERS.items()},
+        **{
+            name: Literal[words] for name, words in CHOICES.items() if name not in ("name", "width")
+        },
+        **{
+            name: Annotated[float, Field(ge=least, le=most)]
+            for name, (least, most) in POWERS.items()
+        },
     }
     fields: dict[str, Any] = {
-        name: (kinds[name] | None, Field(None, description=about)) for name, about in QUESTIONS.items()
+        name: (kinds[name] | None, Field(None, description=about))
+        for name, about in QUESTIONS.items()
     }
     return _made(section, fields)
 
 
-def _with_keys(section: type[_SomeSection], keys: dict[Hyperparameter, tuple[Any, Any]]) -> type[_SomeSection]:
+def _with_keys(
+    section: type[_SomeSection], keys: dict[Hyperparameter, tuple[Any, Any]]
+) -> type[_SomeSection]:
     fields: dict[str, Any] = {
         one.name: (kind, Field(default, description=one.meaning))
         for one, (kind, default) in keys.items()
@@ -109,7 +127,11 @@ def _with_keys(section: type[_SomeSection], keys: dict[Hyperparameter, tuple[Any
 
 def _made(section: type[_SomeSection], fields: dict[str, Any]) -> type[_SomeSection]:
     made: type[_SomeSection] = create_model(
-        section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
+        section.__name__,
+        __base__=section,
+        __doc__=section.__doc__,
+        __module__=section.__module__,
+        **fields,
     )
     return made
 
@@ -119,4 +141,4 @@ def _number(one: Hyperparameter) -> Any:
     most = one.most if one.most is not None or one.below is not None else 1e30
     return Annotated[
         float, Field(gt=one.above, ge=one.least, lt=one.below, le=most, allow_inf_nan=False)
-    ]  # fmt: skip
+    ]

@@ -1,7 +1,7 @@
 """The plan: what a study asks, and the records that follow from it alone.
 
-The keys are in `sections`, `search` and `cluster` beside it; `file` reads them, `writing` writes them.
-No torch.
+The keys are in `sections`, `search` and `cluster` beside it; `file` reads them, `writing` writes
+them. No torch.
 """
 
 from __future__ import annotations
@@ -42,47 +42,73 @@ from scaling_fits.allocation.shapes import layers_of
 from sweeps.run.budget import BudgetCaps
 from sweeps.search.space import Params, SearchSpace
 
-# Section `[cluster]` of a plan: where proxies run. No part of the question: it may change on resume.
+# Section `[cluster]` of a plan: where proxies run. No part of the question: it may change on
+# resume.
 
 Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 LEAST_SHARE = 0.01
 """The smallest share of a GPU: below it CUDA itself does not fit, and Ray counts in 1/10,000."""
-_OURS = ("--ntasks", "--ntasks-per-node", "--signal", "--requeue", "--no-requeue", "--open-mode", "--export", "-n")
+_OURS = (
+    "--ntasks",
+    "--ntasks-per-node",
+    "--signal",
+    "--requeue",
+    "--no-requeue",
+    "--open-mode",
+    "--export",
+    "-n",
+)
 _ADDRESS = re.compile(r"|auto|([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SLURM_OPTION = re.compile(r"(--[a-z][a-z0-9-]*|-[A-Za-z])([= ][ -~]+)?")
 _Address = Annotated[str, must(_ADDRESS.fullmatch, "must be host:port of the head, or auto")]
 _SlurmOption = Annotated[
     str,
     must(_SLURM_OPTION.fullmatch, "must be one option of sbatch, such as --nodes=4"),
-    must(lambda option: re.split("[= ]", option)[0] not in _OURS, "must be left to the script, which sets it"),
+    must(
+        lambda option: re.split("[= ]", option)[0] not in _OURS,
+        "must be left to the script, which sets it",
+    ),
 ]
-_GPUS = must(lambda number: number == 0 or LEAST_SHARE <= number <= 1 or (number > 1 and number.is_integer()),
-             f"must be 0, a share of one GPU of at least {LEAST_SHARE}, or a whole number")  # fmt: skip
+_GPUS = must(
+    lambda number: (
+        number == 0 or LEAST_SHARE <= number <= 1 or (number > 1 and number.is_integer())
+    ),
+    f"must be 0, a share of one GPU of at least {LEAST_SHARE}, or a whole number",
+)
 
 
 class ClusterSection(Section):
     """Where proxies run."""
 
-    backend: Literal["ray", "inline"] = Field("ray", description="ray: worker processes; inline: this process.")
+    backend: Literal["ray", "inline"] = Field(
+        "ray", description="ray: worker processes; inline: this process."
+    )
     address: _Address = Field(
-        "", description="Existing Ray cluster, as host:port or auto; empty: workers on this machine only."
+        "",
+        description="Existing Ray cluster, as host:port or auto; empty: workers on this machine "
+        "only.",
     )
     num_workers: Annotated[int, Field(ge=0, le=10**6)] = Field(
         0,
         description="Ray workers, one thread each; 0: as many as fit.",
     )
-    worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(1.0, description="CPU cores of a worker.")
+    worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = Field(
+        1.0, description="CPU cores of a worker."
+    )
     worker_gpus: Annotated[float, Field(ge=0, le=10**4), _GPUS] = Field(
         0.0,
-        description="GPUs of a worker; below 1 several workers share one evenly, each limited to its share of the "
+        description="GPUs of a worker; below 1 several workers share one evenly, each limited to "
+        "its share of the "
         "memory.",
     )
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = Field(
         0.0, description="Memory of a worker, used to place it on a node; 0: not counted."
     )
     slurm_options: tuple[_SlurmOption, ...] = Field(
-        (), description='#SBATCH options for `forerun run --sbatch FILE`, such as "--nodes=4", "--time=08:00:00".'
+        (),
+        description='#SBATCH options for `forerun run --sbatch FILE`, such as "--nodes=4", '
+        '"--time=08:00:00".',
     )
     max_attempts: Count = Field(3, description="Attempts at a run that crashes its worker.")
     max_runs: Annotated[int, Field(ge=0)] = Field(
@@ -90,12 +116,17 @@ class ClusterSection(Section):
     )
     max_flops: Cap = Field(0.0, description="Most training FLOPs of all proxies; 0: no limit.")
     max_hours: Cap = Field(0.0, description="Most hours with a driver running; 0: no limit.")
-    max_device_hours: Cap = Field(0.0, description="Most device-hours: those hours times devices; 0: no limit.")
+    max_device_hours: Cap = Field(
+        0.0, description="Most device-hours: those hours times devices; 0: no limit."
+    )
     max_usd: Cap = Field(0.0, description="Most dollars, at the prices below; 0: no limit.")
-    usd_per_device_hour: Cap = Field(0.0, description="Price of a device-hour in dollars; 0: unknown.")
+    usd_per_device_hour: Cap = Field(
+        0.0, description="Price of a device-hour in dollars; 0: unknown."
+    )
     usd_per_device_hour_by_kind: dict[Annotated[str, Field(min_length=1)], Cap] = Field(
         {},
-        description='The same of devices whose name holds a word, such as { A100 = 1.5, "H100" = 2.5 }; of two that '
+        description='The same of devices whose name holds a word, such as { A100 = 1.5, "H100" = '
+        "2.5 }; of two that "
         "fit, the longer one; others cost usd_per_device_hour.",
     )
 
@@ -135,16 +166,31 @@ class Plan(Section):
         """The shape at a width. Raises SpecError where it does not add up."""
         num_heads, rest = divmod(width, self.model.head_dim)
         if rest:
-            raise SpecError("Shape", [f"width = {width} must be a multiple of head_dim = {self.model.head_dim}"])
+            raise SpecError(
+                "Shape", [f"width = {width} must be a multiple of head_dim = {self.model.head_dim}"]
+            )
         ffn_width = self.model.ffn_ratio * width
         if not ffn_width.is_integer():
             raise SpecError(
-                "Shape", [f"width = {width} times ffn_ratio = {self.model.ffn_ratio} must be a whole number"]
+                "Shape",
+                [
+                    (
+                        f"width = {width} times ffn_ratio = {self.model.ffn_ratio} must be a whole "
+                        "number"
+                    )
+                ],
             )
         if num_heads % (group := self.model.query_heads_per_kv_head):
             heads = counted(num_heads, "head")
             raise SpecError(
-                "Shape", [f"width = {width}: its {heads} must be a multiple of query_heads_per_kv_head = {group}"]
+                "Shape",
+                [
+                    (
+                        f"width = {width}: its {heads} must be a multiple of "
+                        "query_heads_per_kv_head = "
+                        f"{group}"
+                    )
+                ],
             )
         return Shape(
             num_layers=self.model.num_layers,
@@ -164,7 +210,10 @@ class Plan(Section):
         """How numbers scale: the named source's answers, and the plan's own."""
         by_shape = OPTIMIZERS[self.proxy.optimizer].rates_by_shape
         usual = {"muon_rate": DEFAULT_MUON_RATE} if by_shape else {}
-        return named(self.proxy.parametrization, **{**usual, **self.proxy.rules.model_dump(exclude_none=True)})
+        return named(
+            self.proxy.parametrization,
+            **{**usual, **self.proxy.rules.model_dump(exclude_none=True)},
+        )
 
     @property
     def command(self) -> Command | None:
@@ -187,7 +236,9 @@ class Plan(Section):
         )
 
     def reaches(self, name: str) -> bool:
-        """Whether what trains gets a hyperparameter: our trainer its optimizer's, a command only what it names."""
+        """Whether what trains gets a hyperparameter: our trainer its optimizer's, a command only
+        what it names.
+        """
         if self.command is not None:
             return self.command.reaches(hyperparameter_named(name).told_as)
         return has_it(self.proxy.optimizer, name)
@@ -241,7 +292,10 @@ class Plan(Section):
 
     def num_tokens(self, num_steps: int, batch_tokens: int | None = None) -> int:
         """Tokens of a run; the batch is the proxies' unless another is given."""
-        return int((batch_tokens or self.proxy.batch_tokens) * self.schedule(num_steps, 0.0).num_full_batches)
+        return int(
+            (batch_tokens or self.proxy.batch_tokens)
+            * self.schedule(num_steps, 0.0).num_full_batches
+        )
 
     def target_steps(self, params: float) -> int:
         """Steps of a main run with so many parameters: the budget over 6 N D."""
@@ -279,8 +333,8 @@ class Plan(Section):
 
     @property
     def width_per_layer(self) -> float:
-        """Of the main run, where its depth is chosen with its width: the ladder's rule, or, until the fit of a grid
-        says which is best, the base's; 0: its depth is given.
+        """Of the main run, where its depth is chosen with its width: the ladder's rule, or, until
+        the fit of a grid says which is best, the base's; 0: its depth is given.
         """
         if self.target.num_layers or not self.scales_depth:
             return 0.0
@@ -288,14 +342,18 @@ class Plan(Section):
 
     @property
     def tested_depths(self) -> tuple[int, ...]:
-        """Depths at which the learning-rate curve is measured: a plan that scales depth tests it."""
+        """Depths at which the learning-rate curve is measured: a plan that scales depth tests
+        it.
+        """
         own = self.model.num_layers
         return self.transfer.depths or ((own, 2 * own) if self.scales_depth else ())
 
     def factory(self, source_sha256: str) -> Factory:
         """The user's own model; its source has that sha256."""
         return Factory(
-            target=self.proxy.factory, source_sha256=source_sha256, dimensions=tuple(self.proxy.dimensions.items())
+            target=self.proxy.factory,
+            source_sha256=source_sha256,
+            dimensions=tuple(self.proxy.dimensions.items()),
         )
 
     @property
@@ -334,16 +392,25 @@ class Plan(Section):
         return tuple(name for name, is_open in found.items() if is_open)
 
     def question(self) -> dict[str, canon.Json]:
-        """What may not change on resume: all that decides what finished runs mean, or which are asked for first."""
+        """What may not change on resume: all that decides what finished runs mean, or which are
+        asked for first.
+        """
         plain: dict[str, canon.Json] = json.loads(
             self.model_dump_json(
                 exclude={
                     "cluster": True,
                     "data": True,
                     "launch": True,
-                    # More checks or repeats of rungs, or fewer, change no run that is there already.
+                    # More checks or repeats of rungs, or fewer, change no run that is there
+                    # already.
                     "search": {"replay_winner"},  # the same of a trial that is run again
-                    "ladder": {"num_seeds", "check_offsets_octaves", "num_checked", "check_share", "check_num_seeds"},
+                    "ladder": {
+                        "num_seeds",
+                        "check_offsets_octaves",
+                        "num_checked",
+                        "check_share",
+                        "check_num_seeds",
+                    },
                     "proxy": {"code_path", "timeout_seconds"},
                 }
             )
@@ -356,14 +423,21 @@ class Plan(Section):
         assert isinstance(rules, dict) and isinstance(ladder, dict)
         # Studies that began before there was this key go on.
         for section, name, default in (
-            (proxy, "decay_shape", "linear"), (proxy, "decay_branches", False),
-            (proxy, "metrics_train_loss_unit", "nats"), (proxy, "metrics_validation_loss_unit", "nats"),
+            (proxy, "decay_shape", "linear"),
+            (proxy, "decay_branches", False),
+            (proxy, "metrics_train_loss_unit", "nats"),
+            (proxy, "metrics_validation_loss_unit", "nats"),
             (proxy, "metrics_bytes_per_token", 0.0),
-            (search, "warm_start", []), (proxy, "dimensions", {}), (proxy, "describe", ""),
-            (ladder, "depths", []), (ladder, "width_per_layer", 0.0),
-            (proxy, "optimizer", DEFAULT), (rules, "muon_rate", None), (rules, "muon_width_power", None),
+            (search, "warm_start", []),
+            (proxy, "dimensions", {}),
+            (proxy, "describe", ""),
+            (ladder, "depths", []),
+            (ladder, "width_per_layer", 0.0),
+            (proxy, "optimizer", DEFAULT),
+            (rules, "muon_rate", None),
+            (rules, "muon_width_power", None),
             *((proxy, one.name, one.default) for one in SET_BY["proxy"] if one.optimizer),
-        ):  # fmt: skip
+        ):
             if section[name] == default:
                 del section[name]
         return plain

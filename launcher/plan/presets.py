@@ -1,7 +1,8 @@
 """Plans for real situations: what `forerun init --preset NAME` writes. Standard library only.
 
-Each is a file of `preset_files`. Sizes follow published practice, named beside each; the shares of the main run that
-they cost are what `forerun estimate` counts. None of these plans has been run on its GPUs by this project.
+Each is a file of `preset_files`. Sizes follow published practice, named beside each; the shares of
+the main run that they cost are what `forerun estimate` counts. None of these plans has been run on
+its GPUs by this project.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from typing import Any
 Values = Mapping[str, Mapping[str, object]]
 NODE_GPUS = 8
 NOT_MEASURED = (
-    "Not measured: this project has run no plan of this size on a GPU. Hours and dollars are arithmetic from published",
-    "shares of the peak; `forerun estimate` lists what it assumes. Measure some steps first (docs/first-plan.md).",
+    (
+        "Not measured: this project has run no plan of this size on a GPU. Hours and dollars are "
+        "arithmetic from published"
+    ),
+    (
+        "shares of the peak; `forerun estimate` lists what it assumes. Measure some steps first "
+        "(docs/first-plan.md)."
+    ),
 )
 _FILES = Path(__file__).parent / "preset_files"
 _NAMES = ("cpu", "demo", "gpu-24gb", "8xh100", "slurm")
@@ -39,7 +46,9 @@ class Preset:
 
 
 def slurm_options(num_gpus: int) -> tuple[str, ...]:
-    """Return options of `sbatch` for whole nodes; partition and account are the user's own to add."""
+    """Return options of `sbatch` for whole nodes; partition and account are the user's own to
+    add.
+    """
     nodes, each = max(1, num_gpus // NODE_GPUS), min(num_gpus, NODE_GPUS)
     return (f"--nodes={nodes}", f"--gpus-per-node={each}", "--cpus-per-task=64", "--time=24:00:00")
 
@@ -50,10 +59,13 @@ def _preset(name: str) -> Preset:
     base = _read(own["base"]) if "base" in own else {}
     head = own.get("head", [])
     return Preset(
-        about=own["about"], gpu=own["gpu"], num_gpus=own["num_gpus"], budget_flops=own["budget_flops"],
+        about=own["about"],
+        gpu=own["gpu"],
+        num_gpus=own["num_gpus"],
+        budget_flops=own["budget_flops"],
         values=_joined(base.get("plan", {}), own.get("plan", {})),
         head=(head[0], *NOT_MEASURED, *head[1:]) if head else (),
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """A study: a plan, a corpus and a folder, and the runs that each stage asks for. No torch, no Ray.
 
-Every list of runs is a pure function of the plan and of earlier results, so a resumed study asks for exactly the runs
-an uninterrupted one would have asked for.
+Every list of runs is a pure function of the plan and of earlier results, so a resumed study asks
+for exactly the runs an uninterrupted one would have asked for.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 PLAN_FILE = "plan.toml"
 SEMANTICS = 5
-"""What a spec's numbers mean: model, initial values, data order, validation windows. A version that trains another
-model from the same spec raises it, so that no study mixes the two.
+"""What a spec's numbers mean: model, initial values, data order, validation windows. A version that
+trains another model from the same spec raises it, so that no study mixes the two.
 """
 SEARCH_STAGE = "search"
 MOST_TRIALS = 1000
@@ -67,20 +67,32 @@ class Study:
     chosen: Mapping[str, Numerics] = field(default_factory=dict)
     """What its calibration chose, by `ModeRequest.key`; empty before the ledger has it."""
     counts: Mapping[int, WidthCount] = field(default_factory=dict)
-    """Parameters of the user's own code by depth, as the ledger has them; empty: as the shape's family counts."""
-    _trials: dict[tuple[object, ...], RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Parameters of the user's own code by depth, as the ledger has them; empty: as the shape's
+    family counts."""
+    _trials: dict[tuple[object, ...], RunSpec] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """The last trials made, at most `MOST_TRIALS`: each is asked for often."""
-    _trial_ids: dict[bytes, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of every trial asked for, by 16 bytes of a hash: a search has thousands, which would not all fit as specs."""
+    _trial_ids: dict[bytes, str] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of every trial asked for, by 16 bytes of a hash: a search has thousands, which would not all
+    fit as specs."""
 
     def command_line(self, verb: str) -> str:
-        """Return the command that runs a stage of this study, or by `run` all of them, by its recorded plan."""
-        plan, folder = (shlex.quote(str(path)) for path in (self.study_dir / PLAN_FILE, self.study_dir))
+        """Return the command that runs a stage of this study, or by `run` all of them, by its
+        recorded plan.
+        """
+        plan, folder = (
+            shlex.quote(str(path)) for path in (self.study_dir / PLAN_FILE, self.study_dir)
+        )
         return f"forerun {verb} {plan} --study {folder}"
 
     @property
     def question(self) -> dict[str, canon.Json]:
-        """Record 0 of the ledger: the plan without machine matters, the data, and what a run means."""
+        """Record 0 of the ledger: the plan without machine matters, the data, and what a run
+        means.
+        """
         return {
             **self.plan.question(),
             "data_id": self.manifest.data_id,
@@ -117,26 +129,34 @@ class Study:
 
     @property
     def target_params_guess(self) -> float:
-        """Parameters of the target before any fit, at 20 tokens each (Chinchilla, arXiv 2203.15556)."""
+        """Parameters of the target before any fit, at 20 tokens each (Chinchilla, arXiv
+        2203.15556).
+        """
         return min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
 
     @property
     def target_shape_guess(self) -> Shape:
-        """The target's shape before any fit, at 20 tokens per parameter (Chinchilla, arXiv 2203.15556)."""
+        """The target's shape before any fit, at 20 tokens per parameter (Chinchilla, arXiv
+        2203.15556).
+        """
         request = ShapeRequest(params=self.target_params_guess, template=self.shape_template)
         return choose_shape(request).option.shape
 
     @property
     def shape_template(self) -> Template:
-        """What the plan fixes of the main run's shape: all but its width and, where the ladder varies it, its depth."""
+        """What the plan fixes of the main run's shape: all but its width and, where the ladder
+        varies it, its depth.
+        """
         depth = self.plan.target_num_layers
         several = len(self.counts) > 1
         return Template(
             shape=self.base_shape.at_depth(depth),
-            width_multiple=self.plan.target.width_multiple, tensor_parallel=self.plan.launch.tensor,
-            count=counted_at(self.counts, depth), width_per_layer=self.plan.width_per_layer or None,
+            width_multiple=self.plan.target.width_multiple,
+            tensor_parallel=self.plan.launch.tensor,
+            count=counted_at(self.counts, depth),
+            width_per_layer=self.plan.width_per_layer or None,
             per_layer=per_layer(self.counts) if self.plan.width_per_layer and several else None,
-        )  # fmt: skip
+        )
 
     def num_params(self, shape: Shape) -> int:
         """N of a shape, in the laws and the budget 6 N D."""
@@ -151,7 +171,9 @@ class Study:
     def asked(self, part: Part, shape: Shape, batch_tokens: int) -> ModeRequest:
         """How runs of a shape and batch compute, and what of it a calibration chooses."""
         given, choices = self.plan.numerics(part), self.plan.choices(part)
-        return ModeRequest(part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=choices)
+        return ModeRequest(
+            part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=choices
+        )
 
     def numerics(self, part: Part, shape: Shape, batch_tokens: int) -> Numerics:
         """How they compute, as the plan says or the calibration chose."""
@@ -164,9 +186,16 @@ class Study:
         return self.plan.parametrization.unscaled
 
     def run(
-        self, *, shape: Shape, point: Params, seed: int, num_steps: int, batch_tokens: int | None = None,
-        parametrization: Parametrization | None = None, part: Part = "proxy",
-    ) -> RunSpec:  # fmt: skip
+        self,
+        *,
+        shape: Shape,
+        point: Params,
+        seed: int,
+        num_steps: int,
+        batch_tokens: int | None = None,
+        parametrization: Parametrization | None = None,
+        part: Part = "proxy",
+    ) -> RunSpec:
         """One run of this study; the batch is the proxies' unless another is given."""
         proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
         hparams = self.hparams(point)
@@ -195,7 +224,9 @@ class Study:
             if len(self._trials) >= MOST_TRIALS:
                 self._trials.clear()
             seed, num_steps = self.plan.search.seed + replicate, self.plan.proxy.num_steps
-            self._trials[key] = self.run(shape=self.base_shape, point=point, seed=seed, num_steps=num_steps)
+            self._trials[key] = self.run(
+                shape=self.base_shape, point=point, seed=seed, num_steps=num_steps
+            )
         return self._trials[key]
 
     def trial_id(self, point: Params) -> str:
@@ -207,34 +238,53 @@ class Study:
 
     def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
         """The coordinate check's runs, by width."""
-        return self._check_runs(parametrization, [self.shape(width) for width in self.plan.transfer.check_widths])
+        return self._check_runs(
+            parametrization, [self.shape(width) for width in self.plan.transfer.check_widths]
+        )
 
     @property
     def coordinate_checks(self) -> dict[str, list[list[RunSpec]]]:
-        """The runs of every coordinate check by its name: the parametrization's, the standard form's beside it, and,
-        where the parametrization has a depth rule, those over `depth` at the base width.
+        """The runs of every coordinate check by its name: the parametrization's, the standard
+        form's beside it, and, where the parametrization has a depth rule, those over `depth` at the
+        base width.
         """
         rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
         standard = rules.unscaled if rules.by_muon else named("sp")
         found: dict[str, list[list[RunSpec]]] = {
-            each.name: self.check_runs(each) for each in (rules, *([] if rules.name == "sp" else [standard]))
+            each.name: self.check_runs(each)
+            for each in (rules, *([] if rules.name == "sp" else [standard]))
         }
         if rules.depth_alpha is not None and depths:
-            found[DEPTH] = self._check_runs(rules, [self.base_shape.at_depth(depth) for depth in depths])
+            found[DEPTH] = self._check_runs(
+                rules, [self.base_shape.at_depth(depth) for depth in depths]
+            )
         return found
 
-    def _check_runs(self, parametrization: Parametrization, shapes: list[Shape]) -> list[list[RunSpec]]:
+    def _check_runs(
+        self, parametrization: Parametrization, shapes: list[Shape]
+    ) -> list[list[RunSpec]]:
         """Constant rate, no warmup, no clipping that could hide a blow-up; each run alone."""
         transfer = self.plan.transfer
         point: Params = with_warmup({LEARNING_RATE: transfer.check_learning_rate}, 0.0)
-        constant, steps = Schedule(kind="constant", num_steps=transfer.check_num_steps + 1), self.plan.proxy.num_steps
+        constant, steps = (
+            Schedule(kind="constant", num_steps=transfer.check_num_steps + 1),
+            self.plan.proxy.num_steps,
+        )
         numerics = dataclasses.replace(self.plan.numerics("proxy"), num_slots=1)
-        rules = dataclasses.replace(parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
+        rules = dataclasses.replace(
+            parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0
+        )
         return [
             [
-                dataclasses.replace(run, schedule=constant, numerics=numerics, hparams=run.hparams.unclipped)
+                dataclasses.replace(
+                    run, schedule=constant, numerics=numerics, hparams=run.hparams.unclipped
+                )
                 for seed in range(transfer.check_num_seeds)
-                for run in [self.run(shape=shape, point=point, seed=seed, num_steps=steps, parametrization=rules)]
+                for run in [
+                    self.run(
+                        shape=shape, point=point, seed=seed, num_steps=steps, parametrization=rules
+                    )
+                ]
             ]
             for shape in shapes
         ]

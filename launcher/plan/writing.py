@@ -1,4 +1,6 @@
-"""Writing plans: every key with its value and its sentence, and the JSON Schema by which editors know them."""
+"""Writing plans: every key with its value and its sentence, and the JSON Schema by which editors
+know them.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,48 @@ SCHEMA_LINE = "#:schema ./plan.schema.json"
 """By which editors (taplo, Even Better TOML) find the schema of a plan beside it."""
 
 
-SHOWN = frozenset({
-    "data.path", "model.num_layers", "model.seq_len", "proxy.parametrization", "proxy.optimizer", "proxy.base_width",
-    "proxy.batch_tokens", "proxy.num_steps", "proxy.schedule", "search.num_trials",
-    *(f"search.{one.name}" for one in SET_BY["search"]), "transfer.widths", "transfer.durations",
-    "transfer.margin_nats", "ladder.widths", "ladder.num_steps", "target.budget_flops", "target.batch_tokens",
-    "cluster.num_workers", "launch.data_parallel_shard",
-})  # fmt: skip
+SHOWN = frozenset(
+    {
+        "data.path",
+        "model.num_layers",
+        "model.seq_len",
+        "proxy.parametrization",
+        "proxy.optimizer",
+        "proxy.base_width",
+        "proxy.batch_tokens",
+        "proxy.num_steps",
+        "proxy.schedule",
+        "search.num_trials",
+        *(f"search.{one.name}" for one in SET_BY["search"]),
+        "transfer.widths",
+        "transfer.durations",
+        "transfer.margin_nats",
+        "ladder.widths",
+        "ladder.num_steps",
+        "target.budget_flops",
+        "target.batch_tokens",
+        "cluster.num_workers",
+        "launch.data_parallel_shard",
+    }
+)
 """What people change in a plan, and `forerun init` always writes."""
 
 
 def commented_plan(
     values: Mapping[str, Mapping[str, object]], head: Sequence[str] = (), *, every: bool = False
-) -> str:  # fmt: skip
-    """A plan: the keys that people change and those with another value than the default, each with its sentence.
+) -> str:
+    """A plan: the keys that people change and those with another value than the default, each with
+    its sentence.
 
     `values` replace defaults; `head` are the first lines; `every`: with all keys.
     """
     lines = [
         SCHEMA_LINE,
-        "# A forerun plan. A key that is not shown has its default: `forerun explain plan` lists all of them,",
+        (
+            "# A forerun plan. A key that is not shown has its default: `forerun explain plan` "
+            "lists "
+            "all of them,"
+        ),
         "# `forerun explain plan KEY` says what one means.",
         *[f"# {line}".rstrip() for line in head],
         "",
@@ -55,7 +79,11 @@ def commented_plan(
 
 def _choices(annotation: Any) -> str:
     options = get_args(annotation) if not isinstance(annotation, type) else ()
-    return f" One of: {', '.join(options)}." if options and all(isinstance(o, str) for o in options) else ""
+    return (
+        f" One of: {', '.join(options)}."
+        if options and all(isinstance(o, str) for o in options)
+        else ""
+    )
 
 
 def toml_value(value: object) -> str:
@@ -63,14 +91,19 @@ def toml_value(value: object) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_none=True)
     if isinstance(value, dict):
-        pairs = [f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items() if item is not None]
+        pairs = [
+            f"{json.dumps(key)} = {toml_value(item)}"
+            for key, item in value.items()
+            if item is not None
+        ]
         return "{ " + ", ".join(pairs) + " }" if pairs else "{}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):
         short = f"{value:g}".replace("e+", "e")
         return short if "e" in short and float(short) == value else repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML knows no surrogate pairs
+    # TOML knows no surrogate pairs
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def plan_schema() -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Drills that break a run while it trains: a rank killed or stuck, NaN, a scheduler's signal, a full disk."""
+"""Drills that break a run while it trains: a rank killed or stuck, NaN, a scheduler's signal, a
+full disk.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from proxies.core.canon import Json
 from proxies.core.failures import cause_in
 
 BETWEEN_SAVES, AFTER_SAVE = 10, 9
-"""Updates made before a fault: between two checkpoints, past the warmup; one after a checkpoint that has one before."""
+"""Updates made before a fault: between two checkpoints, past the warmup; one after a checkpoint
+that has one before."""
 
 
 def killed_rank(stage: RehearsalFolder) -> DrillResult:
-    """A rank killed between gradients and update: the job is started again, and its weights end the same."""
+    """A rank killed between gradients and update: the job is started again, and its weights end the
+    same.
+    """
     fault = Fault(kind="kill", step=BETWEEN_SAVES)
     return _restarted(stage, "killed_rank", fault, FLOOR_SECONDS, "a rank was killed (SIGKILL)")
 
@@ -30,14 +35,21 @@ def hang(stage: RehearsalFolder) -> DrillResult:
     return _restarted(stage, "hang", Fault(kind="hang", step=BETWEEN_SAVES), seconds, what)
 
 
-def _restarted(stage: RehearsalFolder, name: str, fault: Fault, hang_seconds: float, what: str) -> DrillResult:
+def _restarted(
+    stage: RehearsalFolder, name: str, fault: Fault, hang_seconds: float, what: str
+) -> DrillResult:
     run = stage.fresh(name.replace("_", "-"))
     outcome = stage.run(run, fault, max_restarts=1, hang_seconds=hang_seconds)
-    happened, before = fired(stage.path(run), fault.kind).exists(), f"{what} before update {fault.step + 1}"
+    happened, before = (
+        fired(stage.path(run), fault.kind).exists(),
+        f"{what} before update {fault.step + 1}",
+    )
     seen: dict[str, Json] = {
-        "event": outcome.event, "num_restarts": outcome.num_restarts, "struck": happened,
+        "event": outcome.event,
+        "num_restarts": outcome.num_restarts,
+        "struck": happened,
         "struck_before_update": fault.step + 1,
-    }  # fmt: skip
+    }
     if outcome.event != "finished":
         return judged(name, False, f"{before}; the run {outcome.event}: {outcome.reason}", seen)
     apart = stage.apart(stage.reference(), run)
@@ -54,12 +66,22 @@ def nan(stage: RehearsalFolder) -> DrillResult:
     same = bool(newest) and stage.apart(stage.reference(), run, newest).bitwise
     trained = max(stage.losses(run), default=0)
     return judged(
-        "nan", (outcome.event, outcome.exit_code) == ("aborted", 3) and trained == AFTER_SAVE and whole and same,
-        f"NaN in the forward pass of update {AFTER_SAVE + 1}: {outcome.event}, exit {outcome.exit_code}, {trained} "
+        "nan",
+        (outcome.event, outcome.exit_code) == ("aborted", 3)
+        and trained == AFTER_SAVE
+        and whole
+        and same,
+        f"NaN in the forward pass of update {AFTER_SAVE + 1}: {outcome.event}, exit "
+        f"{outcome.exit_code}, {trained} "
         f"updates done; the checkpoint of step {newest} is "
         + ("complete and bitwise the uninterrupted run's" if whole and same else "damaged"),
-        {"event": outcome.event, "exit_code": outcome.exit_code, "num_updates": trained, "newest_checkpoint": newest},
-    )  # fmt: skip
+        {
+            "event": outcome.event,
+            "exit_code": outcome.exit_code,
+            "num_updates": trained,
+            "newest_checkpoint": newest,
+        },
+    )
 
 
 def sigterm(stage: RehearsalFolder) -> DrillResult:
@@ -70,16 +92,24 @@ def sigterm(stage: RehearsalFolder) -> DrillResult:
     bitwise = _resumes(stage, run, whole)
     saved = whole and newest == outcome.step and newest > AFTER_SAVE
     return judged(
-        "sigterm", (outcome.event, outcome.exit_code) == ("interrupted", 130) and saved and bitwise,
-        f"SIGTERM at update {AFTER_SAVE + 1}: {outcome.event}, exit {outcome.exit_code}, saved after step {newest}; "
+        "sigterm",
+        (outcome.event, outcome.exit_code) == ("interrupted", 130) and saved and bitwise,
+        f"SIGTERM at update {AFTER_SAVE + 1}: {outcome.event}, exit {outcome.exit_code}, saved "
+        f"after step {newest}; "
         f"resumed, {_same_end(bitwise)}",
-        {"event": outcome.event, "exit_code": outcome.exit_code, "saved_after_step": newest,
-         "resumed_bitwise": bitwise},
-    )  # fmt: skip
+        {
+            "event": outcome.event,
+            "exit_code": outcome.exit_code,
+            "saved_after_step": newest,
+            "resumed_bitwise": bitwise,
+        },
+    )
 
 
 def disk_full(stage: RehearsalFolder) -> DrillResult:
-    """No disk space for a checkpoint: ends with a message, the older one intact; with free space it resumes."""
+    """No disk space for a checkpoint: ends with a message, the older one intact; with free space it
+    resumes.
+    """
     run = stage.fresh("disk-full")
     outcome = stage.run(run, Fault(kind="disk_full", step=AFTER_SAVE))
     found = cause_in(outcome.reason)
@@ -88,22 +118,34 @@ def disk_full(stage: RehearsalFolder) -> DrillResult:
     bitwise = _resumes(stage, run, whole)
     reason = outcome.reason.splitlines()[-1] if outcome.reason else "no reason given"
     return judged(
-        "disk_full", outcome.exit_code != 0 and named and bitwise,
-        f"no disk space for the checkpoint after step {AFTER_SAVE + 1}: {outcome.event} ({reason}); the checkpoint of "
-        f"step {newest} is {'complete' if whole else 'damaged'}; with free space again, {_same_end(bitwise)}",
-        {"event": outcome.event, "exit_code": outcome.exit_code, "newest_checkpoint": newest, "told": named,
-         "resumed_bitwise": bitwise},
-    )  # fmt: skip
+        "disk_full",
+        outcome.exit_code != 0 and named and bitwise,
+        f"no disk space for the checkpoint after step {AFTER_SAVE + 1}: {outcome.event} "
+        f"({reason}); the checkpoint of "
+        f"step {newest} is {'complete' if whole else 'damaged'}; with free space again, "
+        f"{_same_end(bitwise)}",
+        {
+            "event": outcome.event,
+            "exit_code": outcome.exit_code,
+            "newest_checkpoint": newest,
+            "told": named,
+            "resumed_bitwise": bitwise,
+        },
+    )
 
 
 def _newest(stage: RehearsalFolder, run: str) -> tuple[int, bool]:
-    """The newest checkpoint's step, and whether it is whole by its hashes; 0 where there is none."""
+    """The newest checkpoint's step, and whether it is whole by its hashes; 0 where there is
+    none.
+    """
     newest = max(complete_folders(stage.path(run) / CHECKPOINTS), default=0)
     if not newest:
         return 0, False
     refused: list[RefusedCheckpoint] = []
     try:
-        found = checkpoints.newest_good(stage.path(run) / CHECKPOINTS, stage.decision.digest, refused)
+        found = checkpoints.newest_good(
+            stage.path(run) / CHECKPOINTS, stage.decision.digest, refused
+        )
     except checkpoints.CheckpointError:
         return newest, False
     return newest, found is not None and found.step == newest and not refused
@@ -112,7 +154,11 @@ def _newest(stage: RehearsalFolder, run: str) -> tuple[int, bool]:
 def _resumes(stage: RehearsalFolder, run: str, whole: bool) -> bool:
     """Whether the run, started again, ends bitwise as the uninterrupted one."""
     after = stage.run(run) if whole else None
-    return after is not None and after.event == "finished" and stage.apart(stage.reference(), run).bitwise
+    return (
+        after is not None
+        and after.event == "finished"
+        and stage.apart(stage.reference(), run).bitwise
+    )
 
 
 def _same_end(bitwise: bool) -> str:

@@ -1,7 +1,8 @@
-"""Fault injection from outside: a hook that does to a run what machines do and what a wrong trainer would.
+"""Fault injection from outside: a hook that does to a run what machines do and what a wrong trainer
+would.
 
-`launcher.trainer.training` knows nothing of it. A fault of machines happens once: where it struck is written into the
-run's folder, and the attempt after it runs through.
+`launcher.trainer.training` knows nothing of it. A fault of machines happens once: where it struck
+is written into the run's folder, and the attempt after it runs through.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Fault:
 
     kind: FaultKind
     step: int = 0
-    """Updates made before it strikes; of a wrong resume: the fewest updates made before the resume that goes wrong."""
+    """Updates made before it strikes; of a wrong resume: the fewest updates made before the resume
+    that goes wrong."""
     supervisor_pid: int = 0
     """Whom `sigterm` tells, as a scheduler would."""
 
@@ -53,17 +55,26 @@ class FaultInjector(Callback):
         self._run, self._step = run, step
         kind = self._fault.kind
         if kind == "nan":
-            run.source = cast(TrainedModel, _NanModel(run.source, lambda: self._step == self._fault.step))
+            run.source = cast(
+                TrainedModel, _NanModel(run.source, lambda: self._step == self._fault.step)
+            )
         if not step or step < self._fault.step:
             return
         if kind == "shift_batch":
-            run.store = _ShiftedStore(run.store, run.decision.batch_tokens // run.decision.shape.seq_len)
+            run.store = _ShiftedStore(
+                run.store, run.decision.batch_tokens // run.decision.shape.seq_len
+            )
         elif kind == "drop_moments":
             run.optimizer.state.clear()
 
     def before_update(self, seen: StepInfo) -> None:
         """Strike between the gradients of a step and its update."""
-        if seen.step == self._fault.step and self._fault.kind in ("kill", "hang", "sigterm", "disk_full"):
+        if seen.step == self._fault.step and self._fault.kind in (
+            "kill",
+            "hang",
+            "sigterm",
+            "disk_full",
+        ):
             self._strike()
 
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
@@ -125,10 +136,14 @@ class _ShiftedStore(TokenStore):
         self.__dict__.update(store.__dict__)  # the same maps: they were verified when it was opened
         self._shift = num_sequences
 
-    def train_batch(self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
+    def train_batch(
+        self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int
+    ) -> NDArray[np.int64]:
         """As of any store, elsewhere in the data."""
         first = first_sequence + self._shift
-        return super().train_batch(seed=seed, first_sequence=first, num_sequences=num_sequences, seq_len=seq_len)
+        return super().train_batch(
+            seed=seed, first_sequence=first, num_sequences=num_sequences, seq_len=seq_len
+        )
 
 
 def fired(run_dir: Path, kind: FaultKind) -> Path:

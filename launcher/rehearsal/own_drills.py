@@ -1,4 +1,6 @@
-"""The drills of a user's own trainer: short runs of its command at the base width, disturbed under `launch`."""
+"""The drills of a user's own trainer: short runs of its command at the base width, disturbed under
+`launch`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _POLL_SECONDS, _MOST_SECONDS = 0.05, 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnCopy:
-    """What is run in the drills: the command at the base width, for the proxies' number of steps."""
+    """What is run in the drills: the command at the base width, for the proxies' number of
+    steps.
+    """
 
     decision: Decision
 
@@ -57,13 +61,17 @@ class OwnRehearsal:
     def start(
         self, name: str, disturb: Callable[[Path, Signals], None] | None = None, **values: float
     ) -> LaunchOutcome:
-        """Run the copy in the folder `name`; `disturb`, once a third of its steps is logged. The folder is kept."""
+        """Run the copy in the folder `name`; `disturb`, once a third of its steps is logged. The
+        folder is kept.
+        """
         decision, run_dir = self.scaled.decision, self.folder / name
         if values:
             own = dataclasses.replace(decision.own, values={**decision.own.values, **values})  # type: ignore[type-var, union-attr]
             decision = dataclasses.replace(decision, own=own)
         signals, ended = Signals(), threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(decision, run_dir, signals, disturb, ended), daemon=True)
+        watcher = threading.Thread(
+            target=self._watch, args=(decision, run_dir, signals, disturb, ended), daemon=True
+        )
         if disturb:
             watcher.start()
         try:
@@ -75,9 +83,13 @@ class OwnRehearsal:
                 watcher.join()
 
     def _watch(
-        self, decision: Decision, run_dir: Path, signals: Signals, disturb: Callable[[Path, Signals], None],
+        self,
+        decision: Decision,
+        run_dir: Path,
+        signals: Signals,
+        disturb: Callable[[Path, Signals], None],
         ended: threading.Event,
-    ) -> None:  # fmt: skip
+    ) -> None:
         own, num_steps = decision.own, decision.learning_rate.schedule.num_steps
         assert own is not None
         until = time.monotonic() + _MOST_SECONDS
@@ -91,37 +103,59 @@ class OwnRehearsal:
                     return
 
 
-def set_up_own(frozen_dir: Path, decision: Decision, places: OwnPlaces, num_steps: int, scratch: Path) -> OwnRehearsal:
-    """The copy, and an empty folder for its runs; what an earlier rehearsal left goes, but for the lock."""
+def set_up_own(
+    frozen_dir: Path, decision: Decision, places: OwnPlaces, num_steps: int, scratch: Path
+) -> OwnRehearsal:
+    """The copy, and an empty folder for its runs; what an earlier rehearsal left goes, but for the
+    lock.
+    """
     for other in scratch.iterdir():
         if other.is_dir():
             shutil.rmtree(other)
     return OwnRehearsal(
-        real=decision, scaled=OwnCopy(decision=small_copy(decision, num_steps)), folder=scratch, frozen_dir=frozen_dir,
+        real=decision,
+        scaled=OwnCopy(decision=small_copy(decision, num_steps)),
+        folder=scratch,
+        frozen_dir=frozen_dir,
         places=places,
-    )  # fmt: skip
+    )
 
 
 def small_copy(decision: Decision, num_steps: int) -> Decision:
-    """The config at the base shape and for at most `num_steps`, its warmup and decay the same shares."""
+    """The config at the base shape and for at most `num_steps`, its warmup and decay the same
+    shares.
+    """
     own, base, schedule = decision.own, decision.base_shape, decision.learning_rate.schedule
     assert own is not None
     num_steps = min(num_steps, schedule.num_steps)
     share = num_steps / schedule.num_steps
-    warmup, decay = (math.floor(steps * share) for steps in (schedule.warmup_steps, schedule.decay_steps))
+    warmup, decay = (
+        math.floor(steps * share) for steps in (schedule.warmup_steps, schedule.decay_steps)
+    )
     short = dataclasses.replace(
-        schedule, num_steps=num_steps, warmup_steps=warmup, decay_steps=max(decay, schedule.decay_steps > 0),
-        batch_warmup_steps=0, batch_warmup_stages=1,
-    )  # fmt: skip
+        schedule,
+        num_steps=num_steps,
+        warmup_steps=warmup,
+        decay_steps=max(decay, schedule.decay_steps > 0),
+        batch_warmup_steps=0,
+        batch_warmup_stages=1,
+    )
     values = {
-        **own.values, **size_values(base, base), "num_steps": num_steps,
-        "warmup_steps": short.warmup_steps, "decay_steps": short.decay_steps, "batch_warmup_steps": 0,
+        **own.values,
+        **size_values(base, base),
+        "num_steps": num_steps,
+        "warmup_steps": short.warmup_steps,
+        "decay_steps": short.decay_steps,
+        "batch_warmup_steps": 0,
         "batch_warmup_stages": 1,
-    }  # fmt: skip
+    }
     return dataclasses.replace(
-        decision, shape=base, learning_rate=learning_rate_of(short), num_tokens=num_steps * decision.batch_tokens,
+        decision,
+        shape=base,
+        learning_rate=learning_rate_of(short),
+        num_tokens=num_steps * decision.batch_tokens,
         own=dataclasses.replace(own, values={name: values[name] for name in own.values}),
-    )  # fmt: skip
+    )
 
 
 def _kill(run_dir: Path, signals: Signals) -> None:
@@ -137,7 +171,9 @@ def _interrupt(run_dir: Path, signals: Signals) -> None:
 
 
 def _signal(run_dir: Path, number: int) -> None:
-    """To every process of the command, found by the variable that it was started with; not to its keeper."""
+    """To every process of the command, found by the variable that it was started with; not to its
+    keeper.
+    """
     wanted = f"{RUN_DIR_VARIABLE}={run_dir.resolve()}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -183,7 +219,9 @@ def own_run(stage: OwnRehearsal) -> DrillResult:
     loss = _uninterrupted(stage)
     said = f"it ran to its end at {format_loss(loss)} nats"
     if not math.isfinite(loss):
-        said = (stage.folder / "whole" / "reason").read_text() or "it logged no finite validation loss"
+        said = (
+            stage.folder / "whole" / "reason"
+        ).read_text() or "it logged no finite validation loss"
     return judged("own_run", math.isfinite(loss), said, {"validation_loss_nats": _finite(loss)})
 
 
@@ -191,16 +229,30 @@ def own_killed(stage: OwnRehearsal) -> DrillResult:
     """See the registry."""
     outcome = stage.start("killed", _kill)
     if outcome.event == "finished" and not outcome.num_restarts:
-        return judged("own_killed", False, "it ended before it could be killed: raise proxy.num_steps", {})
-    return _resumed("own_killed", stage, outcome, f"it was killed, restarted {outcome.num_restarts} time")
+        return judged(
+            "own_killed", False, "it ended before it could be killed: raise proxy.num_steps", {}
+        )
+    return _resumed(
+        "own_killed", stage, outcome, f"it was killed, restarted {outcome.num_restarts} time"
+    )
 
 
 def own_stopped(stage: OwnRehearsal) -> DrillResult:
     """See the registry."""
     first = stage.start("stopped", _interrupt)
     if first.event != "interrupted":
-        return judged("own_stopped", False, f"it did not stop at SIGTERM: {first.event}", {"event": first.event})
-    return _resumed("own_stopped", stage, stage.start("stopped"), f"it stopped at step {first.step}, was started again")
+        return judged(
+            "own_stopped",
+            False,
+            f"it did not stop at SIGTERM: {first.event}",
+            {"event": first.event},
+        )
+    return _resumed(
+        "own_stopped",
+        stage,
+        stage.start("stopped"),
+        f"it stopped at step {first.step}, was started again",
+    )
 
 
 def own_hang(stage: OwnRehearsal) -> DrillResult:
@@ -214,13 +266,20 @@ def own_cut_log(stage: OwnRehearsal) -> DrillResult:
     own = stage.scaled.decision.own
     assert own is not None
     place = own.metrics_at(stage.folder / "cut_log")
-    files = [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
+    files = (
+        [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
+    )
     if first.event != "interrupted" or not files:
-        return judged("own_cut_log", False, f"there is no log to cut: {first.event}", {"event": first.event})
+        return judged(
+            "own_cut_log", False, f"there is no log to cut: {first.event}", {"event": first.event}
+        )
     newest = max(files, key=lambda file: file.stat().st_mtime)
     os.truncate(newest, max(1, newest.stat().st_size - 7))
     return _resumed(
-        "own_cut_log", stage, stage.start("cut_log"), f"the last line of {newest.name} was cut, it was started"
+        "own_cut_log",
+        stage,
+        stage.start("cut_log"),
+        f"the last line of {newest.name} was cut, it was started",
     )
 
 

@@ -1,4 +1,5 @@
-"""One rank of a drill: the embedded trainer's own process, with a hook for every fault that is asked for.
+"""One rank of a drill: the embedded trainer's own process, with a hook for every fault that is
+asked for.
 
 torchrun starts it in place of `launcher.trainer`, whose options it takes, and as often as wanted
 `--fault KIND:STEP:SUPERVISOR_PID`.
@@ -30,16 +31,26 @@ def builder(faults: Sequence[Fault]) -> Callable[..., Trainer]:
     """What makes the trainer of a drill."""
 
     def build(
-        decision: Decision, store: TokenStore, run_dir: Path, interrupted: Callable[[], bool], **places: Path | None
+        decision: Decision,
+        store: TokenStore,
+        run_dir: Path,
+        interrupted: Callable[[], bool],
+        **places: Path | None,
     ) -> Trainer:
-        return Trainer(decision, store, run_dir, interrupted, [*map(FaultInjector, faults)], **places)
+        return Trainer(
+            decision, store, run_dir, interrupted, [*map(FaultInjector, faults)], **places
+        )
 
     return build
 
 
 def arguments(faults: Sequence[Fault]) -> list[str]:
     """The faults as this module's own options."""
-    return [word for each in faults for word in ("--fault", f"{each.kind}:{each.step}:{each.supervisor_pid}")]
+    return [
+        word
+        for each in faults
+        for word in ("--fault", f"{each.kind}:{each.step}:{each.supervisor_pid}")
+    ]
 
 
 def parsed(words: list[str]) -> tuple[list[Fault], list[str]]:
@@ -49,7 +60,8 @@ def parsed(words: list[str]) -> tuple[list[Fault], list[str]]:
     found, rest = parser.parse_known_args(words)
     parts = (word.split(":") for word in found.fault)
     return [
-        Fault(kind=cast(FaultKind, kind), step=int(step), supervisor_pid=int(pid)) for kind, step, pid in parts
+        Fault(kind=cast(FaultKind, kind), step=int(step), supervisor_pid=int(pid))
+        for kind, step, pid in parts
     ], rest
 
 

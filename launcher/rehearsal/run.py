@@ -1,4 +1,6 @@
-"""A rehearsal: the drills in order, one after the other, and the attestation that signs what they found."""
+"""A rehearsal: the drills in order, one after the other, and the attestation that signs what they
+found.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from proxies.data.tokens import MANIFEST, SPLITS, Manifest, Shard, read_manifest
 from proxies.external.command import CommandError
 from sweeps.store.lock import LOCK_NAME
 
-# A cut of a corpus for the drills: of every source and split the first tokens and the last, as shards of their own.
+# A cut of a corpus for the drills: of every source and split the first tokens and the last, as
+# shards of their own.
 #
 # Every start of a run reads its corpus through; of the real one that may take hours.
 
@@ -43,7 +46,8 @@ NUM_TOKENS = 100_000
 
 
 def cut_corpus(corpus: Path, weights: dict[str, float], out: Path) -> Manifest:
-    """Write the cut of `corpus` into `out`, its sources in the shares of `weights`, if there are any.
+    """Write the cut of `corpus` into `out`, its sources in the shares of `weights`, if there are
+    any.
 
     Raises:
         DataError: there is no corpus, or the weights do not fit it.
@@ -61,7 +65,9 @@ def cut_corpus(corpus: Path, weights: dict[str, float], out: Path) -> Manifest:
             )
             for split in SPLITS
         }
-        sources.append(dataclasses.replace(source, train=shards["train"], validation=shards["validation"]))
+        sources.append(
+            dataclasses.replace(source, train=shards["train"], validation=shards["validation"])
+        )
     # The tokenizer's file stays behind: a trainer does not read it.
     cut = dataclasses.replace(manifest, sources=tuple(sources), tokenizer="unnamed")
     canon.write_atomic(out / MANIFEST, canon.pretty(cut))
@@ -76,7 +82,9 @@ def _read_ids(path: Path, dtype: str, first: int, num_tokens: int) -> NDArray[np
 
 
 def _ends(corpus: Path, shards: tuple[Shard, ...], dtype: str) -> list[NDArray[np.integer]]:
-    """The first tokens of the first shard and the last of the last; all of a split's only shard where it is short."""
+    """The first tokens of the first shard and the last of the last; all of a split's only shard
+    where it is short.
+    """
     if not shards:
         return []
     first, last = shards[0], shards[-1]
@@ -89,7 +97,9 @@ def _ends(corpus: Path, shards: tuple[Shard, ...], dtype: str) -> list[NDArray[n
 
 def _write(path: Path, ids: NDArray[np.integer]) -> Shard:
     ids.tofile(path)
-    return Shard(file=path.name, num_tokens=len(ids), max_id=int(ids.max()), sha256=canon.file_sha256(path))
+    return Shard(
+        file=path.name, num_tokens=len(ids), max_id=int(ids.max()), sha256=canon.file_sha256(path)
+    )
 
 
 KIND = "rehearsal"
@@ -99,25 +109,29 @@ SCRATCH = "rehearsal"
 def set_up(
     frozen_dir: Path, decision: Decision, corpus: Path, *, full: bool, code_dir: Path | None = None
 ) -> RehearsalFolder:
-    """The stage beside a config: the cut corpus and the copy; what an earlier rehearsal left there goes.
+    """The stage beside a config: the cut corpus and the copy; what an earlier rehearsal left there
+    goes.
 
     `code_dir` is the folder of a user's own model.
 
     Raises:
-        FrozenError: the embedded trainer does not train this config, the corpus is another, or this machine does not
-            hold the real shape.
+        FrozenError: the embedded trainer does not train this config, the corpus is another, or this
+            machine does not hold the real shape.
         DataError: there is no corpus, or it is not one.
         FactoryError, FactoryChangedError: see `launcher.trainer.trained_model`.
     """
     if problems := assembly.unfit(decision):
-        raise FrozenError("rehearsal", [*problems, "only what the embedded trainer trains can be rehearsed here"])
+        raise FrozenError(
+            "rehearsal", [*problems, "only what the embedded trainer trains can be rehearsed here"]
+        )
     if full and (short := _too_few(decision)):
         raise FrozenError("rehearsal --full", [short])
     weights, manifest = dict(decision.data.weights), read_manifest(corpus)
     data_id = (manifest.reweighted(weights) if weights else manifest).data_id
     if data_id != decision.data.data_id:
         raise FrozenError(
-            "rehearsal", [f"the corpus has data_id {data_id[:16]}..., must be {decision.data.data_id[:16]}..."]
+            "rehearsal",
+            [f"the corpus has data_id {data_id[:16]}..., must be {decision.data.data_id[:16]}..."],
         )
     scratch = frozen_dir / SCRATCH
     if scratch.is_dir():
@@ -127,13 +141,19 @@ def set_up(
     cut = cut_corpus(corpus, weights, scratch / "corpus")
     scaled = full_copy(decision, cut) if full else scaled_copy(decision, cut, code_dir or Path())
     stage = RehearsalFolder(
-        real=decision, scaled=scaled, folder=scratch, corpus=scratch / "corpus", frozen_dir=frozen_dir,
+        real=decision,
+        scaled=scaled,
+        folder=scratch,
+        corpus=scratch / "corpus",
+        frozen_dir=frozen_dir,
         code_dir=code_dir or Path(),
-    )  # fmt: skip
+    )
     return dataclasses.replace(stage, hang_seconds=FLOOR_SECONDS) if full else stage
 
 
-def rehearse(stage: RehearsalFolder | OwnRehearsal, only: Collection[str] = ()) -> RehearsalAttestation:
+def rehearse(
+    stage: RehearsalFolder | OwnRehearsal, only: Collection[str] = ()
+) -> RehearsalAttestation:
     """Run the drills, write the attestation, and leave the folder of a failed one to look at.
 
     Those of `only`, if any, sign nothing: the attestation is of all of them.
@@ -150,11 +170,16 @@ def rehearse(stage: RehearsalFolder | OwnRehearsal, only: Collection[str] = ()) 
             meter.add(1, f"{name}: {results[-1].outcome}")
     failed = any(result.outcome == "failed" for result in results)
     found = RehearsalAttestation(
-        outcome="failed" if failed else "passed", copy={**stage.scaled.told()}, machine={**machine()},
-        drills=tuple(results), seconds=round(sum(result.seconds for result in results), 1),
-    )  # fmt: skip
+        outcome="failed" if failed else "passed",
+        copy={**stage.scaled.told()},
+        machine={**machine()},
+        drills=tuple(results),
+        seconds=round(sum(result.seconds for result in results), 1),
+    )
     if not only:
-        attest(stage.frozen_dir, KIND, stage.real.digest, cast(dict[str, Json], canon.to_json(found)))
+        attest(
+            stage.frozen_dir, KIND, stage.real.digest, cast(dict[str, Json], canon.to_json(found))
+        )
     if not failed:
         shutil.rmtree(stage.folder)
     return found
@@ -164,20 +189,34 @@ def machine() -> dict[str, Json]:
     """Where the drills took place, and with which code."""
     gpus: list[Json] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     return {
-        "gpus": gpus, "machine": platform.machine(), "system": platform.system(), "python": platform.python_version(),
+        "gpus": gpus,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("torch", "forerun")},
-    }  # fmt: skip
+    }
 
 
 def _held(stage: RehearsalFolder | OwnRehearsal, drill: Drill) -> DrillResult:
     began = time.monotonic()
     try:
         result = drill.hold(stage)
-    except (UnexpectedEndError, CheckpointError, IndexRefusedError, OwnLaunchError, CommandError) as error:
+    except (
+        UnexpectedEndError,
+        CheckpointError,
+        IndexRefusedError,
+        OwnLaunchError,
+        CommandError,
+    ) as error:
         result = DrillResult(
-            name=drill.name, outcome="failed", said=str(error), seen={}, limit="the drill runs to its end",
-            advice=f"see torchrun.log or log.txt in the folders of {stage.folder} for the ranks' own messages",
-        )  # fmt: skip
+            name=drill.name,
+            outcome="failed",
+            said=str(error),
+            seen={},
+            limit="the drill runs to its end",
+            advice=f"see torchrun.log or log.txt in the folders of {stage.folder} for the ranks' "
+            "own messages",
+        )
     return dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
 
 
@@ -187,6 +226,7 @@ def _too_few(decision: Decision) -> str:
     if gpus >= ranks or (not gpus and ranks == 1):
         return ""
     return (
-        f"the real shape is for {counted(ranks, 'rank')}, this machine has {counted(gpus, 'GPU')}: without --full a "
+        f"the real shape is for {counted(ranks, 'rank')}, this machine has {counted(gpus, 'GPU')}: "
+        "without --full a "
         "scaled-down copy is rehearsed"
     )

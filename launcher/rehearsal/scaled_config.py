@@ -1,11 +1,13 @@
-"""The scaled-down copy of a frozen config that the drills train, and the record of what it stands for.
+"""The scaled-down copy of a frozen config that the drills train, and the record of what it stands
+for.
 
-Kept: family, GQA, tying, QK norm, the groups' kinds and patterns, parametrization, schedule form, clip, precision,
-recomputation, gradient accumulation, policies, seed. Made small: layers, heads, head dim, sequence, batch, steps and
-ranks; blocks are not compiled.
+Kept: family, GQA, tying, QK norm, the groups' kinds and patterns, parametrization, schedule form,
+clip, precision, recomputation, gradient accumulation, policies, seed. Made small: layers, heads,
+head dim, sequence, batch, steps and ranks; blocks are not compiled.
 
-The numbers of each group are what the parametrization's own table gives at the small shape for the hyperparameters that
-the frozen numbers imply at the base shape, over width and depth alone: the copy's batch and duration count as its base.
+The numbers of each group are what the parametrization's own table gives at the small shape for the
+hyperparameters that the frozen numbers imply at the base shape, over width and depth alone: the
+copy's batch and duration count as its base.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from launcher.frozen.frozen import (
     learning_rate_of,
 )
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import BESIDE, HYPERPARAMETERS, LEARNING_RATE, RUN_WIDE, Hparams, OwnValue
+from proxies.core.hyperparameters import (
+    BESIDE,
+    HYPERPARAMETERS,
+    LEARNING_RATE,
+    RUN_WIDE,
+    Hparams,
+    OwnValue,
+)
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
 from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.schedule import Schedule
@@ -43,7 +52,8 @@ from proxies.parametrization.parametrization import forward_numbers
 NUM_STEPS, EVERY_STEPS, WARMUP_STEPS = 16, 4, 4
 NUM_LAYERS, HEAD_DIM, SEQ_LEN, BATCH_SEQUENCES, NUM_RANKS = 2, 16, 32, 8, 2
 AGREE = 1e-6
-"""Groups that imply hyperparameters farther apart than this share were not made by the parametrization's table."""
+"""Groups that imply hyperparameters farther apart than this share were not made by the
+parametrization's table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,96 +71,138 @@ class ScaledConfig:
         """For the attestation."""
         shape, decision = self.decision.shape, self.decision
         return {
-            "kind": self.kind, "digest": decision.digest, "stands_for": self.stands_for,
-            "layers": shape.num_layers, "width": shape.width, "seq_len": shape.seq_len,
-            "num_steps": decision.learning_rate.schedule.num_steps, "batch_tokens": decision.batch_tokens,
+            "kind": self.kind,
+            "digest": decision.digest,
+            "stands_for": self.stands_for,
+            "layers": shape.num_layers,
+            "width": shape.width,
+            "seq_len": shape.seq_len,
+            "num_steps": decision.learning_rate.schedule.num_steps,
+            "batch_tokens": decision.batch_tokens,
             "num_ranks": decision.parallelism.num_ranks,
-        }  # fmt: skip
+        }
 
 
 def scaled_copy(decision: Decision, manifest: Manifest, code_dir: Path = Path()) -> ScaledConfig:
     """The small copy of a config, on the corpus (or the cut of it) of that manifest.
 
-    A user's own model, whose code lies in `code_dir`, is copied at twice the width that it was searched at, for nobody
-    knows which other shapes its factory builds.
+    A user's own model, whose code lies in `code_dir`, is copied at twice the width that it was
+    searched at, for nobody knows which other shapes its factory builds.
 
     Raises:
         FrozenError: the frozen numbers are not of the parametrization that the config names.
         FactoryError, FactoryChangedError: there is no such factory, or it is another.
     """
-    base = _small_base(decision.shape) if decision.model is None else _shortened(decision.base_shape)
+    base = (
+        _small_base(decision.shape) if decision.model is None else _shortened(decision.base_shape)
+    )
     shape = base.at_width(2 * base.width)
     schedule = short_schedule(decision.learning_rate.schedule)
     batch_tokens = BATCH_SEQUENCES * shape.seq_len
     base_batch_tokens, base_num_tokens = _own_tokens(decision, batch_tokens, schedule)
     spec = RunSpec(
-        shape=shape, base_shape=base, parametrization=decision.parametrization, hparams=_implied(decision, code_dir),
-        schedule=schedule, batch_tokens=batch_tokens, data_id=manifest.data_id,
-        seed=decision.seed % (MAX_SEED + 1), numerics=Numerics(dtype=decision.precision), optimizer=decision.optimizer,
-        base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
+        shape=shape,
+        base_shape=base,
+        parametrization=decision.parametrization,
+        hparams=_implied(decision, code_dir),
+        schedule=schedule,
+        batch_tokens=batch_tokens,
+        data_id=manifest.data_id,
+        seed=decision.seed % (MAX_SEED + 1),
+        numerics=Numerics(dtype=decision.precision),
+        optimizer=decision.optimizer,
+        base_batch_tokens=base_batch_tokens,
+        base_num_tokens=base_num_tokens,
         factory=None if decision.model is None else decision.model.factory,
-    )  # fmt: skip
+    )
     table = numbers_of(spec, code_dir)
     own = decision.model and dataclasses.replace(
         decision.model, num_params=sum(math.prod(numbers.size) for numbers in table)
     )
     layout = decision.parallelism
     copy = dataclasses.replace(
-        decision, shape=shape, base_shape=base, forward=forward_numbers(spec), batch_tokens=spec.batch_tokens,
+        decision,
+        shape=shape,
+        base_shape=base,
+        forward=forward_numbers(spec),
+        batch_tokens=spec.batch_tokens,
         groups=groups_of(table) if own else _with_numbers(decision.groups, table),
-        learning_rate=learning_rate_of(schedule), model=own,
-        num_tokens=spec.num_tokens, data=_data(decision, manifest), seed=spec.seed,
+        learning_rate=learning_rate_of(schedule),
+        model=own,
+        num_tokens=spec.num_tokens,
+        data=_data(decision, manifest),
+        seed=spec.seed,
         parallelism=Parallelism(
-            data_parallel_shard=NUM_RANKS, microbatch_sequences=1 if layout.microbatch_sequences else 0,
+            data_parallel_shard=NUM_RANKS,
+            microbatch_sequences=1 if layout.microbatch_sequences else 0,
             activation_checkpointing=layout.activation_checkpointing,
         ),
-        checkpointing=_cadence(decision), monitoring=_monitoring(decision), compiled=False,
-    )  # fmt: skip
+        checkpointing=_cadence(decision),
+        monitoring=_monitoring(decision),
+        compiled=False,
+    )
     return ScaledConfig(decision=copy, stands_for=decision.digest, kind="scaled", spec=spec)
 
 
 def full_copy(decision: Decision, manifest: Manifest) -> ScaledConfig:
-    """The real shape, groups, batch and parallelism, with few steps, on the cut of that manifest."""
+    """The real shape, groups, batch and parallelism, with few steps, on the cut of that
+    manifest.
+    """
     schedule = short_schedule(decision.learning_rate.schedule)
     copy = dataclasses.replace(
-        decision, learning_rate=learning_rate_of(schedule), checkpointing=_cadence(decision),
-        monitoring=_monitoring(decision), num_tokens=int(decision.batch_tokens * schedule.num_full_batches),
+        decision,
+        learning_rate=learning_rate_of(schedule),
+        checkpointing=_cadence(decision),
+        monitoring=_monitoring(decision),
+        num_tokens=int(decision.batch_tokens * schedule.num_full_batches),
         data=_data(decision, manifest),
-    )  # fmt: skip
+    )
     return ScaledConfig(decision=copy, stands_for=decision.digest, kind="full", spec=None)
 
 
 def short_schedule(schedule: Schedule) -> Schedule:
-    """The same form in few steps: warmup and batch warmup in the first quarter, a final decay of the same share."""
+    """The same form in few steps: warmup and batch warmup in the first quarter, a final decay of
+    the same share.
+    """
     decay = round(NUM_STEPS * schedule.decay_steps / schedule.num_steps)
     stages = min(2, schedule.batch_warmup_stages)
     warmup = WARMUP_STEPS if schedule.warmup_steps else 0
     return dataclasses.replace(
-        schedule, num_steps=NUM_STEPS, warmup_steps=warmup,
+        schedule,
+        num_steps=NUM_STEPS,
+        warmup_steps=warmup,
         decay_steps=min(max(1, decay), NUM_STEPS - warmup) if schedule.kind == "wsd" else 0,
-        batch_warmup_steps=WARMUP_STEPS if stages > 1 else 0, batch_warmup_stages=stages,
-    )  # fmt: skip
+        batch_warmup_steps=WARMUP_STEPS if stages > 1 else 0,
+        batch_warmup_stages=stages,
+    )
 
 
 def _small_base(shape: Shape) -> Shape:
-    """Half as wide as the copy: so that the copy's groups have numbers of their own, as the real one's."""
+    """Half as wide as the copy: so that the copy's groups have numbers of their own, as the real
+    one's.
+    """
     grouped = shape.num_heads > shape.num_kv_heads
     head_dim, num_heads = min(HEAD_DIM, shape.head_dim), 2 if grouped else 1
     width = head_dim * num_heads
     return dataclasses.replace(
-        _shortened(shape), width=width, num_heads=num_heads, num_kv_heads=1,
+        _shortened(shape),
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=1,
         ffn_width=max(8, 8 * round(width * shape.ffn_width / shape.width / 8)),
-    )  # fmt: skip
+    )
 
 
 def _shortened(shape: Shape) -> Shape:
     """At most so many layers and tokens as the drills take."""
     return dataclasses.replace(
         shape, num_layers=min(NUM_LAYERS, shape.num_layers), seq_len=min(SEQ_LEN, shape.seq_len)
-    )  # fmt: skip
+    )
 
 
-def _own_tokens(decision: Decision, batch_tokens: int, schedule: Schedule) -> tuple[int | None, int | None]:
+def _own_tokens(
+    decision: Decision, batch_tokens: int, schedule: Schedule
+) -> tuple[int | None, int | None]:
     """A run's batch and tokens as its base's, for a parametrization that asks."""
     asks = decision.parametrization.needs_tokens
     return (batch_tokens, int(batch_tokens * schedule.num_full_batches)) if asks else (None, None)
@@ -169,16 +221,27 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
 
     def table(**known: float) -> tuple[tuple[ParameterNumbers, ...], ForwardNumbers]:
         spec = RunSpec(
-            shape=decision.shape, base_shape=decision.base_shape, parametrization=decision.parametrization,
-            hparams=Hparams(**{**ones, **known}, own=own), schedule=schedule, batch_tokens=decision.batch_tokens,
-            data_id=decision.data.data_id, seed=0, numerics=Numerics(), optimizer=decision.optimizer,
-            base_batch_tokens=base_batch_tokens, base_num_tokens=base_num_tokens,
+            shape=decision.shape,
+            base_shape=decision.base_shape,
+            parametrization=decision.parametrization,
+            hparams=Hparams(**{**ones, **known}, own=own),
+            schedule=schedule,
+            batch_tokens=decision.batch_tokens,
+            data_id=decision.data.data_id,
+            seed=0,
+            numerics=Numerics(),
+            optimizer=decision.optimizer,
+            base_batch_tokens=base_batch_tokens,
+            base_num_tokens=base_num_tokens,
             factory=None if decision.model is None else decision.model.factory,
-        )  # fmt: skip
+        )
         return numbers_of(spec, code_dir), forward_numbers(spec)
 
     rows = table()[0]
-    rate = {name: _share(members, rows, LEARNING_RATE) for name, members in _set_by(LEARNING_RATE, groups)}
+    rate = {
+        name: _share(members, rows, LEARNING_RATE)
+        for name, members in _set_by(LEARNING_RATE, groups)
+    }
     rows, forward = table(**rate)
     shared = {}
     for number in GROUP_NUMBERS:
@@ -195,19 +258,28 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
 
 
 def _averages(groups: tuple[ParameterGroup, ...]) -> dict[str, float]:
-    """The weights of moving averages, one number each for the whole run, and none of its groups' own."""
+    """The weights of moving averages, one number each for the whole run, and none of its groups'
+    own.
+    """
     found = {}
     for name in GROUP_NUMBERS:
         if HYPERPARAMETERS[name].scaling == "moments":
             found[name] = next(getattr(group, name) for group in groups if not group.by_muon)
         elif HYPERPARAMETERS[name].optimizer:
-            found[name] = max(getattr(group, name) for group in groups) or HYPERPARAMETERS[name].default
+            found[name] = (
+                max(getattr(group, name) for group in groups) or HYPERPARAMETERS[name].default
+            )
     return found
 
 
-def _set_by(number: str, groups: tuple[ParameterGroup, ...]) -> list[tuple[str, list[ParameterGroup]]]:
+def _set_by(
+    number: str, groups: tuple[ParameterGroup, ...]
+) -> list[tuple[str, list[ParameterGroup]]]:
     """The hyperparameters that set a number of the groups, each with its groups."""
-    first, rest = [group for group in groups if group.by_muon], [group for group in groups if not group.by_muon]
+    first, rest = (
+        [group for group in groups if group.by_muon],
+        [group for group in groups if not group.by_muon],
+    )
     if not first or number not in BESIDE:
         return [(number, rest)]
     return [(number, first), (BESIDE[number], rest)]
@@ -220,14 +292,17 @@ def _fixed(name: str, value: float | int | str) -> OwnValue:
     return OwnValue(name=name, value=value, whole=isinstance(value, int))
 
 
-def _share(groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...],
-           number: str) -> float:  # fmt: skip
+def _share(
+    groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...], number: str
+) -> float:
     """What the frozen numbers are of the table's; the same of every group."""
     shares = [getattr(group, number) / getattr(_member(group, table), number) for group in groups]
     if max(shares) - min(shares) > AGREE * max(shares):
         problem = (
-            f"{number}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base shape, but the "
-            "parametrization has one value, so no small copy can have them; --full rehearses the real shape"
+            f"{number}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base "
+            "shape, but the "
+            "parametrization has one value, so no small copy can have them; --full rehearses the "
+            "real shape"
         )
         raise FrozenError("rehearsal", [problem])
     return float(shares[0])
@@ -240,14 +315,15 @@ def _member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> Param
     raise FrozenError("rehearsal", [f"the group {group.pattern[:80]!r} claims no parameter"])
 
 
-def _with_numbers(groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
-                  ) -> tuple[ParameterGroup, ...]:  # fmt: skip
+def _with_numbers(
+    groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
+) -> tuple[ParameterGroup, ...]:
     """The frozen groups with the small table's numbers."""
     names = (*GROUP_NUMBERS, "init_std")
     small = tuple(
         dataclasses.replace(group, **{name: getattr(_member(group, table), name) for name in names})
         for group in groups
-    )  # fmt: skip
+    )
     assign_groups(small, [numbers.name for numbers in table])
     return small
 
@@ -255,7 +331,10 @@ def _with_numbers(groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumb
 def _data(decision: Decision, manifest: Manifest) -> Data:
     """The cut, whose shares are its own."""
     return dataclasses.replace(
-        decision.data, data_id=manifest.data_id, num_train_tokens=manifest.num_tokens("train"), weights=()
+        decision.data,
+        data_id=manifest.data_id,
+        num_train_tokens=manifest.num_tokens("train"),
+        weights=(),
     )
 
 
@@ -265,5 +344,9 @@ def _cadence(decision: Decision) -> Checkpointing:
 
 def _monitoring(decision: Decision) -> Monitoring:
     """What the run looks at, often enough to happen."""
-    often = {f.name: EVERY_STEPS for f in dataclasses.fields(Monitoring) if getattr(decision.monitoring, f.name)}
+    often = {
+        f.name: EVERY_STEPS
+        for f in dataclasses.fields(Monitoring)
+        if getattr(decision.monitoring, f.name)
+    }
     return dataclasses.replace(decision.monitoring, **often)

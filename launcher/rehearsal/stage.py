@@ -1,7 +1,8 @@
-"""Where the drills play: starts runs of the copy under the real supervisor, and compares what they leave.
+"""Where the drills play: starts runs of the copy under the real supervisor, and compares what they
+leave.
 
-A run's folder lies below the stage's; the uninterrupted run and the run that was cut are made once, by the first drill
-that asks.
+A run's folder lies below the stage's; the uninterrupted run and the run that was cut are made once,
+by the first drill that asks.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class CheckpointDifference:
     num_differing: int
     """That are not the same bit by bit."""
     weights_share: float
-    """Norm of the difference of all weights over the norm of the weights; infinite where not the same tensors are
-    there, or one is not finite."""
+    """Norm of the difference of all weights over the norm of the weights; infinite where not the
+    same tensors are there, or one is not finite."""
 
     @property
     def bitwise(self) -> bool:
@@ -65,7 +66,11 @@ class CheckpointDifference:
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> CheckpointDifference:
     """How far two checkpoints' tensors are apart."""
     names = sorted(set(one) | set(other))
-    shared = [name for name in names if name in one and name in other and one[name].shape == other[name].shape]
+    shared = [
+        name
+        for name in names
+        if name in one and name in other and one[name].shape == other[name].shape
+    ]
     differing = len(names) - sum(torch.equal(one[name], other[name]) for name in shared)
     weights = [name for name in shared if name.startswith("model.")]
     share = math.inf
@@ -73,7 +78,9 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> CheckpointDiffere
         gap = sum(float((one[n].double() - other[n].double()).square().sum()) for n in weights)
         size = sum(float(one[n].double().square().sum()) for n in weights)
         share = math.sqrt(gap / size) if math.isfinite(gap) and size > 0 else math.inf
-    return CheckpointDifference(num_tensors=len(names), num_differing=differing, weights_share=share)
+    return CheckpointDifference(
+        num_tensors=len(names), num_differing=differing, weights_share=share
+    )
 
 
 LOG_FILE = "supervisor.log"
@@ -95,7 +102,9 @@ class _CountedSignals(Signals):
 
 
 class UnexpectedEndError(InputError):
-    """A run without a fault that did not come to its end: there is nothing to compare the others with."""
+    """A run without a fault that did not come to its end: there is nothing to compare the others
+    with.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,9 +136,13 @@ class RehearsalFolder:
         return self.decision.learning_rate.schedule.num_steps
 
     def run(
-        self, name: str, *faults: Fault, stop_after: int | None = None, max_restarts: int = 0,
+        self,
+        name: str,
+        *faults: Fault,
+        stop_after: int | None = None,
+        max_restarts: int = 0,
         hang_seconds: float = FLOOR_SECONDS,
-    ) -> LaunchOutcome:  # fmt: skip
+    ) -> LaunchOutcome:
         """Start or resume the run of that name; one without a step for `hang_seconds` is killed.
 
         Raises:
@@ -145,18 +158,29 @@ class RehearsalFolder:
         ):
             print(f"== {' '.join((name, *(fault.kind for fault in faults)))}", file=log)
             outcome = launch(
-                config, self.corpus, self.path(name), stop_after, max_restarts,
+                config,
+                self.corpus,
+                self.path(name),
+                stop_after,
+                max_restarts,
                 program=(MODULE, *arguments([*self.faults, *faults])),
-                limits=Limits(floor_seconds=hang_seconds), signals=signals, code_dir=self.code_dir,
-            )  # fmt: skip
-        num_own = sum(fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists() for fault in faults)
+                limits=Limits(floor_seconds=hang_seconds),
+                signals=signals,
+                code_dir=self.code_dir,
+            )
+        num_own = sum(
+            fault.kind == "sigterm" and fired(self.path(name), "sigterm").exists()
+            for fault in faults
+        )
         if signals.num_signals > num_own or (outcome.event == "interrupted" and not num_own):
             raise KeyboardInterrupt
         return outcome
 
     @property
     def on_cpu(self) -> bool:
-        """Whether this machine has fewer GPUs than the copy has ranks: then its ranks are to see none."""
+        """Whether this machine has fewer GPUs than the copy has ranks: then its ranks are to see
+        none.
+        """
         return torch.cuda.device_count() < self.decision.parallelism.num_ranks
 
     @contextlib.contextmanager
@@ -177,7 +201,9 @@ class RehearsalFolder:
         return self.folder / name
 
     def fresh(self, name: str) -> str:
-        """The name, its folder removed: what a drill that was broken off left there says nothing."""
+        """The name, its folder removed: what a drill that was broken off left there says
+        nothing.
+        """
         shutil.rmtree(self.path(name), ignore_errors=True)
         return name
 
@@ -209,9 +235,13 @@ class RehearsalFolder:
         return name
 
     def apart(self, one: str, other: str, step: int | None = None) -> CheckpointDifference:
-        """How far the weights and moments of two runs' checkpoints are apart; of the last step unless told."""
+        """How far the weights and moments of two runs' checkpoints are apart; of the last step
+        unless told.
+        """
         at = self.num_steps if step is None else step
-        folders = [checkpoints.folder_of(self.path(name) / CHECKPOINTS, at) for name in (one, other)]
+        folders = [
+            checkpoints.folder_of(self.path(name) / CHECKPOINTS, at) for name in (one, other)
+        ]
         if not all(folder.is_dir() for folder in folders):
             return CheckpointDifference(num_tensors=0, num_differing=0, weights_share=math.inf)
         return apart(*map(checkpoints.saved_tensors, folders))
@@ -235,7 +265,8 @@ class RehearsalFolder:
     def _must_end(self, name: str, outcome: LaunchOutcome) -> None:
         if outcome.event not in ("finished", "stopped"):
             raise UnexpectedEndError(
-                f"the run {name!r}, which has no fault, ended early: {outcome.event}: {outcome.reason}"
+                f"the run {name!r}, which has no fault, ended early: {outcome.event}: "
+                f"{outcome.reason}"
             )
 
 
@@ -246,7 +277,9 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 
 def flip_a_bit(folder: Path) -> str:
     """Change one bit in the middle of a checkpoint's largest file; returns the file's name."""
-    file = max((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
+    file = max(
+        (path for path in folder.iterdir() if path.is_file()), key=lambda path: path.stat().st_size
+    )
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

@@ -1,4 +1,6 @@
-"""Whether a frozen config was rehearsed: what `verify`, `freeze` and `launch` say of it. No torch."""
+"""Whether a frozen config was rehearsed: what `verify`, `freeze` and `launch` say of it. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,39 @@ def rehearsal_of(folder: Path, digest: str) -> RehearsalStatus:
     command = f"forerun rehearse {shown_name(folder)}"
     if not path.is_file():
         return RehearsalStatus(
-            rehearsed=False, body=None, sentence=f"UNREHEARSED: no drill was run with this config; {command}"
+            rehearsed=False,
+            body=None,
+            sentence=f"UNREHEARSED: no drill was run with this config; {command}",
         )
     try:
         found = canon.decode(RehearsalAttestation, read_attestation(path, digest))
     except ValueError as error:  # tampered with, or of another version
-        return RehearsalStatus(rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}")
+        return RehearsalStatus(
+            rehearsed=False, body=None, sentence=f"UNREHEARSED: {error}; {command}"
+        )
     passed, failed = found.named("passed"), found.named("failed")
     at, kind = created_at(path), str(found.copy.get("kind"))
     drills = f"{len(passed)} of {counted(len(found.drills), 'drill')}"
     held = f"{drills} passed on {_COPIES.get(kind, kind)}{_where(found)}, {at}"
     stale = _other_versions(found)
     if stale:
-        sentence = f"UNREHEARSED with the versions installed here: {held}, with {', '.join(stale)}; {command}"
+        sentence = (
+            f"UNREHEARSED with the versions installed here: {held}, with "
+            f"{', '.join(stale)}; {command}"
+        )
     elif failed:
         sentence = f"UNREHEARSED: {', '.join(failed)} failed ({held}); fix it, then {command}"
     else:
         sentence = f"rehearsed: {held}"
     body: dict[str, Json] = {
-        "at": at, "outcome": found.outcome, "copy": kind, "passed": [*passed], "failed": [*failed],
-        "machine": canon.to_json(found.machine), "other_versions": [*stale],
-    }  # fmt: skip
+        "at": at,
+        "outcome": found.outcome,
+        "copy": kind,
+        "passed": [*passed],
+        "failed": [*failed],
+        "machine": canon.to_json(found.machine),
+        "other_versions": [*stale],
+    }
     return RehearsalStatus(rehearsed=not failed and not stale, sentence=sentence, body=body)
 
 

@@ -1,4 +1,6 @@
-"""What the report's first screen shows beside `report.json`: the study's name, the date, device-hours, what to run."""
+"""What the report's first screen shows beside `report.json`: the study's name, the date,
+device-hours, what to run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from sweeps.store.live import DriverState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """Of a study at one moment; none of it is in `report.json`, which holds no clock and no path."""
+    """Of a study at one moment; none of it is in `report.json`, which holds no clock and no
+    path.
+    """
 
     name: str
     date: str
@@ -39,9 +43,14 @@ class About:
 
 
 def about(
-    study: Study, ledger: Ledger, body: Body, after: Body | None, live: DriverState | None = None, *,
+    study: Study,
+    ledger: Ledger,
+    body: Body,
+    after: Body | None,
+    live: DriverState | None = None,
+    *,
     at_work: bool = False,
-) -> About:  # fmt: skip
+) -> About:
     """What the first screen shows of a study.
 
     Args:
@@ -55,7 +64,8 @@ def about(
     cost = spent_now(ledger, live, study.plan.cluster.caps)
     folder = study.study_dir.resolve()
     return About(
-        name=f"{folder.parent.name}/{folder.name}" if folder.name == "study" else folder.name,  # the usual name
+        # the usual name
+        name=f"{folder.parent.name}/{folder.name}" if folder.name == "study" else folder.name,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         next_command=next_command(body, after, study.study_dir, at_work=at_work),
         device_hours=cost.device_hours,
@@ -66,7 +76,8 @@ def about(
 
 
 def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bool = False) -> str:
-    """The command that comes next; empty where people have to change the plan, or start their own trainer.
+    """The command that comes next; empty where people have to change the plan, or start their own
+    trainer.
 
     Args:
         body: `report.json`.
@@ -97,20 +108,31 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
         return f"forerun watch {named}{' --conclude' if event == 'finished' else ''}"
     # At most some steps, on purpose.
     tried = event in (None, "stopped")
-    return f"forerun {'rehearse' if tried and not rehearsal_of(frozen, body['digest']).rehearsed else 'launch'} {named}"
+    return f"forerun {'rehearse' if tried and not rehearsal_of(frozen, body['digest']).rehearsed else 'launch'} {named}"  # noqa: E501
 
 
 def next_line(body: Body, after: Body | None, study_dir: Path, *, at_work: bool = False) -> str:
     """What comes next, as the last line that a verb prints; arguments as for `next_command`."""
     if command := next_command(body, after, study_dir, at_work=at_work):
-        refused = ", which says what each closed gate needs" if open_gates(body) and " freeze " in command else ""
+        refused = (
+            ", which says what each closed gate needs"
+            if open_gates(body) and " freeze " in command
+            else ""
+        )
         return f"next: {command}{refused}"
     if body["fit"] is None:
         names = [gate["name"] for gate in open_gates(body)]
-        accept = f"forerun freeze {shlex.quote(str(study_dir))} --accept {' --accept '.join(names)} --reason TEXT"
+        accept = (
+            f"forerun freeze {shlex.quote(str(study_dir))} --accept "
+            f"{' --accept '.join(names)} --reason TEXT"
+        )
         return f"next: a new study with what the gate needs; or {accept}, then forerun run"
     if not body["choice"]:
         return (
-            "next: a child study (--fork) with more rungs, ladder.widths or ladder.num_steps: no law fits this ladder"
+            "next: a child study (--fork) with more rungs, ladder.widths or ladder.num_steps: "
+            "no law fits this ladder"
         )
-    return f"next: start your main run as shown above{', once its gates are settled' if open_gates(body) else ''}"
+    return (
+        "next: start your main run as shown "
+        f"above{', once its gates are settled' if open_gates(body) else ''}"
+    )

@@ -1,4 +1,6 @@
-"""`report.json`: everything the findings say as plain numbers, from which every figure and answer is drawn."""
+"""`report.json`: everything the findings say as plain numbers, from which every figure and answer
+is drawn.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ if TYPE_CHECKING:
 def main_run(study: Study, ledger: Ledger, digest: str) -> Json:
     """Return the main run in `report.json`; None if nothing is known of one.
 
-    The embedded trainer's log is read if it was launched into its usual place. The end of another run comes from
-    the attestation of its launch, or from the record of a concluded run (`forerun watch --conclude`).
+    The embedded trainer's log is read if it was launched into its usual place. The end of another
+    run comes from the attestation of its launch, or from the record of a concluded run (`forerun
+    watch --conclude`).
     """
     from launcher.base import metrics
 
@@ -54,19 +57,25 @@ def main_run(study: Study, ledger: Ledger, digest: str) -> Json:
     lines = [line for line in lines if "train_loss_nats" in line]
     if lines:
         ending = metrics.read_ending(folder / RUN_DIR)
-        event, loss = (None, None) if ending is None else (ending.event, ending.validation_loss_nats)
+        event, loss = (
+            (None, None) if ending is None else (ending.event, ending.validation_loss_nats)
+        )
     else:
         event, loss = _launched(folder, digest)
     if (record := ledger.find(CONCLUDED, digest)) is not None:
         event, loss = "finished", cast(Any, record.body)["actual_nats"]
     if not lines and event is None:
         return None
-    steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
+    steps, losses = (
+        [cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats")
+    )
     return {"steps": steps, "train_loss_nats": losses, "validation_loss_nats": loss, "event": event}
 
 
 def _launched(folder: Path, digest: str) -> tuple[Any, Any]:
-    """Return how the last launch ended, and its validation loss in nats; None where that is not known."""
+    """Return how the last launch ended, and its validation loss in nats; None where that is not
+    known.
+    """
     from launcher.frozen.frozen import TamperedError
     from launcher.frozen.launch_file import path_of, read_attestation
 
@@ -88,12 +97,14 @@ FINDING = "computing verdicts, fit and forecast"
 
 
 def body_of(study: Study, ledger: Ledger, found: StudyFindings | None = None) -> dict[str, Json]:
-    """`report.json` of a study as its ledger is now: every number the report shows. No clock, no path.
+    """`report.json` of a study as its ledger is now: every number the report shows. No clock, no
+    path.
 
     Args:
         study: as it is recorded.
         ledger: as just read.
-        found: what `gather` gave; None: gathered here, or taken from what an earlier call kept (`finding_cache`).
+        found: what `gather` gave; None: gathered here, or taken from what an earlier call kept
+            (`finding_cache`).
     """
     return body_and_next(study, ledger, found)[0]
 
@@ -101,16 +112,21 @@ def body_of(study: Study, ledger: Ledger, found: StudyFindings | None = None) ->
 def body_and_next(
     study: Study, ledger: Ledger, found: StudyFindings | None = None
 ) -> tuple[dict[str, Json], dict[str, Json] | None]:
-    """`body_of`, and which runs would decide what cannot tell (`launcher.study.next_runs`), for people alone."""
+    """`body_of`, and which runs would decide what cannot tell (`launcher.study.next_runs`), for
+    people alone.
+    """
 
     def compute() -> tuple[dict[str, Json], list[Path] | None]:
         gathered = gather(study, ledger) if found is None else found
         body = report_body(study, ledger, gathered)
         body[_NEXT] = next_runs(study, ledger, gathered, accepted(ledger, gathered.gates))
         if study.factory is not None or (gathered.choice is not None and body["digest"] is None):
-            return body, None  # made of the user's code, or of a curve that is lost, which is to be said each time
+            # made of the user's code, or of a curve that is lost, which is to be said each time
+            return body, None
         rungs = () if body["decision"] is None else gathered.rungs
-        files = [curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None]
+        files = [
+            curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None
+        ]
         looked_at = (noise_path(study.study_dir, spec.id) for spec in gathered.ladder)
         return body, [*files, *(path for path in looked_at if path.exists())]
 
@@ -119,7 +135,9 @@ def body_and_next(
     gates = tuple(canon.decode(Gate, gate) for gate in cast(list[Json], body["gates"]))
     return body | {
         "accepted": accepted(ledger, gates),  # by the ledger, whatever was kept
-        "main_run": None if body["digest"] is None else main_run(study, ledger, str(body["digest"])),
+        "main_run": None
+        if body["digest"] is None
+        else main_run(study, ledger, str(body["digest"])),
         "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }, after
 
@@ -167,7 +185,9 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
 
 
 def _decision(study: Study, found: StudyFindings) -> Decision | None:
-    """The decision; None where a curve or code that it needs is lost: that is printed, and `freeze` refuses."""
+    """The decision; None where a curve or code that it needs is lost: that is printed, and `freeze`
+    refuses.
+    """
     from launcher.frozen.frozen import FrozenError
     from proxies.core.programs import FactoryChangedError, FactoryError
     from sweeps.store.errors import CurveCorrupt
@@ -180,27 +200,34 @@ def _decision(study: Study, found: StudyFindings) -> Decision | None:
 
 
 def progress(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
-    """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is not there."""
+    """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is
+    not there.
+    """
     results = ledger.results()
     stages: dict[str, Json] = {"search": [*num_asked(study, ledger)]}
     if found.searched is not None:
         ids = {spec.id for test in asked(study, ledger) for spec in test.specs}
         stages["transfer"] = [len(ids & results.keys()), len(ids)]
     if found.transferred is not None:
-        ids = {spec.id for spec in stage_specs(study, decide.ladder_specs(study, found.transferred))}
+        ids = {
+            spec.id for spec in stage_specs(study, decide.ladder_specs(study, found.transferred))
+        }
         stages["ladder"] = [len(ids & results.keys()), len(ids)]
     return stages
 
 
 def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
-    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate found then.
+    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate
+    found then.
 
-    That is the same outcome of the same records; after other records, the same in every number and word. So another
-    version, which may word a reason otherwise, takes back no acceptance.
+    That is the same outcome of the same records; after other records, the same in every number and
+    word. So another version, which may word a reason otherwise, takes back no acceptance.
     """
     given: dict[str, Json] = {}
     by_name = {gate.name: gate for gate in gates}
-    newest = max((record.seq for record in ledger.stream() if record.kind not in _NO_EVIDENCE), default=0)
+    newest = max(
+        (record.seq for record in ledger.stream() if record.kind not in _NO_EVIDENCE), default=0
+    )
     for record in ledger.records("accepted"):
         assert isinstance(record.body, dict)
         gate = by_name.get(str(record.body["gate"]))
@@ -212,7 +239,9 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
 
 
 def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
-    """The ladder's rungs in its order, and those that were checked; null before all of them have ended."""
+    """The ladder's rungs in its order, and those that were checked; null before all of them have
+    ended.
+    """
     if found.fit is None:
         return None
     from scaling_fits.forecast.uncertainty import predict
@@ -241,7 +270,9 @@ def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]
 
 
 def _frontier(study: Study, found: StudyFindings) -> Json:
-    """Best loss against compute, from the smallest rung to the budget, each for one new run of the optimal size."""
+    """Best loss against compute, from the smallest rung to the budget, each for one new run of the
+    optimal size.
+    """
     if found.fit is None or found.choice is None:
         return None
     from scaling_fits.allocation.allocate import allocate
@@ -250,7 +281,12 @@ def _frontier(study: Study, found: StudyFindings) -> Json:
     for flops in frontier_flops(found.fit, study.plan.target.budget_flops):
         at = allocate(found.fit, flops)
         points.append(
-            {"flops": at.flops, "params": at.params, "loss_nats": at.loss_nats, "interval": canon.to_json(at.interval)}
+            {
+                "flops": at.flops,
+                "params": at.params,
+                "loss_nats": at.loss_nats,
+                "interval": canon.to_json(at.interval),
+            }
         )
     return points
 
@@ -273,13 +309,16 @@ def _choice(study: Study, found: StudyFindings) -> Json:
         "num_steps": choice.num_steps,
         "tokens": choice.num_tokens,
         "flops_causal": _causal_flops(choice),
-        "prediction": {**prediction, "warnings": [*forecast_warnings(found.gates), *choice.prediction.warnings]},
+        "prediction": {
+            **prediction,
+            "warnings": [*forecast_warnings(found.gates), *choice.prediction.warnings],
+        },
     }
 
 
 def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
-    """What the runs cost, as numbers and as a share of the main run; the coordinate check, lost attempts and what
-    another study paid for are not counted.
+    """What the runs cost, as numbers and as a share of the main run; the coordinate check, lost
+    attempts and what another study paid for are not counted.
     """
     results = ledger.own_results()
     flops = sum(result.flops for result in results)
@@ -299,19 +338,27 @@ def _causal_flops(choice: Choice) -> float:
 
 
 def _calibration(ledger: Ledger) -> list[Json]:
-    """Every choice in the ledger's order, with what it was chosen from; none of a plan whose numbers are given."""
+    """Every choice in the ledger's order, with what it was chosen from; none of a plan whose
+    numbers are given.
+    """
     body: list[Json] = []
     for found in calibrations(ledger):
         asked, best = found.asked, found.figure
         record = cast(dict[str, Json], canon.to_json(found))
         body.append(
             {
-                "part": asked.part, "width": asked.shape.width, "num_layers": asked.shape.num_layers,
-                "batch_tokens": asked.batch_tokens, "mode": mode_name(found.chosen, asked.given), "why": found.why,
+                "part": asked.part,
+                "width": asked.shape.width,
+                "num_layers": asked.shape.num_layers,
+                "batch_tokens": asked.batch_tokens,
+                "mode": mode_name(found.chosen, asked.given),
+                "why": found.why,
                 "trial_steps_per_second": None if best is None else best.trial_steps_per_second,
                 "planned_seconds": None if best is None else best.planned_seconds,
-                "device": found.device, "num_workers": found.num_workers,
-                "numerics": record["chosen"], "figures": record["figures"],
+                "device": found.device,
+                "num_workers": found.num_workers,
+                "numerics": record["chosen"],
+                "figures": record["figures"],
             }
-        )  # fmt: skip
+        )
     return body

@@ -1,4 +1,5 @@
-"""`compare.json`: two reports side by side: what they asked, what came out, how far apart, and what cannot be compared.
+"""`compare.json`: two reports side by side: what they asked, what came out, how far apart, and what
+cannot be compared.
 
 The first study is `a`, the second `b`; every difference is b less a.
 """
@@ -19,11 +20,13 @@ from proxies.core.plain_files import read_plain
 from scaling_fits.forecast.conclusive import first_and_rest
 from transfer.question import Hyperparameter, from_log2
 
-# What differs between two reports, part by part, as plain JSON: optima, forecasts, each with its interval.
+# What differs between two reports, part by part, as plain JSON: optima, forecasts, each with its
+# interval.
 #
-# A difference of two estimates has an interval of its own: the distances from each estimate to the ends of its interval
-# are added as squares (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095), which holds for independent estimates.
-# Studies of the same seeds and data share some of their noise, and then the interval errs on the wide side.
+# A difference of two estimates has an interval of its own: the distances from each estimate to the
+# ends of its interval are added as squares (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095),
+# which holds for independent estimates. Studies of the same seeds and data share some of their
+# noise, and then the interval errs on the wide side.
 
 NOT_THERE = "(not in the plan)"
 """The value of a plan's key that a study's question lacks, since it has its default."""
@@ -32,9 +35,13 @@ _CHOSEN = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flop
 
 
 def difference(
-    both: Sequence[Any], levels: Sequence[float | None], value: str = "value", interval: str = "interval"
+    both: Sequence[Any],
+    levels: Sequence[float | None],
+    value: str = "value",
+    interval: str = "interval",
 ) -> dict[str, Any]:
-    """The second less the first, its interval, and whether it is significant; nulls where that is unknown.
+    """The second less the first, its interval, and whether it is significant; nulls where that is
+    unknown.
 
     Args:
         both: records of estimates; None where there is none.
@@ -58,14 +65,19 @@ def _levels(pair: Sequence[Any]) -> list[float | None]:
 
 
 def _sides(pair: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Any]:
-    return {side: None if of is None else read(of) for side, of in zip(("a", "b"), pair, strict=True)}
+    return {
+        side: None if of is None else read(of) for side, of in zip(("a", "b"), pair, strict=True)
+    }
 
 
 def question(a: Body, b: Body) -> list[Any]:
     """Keys of the plans that differ."""
     first, second = flat(a["question"]), flat(b["question"])
     keys = sorted(first.keys() | second.keys())
-    rows = [{"key": key, "a": first.get(key, NOT_THERE), "b": second.get(key, NOT_THERE)} for key in keys]
+    rows = [
+        {"key": key, "a": first.get(key, NOT_THERE), "b": second.get(key, NOT_THERE)}
+        for key in keys
+    ]
     return [row for row in rows if row["a"] != row["b"]]
 
 
@@ -98,19 +110,29 @@ def tests(a: Body, b: Body, *, values: bool, losses: bool) -> list[Any]:
     for axis, name in first | second:
         pair = (first.get((axis, name)), second.get((axis, name)))
         rows.append(
-            {"axis": axis, "hyperparameter": name, "outcome": _sides(pair, lambda v: v["outcome"]),
-             "target_size": _sides(pair, lambda v: v["target_size"]), "level": _sides(pair, lambda v: v["level"]),
-             "regret_nats": _estimates(pair, "regret_nats", comparable=losses),
-             "drift_octaves_per_doubling": _estimates(pair, "drift_octaves_per_doubling", comparable=True),
-             "optima": _optima(pair, name, comparable=values)}
-        )  # fmt: skip
+            {
+                "axis": axis,
+                "hyperparameter": name,
+                "outcome": _sides(pair, lambda v: v["outcome"]),
+                "target_size": _sides(pair, lambda v: v["target_size"]),
+                "level": _sides(pair, lambda v: v["level"]),
+                "regret_nats": _estimates(pair, "regret_nats", comparable=losses),
+                "drift_octaves_per_doubling": _estimates(
+                    pair, "drift_octaves_per_doubling", comparable=True
+                ),
+                "optima": _optima(pair, name, comparable=values),
+            }
+        )
     return rows
 
 
 def _estimates(pair: Sequence[Any], key: str, *, comparable: bool) -> dict[str, Any]:
     """Both sides' estimates with intervals, and the difference; none where it says nothing."""
     sides = _sides(pair, lambda verdict: verdict[key])
-    return {**sides, "difference": difference([*sides.values()], _levels(pair)) if comparable else None}
+    return {
+        **sides,
+        "difference": difference([*sides.values()], _levels(pair)) if comparable else None,
+    }
 
 
 def _optima(pair: Sequence[Any], name: Hyperparameter, *, comparable: bool) -> list[Any]:
@@ -119,7 +141,9 @@ def _optima(pair: Sequence[Any], name: Hyperparameter, *, comparable: bool) -> l
     rows = []
     for size in sorted(by_size[0].keys() | by_size[1].keys()):
         both = [sizes.get(size) for sizes in by_size]
-        octaves = difference(both, _levels(pair), "log2_value", "interval_log2") if comparable else None
+        octaves = (
+            difference(both, _levels(pair), "log2_value", "interval_log2") if comparable else None
+        )
         sides = _sides(both, lambda optimum: _optimum(optimum, name))
         rows.append({"size": size, **sides, "difference_octaves": octaves})
     return rows
@@ -176,7 +200,8 @@ class NotAReportError(InputError):
 
 
 def read_two(first: Path, second: Path) -> tuple[Body, Body]:
-    """The bodies of two reports: of files, or of the studies in two folders, as they were last written.
+    """The bodies of two reports: of files, or of the studies in two folders, as they were last
+    written.
 
     Raises:
         NotAReportError: one is none, or both; every problem is named.
@@ -188,7 +213,10 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
             read.append(_report(path / "report.json" if path.is_dir() else path))
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else error
-            problems.append(f"{path}: {what}; name a study with a report (`forerun report` writes it) or a report.json")
+            problems.append(
+                f"{path}: {what}; name a study with a report (`forerun report` writes it) or a "
+                "report.json"
+            )
     if problems:
         raise NotAReportError(problems)
     return read[0], read[1]
@@ -196,19 +224,27 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
 
 def _report(path: Path) -> Body:
     body = canon.parse(read_plain(path))
-    if not isinstance(body, dict) or body.get("schema_version") != 1 or not body.keys() >= {*_PARTS}:
+    if (
+        not isinstance(body, dict)
+        or body.get("schema_version") != 1
+        or not body.keys() >= {*_PARTS}
+    ):
         raise ValueError("not a report of this version")
     return body
 
 
 def compare_body(a: Body, b: Body, names: tuple[str, str]) -> dict[str, Json]:
-    """Everything the page says of both, differences first; parts that only one has, or neither, are null on a side."""
+    """Everything the page says of both, differences first; parts that only one has, or neither, are
+    null on a side.
+    """
     limits = comparability(a, b)
     values = limits["values"]["comparable"] != "no"
     losses = limits["losses"]["comparable"] != "no"
     found: dict[str, Any] = {
         "schema_version": 1,
-        "studies": {side: _study(body, name) for side, body, name in zip("ab", (a, b), names, strict=True)},
+        "studies": {
+            side: _study(body, name) for side, body, name in zip("ab", (a, b), names, strict=True)
+        },
         "same_study": a["question"] == b["question"] and a["ledger_head"] == b["ledger_head"],
         "comparable": limits,
         "question": question(a, b),
@@ -234,19 +270,37 @@ def _study(body: Body, name: str) -> dict[str, Json]:
 
 def _budget(body: Body) -> float | None:
     """The main run's FLOPs, as chosen or as the plan has them."""
-    return cast("float | None", (body["choice"] or body["question"].get("target", {})).get("budget_flops"))
+    return cast(
+        "float | None", (body["choice"] or body["question"].get("target", {})).get("budget_flops")
+    )
 
 
 def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
-    """Whether losses, values and forecasts can be compared: `yes`, `with_care` or `no`, each with reasons."""
-    other = [key for key in ("tokenizer", "vocab_size", "data_id") if a["corpus"][key] != b["corpus"][key]]
+    """Whether losses, values and forecasts can be compared: `yes`, `with_care` or `no`, each with
+    reasons.
+    """
+    other = [
+        key
+        for key in ("tokenizer", "vocab_size", "data_id")
+        if a["corpus"][key] != b["corpus"][key]
+    ]
     lengths = [body["question"].get("model", {}).get("seq_len") for body in (a, b)]
     losses = [("no", _OTHER_LOSSES[other[0]])] if "data_id" in other else []
     if lengths[0] != lengths[1]:
-        losses.append(("with_care", "the sequence lengths differ, and more context before a token lowers its loss"))
+        losses.append(
+            (
+                "with_care",
+                "the sequence lengths differ, and more context before a token lowers its loss",
+            )
+        )
     forecasts = list(losses)
     if _budget(a) != _budget(b):
-        forecasts.append(("with_care", "the budgets differ, so the forecasts are for main runs with different compute"))
+        forecasts.append(
+            (
+                "with_care",
+                "the budgets differ, so the forecasts are for main runs with different compute",
+            )
+        )
     first, second = (body["question"]["proxy"] for body in (a, b))
     values = [found for key, found in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
     if "data_id" in other:
@@ -267,14 +321,24 @@ def sentences(body: Body) -> list[str]:
         return ["both are the same study at the same moment: nothing differs"]
     said = []
     if body["comparable"]["losses"]["comparable"] == "no":
-        said.append(f"losses cannot be compared: {'; '.join(body['comparable']['losses']['reasons'])}")
+        said.append(
+            f"losses cannot be compared: {'; '.join(body['comparable']['losses']['reasons'])}"
+        )
     found = body["forecast"]
-    if found is not None and found["difference_nats"] and found["difference_nats"]["value"] is not None:
+    if (
+        found is not None
+        and found["difference_nats"]
+        and found["difference_nats"]["value"] is not None
+    ):
         said += forecast_doubts(found)
-        said.append(f"the main run's expected loss, B minus A: {_plain(found['difference_nats'], '+.4f', 'nats')}")
+        said.append(
+            "the main run's expected loss, B minus A: "
+            f"{_plain(found['difference_nats'], '+.4f', 'nats')}"
+        )
     for test in body["tests"]:  # of optima the differences that their intervals do not explain
         said += [
-            f"optimal {hyperparameter_name(test['hyperparameter'])} at {size_name(test['axis'], row['size'])}, "
+            f"optimal {hyperparameter_name(test['hyperparameter'])} at "
+            f"{size_name(test['axis'], row['size'])}, "
             f"B minus A: {_plain(row['difference_octaves'], '+.2f', 'octaves')}"
             for row in test["optima"]
             if row["difference_octaves"] and row["difference_octaves"]["apart"]
@@ -288,13 +352,21 @@ def sentences(body: Body) -> list[str]:
 
 def forecast_doubts(found: Any) -> list[str]:
     """Why each side's forecast is inconclusive, if it is: shown before its number."""
-    sides = {name: found[side] for name, side in (("A", "a"), ("B", "b")) if found[side] is not None}
-    return [f"{name}: {doubt}" for name, side in sides.items() for doubt in first_and_rest(side["warnings"])[0]]
+    sides = {
+        name: found[side] for name, side in (("A", "a"), ("B", "b")) if found[side] is not None
+    }
+    return [
+        f"{name}: {doubt}"
+        for name, side in sides.items()
+        for doubt in first_and_rest(side["warnings"])[0]
+    ]
 
 
 def _plain(found: Any, spec: str, unit: str) -> str:
     """A difference as text, with its interval and what that says."""
-    value, *ends = (format(x, f"+z{spec[1:]}") for x in [found["value"], *(found["interval"] or ())])
+    value, *ends = (
+        format(x, f"+z{spec[1:]}") for x in [found["value"], *(found["interval"] or ())]
+    )
     if not ends:
         return f"{value} {unit}, with no interval"
     return f"{value} {unit} [{', '.join(ends)}]{'' if found['apart'] else ', which may be zero'}"

@@ -1,6 +1,8 @@
-"""The pages: `report.html` and `compare.html`, from the templates beside this file and the data of their JSON files.
+"""The pages: `report.html` and `compare.html`, from the templates beside this file and the data of
+their JSON files.
 
-Static and self-contained; the same body gives the same bytes, but for the date. Whatever comes from a study is escaped.
+Static and self-contained; the same body gives the same bytes, but for the date. Whatever comes from
+a study is escaped.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def _set(shown: Callable[..., str]) -> Callable[..., Markup]:
 
 def _command(line: str) -> Markup:
     """A command to type; it breaks between words only, also where an option begins with dashes."""
-    words = Markup(" ").join(Markup('<span class="w">{}</span>').format(word) for word in line.split())
+    words = Markup(" ").join(
+        Markup('<span class="w">{}</span>').format(word) for word in line.split()
+    )
     return Markup("<code>{}</code>").format(words)
 
 
@@ -83,22 +87,34 @@ def _leaf(value: Any) -> Markup:
         return Markup(", ").join(map(_leaf, value))
     if isinstance(value, str) and _HASH.fullmatch(value):
         return Markup('<code title="{}">{}</code>').format(value, value[:16])
-    return typeset(notation.format_flops(value)) if isinstance(value, float) and abs(value) >= 1e6 else escape(value)
+    return (
+        typeset(notation.format_flops(value))
+        if isinstance(value, float) and abs(value) >= 1e6
+        else escape(value)
+    )
 
 
 def _chosen(value: Any) -> Markup:
     """A property of the main run: a word, a count, or a number."""
     if value is None or isinstance(value, str | bool):
         return typeset(value)
-    return typeset(notation.format_count(value) if float(value).is_integer() else notation.format_number(value))
+    return typeset(
+        notation.format_count(value) if float(value).is_integer() else notation.format_number(value)
+    )
 
 
 def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
-    """Parameter groups with the same numbers as one: its kinds, its patterns, and the first group's numbers."""
+    """Parameter groups with the same numbers as one: its kinds, its patterns, and the first group's
+    numbers.
+    """
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
-        row = merged.setdefault(tuple(group[key] for key in keys), {"kinds": [], "patterns": [], "numbers": group})
-        row["kinds"] += [kind for kind in [numbers.words(group["kind"])] if kind not in row["kinds"]]
+        row = merged.setdefault(
+            tuple(group[key] for key in keys), {"kinds": [], "patterns": [], "numbers": group}
+        )
+        row["kinds"] += [
+            kind for kind in [numbers.words(group["kind"])] if kind not in row["kinds"]
+        ]
         row["patterns"] += group["pattern"].split("|")
     return list(merged.values())
 
@@ -106,33 +122,56 @@ def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
 @functools.cache
 def environment() -> Environment:
     """The templates with what they may call."""
-    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
     made.filters |= {name: _set(write) for name, write in _NOTATION.items()}
     made.filters |= {
-        "set": typeset, "words": numbers.words, "listed": numbers.listed, "command": _command, "leaf": _leaf,
+        "set": typeset,
+        "words": numbers.words,
+        "listed": numbers.listed,
+        "command": _command,
+        "leaf": _leaf,
         "chosen": _chosen,
         "nearest": lambda curve, step: min(curve, key=lambda point: abs(point["step"] - step)),
         "has_optimum": has_optimum,
-        "chip": lambda outcome: typeset(Outcome(outcome)), "code": lambda text: Markup("<code>{}</code>").format(text),
-        "merged": _merged, "svg": lambda panel: Markup(svg_of(panel)),
-    }  # fmt: skip
+        "chip": lambda outcome: typeset(Outcome(outcome)),
+        "code": lambda text: Markup("<code>{}</code>").format(text),
+        "merged": _merged,
+        "svg": lambda panel: Markup(svg_of(panel)),
+    }
     made.globals |= {
-        "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,
-        "findings": findings, "points": points, "aspect_text": aspect_text,
-        "judged_text": judged_text, "law_text": law_text, "looks_rows": looks_rows,
-        "wider_text": wider_text, "measured_loss": measured_loss, "describe_outcome": describe_outcome,
+        "plots": plots,
+        "tables": tables,
+        "transfer": transfer,
+        "main_arm": main_arm,
+        "arm_name": arm_name,
+        "findings": findings,
+        "points": points,
+        "aspect_text": aspect_text,
+        "judged_text": judged_text,
+        "law_text": law_text,
+        "looks_rows": looks_rows,
+        "wider_text": wider_text,
+        "measured_loss": measured_loss,
+        "describe_outcome": describe_outcome,
         "forecast_warnings": forecast_warnings,
         "forecast_doubts": forecast_doubts,
-        "own_text": own_text, "search_sentences": sentences, "flat": flat,
-        "logbook_file": LOGBOOK_FILE, "light_variables": LIGHT_VARIABLES,
+        "own_text": own_text,
+        "search_sentences": sentences,
+        "flat": flat,
+        "logbook_file": LOGBOOK_FILE,
+        "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,
         "formulas": {name: Markup(shape.formula) for name, shape in SHAPES.items()},
-    }  # fmt: skip
+    }
     return made
 
 
 def report_page(body: Body, about: About | None = None) -> str:
-    """The report of a study. Every number on it comes from `body`, which is that of `report.json`, or from `about`."""
+    """The report of a study. Every number on it comes from `body`, which is that of `report.json`,
+    or from `about`.
+    """
     return environment().get_template("report.html.j2").render(body=body, about=about)
 
 
@@ -146,19 +185,24 @@ def write_report(study_dir: Path, body: dict[str, canon.Json], about: About | No
 
     Args:
         study_dir: the study's folder.
-        body: what `launcher.report.body.report_body` gives; parts that have not run are null, and the page says so.
+        body: what `launcher.report.body.report_body` gives; parts that have not run are null, and
+            the page says so.
         about: name, date and next command, for the page alone; None: the page has none.
     """
     _write(study_dir, "report", body, functools.partial(report_page, about=about))
 
 
 def write_comparison(out: Path, body: dict[str, canon.Json]) -> None:
-    """Write `compare.json` and `compare.html` into a folder, made if need be; each wholly or not at all."""
+    """Write `compare.json` and `compare.html` into a folder, made if need be; each wholly or not at
+    all.
+    """
     out.mkdir(parents=True, exist_ok=True)
     _write(out, "compare", body, compare_page)
 
 
-def _write(folder: Path, name: str, body: dict[str, canon.Json], page: Callable[[Body], str]) -> None:
+def _write(
+    folder: Path, name: str, body: dict[str, canon.Json], page: Callable[[Body], str]
+) -> None:
     written = canon.pretty(body)
     canon.write_atomic(folder / f"{name}.json", written)
     read = canon.parse(written)  # the page is drawn from the file, so that anyone can draw it again

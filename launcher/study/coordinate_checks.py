@@ -1,4 +1,6 @@
-"""The coordinate checks of a study: its parametrization over widths and depths, and the standard form beside it."""
+"""The coordinate checks of a study: its parametrization over widths and depths, and the standard
+form beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from typing import cast
 from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
 from launcher.study.gates import describe_check
-from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
+from proxies.coordinates.coordinates import (
+    CoordinateCheck,
+    CoordinateProbe,
+    RunReadings,
+    check_coordinates,
+)
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
 from proxies.core.errors import ExitCode, InputError
@@ -30,16 +37,21 @@ class UnseenError(InputError):
 
 
 def checks_of(
-    study: Study, ledger: Ledger, workers: Callable[[], Pool], check_stop: Callable[[], None],
+    study: Study,
+    ledger: Ledger,
+    workers: Callable[[], Pool],
+    check_stop: Callable[[], None],
     advance: Callable[[float], None] = lambda flops: None,
-) -> dict[str, canon.Json]:  # fmt: skip
-    """Every check of the study, by name; those that the ledger lacks are run by its workers and recorded.
+) -> dict[str, canon.Json]:
+    """Every check of the study, by name; those that the ledger lacks are run by its workers and
+    recorded.
 
     Args:
         study: as its ledger has it.
         ledger: open for writing.
         workers: the pool, idle; asked for only where there is something to run.
-        check_stop: raises what ends the work; called a few times a second where workers are other processes.
+        check_stop: raises what ends the work; called a few times a second where workers are other
+            processes.
         advance: receives the FLOPs of every part of a check that has ended.
 
     Raises:
@@ -49,7 +61,8 @@ def checks_of(
     """
     if study.corpus is None or study.plan.command is not None:
         raise UnseenError(
-            "forerun cannot see the activations of a command: run the coordinate check in its own trainer"
+            "forerun cannot see the activations of a command: run the coordinate check in its own "
+            "trainer"
         )
     needed, own = study.coordinate_checks, study.plan.proxy.parametrization
     if study.factory is not None:  # what cannot be built is said before anything trains
@@ -57,7 +70,10 @@ def checks_of(
         from proxies.external.factory import load
 
         for runs in needed.values():
-            describe(load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0], runs[-1][0])
+            describe(
+                load(study.plan.proxy.factory, study.code_dir, runs[-1][0].own_values)[0],
+                runs[-1][0],
+            )
     for name, runs in needed.items():
         if name not in ledger.records_for_plan("coordinates"):
             found = _check(study, name, runs, workers(), check_stop, advance)
@@ -67,9 +83,13 @@ def checks_of(
 
 
 def _check(
-    study: Study, name: str, runs: Sequence[Sequence[RunSpec]], pool: Pool, check_stop: Callable[[], None],
+    study: Study,
+    name: str,
+    runs: Sequence[Sequence[RunSpec]],
+    pool: Pool,
+    check_stop: Callable[[], None],
     advance: Callable[[float], None],
-) -> CoordinateCheck:  # fmt: skip
+) -> CoordinateCheck:
     axis: Axis = "depth" if name == DEPTH else "width"
     work: dict[int, float] = {}
     for row in runs:
@@ -92,13 +112,19 @@ def _check(
 def _read(
     pool: Pool, probes: Sequence[CoordinateProbe], check_stop: Callable[[], None], max_attempts: int
 ) -> list[RunReadings]:
-    """What workers read of runs, each by whichever is idle; a worker that fails or is silent is restarted.
+    """What workers read of runs, each by whichever is idle; a worker that fails or is silent is
+    restarted.
 
     Raises:
         RunsFail: `max_attempts` at one of the runs failed, or one says that no other can help.
     """
     left, idle = list(reversed(range(len(probes)))), list(reversed(range(pool.num_workers)))
-    busy, asked_at, found, num_lost = dict[int, int](), dict[int, float](), dict[int, RunReadings](), Counter[int]()
+    busy, asked_at, found, num_lost = (
+        dict[int, int](),
+        dict[int, float](),
+        dict[int, RunReadings](),
+        Counter[int](),
+    )
     while len(found) < len(probes):
         while left and idle:
             worker = idle.pop()
@@ -115,8 +141,10 @@ def _read(
             if report.refused or num_lost[index] >= max_attempts:
                 shape, kind = probes[index].spec.shape, CAUSES[report.cause]
                 raise RunsFail(
-                    f"coordinate check: a run of width {shape.width} with {counted(shape.num_layers, 'layer')} "
-                    f"failed: {kind.words}: {report.error or 'the worker did not answer'}. To do: {kind.advice}; "
+                    f"coordinate check: a run of width {shape.width} with "
+                    f"{counted(shape.num_layers, 'layer')} "
+                    f"failed: {kind.words}: {report.error or 'the worker did not answer'}. To do: "
+                    f"{kind.advice}; "
                     "then run the same command again"
                 )
         check_stop()

@@ -1,4 +1,6 @@
-"""From results to a decision: verdict, fit, choice. Pure functions of a study and its ledger's records."""
+"""From results to a decision: verdict, fit, choice. Pure functions of a study and its ledger's
+records.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class Choice:
     aspect: AspectTerm | None = None
     """What the width per layer adds to the loss, where the ladder is a grid that tells it."""
     ends: tuple[Shape, Shape] | None = None
-    """Shapes at the ends of the interval of the optimal size, where the depth is chosen with the width."""
+    """Shapes at the ends of the interval of the optimal size, where the depth is chosen with the
+    width."""
 
     @property
     def num_tokens(self) -> float:
@@ -77,7 +80,10 @@ def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
 
 
 def ladder_table(
-    study: Study, specs: Sequence[RunSpec], results: Mapping[str, RunResult], past: Sequence[ConcludedRun] = ()
+    study: Study,
+    specs: Sequence[RunSpec],
+    results: Mapping[str, RunResult],
+    past: Sequence[ConcludedRun] = (),
 ) -> RunTable:
     """Finished rungs as a table of runs, and below them main runs that were concluded.
 
@@ -87,25 +93,38 @@ def ladder_table(
     from scaling_fits.laws.table import TRUNK, from_columns
 
     if any(spec.id not in results for spec in specs):
-        raise StageMissingError(f"the ladder has not ended: `{study.command_line('ladder')}` runs or resumes it")
+        raise StageMissingError(
+            f"the ladder has not ended: `{study.command_line('ladder')}` runs or resumes it"
+        )
     rungs = [(spec, loss) for spec in specs if (loss := results[spec.id].loss_nats) is not None]
-    trunks = [trunk_id(spec) or spec.id for spec, _ in rungs] + [f"main run {index}" for index in range(len(past))]
+    trunks = [trunk_id(spec) or spec.id for spec, _ in rungs] + [
+        f"main run {index}" for index in range(len(past))
+    ]
     numbered = {trunk: float(number) for number, trunk in enumerate(dict.fromkeys(trunks))}
     return from_columns(
-        params=[*(study.num_params(spec.shape) for spec, _ in rungs), *(run.params for run in past)],
+        params=[
+            *(study.num_params(spec.shape) for spec, _ in rungs),
+            *(run.params for run in past),
+        ],
         tokens=[*(spec.num_tokens for spec, _ in rungs), *(run.tokens for run in past)],
         loss=[*(loss for _, loss in rungs), *(run.actual_nats for run in past)],
-        extra={TRUNK: [numbered[trunk] for trunk in trunks]} if study.plan.proxy.decay_branches else {},
+        extra={TRUNK: [numbered[trunk] for trunk in trunks]}
+        if study.plan.proxy.decay_branches
+        else {},
     )
 
 
 def fit_key(specs: Sequence[RunSpec]) -> str:
-    """Name the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have their own fit."""
+    """Name the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have
+    their own fit.
+    """
     return f"ladder/{canon.content_id([spec.id for spec in specs])[:16]}"
 
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
-    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet, made now (seconds)."""
+    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet,
+    made now (seconds).
+    """
     from scaling_fits.fit_file import from_file
     from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs
 
@@ -116,23 +135,32 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
         return found
     table = ladder_table(study, specs, ledger.results())
     ladder = study.plan.ladder
-    return fit_runs(table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level)
+    return fit_runs(
+        table, form=ladder.form, bootstrap=ladder.bootstrap, level=study.plan.transfer.level
+    )
 
 
-def aspect_of(study: Study, fit: FittedRuns, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> AspectTerm | None:
-    """What the width per layer adds to the loss; None where the ladder is no grid of widths and depths, or too few."""
+def aspect_of(
+    study: Study, fit: FittedRuns, specs: Sequence[RunSpec], rungs: Sequence[RunResult]
+) -> AspectTerm | None:
+    """What the width per layer adds to the loss; None where the ladder is no grid of widths and
+    depths, or too few.
+    """
     from scaling_fits.allocation.aspect import aspect_term, shaped_run
 
     if not study.plan.ladder.depths:
         return None
     runs = [
         shaped_run(
-            fit, params=study.num_params(spec.shape), tokens=spec.num_tokens, loss_nats=rung.loss_nats,
+            fit,
+            params=study.num_params(spec.shape),
+            tokens=spec.num_tokens,
+            loss_nats=rung.loss_nats,
             width_per_layer=spec.shape.width / spec.shape.num_layers,
         )
         for spec, rung in zip(specs, rungs, strict=True)
         if rung.loss_nats is not None
-    ]  # fmt: skip
+    ]
     try:
         return aspect_term(runs, study.plan.transfer.level)
     except SpecError:
@@ -140,8 +168,8 @@ def aspect_of(study: Study, fit: FittedRuns, specs: Sequence[RunSpec], rungs: Se
 
 
 def choose(study: Study, fit: FittedRuns, aspect: AspectTerm | None = None) -> Choice:
-    """The shape and steps for the plan's budget: the fitted optimum, made whole, at the width per layer that the plan
-    gives or that `aspect` determines.
+    """The shape and steps for the plan's budget: the fitted optimum, made whole, at the width per
+    layer that the plan gives or that `aspect` determines.
 
     Raises:
         CannotTellError: the ladder identifies no law.
@@ -169,14 +197,18 @@ def choose(study: Study, fit: FittedRuns, aspect: AspectTerm | None = None) -> C
         num_steps=num_steps,
         batch_tokens=batch_tokens,
         prediction=_by_shape(
-            predict(fit, option.params, plan.num_tokens(num_steps, batch_tokens)), aspect, option.aspect_ratio
+            predict(fit, option.params, plan.num_tokens(num_steps, batch_tokens)),
+            aspect,
+            option.aspect_ratio,
         ),
         aspect=aspect,
         ends=(shaped(ends[0]).shape, shaped(ends[1]).shape) if free and ends else None,
     )
 
 
-def _by_shape(prediction: Prediction, aspect: AspectTerm | None, width_per_layer: float) -> Prediction:
+def _by_shape(
+    prediction: Prediction, aspect: AspectTerm | None, width_per_layer: float
+) -> Prediction:
     """The forecast with what the shape adds to it, where that is determined and was tried."""
     if aspect is None or not aspect.determined or not aspect.reaches(width_per_layer):
         return prediction
@@ -185,7 +217,9 @@ def _by_shape(prediction: Prediction, aspect: AspectTerm | None, width_per_layer
         None if end is None else end * math.exp(by)
         for end, by in ((prediction.low, more.low), (prediction.high, more.high))
     )
-    return dataclasses.replace(prediction, loss_nats=prediction.loss_nats * math.exp(more.value), low=low, high=high)
+    return dataclasses.replace(
+        prediction, loss_nats=prediction.loss_nats * math.exp(more.value), low=low, high=high
+    )
 
 
 def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
@@ -199,7 +233,9 @@ def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
     )
 
 
-def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunResult]) -> list[FinishedRun]:
+def finished_rungs(
+    study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunResult]
+) -> list[FinishedRun]:
     """Rungs that ended well, with their curves."""
     from scaling_fits.forecast.loss_curves import FinishedRun
 
@@ -216,7 +252,9 @@ def finished_rungs(study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunRe
     ]
 
 
-def predicted_loss(end: Prediction, schedule: Schedule, rungs: Sequence[FinishedRun]) -> PredictedLoss:
+def predicted_loss(
+    end: Prediction, schedule: Schedule, rungs: Sequence[FinishedRun]
+) -> PredictedLoss:
     """Join the forecast of the end and the curve that leads there, from the curves of the rungs."""
     from scaling_fits.forecast.loss_curves import expected_curve, memory_octaves
 
@@ -243,7 +281,11 @@ def predicted_loss(end: Prediction, schedule: Schedule, rungs: Sequence[Finished
 
 
 def decision(
-    study: Study, found: Transferred, verdicts: Verdicts, choice: Choice, rungs: Sequence[FinishedRun]
+    study: Study,
+    found: Transferred,
+    verdicts: Verdicts,
+    choice: Choice,
+    rungs: Sequence[FinishedRun],
 ) -> Decision:
     """Everything the main run computes with, as plain numbers.
 
@@ -269,7 +311,10 @@ def decision(
         optimizer=run.optimizer,
         learning_rate=frozen.learning_rate_of(run.schedule),
         # What a command does not get is up to it.
-        **{name: value if plan.reaches(name) else None for name, value in run.hparams.run_wide.items()},  # type: ignore[arg-type]
+        **{
+            name: value if plan.reaches(name) else None
+            for name, value in run.hparams.run_wide.items()
+        },  # type: ignore[arg-type]
         batch_tokens=run.batch_tokens,
         num_tokens=run.num_tokens,
         data=frozen.Data(
@@ -281,11 +326,14 @@ def decision(
         ),
         seed=plan.launch.seed,
         precision=plan.launch.precision,
-        parallelism=frozen.Parallelism(data_parallel_shard=1) if own else planned_parallelism(plan.launch),
+        parallelism=frozen.Parallelism(data_parallel_shard=1)
+        if own
+        else planned_parallelism(plan.launch),
         checkpointing=policy.Checkpointing(every_steps=plan.launch.checkpoint_every_steps),
         predicted=predicted_loss(choice.prediction, run.schedule, rungs),
         abort=policy.AbortPolicy(
-            on_non_finite=True, train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS
+            on_non_finite=True,
+            train_loss_above_nats=math.log(shape.vocab_size) + DIVERGED_ABOVE_NATS,
         ),
         spikes=policy.SpikePolicy(max_rollbacks=plan.launch.spike_rollbacks),
         monitoring=policy.Monitoring(
@@ -303,18 +351,27 @@ def frozen_command(study: Study, run: RunSpec) -> frozen.OwnTrainer | None:
     """The user's own trainer with what it gets in a main run; None where forerun's trains."""
     if run.command is None:
         return None
-    values = {name: value for name, value in placeholder_values(run, Path(), None).items() if name not in PLACES}
+    values = {
+        name: value
+        for name, value in placeholder_values(run, Path(), None).items()
+        if name not in PLACES
+    }
     return frozen.OwnTrainer(
-        command=run.command, values=dict(values), resume=study.plan.launch.resume_arguments,
+        command=run.command,
+        values=dict(values),
+        resume=study.plan.launch.resume_arguments,
         num_params=study.num_params(run.shape) if study.counts else None,
-    )  # fmt: skip
+    )
 
 
-def frozen_model(run: RunSpec, code_dir: Path) -> tuple[tuple[ParameterNumbers, ...], frozen.OwnModel]:
+def frozen_model(
+    run: RunSpec, code_dir: Path
+) -> tuple[tuple[ParameterNumbers, ...], frozen.OwnModel]:
     """What the user's model is trained with in a main run, and how it is built and sharded.
 
     Raises:
-        FactoryError, FactoryChangedError: the factory is not to be found from `code_dir`, or is another.
+        FactoryError, FactoryChangedError: the factory is not to be found from `code_dir`, or is
+            another.
     """
     from proxies.external.description import called_blocks, outline_of
     from proxies.external.factory import checked_load

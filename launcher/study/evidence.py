@@ -1,4 +1,6 @@
-"""Everything a study found so far, gathered once: what the report, `freeze` and the verbs' answers are made of."""
+"""Everything a study found so far, gathered once: what the report, `freeze` and the verbs' answers
+are made of.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class StudyFindings:
 
 
 def gather(study: Study, ledger: Ledger) -> StudyFindings:
-    """What the ledger's records say, up to the first stage that has not ended; no choice where the fit finds none."""
+    """What the ledger's records say, up to the first stage that has not ended; no choice where the
+    fit finds none.
+    """
     from scaling_fits.laws.law import CannotTellError
 
     coordinates = ledger.records_for_plan("coordinates")
@@ -78,7 +82,11 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
         curves = curves_by_width(study, moved.tests, ledger.results(), moved.log2_lr)
         failed += find_failed_transfer(verdicts)
         found = dataclasses.replace(
-            found, transferred=moved, verdicts=verdicts, wider=wider_body(wider(study, curves), curves), gates=failed
+            found,
+            transferred=moved,
+            verdicts=verdicts,
+            wider=wider_body(wider(study, curves), curves),
+            gates=failed,
         )
         specs = decide.ladder_specs(study, moved)
         table = decide.ladder_table(study, specs, ledger.results())
@@ -87,7 +95,9 @@ def gather(study: Study, ledger: Ledger) -> StudyFindings:
     fit, results = decide.fitted(study, ledger, specs), ledger.results()
     checks = ladder_checks(study, specs, results, verdicts, fit)
     rungs = tuple(results[spec.id] for spec in specs)
-    found = dataclasses.replace(found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks)
+    found = dataclasses.replace(
+        found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks
+    )
     try:
         choice = decide.choose(study, fit, decide.aspect_of(study, fit, specs, rungs))
     except CannotTellError:
@@ -111,11 +121,14 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
         from scaling_fits.laws.law import CannotTellError
 
         remedy = (
-            "no gate can be accepted in place of a fit: run more rungs (ladder.widths, ladder.num_steps) in a child "
+            "no gate can be accepted in place of a fit: run more rungs (ladder.widths, "
+            "ladder.num_steps) in a child "
         )
         remedy += f"study, by forerun run PLAN --study ANOTHER --fork {study.study_dir}"
         raise CannotTellError((*found.fit.warnings, remedy))
     if found.transferred is None or found.verdicts is None or found.choice is None:
-        raise StageMissingError(f"the study has not ended: `{study.command_line('run')}` continues it")
+        raise StageMissingError(
+            f"the study has not ended: `{study.command_line('run')}` continues it"
+        )
     finished = decide.finished_rungs(study, found.ladder, found.rungs)
     return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)

@@ -1,12 +1,15 @@
-"""What was worked out of a study's records, kept beside them in `findings.json`: seconds of work, once.
+"""What was worked out of a study's records, kept beside them in `findings.json`: seconds of work,
+once.
 
-This protects against accidents and stale versions, not against someone who may write in the study folder: a file forged
-with its hash is used (acceptances are read from the ledger all the same). `freeze` computes anew, and is what counts.
+This protects against accidents and stale versions, not against someone who may write in the study
+folder: a file forged with its hash is used (acceptances are read from the ledger all the same).
+`freeze` computes anew, and is what counts.
 
-The file is read only if it holds its own sha256 and the key of what is asked now: the head of the chain,
-which the caller has just recomputed from every record, the plan, and what computes (our sources, Python, the
-libraries). The files that were read besides must have the bytes they had. Anything else is worked out anew and written
-over it; where nothing can be written, nothing is kept, and nothing fails.
+The file is read only if it holds its own sha256 and the key of what is asked now: the head of the
+chain, which the caller has just recomputed from every record, the plan, and what computes (our
+sources, Python, the libraries). The files that were read besides must have the bytes they had.
+Anything else is worked out anew and written over it; where nothing can be written, nothing is kept,
+and nothing fails.
 """
 
 from __future__ import annotations
@@ -35,13 +38,16 @@ _OURS = ("launcher", "proxies", "scaling_fits", "sweeps", "transfer")
 
 
 def key_of(study: Study, ledger: Ledger) -> str:
-    """Name what findings are a function of, beside the files that `cached` is given; the ledger as just read."""
+    """Name what findings are a function of, beside the files that `cached` is given; the ledger as
+    just read.
+    """
     return canon.content_id(
         {
             "head": ledger.head_hash,
             "plan": study.plan.model_dump_json(),
             "manifest": canon.to_json(study.manifest),
-            "places": [str(place) for place in (study.study_dir, study.corpus, study.code_dir)],  # messages name them
+            # messages name them
+            "places": [str(place) for place in (study.study_dir, study.corpus, study.code_dir)],
             "computes": _computes(),
         }
     )
@@ -49,7 +55,9 @@ def key_of(study: Study, ledger: Ledger) -> str:
 
 @functools.cache
 def _computes() -> str:
-    """Hash of everything that computes; some hundred small files of ours, in hundredths of a second."""
+    """Hash of everything that computes; some hundred small files of ours, in hundredths of a
+    second.
+    """
     root = Path(__file__).parents[2]
     sources = sorted(path for name in _OURS for path in (root / name).rglob("*.py"))
     hashes = {str(path.relative_to(root)): canon.file_sha256(path) for path in sources}
@@ -65,14 +73,20 @@ def _version(name: str) -> str:
 
 
 def cached(
-    study_dir: Path, key: str, compute: Callable[[], tuple[dict[str, Json], Iterable[Path] | None]], *, anew: bool
+    study_dir: Path,
+    key: str,
+    compute: Callable[[], tuple[dict[str, Json], Iterable[Path] | None]],
+    *,
+    anew: bool,
 ) -> dict[str, Json]:
-    """What `compute` gives, or gave earlier for the same key; the same value either way, to the order of its keys.
+    """What `compute` gives, or gave earlier for the same key; the same value either way, to the
+    order of its keys.
 
     Args:
         study_dir: where the file lies.
         key: of `key_of`.
-        compute: gives the findings, and which files in `study_dir` they were made of; None: they are not to be kept.
+        compute: gives the findings, and which files in `study_dir` they were made of; None: they
+            are not to be kept.
         anew: compute whatever is kept.
 
     Raises:
@@ -88,7 +102,12 @@ def cached(
     plain = cast(dict[str, Json], canon.to_json(findings))
     if files is not None:
         with contextlib.suppress(OSError):
-            _write(path, key, {str(file.relative_to(study_dir)): canon.file_sha256(file) for file in files}, plain)
+            _write(
+                path,
+                key,
+                {str(file.relative_to(study_dir)): canon.file_sha256(file) for file in files},
+                plain,
+            )
     return plain
 
 
@@ -96,7 +115,9 @@ def _write(path: Path, key: str, files: dict[str, str], findings: dict[str, Json
     """Raises OSError."""
     entry = {"key": key, "files": files, "findings": findings}
     # The findings' keys in their own order, which what people read follows.
-    content = json.dumps({"sha256": canon.content_id(entry), **entry}, ensure_ascii=False, allow_nan=False)
+    content = json.dumps(
+        {"sha256": canon.content_id(entry), **entry}, ensure_ascii=False, allow_nan=False
+    )
     canon.write_atomic(path, content.encode())
 
 

@@ -1,4 +1,6 @@
-"""A first plan: a preset with the user's data, budget and GPUs in it, and what there is to say of it."""
+"""A first plan: a preset with the user's data, budget and GPUs in it, and what there is to say of
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from typing import cast
 from launcher.base.reference import UnknownNameError, gpu
 from launcher.calibration.study_cost import Speeds, planned_main_run, stages_of, total_of
 from launcher.estimates.layout import layout_problems, microbatches, planned_parallelism
-from launcher.estimates.machine import MFU_CONVENTION, MachineOptions, Span, exactly, gpu_hours, machine_of
+from launcher.estimates.machine import (
+    MFU_CONVENTION,
+    MachineOptions,
+    Span,
+    exactly,
+    gpu_hours,
+    machine_of,
+)
 from launcher.estimates.main_run import GIGA, RESERVED, memory_per_rank
 from launcher.estimates.utilization import paid_share
 from launcher.plan.file import PlanError, override
@@ -49,7 +58,8 @@ from scaling_fits.allocation.shapes import published_layers
 from scaling_fits.forecast.conclusive import FARTHEST_REACH
 from scaling_fits.laws.forms import MIN_POINTS
 
-# Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would be unwise.
+# Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would
+# be unwise.
 #
 # Nothing is run, no torch.
 
@@ -69,7 +79,11 @@ def missing(plan: Plan, here: Path) -> list[str]:
             except CommandError as error:
                 problems.append(f"proxy.command: {error}")
     module = plan.proxy.factory.partition(":")[0].partition(".")[0]
-    if module and not any((code_dir / name).exists() for name in (module, f"{module}.py")) and not find_spec(module):
+    if (
+        module
+        and not any((code_dir / name).exists() for name in (module, f"{module}.py"))
+        and not find_spec(module)
+    ):
         problems.append(f"proxy.factory: no module {module} in {code_dir}, nor installed")
     manifest = manifest_of(plan, here)
     problems += [] if manifest is None else shard_problems(corpus, manifest)
@@ -81,14 +95,16 @@ def problems(study: Study) -> list[str]:
     plan, shape = study.plan, study.base_shape
     step = flops_per_token(shape) * plan.proxy.batch_tokens
     sentence = (
-        f"target.budget_flops = {plan.target.budget_flops:g}: must be at least {step:.2g}, one step of the model "
+        f"target.budget_flops = {plan.target.budget_flops:g}: must be at least {step:.2g}, one "
+        "step of the model "
         f"of width {shape.width}"
     )
     return [sentence] if plan.target.budget_flops < step else []
 
 
 def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
-    """What is unwise: another batch than the forecast's, too little data, proxies that cost too much, or teach little.
+    """What is unwise: another batch than the forecast's, too little data, proxies that cost too
+    much, or teach little.
 
     `found` is what the plan comes to (`first_plan.summary`).
     """
@@ -96,7 +112,8 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
     if batch != plan.target_batch_tokens:
         notes.append(
-            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} tokens, and the "
+            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} "
+            "tokens, and the "
             "forecast is for those (ladder.batch_tokens)"
         )
     notes += [
@@ -108,13 +125,15 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
     notes += filter(None, [data_warning(study, tokens)])
     if share > MOST_SHARE:
         notes.append(
-            f"the proxies cost {format_main_run_share(share)}, too much for this run alone; use a larger "
+            f"the proxies cost {format_main_run_share(share)}, too much for this run alone; use a "
+            "larger "
             "target.budget_flops or a smaller preset"
         )
     notes += _undecidable(study)
     if width < 2 * plan.proxy.base_width:
         notes.append(
-            f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: there is hardly "
+            f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: "
+            "there is hardly "
             "anything to transfer; use a larger target.budget_flops or a smaller preset"
         )
     return notes
@@ -122,7 +141,11 @@ def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
 
 def _undecidable(study: Study) -> list[str]:
     """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
-    return [*_unpassable_model_gates(study), *_unpassable_ladder_gates(study), *_refused_layout(study)]
+    return [
+        *_unpassable_model_gates(study),
+        *_unpassable_ladder_gates(study),
+        *_refused_layout(study),
+    ]
 
 
 def _unpassable_model_gates(study: Study) -> Iterator[str]:
@@ -130,45 +153,64 @@ def _unpassable_model_gates(study: Study) -> Iterator[str]:
     proxy, accept = study.plan.proxy, "`forerun freeze --accept {} --reason TEXT`"
     if proxy.command:
         yield (
-            "gates coordinates and data: forerun sees neither the activations of a command nor its data, so both gates "
-            f"will say 'cannot tell'; check them in your trainer, then use {accept.format('coordinates --accept data')}"
+            "gates coordinates and data: forerun sees neither the activations of a command nor its "
+            "data, so both gates "
+            "will say 'cannot tell'; check them in your trainer, then use "
+            f"{accept.format('coordinates --accept data')}"
         )
     elif proxy.parametrization == "sp":
         yield (
-            "gate coordinates: proxy.parametrization = 'sp' does not keep the size of activations over width, so the "
+            "gate coordinates: proxy.parametrization = 'sp' does not keep the size of activations "
+            "over width, so the "
             f"gate will fail; use another parametrization, or {accept.format('coordinates')}"
         )
 
 
 def _unpassable_ladder_gates(study: Study) -> Iterator[str]:
-    """Yield why the gates of the ladder cannot pass: too few rungs, too small ones, or none that is checked."""
+    """Yield why the gates of the ladder cannot pass: too few rungs, too small ones, or none that is
+    checked.
+    """
     plan, ladder = study.plan, study.plan.ladder
-    shapes = [study.shape(width).at_depth(depth) for width in ladder.widths for depth in plan.ladder_depths(width)]
-    tokens = [plan.num_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens) for steps in ladder.num_steps]
+    shapes = [
+        study.shape(width).at_depth(depth)
+        for width in ladder.widths
+        for depth in plan.ladder_depths(width)
+    ]
+    tokens = [
+        plan.num_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens)
+        for steps in ladder.num_steps
+    ]
     num_rungs = len(shapes) * len(tokens)
     needed = MIN_POINTS if ladder.form in ("auto", "compute") else num_law_parameters(plan) + 1
     if (num_rungs - 1) * ladder.num_seeds < needed:
         yield (
-            f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so the gate will say "
-            f"'cannot tell'; at least {needed + 1} rungs are needed (ladder.widths, ladder.num_steps)"
+            f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so "
+            "the gate will say "
+            f"'cannot tell'; at least {needed + 1} rungs are needed (ladder.widths, "
+            "ladder.num_steps)"
         )
     reach = plan.target.budget_flops / (6.0 * max(map(study.num_params, shapes)) * max(tokens))
     if reach > FARTHEST_REACH:
         yield (
-            f"gate fit: target.budget_flops is {format_factor(reach)} times the largest rung's FLOPs, and no "
-            f"forecast is trusted beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot tell'; add larger "
+            f"gate fit: target.budget_flops is {format_factor(reach)} times the largest rung's "
+            "FLOPs, and no "
+            f"forecast is trusted beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot "
+            "tell'; add larger "
             "rungs (ladder.widths, ladder.num_steps)"
         )
     flops = [flops_per_token(shape) * count for shape in shapes for count in tokens]
     if not ladder.check_offsets_octaves:
         yield (
-            "gate ladder_tuned: ladder.check_offsets_octaves is empty, so no rung is checked at other rates and the "
+            "gate ladder_tuned: ladder.check_offsets_octaves is empty, so no rung is checked at "
+            "other rates and the "
             "gate will say 'cannot tell'"
         )
     elif min(flops) > ladder.check_share * sum(flops):
         yield (
-            f"gate ladder_tuned: ladder.check_share = {ladder.check_share:g} pays for no rung (the cheapest is "
-            f"{min(flops) / sum(flops):.2g} of the ladder), so none is checked at other rates and the gate will say "
+            f"gate ladder_tuned: ladder.check_share = {ladder.check_share:g} pays for no rung (the "
+            "cheapest is "
+            f"{min(flops) / sum(flops):.2g} of the ladder), so none is checked at other rates and "
+            "the gate will say "
             "'cannot tell'; raise ladder.check_share"
         )
 
@@ -178,12 +220,15 @@ def _refused_layout(study: Study) -> Iterator[str]:
     if study.plan.proxy.command:  # its own trainer lays it out
         return
     run = planned_main_run(study)
-    for problem in layout_problems(planned_parallelism(study.plan.launch), run.shape, run.batch_tokens):
+    for problem in layout_problems(
+        planned_parallelism(study.plan.launch), run.shape, run.batch_tokens
+    ):
         yield f"launch: {problem}; `forerun freeze` refuses such a layout"
 
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
-"""Until a corpus is there to say: on GPUs GPT-2's, rounded up to a multiple of 64; else bytes, as `tokenize` makes."""
+"""Until a corpus is there to say: on GPUs GPT-2's, rounded up to a multiple of 64; else bytes, as
+`tokenize` makes."""
 _ROUNDS = 12
 
 
@@ -202,7 +247,10 @@ class Request:
     @property
     def changes_size(self) -> bool:
         """Whether a main run of another size, or on other GPUs, than the preset's is asked for."""
-        return any(value is not None for value in (self.budget_flops, self.budget_usd, self.gpu, self.num_gpus))
+        return any(
+            value is not None
+            for value in (self.budget_flops, self.budget_usd, self.gpu, self.num_gpus)
+        )
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -214,7 +262,11 @@ class Request:
         if self.num_gpus is not None:
             checks.whole("num_gpus")
             whole = self.num_gpus <= NODE_GPUS or self.num_gpus % NODE_GPUS == 0
-            checks.that(whole, f"gpus = {self.num_gpus}: must be at most {NODE_GPUS}, or whole nodes of {NODE_GPUS}")
+            checks.that(
+                whole,
+                f"gpus = {self.num_gpus}: must be at most {NODE_GPUS}, or whole nodes of "
+                f"{NODE_GPUS}",
+            )
         if self.usd_per_gpu_hour is not None:
             checks.number("usd_per_gpu_hour", least=1e-4, most=1e6)
         if self.gpu is not None:
@@ -235,11 +287,14 @@ class FirstPlan:
 
 
 def first_plan(request: Request, data: str) -> FirstPlan:
-    """The preset that was named, or that is nearest to the GPUs named, with data, budget and GPUs as given.
+    """The preset that was named, or that is nearest to the GPUs named, with data, budget and GPUs
+    as given.
 
     A budget in dollars is not FLOPs yet: `priced` makes it so.
     """
-    on_gpus = request.gpu is not None or request.num_gpus is not None or request.budget_usd is not None
+    on_gpus = (
+        request.gpu is not None or request.num_gpus is not None or request.budget_usd is not None
+    )
     name = request.preset
     if name is None and on_gpus:
         name = preset_for(gpu(request.gpu or "H100")[1].memory_gb, request.num_gpus or 1)
@@ -254,8 +309,12 @@ def first_plan(request: Request, data: str) -> FirstPlan:
         beside = BESIDE[LEARNING_RATE]
         if has_it(request.optimizer, beside):  # two rates: both are searched, and tested over width
             ranges = Plan().search.learning_rate
-            values.setdefault("search", {})["axes"] = {beside: values["search"].get(LEARNING_RATE, ranges)}
-            values.setdefault("transfer", {}).setdefault("hyperparameters", Plan().transfer.hyperparameters)
+            values.setdefault("search", {})["axes"] = {
+                beside: values["search"].get(LEARNING_RATE, ranges)
+            }
+            values.setdefault("transfer", {}).setdefault(
+                "hyperparameters", Plan().transfer.hyperparameters
+            )
             tested = cast(dict[str, tuple[str, ...]], values["transfer"]["hyperparameters"])
             values["transfer"]["hyperparameters"] = {**tested, beside: ("width",)}
     if request.gpu is not None:
@@ -279,8 +338,8 @@ def first_plan(request: Request, data: str) -> FirstPlan:
 
 
 def set_values(new: FirstPlan, overrides: Sequence[str]) -> None:
-    """Set what `--set` gives; under `wsd` proxies share stable phases, unless it says otherwise or a value follows the
-    duration.
+    """Set what `--set` gives; under `wsd` proxies share stable phases, unless it says otherwise or
+    a value follows the duration.
 
     Raises:
         PlanError: a value is none.
@@ -294,7 +353,9 @@ def set_values(new: FirstPlan, overrides: Sequence[str]) -> None:
         proxy.setdefault("decay_branches", True)
 
 
-def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]) -> list[str]:
+def fit_vocabulary(
+    new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]
+) -> list[str]:
     """Set what a CPU preset has for bytes and the corpus's vocabulary changes; keep what was given.
 
     Returns:
@@ -315,15 +376,25 @@ def fit_vocabulary(new: FirstPlan, study: Study, request: Request, overrides: Se
     if is_measured and not has_budget and "target.budget_flops" not in given:
         least = study.num_params(study.shape(MIN_WIDTH_MULTIPLE * plan.proxy.base_width))
         wanted["target", "budget_flops"] = budget_flops(plan.target.budget_flops, least)
-    changed = {key: value for key, value in wanted.items() if value != getattr(getattr(plan, key[0]), key[1])}
+    changed = {
+        key: value
+        for key, value in wanted.items()
+        if value != getattr(getattr(plan, key[0]), key[1])
+    }
     for (section, key), value in changed.items():
         new.values.setdefault(section, {})[key] = value
-    named = ", ".join(f"{section}.{key} = {_shown(value)}" for (section, key), value in changed.items())
+    named = ", ".join(
+        f"{section}.{key} = {_shown(value)}" for (section, key), value in changed.items()
+    )
     return [f"for a vocabulary of {vocab_size:,}: {named}"] if changed else []
 
 
 def _shown(value: object) -> str:
-    return f"[{', '.join(f'{each:g}' for each in value)}]" if isinstance(value, tuple) else f"{value:g}"
+    return (
+        f"[{', '.join(f'{each:g}' for each in value)}]"
+        if isinstance(value, tuple)
+        else f"{value:g}"
+    )
 
 
 def _given_keys(overrides: Sequence[str]) -> set[str]:
@@ -332,11 +403,15 @@ def _given_keys(overrides: Sequence[str]) -> set[str]:
 
 
 _DEPTH_STEP = 4
-"""Depths of deep models are multiples of this, so that pipelines of two and four stages divide them."""
+"""Depths of deep models are multiples of this, so that pipelines of two and four stages divide
+them."""
 
 
-def settle_size(new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]) -> list[str]:
-    """Turn a budget in dollars into FLOPs, and have depth and layout follow the budget; returns what was assumed.
+def settle_size(
+    new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]
+) -> list[str]:
+    """Turn a budget in dollars into FLOPs, and have depth and layout follow the budget; returns
+    what was assumed.
 
     Raises:
         SpecError: no price is known.
@@ -353,9 +428,11 @@ def settle_size(new: FirstPlan, study: Study, request: Request, overrides: Seque
 
 
 def _follow_published_shapes(new: FirstPlan, study: Study, overrides: Sequence[str]) -> None:
-    """Give a plan for GPUs the depth that published models of its budget's size have, and a layout that fits.
+    """Give a plan for GPUs the depth that published models of its budget's size have, and a layout
+    that fits.
 
-    The layout recomputes as little, and shards over as few GPUs, as leaves room in memory. What `--set` gives stays.
+    The layout recomputes as little, and shards over as few GPUs, as leaves room in memory. What
+    `--set` gives stays.
     """
     plan, given = study.plan, _given_keys(overrides)
     if not PRESETS[new.name].gpu or plan.proxy.factory or plan.proxy.command:
@@ -365,7 +442,10 @@ def _follow_published_shapes(new: FirstPlan, study: Study, overrides: Sequence[s
         step = _DEPTH_STEP if layers > 2 * _DEPTH_STEP else 1
         new.values["model"]["num_layers"] = depth = max(1, step * round(layers / step))
         study = dataclasses.replace(
-            study, plan=plan.model_copy(update={"model": plan.model.model_copy(update={"num_layers": depth})})
+            study,
+            plan=plan.model_copy(
+                update={"model": plan.model.model_copy(update={"num_layers": depth})}
+            ),
         )
     if {f"launch.{name}" for name in ("data_parallel_shard", "activation_checkpointing")} & given:
         return
@@ -373,7 +453,9 @@ def _follow_published_shapes(new: FirstPlan, study: Study, overrides: Sequence[s
 
 
 def _roomy_layout(study: Study) -> dict[str, object]:
-    """Return the sharding and recomputation of the first layout whose fullest rank fits the GPU; else the plan's."""
+    """Return the sharding and recomputation of the first layout whose fullest rank fits the GPU;
+    else the plan's.
+    """
     launch, run = study.plan.launch, planned_main_run(study)
     ranks = launch.data_parallel_shard * launch.data_parallel_replicate
     room = gpu(launch.gpu)[1].memory_gb * GIGA * (1 - RESERVED)
@@ -381,14 +463,17 @@ def _roomy_layout(study: Study) -> dict[str, object]:
     for checkpointing in ("selective", "full"):
         for shard in (count for count in shards if count % launch.data_parallel_shard == 0):
             changes: dict[str, object] = {
-                "data_parallel_shard": shard, "data_parallel_replicate": ranks // shard,
+                "data_parallel_shard": shard,
+                "data_parallel_replicate": ranks // shard,
                 "activation_checkpointing": checkpointing,
-            }  # fmt: skip
+            }
             layout = planned_parallelism(launch.model_copy(update=changes))
             if layout_problems(layout, run.shape, run.batch_tokens):
                 continue
             passes = microbatches(layout, run.shape, run.batch_tokens)
-            held = memory_per_rank(run.shape, layout, run.precision, *passes, optimizer=run.optimizer)
+            held = memory_per_rank(
+                run.shape, layout, run.precision, *passes, optimizer=run.optimizer
+            )
             if held.total_bytes <= room:
                 return changes
     return {}
@@ -405,10 +490,14 @@ def manifest_of(plan: Plan, folder: Path) -> Manifest | None:
 
 
 def sketched(plan: Plan, manifest: Manifest | None) -> Study:
-    """The study a plan asks for, to be counted and not run: without a corpus, on an assumed vocabulary."""
+    """The study a plan asks for, to be counted and not run: without a corpus, on an assumed
+    vocabulary.
+    """
     assumed = plan.data.vocab_size or (ASSUMED_VOCAB_SIZE if plan.launch.gpu else BYTES)
     manifest = manifest or unnamed("unnamed", assumed)
-    return Study(plan=plan, study_dir=Path(), corpus=None, manifest=manifest, code_dir=Path(), factory=None)
+    return Study(
+        plan=plan, study_dir=Path(), corpus=None, manifest=manifest, code_dir=Path(), factory=None
+    )
 
 
 def priced(study: Study, request: Request) -> tuple[float, str]:
@@ -421,25 +510,36 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
     assert request.budget_usd is not None
     ranks = plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate
     given = MachineOptions(
-        gpu=plan.launch.gpu or "H100", num_gpus=ranks, price_usd=plan.launch.usd_per_gpu_hour or None
+        gpu=plan.launch.gpu or "H100",
+        num_gpus=ranks,
+        price_usd=plan.launch.usd_per_gpu_hour or None,
     )
     budget = plan.target.budget_flops
     for _ in range(_ROUNDS):  # dollars are nearly in proportion to FLOPs: widths go in steps
-        changed = plan.model_copy(update={"target": plan.target.model_copy(update={"budget_flops": budget})})
+        changed = plan.model_copy(
+            update={"target": plan.target.model_copy(update={"budget_flops": budget})}
+        )
         run = planned_main_run(dataclasses.replace(study, plan=changed))
         machine = machine_of(given, flops_per_token(run.shape, MFU_CONVENTION))
         if machine.price_usd is None:
-            raise SpecError("forerun init", [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"])
+            raise SpecError(
+                "forerun init",
+                [f"gpu = {machine.name}: has no published price: give usd_per_gpu_hour"],
+            )
         share = paid_share(machine, count_params(run.shape).total)
-        hours = gpu_hours(exactly(run.flops[MFU_CONVENTION] + run.optimizer_flops), machine.peak_flops, share)
+        hours = gpu_hours(
+            exactly(run.flops[MFU_CONVENTION] + run.optimizer_flops), machine.peak_flops, share
+        )
         usd = hours.times(machine.price_usd).value
         budget = min(1e30, max(1.0, budget * request.budget_usd / usd))
     price = machine.price_usd
     assert price is not None  # or the loop above had refused it
     sentence = (
-        f"{format_usd(request.budget_usd)} pay for {format_flops(budget)} FLOPs on {ranks} {machine.name}, at "
+        f"{format_usd(request.budget_usd)} pay for {format_flops(budget)} FLOPs on {ranks} "
+        f"{machine.name}, at "
         f"{format_usd(price.value)} an hour ({_whence(price)}) and {format_percent(share.value)} "
-        f"[{format_percent(share.low)}, {format_percent(share.high)}] of the peak ({_whence(share)})"
+        f"[{format_percent(share.low)}, {format_percent(share.high)}] of the peak "
+        f"({_whence(share)})"
     )
     return float(f"{budget:.4g}"), sentence
 
@@ -453,7 +553,12 @@ def summary(study: Study) -> dict[str, Json]:
     run, stages = planned_main_run(study), stages_of(study, Speeds())
     flops = sum(stage.flops.value for stage in stages)
     return {
-        "params": count_params(run.shape).total, "width": run.shape.width, "num_layers": run.shape.num_layers,
-        "tokens": run.num_tokens, "num_runs": total_of(stages).num_runs[0], "flops": flops,
-        "share_of_main_run": flops / run.flops["causal"], "vocab_size": study.manifest.vocab_size,
-    }  # fmt: skip
+        "params": count_params(run.shape).total,
+        "width": run.shape.width,
+        "num_layers": run.shape.num_layers,
+        "tokens": run.num_tokens,
+        "num_runs": total_of(stages).num_runs[0],
+        "flops": flops,
+        "share_of_main_run": flops / run.flops["causal"],
+        "vocab_size": study.manifest.vocab_size,
+    }

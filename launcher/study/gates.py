@@ -1,6 +1,7 @@
 """The gates of freezing: what each asks, and what it found; a study stops after one that failed.
 
-A coordinate check is read here as people read it too: what is wrong first, then one row for every role.
+A coordinate check is read here as people read it too: what is wrong first, then one row for every
+role.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def gates(
     own = "forerun cannot see your own trainer's activations: run the coordinate check there"
     unseen = Gate(name="coordinates", outcome="cannot_tell", reason=own)
     return (
-        coordinate_gate(coordinates, study.plan.proxy.parametrization) if study.plan.command is None else unseen,
+        coordinate_gate(coordinates, study.plan.proxy.parametrization)
+        if study.plan.command is None
+        else unseen,
         transfer_gate(verdicts),
         _fit_gate(study, fit, choice, lost_rungs),
         _data_gate(study, choice.num_tokens),
@@ -82,24 +85,38 @@ def gates(
 
 
 def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
-    """The coordinate check's: every layer keeps its size at every width, and at every depth if there is a rule."""
+    """The coordinate check's: every layer keeps its size at every width, and at every depth if
+    there is a rule.
+    """
     mine = [checks[name] for name in (parametrization, "depth") if name in checks]
     if parametrization not in checks:
-        return Gate(name="coordinates", outcome="cannot_tell", reason="not run yet: run `forerun check PLAN`")
+        return Gate(
+            name="coordinates",
+            outcome="cannot_tell",
+            reason="not run yet: run `forerun check PLAN`",
+        )
     outcomes: dict[str, CheckOutcome] = {"passes": "passed", "cannot_tell": "cannot_tell"}
     found: list[CheckOutcome] = [
-        "cannot_tell" if _is_judged_by_old_rule(check) else outcomes.get(check["outcome"], "failed") for check in mine
+        "cannot_tell" if _is_judged_by_old_rule(check) else outcomes.get(check["outcome"], "failed")
+        for check in mine
     ]
     notes = [
-        "; ".join(findings(check)) or f"all layers ({len(check['layers'])}) keep their size as {check['axis']} grows"
+        "; ".join(findings(check))
+        or f"all layers ({len(check['layers'])}) keep their size as {check['axis']} grows"
         for check in mine
     ]
     if any(map(_is_judged_by_old_rule, mine)):
-        notes.append("recorded by an earlier rule, which took the noise of small models for this: check in a new study")
+        notes.append(
+            "recorded by an earlier rule, which took the noise of small models for this: check in "
+            "a new study"
+        )
     control = checks.get("sp")
     if parametrization != "sp" and control is not None and control["outcome"] == "passes":
         found.append("cannot_tell")
-        notes.append("the standard parametrization passes too, so this check would miss a mistake: add widths or steps")
+        notes.append(
+            "the standard parametrization passes too, so this check would miss a mistake: add "
+            "widths or steps"
+        )
     return Gate(name="coordinates", outcome=worst(found), reason="; ".join(notes))
 
 
@@ -112,7 +129,9 @@ def describe_check(name: str, outcome: str, parametrization: str) -> str:
         parametrization: Parametrization of the study; the standard one beside it should not pass.
     """
     is_control = name == "sp" and parametrization != "sp"
-    return outcome.replace("_", " ") + (", as it should" if is_control and outcome == "blows_up" else "")
+    return outcome.replace("_", " ") + (
+        ", as it should" if is_control and outcome == "blows_up" else ""
+    )
 
 
 def check_advice(outcome: str) -> str:
@@ -122,7 +141,10 @@ def check_advice(outcome: str) -> str:
     """
     if outcome == "failed":
         return "fix the layers named above in the model or in proxy.rules"
-    return "give the check more widths, steps or seeds (transfer.check_widths, check_num_steps, check_num_seeds)"
+    return (
+        "give the check more widths, steps or seeds (transfer.check_widths, check_num_steps, "
+        "check_num_seeds)"
+    )
 
 
 def find_failed_check(study: Study, checks: Mapping[str, Any]) -> tuple[Gate, ...]:
@@ -173,21 +195,39 @@ def refuse_failed(study: Study, ledger: Ledger, found: Iterable[Gate]) -> None:
 
 
 def _is_judged_by_old_rule(check: Any) -> bool:
-    """Return whether a record says that layers vanish, from held-out tokens and without the updates' own sizes."""
+    """Return whether a record says that layers vanish, from held-out tokens and without the
+    updates' own sizes.
+    """
     return check["outcome"] == "vanishes" and not any("rate" in layer for layer in check["layers"])
 
 
 def worst(outcomes: Sequence[CheckOutcome]) -> CheckOutcome:
     """One outcome for several: what failed first, then what cannot tell."""
-    return "failed" if "failed" in outcomes else "cannot_tell" if "cannot_tell" in outcomes else "passed"
+    return (
+        "failed"
+        if "failed" in outcomes
+        else "cannot_tell"
+        if "cannot_tell" in outcomes
+        else "passed"
+    )
 
 
 def transfer_gate(verdicts: Verdicts) -> Gate:
-    """The verdicts': the learning rate over all axes at once, and every other hyperparameter that is tested."""
-    outcomes: dict[str, CheckOutcome] = {"holds": "passed", "drifts": "failed", "cannot_tell": "cannot_tell"}
-    found, notes = [outcomes[verdicts.together.outcome]], [f"learning rate: {'; '.join(verdicts.together.reasons)}"]
+    """The verdicts': the learning rate over all axes at once, and every other hyperparameter that
+    is tested.
+    """
+    outcomes: dict[str, CheckOutcome] = {
+        "holds": "passed",
+        "drifts": "failed",
+        "cannot_tell": "cannot_tell",
+    }
+    found, notes = (
+        [outcomes[verdicts.together.outcome]],
+        [f"learning rate: {'; '.join(verdicts.together.reasons)}"],
+    )
     for test, judged in verdicts.tests:
-        if num_failed := verdicts.num_failed(test):  # their worker died; what they would have said is not known
+        # their worker died; what they would have said is not known
+        if num_failed := verdicts.num_failed(test):
             found.append("cannot_tell")
             notes.append(f"{test.name}: {counted(num_failed, 'run')} failed, not counted")
         if test.hyperparameter != "learning_rate":
@@ -199,8 +239,12 @@ def transfer_gate(verdicts: Verdicts) -> Gate:
     return Gate(name="transfer", outcome=worst(found), reason="; ".join(notes))
 
 
-def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]) -> Gate:
-    """The fit's: every rung trained, the largest, held out, were predicted, and the target is within reach."""
+def _fit_gate(
+    study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequence[RunResult]
+) -> Gate:
+    """The fit's: every rung trained, the largest, held out, were predicted, and the target is
+    within reach.
+    """
     if lost_rungs:
         diverged = any(rung.status == "diverged" for rung in lost_rungs)
         message = "; ".join(f"a rung {rung.status}: {rung.reason}" for rung in lost_rungs)
@@ -214,9 +258,15 @@ def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequenc
     doubts += [narrower] if narrower else []
     excess = prediction.loss_nats / choice.allocation.loss_nats - 1
     if excess > SHAPE_EXCESS:
-        doubts.append(f"the nearest width allowed costs {format_percent(excess)} over the best size: lower "
-                      "target.width_multiple or launch.tensor")  # fmt: skip
-    interval = None if prediction.low is None or prediction.high is None else (prediction.low, prediction.high)
+        doubts.append(
+            f"the nearest width allowed costs {format_percent(excess)} over the best size: lower "
+            "target.width_multiple or launch.tensor"
+        )
+    interval = (
+        None
+        if prediction.low is None or prediction.high is None
+        else (prediction.low, prediction.high)
+    )
     doubts += reach_doubts(prediction.loss_nats, interval, prediction.extrapolation)
     outcome: CheckOutcome = "failed" if wrong else "cannot_tell" if doubts else "passed"
     return Gate(name="fit", outcome=outcome, reason=", ".join([*notes, *doubts, *fit.warnings]))
@@ -224,47 +274,76 @@ def _fit_gate(study: Study, fit: FittedRuns, choice: Choice, lost_rungs: Sequenc
 
 def is_acceptance(record: Any, gate: Gate) -> bool:
     """Return whether the body of an `ACCEPTED` record accepts what this gate found."""
-    return (record["gate"], record["outcome"], record["found"]) == (gate.name, gate.outcome, gate.reason)
+    return (record["gate"], record["outcome"], record["found"]) == (
+        gate.name,
+        gate.outcome,
+        gate.reason,
+    )
 
 
 def open_gates(body: Any) -> list[Any]:
     """The gates of a `report.json` that did not pass and that nobody accepted."""
-    return [gate for gate in body["gates"] if gate["outcome"] != "passed" and gate["name"] not in body["accepted"]]
+    return [
+        gate
+        for gate in body["gates"]
+        if gate["outcome"] != "passed" and gate["name"] not in body["accepted"]
+    ]
 
 
 def forecast_warnings(gates: Iterable[Any]) -> tuple[str, ...]:
-    """What is said before a forecast whose fit gate did not pass, accepted or not; of gates as records or as JSON."""
+    """What is said before a forecast whose fit gate did not pass, accepted or not; of gates as
+    records or as JSON.
+    """
     fits = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["name"] == "fit"]
     closed = [gate for gate in fits if gate["outcome"] != "passed"]
-    return inconclusive(tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed))
+    return inconclusive(
+        tuple(f"the fit gate {g['outcome'].replace('_', ' ')}: {g['reason']}" for g in closed)
+    )
 
 
 def describe_narrow_target(study: Study, width: int) -> str:
-    """Return what is wrong with a main run that is narrower than every proxy; empty for a wider one."""
+    """Return what is wrong with a main run that is narrower than every proxy; empty for a wider
+    one.
+    """
     plan = study.plan
     narrowest = min(plan.proxy.base_width, *plan.transfer.widths, *plan.ladder.widths)
     if width >= narrowest:
         return ""
     return (
-        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: nothing is learned for so small a "
+        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: nothing is "
+        "learned for so small a "
         "model; raise target.budget_flops, or add rungs if the fit chose this width"
     )
 
 
 def tuned_gate(checks: LadderChecks | None) -> Gate:
     """The ladder's own: the checked rungs lose no more than the margin by their learning rate."""
-    outcomes: dict[str, CheckOutcome] = {"tuned": "passed", "mis_tuned": "failed", "cannot_tell": "cannot_tell"}
+    outcomes: dict[str, CheckOutcome] = {
+        "tuned": "passed",
+        "mis_tuned": "failed",
+        "cannot_tell": "cannot_tell",
+    }
     if checks is None or not checks.wanted:
-        why = "no rung is checked at other rates: set ladder.check_offsets_octaves or raise ladder.check_share"
+        why = (
+            "no rung is checked at other rates: set ladder.check_offsets_octaves or raise "
+            "ladder.check_share"
+        )
         return Gate(name="ladder_tuned", outcome="cannot_tell", reason=why)
-    found, notes = [outcomes[one.outcome] for one in checks.rungs], [one.words for one in checks.rungs]
+    found, notes = (
+        [outcomes[one.outcome] for one in checks.rungs],
+        [one.words for one in checks.rungs],
+    )
     if len(checks.rungs) < checks.wanted:
         found.append("cannot_tell")
         missing = checks.wanted - len(checks.rungs)
-        notes.append(f"{missing} of {counted(checks.wanted, 'rung')} not checked yet: run `forerun ladder PLAN`")
+        notes.append(
+            f"{missing} of {counted(checks.wanted, 'rung')} not checked yet: run `forerun ladder "
+            "PLAN`"
+        )
     if "mis_tuned" in (one.outcome for one in checks.rungs):
         notes.append(
-            "the learning rate does not transfer there: test it up to that size (transfer.widths, transfer.durations), "
+            "the learning rate does not transfer there: test it up to that size (transfer.widths, "
+            "transfer.durations), "
             "and the ladder follows"
         )
     return Gate(name="ladder_tuned", outcome=worst(found), reason="; ".join(notes))
@@ -274,12 +353,15 @@ def _data_gate(study: Study, want: float) -> Gate:
     have = study.manifest.num_tokens("train")
     if study.corpus is None:
         unseen = (
-            f"{format_count(want)} tokens needed; forerun cannot count the unique ones of {study.plan.data.external}"
+            f"{format_count(want)} tokens needed; forerun cannot count the unique ones of "
+            f"{study.plan.data.external}"
         )
         return Gate(name="data", outcome="cannot_tell", reason=unseen)
     sources = study.manifest.sources
     epochs = {s.name: s.weight * want / max(1, s.num_tokens("train")) for s in sources if s.weight}
-    repeated = [f"{name} {format_factor(times)} times" for name, times in epochs.items() if times > 1]
+    repeated = [
+        f"{name} {format_factor(times)} times" for name, times in epochs.items() if times > 1
+    ]
     reason = f"{format_count(want)} tokens needed, {format_count(have)} unique tokens available"
     if repeated and len(sources) > 1:
         reason += f"; by their weights the run repeats {', '.join(repeated)}"
@@ -287,15 +369,19 @@ def _data_gate(study: Study, want: float) -> Gate:
 
 
 def data_warning(study: Study, want: float) -> str:
-    """What the data gate will refuse of a main run of so many tokens, as guessed before any run; empty if nothing."""
+    """What the data gate will refuse of a main run of so many tokens, as guessed before any run;
+    empty if nothing.
+    """
     sources = [source for source in study.manifest.sources if source.weight]
     most = min((source.num_tokens("train") / source.weight for source in sources), default=0.0)
     if not most or want <= most:  # a trainer's own data are not counted
         return ""
     return (
         f"gate data: the main run will need about {format_count(want)} tokens and the corpus has "
-        f"{format_count(most)}, so `forerun freeze` will refuse, whatever the runs find. Use a larger corpus "
-        f"(data.path), or target.budget_flops of at most about {most * most * _BUDGET_OF_TOKENS:.2g}; or repeat the "
+        f"{format_count(most)}, so `forerun freeze` will refuse, whatever the runs find. Use a "
+        "larger corpus "
+        "(data.path), or target.budget_flops of at most about "
+        f"{most * most * _BUDGET_OF_TOKENS:.2g}; or repeat the "
         "data, by `forerun freeze --accept data` in the end"
     )
 
@@ -303,24 +389,38 @@ def data_warning(study: Study, want: float) -> str:
 _BUDGET_OF_TOKENS = 6 / 20
 """Of the square of its tokens, the FLOPs (6ND) of a main run with 20 tokens per parameter."""
 _NEEDS = {
-    "coordinates": "a model whose layers keep their size: fix what the check names (a factory in this study while no "
-    'run is recorded), or sweep it as it is with proxy.parametrization = "sp", in a new study otherwise',
+    "coordinates": "a model whose layers keep their size: fix what the check names (a factory in "
+    "this study while no "
+    'run is recorded), or sweep it as it is with proxy.parametrization = "sp", in a new study '
+    "otherwise",
     "transfer": "a new plan with another parametrization, or with sizes nearer to the target",
     "fit": "more rungs (ladder.widths, ladder.num_steps) in a child study (--fork keeps the runs)",
-    "data": "a larger corpus (data.path) in a new study, or a smaller target.budget_flops in a child study (--fork)",
-    "ladder_tuned": "learning rates tested up to the ladder's sizes (transfer.widths, transfer.durations)",
+    "data": (
+        "a larger corpus (data.path) in a new study, or a smaller target.budget_flops in a "
+        "child study (--fork)"
+    ),
+    "ladder_tuned": (
+        "learning rates tested up to the ladder's sizes (transfer.widths, transfer.durations)"
+    ),
     "replays_agree": "sound machines: test those named, and begin a new study",
 }
 
 
 def needs_text(gates: Iterable[Any]) -> str:
     """What each gate that failed needs, one line each; of gates as records or as JSON."""
-    failed = [gate for each in gates if (gate := cast(Any, canon.to_json(each)))["outcome"] == "failed"]
-    return "\n".join(f"gate {gate['name']} needs {_NEEDS[gate['name']]}" for gate in failed if gate["name"] in _NEEDS)
+    failed = [
+        gate for each in gates if (gate := cast(Any, canon.to_json(each)))["outcome"] == "failed"
+    ]
+    return "\n".join(
+        f"gate {gate['name']} needs {_NEEDS[gate['name']]}"
+        for gate in failed
+        if gate["name"] in _NEEDS
+    )
 
 
 def failed_text(ledger: Ledger, study_dir: Path) -> str:
-    """Every run that failed, with its reason and the command that runs them again; empty where there is none.
+    """Every run that failed, with its reason and the command that runs them again; empty where
+    there is none.
 
     That is a child study: what was suggested after a failure took it for one.
     """
@@ -337,7 +437,8 @@ def failed_text(ledger: Ledger, study_dir: Path) -> str:
         else f"{counted(len(failed), 'run')} failed for good, and count for"
     )
     return (
-        f"{what} nothing: {'; '.join(named)}. `forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` "
+        f"{what} nothing: {'; '.join(named)}. `forerun run {study_dir / PLAN_FILE} --study ANOTHER "
+        f"--fork {study_dir}` "
         "runs the failed ones again and keeps the others"
     )
 
@@ -382,11 +483,17 @@ def findings(check: Any) -> list[str]:
     notes = list(check["mistakes"])
     if not notes and check["not_finite_step"] is not None:
         axis = check["axis"]
-        notes.append(f"{axis} {check[f'not_finite_{axis}']} became non-finite at step {check['not_finite_step']}")
+        notes.append(
+            f"{axis} {check[f'not_finite_{axis}']} became non-finite at step "
+            f"{check['not_finite_step']}"
+        )
     flagged = [layer for layer in check["layers"] if layer["outcome"] != "passes"]
     for layer in worst_first(flagged)[:NUM_NAMED] if not check["mistakes"] else ():
         cause = f": {layer['cause']}" if layer["cause"] else ""
-        notes.append(f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope {layer['slope']:+.2f}){cause}")
+        notes.append(
+            f"{layer['layer']} {layer['outcome'].replace('_', ' ')} (slope "
+            f"{layer['slope']:+.2f}){cause}"
+        )
     if len(flagged) > NUM_NAMED or (flagged and check["mistakes"]):
         notes.append(f"layers that do not pass: {len(flagged)} of {len(check['layers'])}")
     return notes

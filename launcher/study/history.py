@@ -1,4 +1,5 @@
-"""Main runs that have ended, beside what was forecast of them: rows of `forerun fit STUDY`, and their score.
+"""Main runs that have ended, beside what was forecast of them: rows of `forerun fit STUDY`, and
+their score.
 
 A study's own forecast, and so the digest it froze, never hangs on its main run. No torch.
 """
@@ -42,27 +43,36 @@ class ConcludedRun:
     def foretold(self) -> ForecastOutcome:
         """The forecast and the outcome alone."""
         return ForecastOutcome(
-            predicted_nats=self.predicted_nats, low_nats=self.low_nats, high_nats=self.high_nats, level=self.level,
+            predicted_nats=self.predicted_nats,
+            low_nats=self.low_nats,
+            high_nats=self.high_nats,
+            level=self.level,
             actual_nats=self.actual_nats,
-        )  # fmt: skip
+        )
 
 
 def concluded(ledger: Ledger) -> list[ConcludedRun]:
-    """The study's concluded runs, oldest first. Raises CanonError: a record that this version cannot read."""
+    """The study's concluded runs, oldest first. Raises CanonError: a record that this version
+    cannot read.
+    """
     return [
-        canon.decode(ConcludedRun, record.body, f"concluded {record.key[:16]}") for record in ledger.records(CONCLUDED)
+        canon.decode(ConcludedRun, record.body, f"concluded {record.key[:16]}")
+        for record in ledger.records(CONCLUDED)
     ]
 
 
 def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
-    """The fit with its intervals at the scale that earlier forecasts ask for, and what must be said of it."""
+    """The fit with its intervals at the scale that earlier forecasts ask for, and what must be said
+    of it.
+    """
     if not runs:
         return fit
     misses = [run.foretold.z for run in runs]
     scale = interval_scale(misses, fit.level)
     sentence = (
         f"the fit includes {len(misses)} concluded main runs; their forecasts missed by up to "
-        f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are {format_factor(scale)} times "
+        f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are "
+        f"{format_factor(scale)} times "
         "as wide as the fit's own"
     )
     return dataclasses.replace(fit, record_scale=scale, warnings=(*fit.warnings, sentence))

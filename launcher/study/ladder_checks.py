@@ -27,7 +27,11 @@ class LadderChecks:
 
 
 def ladder_checks(
-    study: Study, specs: Sequence[RunSpec], results: Mapping[str, RunResult], verdicts: Verdicts, fit: FittedRuns
+    study: Study,
+    specs: Sequence[RunSpec],
+    results: Mapping[str, RunResult],
+    verdicts: Verdicts,
+    fit: FittedRuns,
 ) -> LadderChecks:
     """The checks of a ladder, judged."""
     needed, transfer = checked_rungs(study, specs), study.plan.transfer
@@ -42,7 +46,9 @@ def ladder_checks(
 
 
 def noise_of(verdicts: Verdicts) -> float | None:
-    """Standard deviation of a run beside others of its seed: the largest of the learning rate's tests."""
+    """Standard deviation of a run beside others of its seed: the largest of the learning rate's
+    tests.
+    """
     found = [
         judged.verdict.noise_nats
         for test, judged in verdicts.tests
@@ -51,7 +57,9 @@ def noise_of(verdicts: Verdicts) -> float | None:
     return max(found, default=None)
 
 
-def checks_body(study: Study, checks: LadderChecks | None, gates: Sequence[Gate]) -> dict[str, Json]:
+def checks_body(
+    study: Study, checks: LadderChecks | None, gates: Sequence[Gate]
+) -> dict[str, Json]:
     """For the report's `ladder`: every checked rung, and the gate.
 
     Args:
@@ -83,11 +91,15 @@ def _check_body(study: Study, one: RungCheck) -> dict[str, Json]:
             for tried in one.tried
         ],
         "noise_nats": one.noise_nats,
-        "excess_nats": {"value": None if excess is None else excess.nats,
-                        "interval": None if excess is None else list(excess.interval)},
-        "optimum_octaves": {"value": None if excess is None else excess.optimum_octaves,
-                            "interval": None if excess is None else list(excess.optimum_interval)},
+        "excess_nats": {
+            "value": None if excess is None else excess.nats,
+            "interval": None if excess is None else list(excess.interval),
+        },
+        "optimum_octaves": {
+            "value": None if excess is None else excess.optimum_octaves,
+            "interval": None if excess is None else list(excess.optimum_interval),
+        },
         "better_octaves": one.best.octaves if one.best is not None and one.best.octaves else None,
         "outcome": one.outcome,
         "words": one.words,
-    }  # fmt: skip
+    }

@@ -1,8 +1,9 @@
 """How many parameters the user's own code counts: what fits, budgets and the forecast then follow.
 
-forerun counts a shape's parameters as its own families have them. A factory's model is counted itself; a command's by
-`proxy.describe`, which prints a line of JSON. With `flops_per_token` there, N is a sixth of it: the parameters of the
-law 6 N D, of which a mixture of experts has fewer than it stores. Counted once, at three widths, and recorded.
+forerun counts a shape's parameters as its own families have them. A factory's model is counted
+itself; a command's by `proxy.describe`, which prints a line of JSON. With `flops_per_token` there,
+N is a sixth of it: the parameters of the law 6 N D, of which a mixture of experts has fewer than it
+stores. Counted once, at three widths, and recorded.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ class DescribeError(InputError):
 
 
 def count(study: Study, ledger: Ledger) -> Study:
-    """Count and record what a new study's own code has; the study as its ledger has it. One that has runs stays.
+    """Count and record what a new study's own code has; the study as its ledger has it. One that
+    has runs stays.
 
     Raises:
         DescribeError: see there; nothing is recorded.
         FactoryError, FactoryChangedError: the factory cannot build a shape, or is another.
     """
-    if ledger.records_for_plan(COUNTED) or ledger.own_results() or not (study.factory or study.plan.proxy.describe):
+    if (
+        ledger.records_for_plan(COUNTED)
+        or ledger.own_results()
+        or not (study.factory or study.plan.proxy.describe)
+    ):
         return calibrated(study, ledger)
     one = _of_factory if study.factory else _described
     own = study.plan.model.num_layers
@@ -64,12 +70,16 @@ def _through(study: Study, depth: int, one: Callable[[Study, RunSpec], float]) -
     try:
         found = WidthCount.through(dict(zip(widths[:3], counts[:3], strict=True)))
     except SpecError as error:
-        raise DescribeError(f"at widths {widths[:3]} the model has {counts[:3]} parameters: {error}") from error
+        raise DescribeError(
+            f"at widths {widths[:3]} the model has {counts[:3]} parameters: {error}"
+        ) from error
     expected = found.params(widths[3])
     if abs(counts[3] / expected - 1) > AGREE:
         say(
-            f"warning: the model has {format_count(counts[3])} parameters at width {widths[3]}, where those of "
-            f"widths {', '.join(map(str, widths[:3]))} go on to {format_count(expected)}: its size is no polynomial "
+            f"warning: the model has {format_count(counts[3])} parameters at width {widths[3]}, "
+            "where those of "
+            f"widths {', '.join(map(str, widths[:3]))} go on to {format_count(expected)}: its size "
+            "is no polynomial "
             "of the width, and the forecast's is so far off"
         )
     return found
@@ -102,11 +112,18 @@ def _described(study: Study, spec: RunSpec) -> float:
     where = f"proxy.describe at width {spec.shape.width}"
     try:
         ended = subprocess.run(
-            words, cwd=study.code_dir, env=command_environment(spec.command, Path(), os.environ.get("PYTHONPATH")),
-            capture_output=True, text=True, timeout=study.plan.proxy.timeout_seconds, check=False,
-        )  # fmt: skip
+            words,
+            cwd=study.code_dir,
+            env=command_environment(spec.command, Path(), os.environ.get("PYTHONPATH")),
+            capture_output=True,
+            text=True,
+            timeout=study.plan.proxy.timeout_seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
-        raise DescribeError(f"{where}: no answer within proxy.timeout_seconds = {error.timeout:g}") from error
+        raise DescribeError(
+            f"{where}: no answer within proxy.timeout_seconds = {error.timeout:g}"
+        ) from error
     redact = LineRedactor()
     said = "\n".join(map(redact, ended.stderr[-_LAST_CHARACTERS:].splitlines()))
     if ended.returncode:
@@ -120,7 +137,8 @@ def _described(study: Study, spec: RunSpec) -> float:
     params, flops = numbers.get("params"), numbers.get("flops_per_token")
     if not (_is_count(params) and (flops is None or _is_count(flops))):
         raise DescribeError(
-            f'{where} printed {last[:200]!r}: its last line must be JSON such as {{"params": 124439808}}, with '
+            f'{where} printed {last[:200]!r}: its last line must be JSON such as {{"params": '
+            f"124439808}}, with "
             '"flops_per_token" (training, forward and backward) where that is not 6 times as much'
         )
     return float(params) if flops is None else float(flops) / 6

@@ -1,4 +1,6 @@
-"""A user's own code in words: the command of its main run, and what is known of its model before it trains."""
+"""A user's own code in words: the command of its main run, and what is known of its model before it
+trains.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def own_model(study: Study) -> dict[str, Json]:
     spec = study.check_runs(study.plan.parametrization)[-1][0]
     found = describe(load(study.plan.proxy.factory, study.code_dir, spec.own_values)[0], spec)
     parameters: list[Json] = [
-        {"name": each.name, "kind": each.kind, "factor": found.factors[each.name]} for each in found.numbers
+        {"name": each.name, "kind": each.kind, "factor": found.factors[each.name]}
+        for each in found.numbers
     ]
     return {"width": spec.shape.width, "parameters": parameters}
 

@@ -1,4 +1,6 @@
-"""The workers of a study, as its plan asks for them: in this process, on this machine, or on a cluster."""
+"""The workers of a study, as its plan asks for them: in this process, on this machine, or on a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class NodeCheck:
         if source_sha256() != self.source_sha256:
             problems.append("another version of forerun is there: install the same on every node")
         if not os.access(Path(self.study_dir) / LEDGER_NAME, os.R_OK | os.W_OK):
-            problems.append(f"the study folder {self.study_dir} is not there, or may not be written to")
+            problems.append(
+                f"the study folder {self.study_dir} is not there, or may not be written to"
+            )
         if self.code_dir and not Path(self.code_dir).is_dir():
             problems.append(f"your code's folder {self.code_dir} is not there")
         return problems + self._corpus_problems()
@@ -62,7 +66,10 @@ class NodeCheck:
             return [f"the corpus is not there: {folder / MANIFEST}: {error.strerror}"]
         if canon.file_sha256(folder / MANIFEST) != self.manifest_sha256:
             return [f"another corpus is there: {folder / MANIFEST} differs"]
-        return [f"the corpus is not whole: {problem}" for problem in shard_problems(folder, read_manifest(folder))]
+        return [
+            f"the corpus is not whole: {problem}"
+            for problem in shard_problems(folder, read_manifest(folder))
+        ]
 
 
 def node_check(study: Study) -> NodeCheck:
@@ -79,7 +86,9 @@ def node_check(study: Study) -> NodeCheck:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that decide a run's numbers; a missing one is left out."""
+    """Return the versions of Python and of the libraries that decide a run's numbers; a missing one
+    is left out.
+    """
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
@@ -131,8 +140,11 @@ def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
         worker_memory_gib=cluster.worker_memory_gib,
     )
     pool = RayPool(
-        cluster.num_workers, factory, place=place, node_check=node_check(study) if cluster.address else None,
+        cluster.num_workers,
+        factory,
+        place=place,
+        node_check=node_check(study) if cluster.address else None,
         check_stop=check_stop,
-    )  # fmt: skip
+    )
     say(pool.where)
     return pool

@@ -1,4 +1,6 @@
-"""How far a whole study is: work done of all its stages, the range of the time left, the best loss so far."""
+"""How far a whole study is: work done of all its stages, the range of the time left, the best loss
+so far.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ ENOUGH_SECONDS, ENOUGH_SHARE = 10.0, 0.005
 OWN_SPREAD = (0.8, 1.25)
 """Seconds per FLOP in the rest of a stage, in terms of the same stage's so far."""
 ALONE_SPREAD = (0.4, 1.5)
-"""The same of another stage, while one alone is measured. On the demo (2 cores) a FLOP of transfer took 0.4, one of the
-ladder 0.6 of the time that one of the sweep took, whose models are the smallest."""
+"""The same of another stage, while one alone is measured. On the demo (2 cores) a FLOP of transfer
+took 0.4, one of the ladder 0.6 of the time that one of the sweep took, whose models are the
+smallest."""
 EXTRA_SHARE = 0.5
 """Of the runs that the plan's extensions may add, what the upper end of the time left counts."""
 
@@ -42,7 +45,9 @@ class PlannedStage:
 
 
 def planned_stages(study: Study, verb: str) -> list[PlannedStage]:
-    """The stages that `forerun VERB` runs, as `forerun estimate` counts them; a stage without runs is left out."""
+    """The stages that `forerun VERB` runs, as `forerun estimate` counts them; a stage without runs
+    is left out.
+    """
     runs = {stage.name: stage for stage in runs_of(study)}
     if verb not in ("check", "run") and study.factory is None:
         del runs[CHECK]  # a sweep asks for it before a model that is not ours, and for no other
@@ -60,12 +65,16 @@ def planned_stages(study: Study, verb: str) -> list[PlannedStage]:
 class StudyProgress:
     """The one place that knows how far the whole study is; plain numbers in, a `StudyState` out.
 
-    All work is in FLOPs. Seconds of a stage count from its first run until the next stage begins, so that they hold all
-    that happens between its runs too; Ray's start and the checks are behind us by then.
+    All work is in FLOPs. Seconds of a stage count from its first run until the next stage begins,
+    so that they hold all that happens between its runs too; Ray's start and the checks are behind
+    us by then.
     """
 
     def __init__(
-        self, stages: Sequence[PlannedStage], done: float = 0.0, clock: Callable[[], float] = time.monotonic
+        self,
+        stages: Sequence[PlannedStage],
+        done: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`done`: see `resume`."""
         self._stages, self._clock = list(stages), clock
@@ -88,7 +97,9 @@ class StudyProgress:
 
     @property
     def batch_left_seconds(self) -> float | None:
-        """What is left of the runs asked for last, at their rate so far; None before any work is done."""
+        """What is left of the runs asked for last, at their rate so far; None before any work is
+        done.
+        """
         done = self._asked_done + self._under_way
         if not done:
             return None
@@ -102,7 +113,9 @@ class StudyProgress:
                 done -= self._done[index]
 
     def begin(self, name: str) -> None:
-        """A stage begins, and those before it are complete. One that is not planned, or has passed, is ignored."""
+        """A stage begins, and those before it are complete. One that is not planned, or has passed,
+        is ignored.
+        """
         index = next((i for i, stage in enumerate(self._stages) if stage.name == name), -1)
         if index <= self._here:
             return
@@ -118,14 +131,18 @@ class StudyProgress:
         self._asked, self._asked_done, self._under_way = flops, 0.0, 0.0
 
     def add(self, flops: float, under_way: float = 0.0) -> None:
-        """So much more has ended in this stage; `under_way` is what runs that have not ended have done, as of now."""
+        """So much more has ended in this stage; `under_way` is what runs that have not ended have
+        done, as of now.
+        """
         self._done[self._here] += flops
         self._fresh += flops
         self._asked_done += flops
         self._under_way = under_way
 
     def see(self, runs: Iterable[Run], parametrization: str) -> float:
-        """Take in outcomes, and return their FLOPs; the best loss is the lowest among runs of this parametrization."""
+        """Take in outcomes, and return their FLOPs; the best loss is the lowest among runs of this
+        parametrization.
+        """
         flops = 0.0
         for run in runs:
             flops += trained_flops(run)
@@ -136,7 +153,9 @@ class StudyProgress:
         return flops
 
     def state(self) -> StudyState:
-        """How things stand now; the share never falls, although verdicts may ask for runs that nobody planned."""
+        """How things stand now; the share never falls, although verdicts may ask for runs that
+        nobody planned.
+        """
         left = self._left(self._here)[0] + sum(self._left(index)[0] for index in self._later)
         passed = sum(max(self._done[i], self._stages[i].least) for i in range(self._here))
         done = passed + self._done[self._here] + self._under_way
@@ -145,17 +164,24 @@ class StudyProgress:
         low, high = self._left_seconds(done + left) or (None, None)
         loss, rate = self._best or (None, None)
         return StudyState(
-            done=self._shown, stage=self._stages[self._here].name, number=self._here + 1,
-            num_stages=len(self._stages), left_low_seconds=low, left_high_seconds=high,
-            best_loss_nats=loss, best_learning_rate=rate,
-        )  # fmt: skip
+            done=self._shown,
+            stage=self._stages[self._here].name,
+            number=self._here + 1,
+            num_stages=len(self._stages),
+            left_low_seconds=low,
+            left_high_seconds=high,
+            best_loss_nats=loss,
+            best_learning_rate=rate,
+        )
 
     @property
     def _later(self) -> range:
         return range(self._here + 1, len(self._stages))
 
     def _left(self, index: int) -> tuple[float, float]:
-        """FLOPs that a stage still needs: as planned or asked for, and with some of the extensions."""
+        """FLOPs that a stage still needs: as planned or asked for, and with some of the
+        extensions.
+        """
         stage, done = self._stages[index], self._done[index]
         asked = 0.0
         if index == self._here:
@@ -165,7 +191,9 @@ class StudyProgress:
         return least, least + EXTRA_SHARE * max(0.0, stage.most - done - least)
 
     def _speed_here(self) -> float | None:
-        """Seconds per FLOP of this stage, all that happened between its runs included; None: not enough yet."""
+        """Seconds per FLOP of this stage, all that happened between its runs included; None: not
+        enough yet.
+        """
         done = self._fresh + self._under_way
         seconds = 0.0 if self._first is None else self._clock() - self._first
         whole = sum(max(stage.least, self._done[i]) for i, stage in enumerate(self._stages))
@@ -198,9 +226,13 @@ class StudyProgress:
 
 
 class Reporter:
-    """Prints a study's progress: one line for the whole, and with `verbose` a line per run that has ended."""
+    """Prints a study's progress: one line for the whole, and with `verbose` a line per run that has
+    ended.
+    """
 
-    def __init__(self, study: Study, ledger: Ledger, verb: str = "run", *, verbose: bool = False) -> None:
+    def __init__(
+        self, study: Study, ledger: Ledger, verb: str = "run", *, verbose: bool = False
+    ) -> None:
         """`verb`: the command that runs stages of this study."""
         self._parametrization = study.plan.proxy.parametrization
         self._verbose, self._line = verbose, LiveLine()

@@ -1,4 +1,6 @@
-"""How far a study is, for people: one line for the whole, one per run that has ended, a chart of losses in blocks."""
+"""How far a study is, for people: one line for the whole, one per run that has ended, a chart of
+losses in blocks.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ def chart_text(runs: Sequence[Run]) -> str:
     """The chart, 10 lines at most; empty before any run has finished.
 
     Args:
-        runs: in the order in which they ended. Each width shows its last 40 losses, from left to right, higher blocks
-            for higher losses; the 8 largest widths are shown.
+        runs: in the order in which they ended. Each width shows its last 40 losses, from left to
+            right, higher blocks for higher losses; the 8 largest widths are shown.
     """
     losses: dict[int, list[float]] = {}
     for run in runs:
@@ -30,7 +32,8 @@ def chart_text(runs: Sequence[Run]) -> str:
         return ""
     lines = [f"losses of finished runs, latest on the right, at most {MOST_RUNS} per width:"]
     lines += [
-        f"width {width:<6} {_blocks(losses[width]):<{MOST_RUNS}}  best {format_loss(min(losses[width]))} nats"
+        f"width {width:<6} {_blocks(losses[width]):<{MOST_RUNS}}  best "
+        f"{format_loss(min(losses[width]))} nats"
         for width in sorted(losses)[-MOST_WIDTHS:]
     ]
     return "\n".join(lines)
@@ -41,27 +44,43 @@ def _blocks(losses: Sequence[float]) -> str:
     low, high = ranked[0], ranked[round(CUT_SHARE * (len(ranked) - 1))]
     top = len(BLOCKS) - 1
     return "".join(
-        BLOCKS[min(top, round(top * (loss - low) / (high - low))) if high > low else 0] for loss in losses[-MOST_RUNS:]
+        BLOCKS[min(top, round(top * (loss - low) / (high - low))) if high > low else 0]
+        for loss in losses[-MOST_RUNS:]
     )
 
 
 def line_of(state: StudyState, num_running: int) -> str:
-    """The one line: `study 42 % (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats at lr 0.0155`."""
+    """The one line: `study 42 % (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats at
+    lr 0.0155`.
+    """
     low, high = state.left_low_seconds, state.left_high_seconds
-    left = "time left: cannot tell yet" if low is None or high is None else f"{range_text(low, high)} left"
+    left = (
+        "time left: cannot tell yet"
+        if low is None or high is None
+        else f"{range_text(low, high)} left"
+    )
     done = format_percent(math.floor(100 * state.done) / 100, is_whole=True)
     parts = [f"study {done} ({state.stage} {state.number} of {state.num_stages})", left]
     parts += [f"{num_running} running"] if num_running else []
     if state.best_loss_nats is not None:
         parts.append(
-            f"best {format_loss(state.best_loss_nats)} nats at lr {format_learning_rate(state.best_learning_rate)}"
+            f"best {format_loss(state.best_loss_nats)} nats at lr "
+            f"{format_learning_rate(state.best_learning_rate)}"
         )
     return "  ".join(parts)
 
 
 def range_text(low: float, high: float) -> str:
-    """Seconds as a rounded range, its ends rounded outwards, never 0: `20 to 45 s`, `6 to 10 min`, `2 to 3.5 h`."""
-    unit, name, step = (1.0, "s", 5.0) if high <= 60 else (60.0, "min", 1.0) if high <= 7200 else (3600.0, "h", 0.5)
+    """Seconds as a rounded range, its ends rounded outwards, never 0: `20 to 45 s`, `6 to 10 min`,
+    `2 to 3.5 h`.
+    """
+    unit, name, step = (
+        (1.0, "s", 5.0)
+        if high <= 60
+        else (60.0, "min", 1.0)
+        if high <= 7200
+        else (3600.0, "h", 0.5)
+    )
     first = step * math.floor(low / unit / step)
     last = step * max(1, math.ceil(high / unit / step))
     if first >= last:
@@ -74,6 +93,7 @@ def run_text(run: Run) -> str:
     spec, result = run.spec, run.result
     loss = result.status if result.loss_nats is None else f"{format_loss(result.loss_nats)} nats"
     return (
-        f"run {spec.id[:12]}  width {spec.shape.width}  lr {format_learning_rate(spec.hparams.learning_rate)}  "
+        f"run {spec.id[:12]}  width {spec.shape.width}  lr "
+        f"{format_learning_rate(spec.hparams.learning_rate)}  "
         f"{loss}  {format_duration(result.seconds)}"
     )

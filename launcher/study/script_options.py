@@ -1,7 +1,9 @@
-"""A first plan for a training script of one's own: its options, read from its text, as command, axes and metrics.
+"""A first plan for a training script of one's own: its options, read from its text, as command,
+axes and metrics.
 
-Nothing of the script is run. Options are argparse's, the fields of a dataclass that some library makes options of
-(tyro, HfArgumentParser), what a function under `@hydra.main` reads of its config, or nanoGPT's constants.
+Nothing of the script is run. Options are argparse's, the fields of a dataclass that some library
+makes options of (tyro, HfArgumentParser), what a function under `@hydra.main` reads of its config,
+or nanoGPT's constants.
 """
 
 from __future__ import annotations
@@ -32,15 +34,28 @@ class ScriptError(InputError):
 
 _NAMES = {
     "width": ("d_model", "n_embd", "hidden_size", "embed_dim", "hidden_dim", "dim", "model_dim"),
-    "num_steps": ("steps", "max_steps", "max_iters", "num_iters", "train_steps", "total_steps", "num_train_steps"),
-    "seed": ("random_seed",), "base_width": ("mup_base_width", "base_n_embd", "base_dim"),
+    "num_steps": (
+        "steps",
+        "max_steps",
+        "max_iters",
+        "num_iters",
+        "train_steps",
+        "total_steps",
+        "num_train_steps",
+    ),
+    "seed": ("random_seed",),
+    "base_width": ("mup_base_width", "base_n_embd", "base_dim"),
     "num_layers": ("n_layer", "n_layers", "layers", "depth", "num_hidden_layers"),
-    "num_heads": ("n_head", "n_heads", "heads", "num_attention_heads"), "head_dim": ("head_size",),
+    "num_heads": ("n_head", "n_heads", "heads", "num_attention_heads"),
+    "head_dim": ("head_size",),
     "seq_len": ("block_size", "context_length", "max_seq_len", "sequence_length", "seq_length"),
-    "batch_sequences": ("batch_size",), "vocab_size": (), "parametrization": (),
+    "batch_sequences": ("batch_size",),
+    "vocab_size": (),
+    "parametrization": (),
     "run_dir": ("out", "out_dir", "output_dir", "save_dir", "log_dir", "run_folder"),
-}  # fmt: skip
-"""Placeholders and other names that scripts have for them; hyperparameters' are in their registry."""
+}
+"""Placeholders and other names that scripts have for them; hyperparameters' are in their
+registry."""
 _SHAPE = {"num_layers": "num_layers", "head_dim": "head_dim", "seq_len": "seq_len"}
 _VOCAB_SIZE = 50304
 """GPT-2's, padded: a guess, until the plan's TODO is resolved."""
@@ -48,12 +63,21 @@ _RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
 _NO_RATE = re.compile(
     r"(^|_)(ratio|fraction|frac|factor|decay|gamma|power|mult|multiplier|scale|percent|pct|warmup|warmdown)($|_)"
 )
-"""Words of options that set a learning rate's schedule or its multiples: a share of the rate, which follows it."""
-_FLOOR = re.compile(r"(^|_)(min|end|final|init|initial|start)_(lr|learning_rate)$|(lr|learning_rate)_(min|end|final)$")
-"""Rates at which a schedule begins or ends: a fixed one does not follow the rate that is searched."""
-_EACH_RUN = re.compile(r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$")
-"""Options that are set to the run's number of steps, so that it decays to the end and validates there."""
-_ACCUMULATION = re.compile(r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$")
+"""Words of options that set a learning rate's schedule or its multiples: a share of the rate, which
+follows it."""
+_FLOOR = re.compile(
+    r"(^|_)(min|end|final|init|initial|start)_(lr|learning_rate)$|(lr|learning_rate)_(min|end|final)$"
+)
+"""Rates at which a schedule begins or ends: a fixed one does not follow the rate that is
+searched."""
+_EACH_RUN = re.compile(
+    r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$"
+)
+"""Options that are set to the run's number of steps, so that it decays to the end and validates
+there."""
+_ACCUMULATION = re.compile(
+    r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$"
+)
 _DASHBOARD = re.compile(r"^(use_|log_)?wandb(_log|_enabled)?$")
 _STATE_KEYS = {"model", "optimizer", "state_dict", "model_state_dict", "model_args"}
 """Keys of a checkpoint; a dictionary that has one of them is saved, not logged."""
@@ -77,7 +101,9 @@ def placeholder_of(name: str) -> str | None:
     """The placeholder that an option is for, if its name says so."""
     last = name.rpartition(".")[2].lower()
     for one in map(HYPERPARAMETERS.__getitem__, (WARMUP, *OF_EVERY_OPTIMIZER)):
-        if last in (one.told_as, *one.aliases) or (last == one.name and not last.endswith("_fraction")):
+        if last in (one.told_as, *one.aliases) or (
+            last == one.name and not last.endswith("_fraction")
+        ):
             return one.told_as
     return next((ours for ours, theirs in _NAMES.items() if last == ours or last in theirs), None)
 
@@ -98,30 +124,49 @@ def options_of(text: str) -> list[ScriptOption]:
 def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
     for node in ast.walk(tree):
         if not (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
         ):
             continue
-        flags = [str(a.value) for a in node.args if isinstance(a, ast.Constant) and str(a.value).startswith("--")]
+        flags = [
+            str(a.value)
+            for a in node.args
+            if isinstance(a, ast.Constant) and str(a.value).startswith("--")
+        ]
         if flags:
             given = {word.arg: word.value for word in node.keywords}
             if isinstance(given.get("action"), ast.Constant):
                 continue  # a switch takes no value
             name = flags[0][2:].replace("-", "_")
             default, kind = _constant(given.get("default")), given.get("type")
-            is_float = isinstance(default, float) or (isinstance(kind, ast.Name) and kind.id == "float")
-            yield ScriptOption(name=name, word=f"{flags[0]} ", default=default, is_rate=is_float and _names_rate(name))
+            is_float = isinstance(default, float) or (
+                isinstance(kind, ast.Name) and kind.id == "float"
+            )
+            yield ScriptOption(
+                name=name,
+                word=f"{flags[0]} ",
+                default=default,
+                is_rate=is_float and _names_rate(name),
+            )
 
 
 def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+        if isinstance(node, ast.ClassDef) and any(
+            "dataclass" in ast.unparse(one) for one in node.decorator_list
+        ):
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     name = field.target.id
                     default = _constant(field.value)
-                    is_float = isinstance(default, float) or ast.unparse(field.annotation) == "float"
+                    is_float = (
+                        isinstance(default, float) or ast.unparse(field.annotation) == "float"
+                    )
                     is_rate = is_float and _names_rate(name)
-                    yield ScriptOption(name=name, word=f"--{name} ", default=default, is_rate=is_rate)
+                    yield ScriptOption(
+                        name=name, word=f"--{name} ", default=default, is_rate=is_rate
+                    )
 
 
 def _globals(tree: ast.Module) -> Iterator[ScriptOption]:
@@ -155,10 +200,16 @@ def _names_rate(name: str) -> bool:
 
 
 def _constant(node: ast.expr | None) -> object:
-    """Return the value of a literal, or of a product of numbers such as `5 * 8`; None for anything else."""
+    """Return the value of a literal, or of a product of numbers such as `5 * 8`; None for anything
+    else.
+    """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         left, right = _constant(node.left), _constant(node.right)
-        return left * right if isinstance(left, int | float) and isinstance(right, int | float) else None
+        return (
+            left * right
+            if isinstance(left, int | float) and isinstance(right, int | float)
+            else None
+        )
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
@@ -169,7 +220,8 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
     """A first plan that runs the script, and what is to be looked at.
 
     Raises:
-        ScriptError: it is no readable Python, or options that a trainer must have are not found; all at once.
+        ScriptError: it is no readable Python, or options that a trainer must have are not found;
+            all at once.
     """
     try:
         text = read_plain(script).decode()
@@ -178,27 +230,43 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
         raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error
     told = {option.name: placeholder_of(option.name) for option in options}
     reached = {place for place in told.values() if place}
-    if missing := [f"no option for {{{name}}} is found: {why}" for name, why in NEEDED.items() if name not in reached]:
+    if missing := [
+        f"no option for {{{name}}} is found: {why}"
+        for name, why in NEEDED.items()
+        if name not in reached
+    ]:
         names = ", ".join(option.name for option in options) or "none"
-        raise ScriptError(script, [*missing, f"options found: {names}; or write proxy.command by hand"])
+        raise ScriptError(
+            script, [*missing, f"options found: {names}; or write proxy.command by hand"]
+        )
     others = [option for option in options if told[option.name] is None]
     rates = [option for option in others if option.is_rate]
     words = [f"{option.word}{{{told[option.name]}}}" for option in options if told[option.name]]
     words += [f"{option.word}{{{_axis(option)}}}" for option in rates]
     notes = ["read the command, the metrics and [model] before you run it"]
     metrics, said = _metrics(text)
-    set_words = [(option.name, option.word + value) for option in others if (value := _set_value(option, metrics))]
+    set_words = [
+        (option.name, option.word + value)
+        for option in others
+        if (value := _set_value(option, metrics))
+    ]
     words += [word for _, word in set_words]
     notes += [f"{name} is set by the command: {word}" for name, word in set_words]
     if "batch_sequences" not in reached:
-        notes.append("no option sets the batch: proxy.batch_tokens must be the tokens of one optimizer step")
+        notes.append(
+            "no option sets the batch: proxy.batch_tokens must be the tokens of one optimizer step"
+        )
     if not reached & {"run_dir"}:
-        notes.append("no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR")
+        notes.append(
+            "no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR"
+        )
     notes += said
     for option in rates:
         notes.append(f"{option.name} is searched as an axis of its own")
     values = {section: dict(keys) for section, keys in new.values.items()}
-    defaults = {told[option.name]: option.default for option in options if type(option.default) is int}
+    defaults = {
+        told[option.name]: option.default for option in options if type(option.default) is int
+    }
     external, guess = f"the data of {script.name}", f"data.vocab_size = {_VOCAB_SIZE} is a guess"
     if "vocab_size" not in defaults:
         external += f" ({TODO}: {guess})"
@@ -215,11 +283,15 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
         values["search"] = values.get("search", {}) | {"axes": axes}
     if "parametrization" not in reached:
         values["transfer"] = values.get("transfer", {}) | {"control_widths": ()}
-    return FirstPlan(name=new.name, values=values, head=(*new.head, f"The command is read from {script.name}.")), notes
+    return FirstPlan(
+        name=new.name, values=values, head=(*new.head, f"The command is read from {script.name}.")
+    ), notes
 
 
 def _set_value(option: ScriptOption, metrics: dict[str, object]) -> str:
-    """Return what the command gives an option so that each run is the plan's; empty to leave the option alone."""
+    """Return what the command gives an option so that each run is the plan's; empty to leave the
+    option alone.
+    """
     name = option.name.rpartition(".")[2]
     if _EACH_RUN.search(name):
         return "{num_steps}"
@@ -238,12 +310,18 @@ def _axis(option: ScriptOption) -> str:
 
 def _range(default: object) -> tuple[float, float]:
     """A decade either way of a rate's default."""
-    middle = float(default) if isinstance(default, (int, float)) and 0 < default < sys.float_info.max else 1e-2
+    middle = (
+        float(default)
+        if isinstance(default, (int, float)) and 0 < default < sys.float_info.max
+        else 1e-2
+    )
     return middle / 10, middle * 10
 
 
 def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
-    """Return the script's log, and the keys of its step and losses; keys that are not certain are `TODO`."""
+    """Return the script's log, and the keys of its step and losses; keys that are not certain are
+    `TODO`.
+    """
     kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
     kind = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
     keys = _find_logged_keys(ast.parse(text))
@@ -257,7 +335,10 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
     values: dict[str, object] = {
         "metrics_format": kind,
         "metrics_path": "{run_dir}/metrics.jsonl" if kind == "jsonl" else "{run_dir}",
-        **{name: keys[0] if len(keys) == 1 else f"{TODO}: {name}" for name, keys in candidates.items()},
+        **{
+            name: keys[0] if len(keys) == 1 else f"{TODO}: {name}"
+            for name, keys in candidates.items()
+        },
     }
     notes = [
         f"proxy.{name} is left as {TODO}: the script logs {', '.join(keys) or 'none that is found'}"
@@ -268,7 +349,9 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
 
 
 def _find_logged_keys(tree: ast.Module) -> list[str]:
-    """Return the keys of dictionaries except checkpoints, of items that are assigned, and of TensorBoard's scalars."""
+    """Return the keys of dictionaries except checkpoints, of items that are assigned, and of
+    TensorBoard's scalars.
+    """
     keys: list[str] = []
     for node in ast.walk(tree):
         nodes: list[ast.expr | None] = []
@@ -276,10 +359,22 @@ def _find_logged_keys(tree: ast.Module) -> list[str]:
             nodes = list(node.keys)
         elif isinstance(node, ast.Assign):
             nodes = [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_scalar":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_scalar"
+        ):
             nodes = list(node.args[:1])
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "dict"
+        ):
             keys += [word.arg for word in node.keywords if word.arg]
-        names = [key.value for key in nodes if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        names = [
+            key.value
+            for key in nodes
+            if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        ]
         keys += [] if _STATE_KEYS & set(names) else names
     return list(dict.fromkeys(keys))

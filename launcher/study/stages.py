@@ -1,4 +1,6 @@
-"""The stages of a study: what is run, through which pool, until the ledger holds it. Each resumes where it stopped."""
+"""The stages of a study: what is run, through which pool, until the ledger holds it. Each resumes
+where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,14 @@ from sweeps.run.pool import Pool
 from sweeps.search.source import RunSource, StaticSource
 from sweeps.store.errors import BudgetSpent, ClusterUnfit, FolderRemoved, SweepError
 from sweeps.store.ledger import LEDGER_NAME, Ledger
-from sweeps.store.live import DriverProgress, DriverState, RunningRun, StudyState, read_live, write_live
+from sweeps.store.live import (
+    DriverProgress,
+    DriverState,
+    RunningRun,
+    StudyState,
+    read_live,
+    write_live,
+)
 from sweeps.store.lock import FileIdentity, born
 
 LOOK_SECONDS = 1.0
@@ -63,8 +72,12 @@ LOOK_SECONDS = 1.0
 class Accounts:
     """Opened once there are devices to pay for."""
 
-    def __init__(self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: Mapping[str, float]) -> None:
-        """Take over what a killed driver had spent, as its last look tells; then count our own devices, by kind."""
+    def __init__(
+        self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: Mapping[str, float]
+    ) -> None:
+        """Take over what a killed driver had spent, as its last look tells; then count our own
+        devices, by kind.
+        """
         self._study_dir, self._ledger = study_dir, ledger
         self._driver = len(ledger.records("driver")) - 1
         last = read_live(study_dir)
@@ -75,9 +88,13 @@ class Accounts:
         self._looked = -LOOK_SECONDS
 
     def look(
-        self, stage: str, running: tuple[RunningRun, ...], num_queued: int, left_seconds: float | None,
+        self,
+        stage: str,
+        running: tuple[RunningRun, ...],
+        num_queued: int,
+        left_seconds: float | None,
         state: Callable[[], StudyState],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Tell how things stand, about once a second at most."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -105,7 +122,9 @@ class Accounts:
         )
 
     def write_down(self) -> None:
-        """Record what this driver took since it last did. On a full disk, or taken over, it cannot: said already."""
+        """Record what this driver took since it last did. On a full disk, or taken over, it cannot:
+        said already.
+        """
         with contextlib.suppress(SweepError):
             self.budget.write_down(self._driver, self._stretch)
             self._stretch += 1
@@ -127,7 +146,15 @@ class InterruptedStudyError(ForerunError):
 def bank_key(spec: RunSpec) -> str:
     """What runs must agree on to share a bank."""
     return canon.content_id(
-        [spec.shape, spec.batch_tokens, spec.data_id, spec.numerics, spec.optimizer, spec.factory, spec.command]
+        [
+            spec.shape,
+            spec.batch_tokens,
+            spec.data_id,
+            spec.numerics,
+            spec.optimizer,
+            spec.factory,
+            spec.command,
+        ]
     )
 
 
@@ -139,17 +166,20 @@ def _require_there(ledger: FileIdentity) -> None:
     """
     if not ledger.is_there():
         raise FolderRemoved(
-            f"{ledger.path} was removed or replaced while the study ran: what it held is lost unless you put it back, "
+            f"{ledger.path} was removed or replaced while the study ran: what it held is lost "
+            "unless you put it back, "
             "and nothing was recorded since; then run the same command again"
         )
 
 
 class Runner:
-    """Runs stages of one study; the pool starts when there is something to run, and is shared by the stages."""
+    """Runs stages of one study; the pool starts when there is something to run, and is shared by
+    the stages.
+    """
 
     def __init__(self, study: Study, ledger: Ledger, reporter: Reporter | None = None) -> None:
-        """`study` has a corpus that was verified: workers trust it. `reporter` prints how far the study is; None: one
-        for all stages.
+        """`study` has a corpus that was verified: workers trust it. `reporter` prints how far the
+        study is; None: one for all stages.
         """
         self.study, self.ledger = calibrated(study, ledger), ledger
         self.reporter = reporter or Reporter(self.study, ledger)
@@ -169,7 +199,8 @@ class Runner:
         finally:
             self.reporter.close()
             for number in caught:
-                signal.signal(number, signal.SIG_IGN)  # closing takes a second, and leaves processes if cut short
+                # closing takes a second, and leaves processes if cut short
+                signal.signal(number, signal.SIG_IGN)
             try:
                 if self._pool is not None:
                     self._pool.close()
@@ -181,7 +212,10 @@ class Runner:
         if self._stopping:
             raise KeyboardInterrupt
         self._stopping = True
-        say(f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to abort)")
+        say(
+            f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to "
+            "abort)"
+        )
 
     def _warn_of_units(self, spec: RunSpec, result: RunResult) -> None:
         """Warn once if a user's trainer seems to log its two losses in different units."""
@@ -191,20 +225,25 @@ class Runner:
         if not units_agree(training, validation):
             self._warned_of_units = True
             say(
-                f"warning: a run ended with a training loss of {training:.4g} and a validation loss of "
-                f"{validation:.4g}: if they are not both in nats per token, declare their units: {UNIT_KEYS}"
+                f"warning: a run ended with a training loss of {training:.4g} and a validation "
+                "loss of "
+                f"{validation:.4g}: if they are not both in nats per token, declare their units: "
+                f"{UNIT_KEYS}"
             )
 
     def _interrupted(self) -> InterruptedStudyError:
         done = counted(self.ledger.num_runs, "run")
         folder = self.study.study_dir
         return InterruptedStudyError(
-            f"stopped with {done} recorded; `forerun run {folder / PLAN_FILE} --study {folder}` continues"
+            f"stopped with {done} recorded; `forerun run {folder / PLAN_FILE} --study {folder}` "
+            "continues"
         )
 
-    def drive(self, label: str, source: RunSource, specs: Sequence[RunSpec], *, noise: bool = False) -> None:
-        """Run a source until it is done; `specs` cost what the runs it will give do, for the estimate of the time left.
-        `noise`: their gradient noise is measured on the way.
+    def drive(
+        self, label: str, source: RunSource, specs: Sequence[RunSpec], *, noise: bool = False
+    ) -> None:
+        """Run a source until it is done; `specs` cost what the runs it will give do, for the
+        estimate of the time left. `noise`: their gradient noise is measured on the way.
 
         Raises:
             InterruptedStudyError: a signal came.
@@ -222,7 +261,8 @@ class Runner:
             nonlocal overrun
             _require_there(place)
             left = reporter.progress.batch_left_seconds
-            accounts.look(label, last.running, last.num_queued, left, reporter.draw)  # also while workers are silent
+            # also while workers are silent
+            accounts.look(label, last.running, last.num_queued, left, reporter.draw)
             overrun = overrun or budget.overrun()
             return self._stopping or bool(overrun)
 
@@ -238,7 +278,10 @@ class Runner:
             for sentence in (*event.lost, *event.notes):
                 say(f"{label}: {sentence}")
             if event.running is not last.running:  # a second of reports has the same
-                parts = {r.run_id: work.get(r.run_id, mean_work) * r.step / r.num_steps for r in event.running}
+                parts = {
+                    r.run_id: work.get(r.run_id, mean_work) * r.step / r.num_steps
+                    for r in event.running
+                }
             for outcome in event.outcomes:  # the last look was before it
                 parts.pop(outcome.spec.id, None)
                 self._warn_of_units(outcome.spec, outcome.result)
@@ -247,11 +290,19 @@ class Runner:
 
         try:
             drive(
-                source, pool, self.ledger, self.study.study_dir,
-                num_slots_for=lambda spec: spec.numerics.num_slots, bank_key_for=bank_key,
-                max_attempts=cluster.max_attempts, noise=noise, kinds=self._kinds, progress=progress,
-                should_stop=should_stop, refusal=budget.refusal,
-            )  # fmt: skip
+                source,
+                pool,
+                self.ledger,
+                self.study.study_dir,
+                num_slots_for=lambda spec: spec.numerics.num_slots,
+                bank_key_for=bank_key,
+                max_attempts=cluster.max_attempts,
+                noise=noise,
+                kinds=self._kinds,
+                progress=progress,
+                should_stop=should_stop,
+                refusal=budget.refusal,
+            )
         finally:
             reporter.pause()
             accounts.write_down()
@@ -260,7 +311,9 @@ class Runner:
             raise BudgetSpent(overrun)
 
     def _begin(self, stage: str) -> None:
-        """A stage begins: how its runs compute is chosen first, so its specs are another study's from here on."""
+        """A stage begins: how its runs compute is chosen first, so its specs are another study's
+        from here on.
+        """
         self.reporter.begin(stage)
         self.study = calibrate(self.study, self.ledger, stage, self._workers, self._check_stop)
 
@@ -277,14 +330,25 @@ class Runner:
         """What the workers' time is written down in; they are started. Raises ClusterUnfit."""
         if self._accounts is None:
             cluster = self.study.plan.cluster
-            kinds = {*self._kinds, *(each.kind for each in spent(self.ledger, cluster.caps).by_kind)}
-            if unpriced := [kind for kind in kinds if cluster.max_usd and cluster.caps.price(kind) is None]:
-                names = ", ".join(kind or "a device that did not tell its name" for kind in sorted(unpriced))
-                raise ClusterUnfit(
-                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it to "
-                    "cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour for all others"
+            kinds = {
+                *self._kinds,
+                *(each.kind for each in spent(self.ledger, cluster.caps).by_kind),
+            }
+            if unpriced := [
+                kind for kind in kinds if cluster.max_usd and cluster.caps.price(kind) is None
+            ]:
+                names = ", ".join(
+                    kind or "a device that did not tell its name" for kind in sorted(unpriced)
                 )
-            self._accounts = Accounts(self.study.study_dir, self.ledger, cluster.caps, cluster.num_devices(self._kinds))
+                raise ClusterUnfit(
+                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it "
+                    "to "
+                    "cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour for "
+                    "all others"
+                )
+            self._accounts = Accounts(
+                self.study.study_dir, self.ledger, cluster.caps, cluster.num_devices(self._kinds)
+            )
         return self._accounts
 
     def _check_stop(self) -> None:
@@ -300,10 +364,13 @@ class Runner:
         from launcher.study.coordinate_checks import checks_of
 
         self.reporter.begin(CHECK)
-        return checks_of(self.study, self.ledger, self._workers, self._check_stop, self.reporter.checked)
+        return checks_of(
+            self.study, self.ledger, self._workers, self._check_stop, self.reporter.checked
+        )
 
     def sweep(self) -> SearchOutcome:
-        """The search at the base width; of a model that is not ours, once its coordinates are checked.
+        """The search at the base width; of a model that is not ours, once its coordinates are
+        checked.
 
         Raises:
             GateError: the user's own model fails the check.
@@ -317,7 +384,9 @@ class Runner:
         return searched(self.study, self.ledger)
 
     def _replay(self) -> None:
-        """Run the winning trial again elsewhere, its hours counted. Raises GateError if it differs."""
+        """Run the winning trial again elsewhere, its hours counted. Raises GateError if it
+        differs.
+        """
 
         def check() -> None:
             self._check_stop()
@@ -333,11 +402,12 @@ class Runner:
                 self._accounts.write_down()
 
     def transfer(self, *, spend: bool = False) -> Transferred:
-        """Every test's valleys, larger sizes after smaller ones, and what their verdicts ask for in addition.
+        """Every test's valleys, larger sizes after smaller ones, and what their verdicts ask for in
+        addition.
 
         Args:
-            spend: go on asking where verdicts cannot tell, `SPEND_ROUNDS` times more at most; each time is recorded, so
-                that a resumed study asks for the same runs.
+            spend: go on asking where verdicts cannot tell, `SPEND_ROUNDS` times more at most; each
+                time is recorded, so that a resumed study asks for the same runs.
         """
         self.sweep()
         self._begin("transfer")
@@ -348,13 +418,18 @@ class Runner:
 
     def _spend(self) -> None:
         """Go on asking, from where an interrupted spending stopped."""
-        before = sum(int(cast(dict[str, int], record.body)["rounds"]) for record in self.ledger.records(SPENT))
+        before = sum(
+            int(cast(dict[str, int], record.body)["rounds"])
+            for record in self.ledger.records(SPENT)
+        )
         for _ in range(len(self.ledger.records(SPEND)) - before, SPEND_ROUNDS):
             found = transferred(self.study, self.ledger)
             verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
             if transfer_gate(verdicts).outcome != "cannot_tell":
                 break
-            self.ledger.append(SPEND, str(len(self.ledger.records(SPEND))), {"together": verdicts.together.outcome})
+            self.ledger.append(
+                SPEND, str(len(self.ledger.records(SPEND))), {"together": verdicts.together.outcome}
+            )
             if not self._transfer_runs():
                 say("transfer: the verdicts ask for no more runs")
                 break
@@ -367,18 +442,26 @@ class Runner:
         while True:
             results = self.ledger.results()
             tests = asked(self.study, self.ledger)
-            needed = {test.name: [spec for spec in test.specs if spec.id not in results] for test in tests}
+            needed = {
+                test.name: [spec for spec in test.specs if spec.id not in results] for test in tests
+            }
             specs = {spec.id: spec for missing in needed.values() for spec in missing}
             if not specs:
                 return num_runs
-            sentence = ", ".join(f"{len(missing)} for {name}" for name, missing in needed.items() if missing)
+            sentence = ", ".join(
+                f"{len(missing)} for {name}" for name, missing in needed.items() if missing
+            )
             sentence += ", some for both" if sum(map(len, needed.values())) > len(specs) else ""
-            say(f"transfer: {counted(len(specs), 'run')} ({sentence}), {self._share(specs.values())}")
+            say(
+                f"transfer: {counted(len(specs), 'run')} ({sentence}), "
+                f"{self._share(specs.values())}"
+            )
             self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
             num_runs += len(specs)
 
     def ladder(self) -> list[RunSpec]:
-        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its rungs alone.
+        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its
+        rungs alone.
 
         Raises:
             GateError: the values do not transfer, rungs are missing, and nobody accepted that.
@@ -394,7 +477,8 @@ class Runner:
             num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
             checks = counted(len(missing) - num_rungs, "run")
             say(
-                f"ladder: {counted(num_rungs, 'rung')} and {checks} at other rates that check some of them, "
+                f"ladder: {counted(num_rungs, 'rung')} and {checks} at other rates that check some "
+                "of them, "
                 f"{self._share(missing)}"
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing, noise=True)

@@ -1,4 +1,6 @@
-"""Opening studies: a plan with its corpus and its user's code, the ledger beside it. No torch but for own models."""
+"""Opening studies: a plan with its corpus and its user's code, the ledger beside it. No torch but
+for own models.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from sweeps.store.errors import StudyMissing
 from sweeps.store.fork import import_runs, read_parent
 from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
-# Links in a study's folder that lead out of it: what writes the study would write there. Standard library only.
+# Links in a study's folder that lead out of it: what writes the study would write there. Standard
+# library only.
 
 _NUM_NAMED = 8
 _LOOKED_INTO = (CURVES_DIR, CHECKPOINTS_DIR, "frozen", "wandb")
@@ -40,7 +43,8 @@ class LinksOutError(InputError):
 def refuse_links_out(study_dir: Path) -> None:
     """See that what a study's own writers open lies in its folder, which may itself be a link.
 
-    What the user's own trainer makes (`external/`) and the main run's folder are theirs, and not looked into.
+    What the user's own trainer makes (`external/`) and the main run's folder are theirs, and not
+    looked into.
 
     Raises:
         LinksOutError: some links lead elsewhere; they are named.
@@ -56,8 +60,10 @@ def refuse_links_out(study_dir: Path) -> None:
     if out:
         more = f" and {len(out) - _NUM_NAMED} more" if len(out) > _NUM_NAMED else ""
         raise LinksOutError(
-            f"{study_dir} holds links that lead out of it: {', '.join(out[:_NUM_NAMED])}{more}. What is written there "
-            "would change other files: remove them, or move the whole study and make a link of its folder"
+            f"{study_dir} holds links that lead out of it: {', '.join(out[:_NUM_NAMED])}{more}. "
+            "What is written there "
+            "would change other files: remove them, or move the whole study and make a link of its "
+            "folder"
         )
 
 
@@ -71,7 +77,11 @@ def _links(folder: Path) -> Iterator[Path]:
 
 
 def plan_study(
-    plan_path: Path, study_dir: Path, overrides: tuple[str, ...] = (), *, source_sha256: str | None = None
+    plan_path: Path,
+    study_dir: Path,
+    overrides: tuple[str, ...] = (),
+    *,
+    source_sha256: str | None = None,
 ) -> Study:
     """A study as a plan file asks for it.
 
@@ -97,7 +107,9 @@ def plan_study(
 
 
 def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
-    """What is trained on: a corpus, in the plan's proportions, or the name of a command's own data."""
+    """What is trained on: a corpus, in the plan's proportions, or the name of a command's own
+    data.
+    """
     if corpus is None:
         return unnamed(plan.data.external, plan.data.vocab_size)
     manifest = read_manifest(corpus)
@@ -108,9 +120,13 @@ def unnamed(name: str, vocab_size: int) -> Manifest:
     """Data of which nothing is known but a name and the vocabulary."""
     source = Source(name=name, weight=1.0, num_documents=0, train=(), validation=())
     return Manifest(
-        schema_version=SCHEMA_VERSION, tokenizer="unnamed", vocab_size=vocab_size, dtype="uint32", end_id=None,
+        schema_version=SCHEMA_VERSION,
+        tokenizer="unnamed",
+        vocab_size=vocab_size,
+        dtype="uint32",
+        end_id=None,
         sources=(source,),
-    )  # fmt: skip
+    )
 
 
 def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory | None:
@@ -137,7 +153,8 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
     """The study of a folder and its ledger, for reading; works while a driver runs.
 
     Raises:
-        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the recorded one.
+        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the
+            recorded one.
         LinksOutError: see `refuse_links_out`.
     """
     refuse_links_out(study_dir)
@@ -150,7 +167,8 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
 
 
 def verified_corpus(study: Study) -> TokenStore | None:
-    """The corpus, read through once and for all: in a worker, damage would fail run after run. None if there is none.
+    """The corpus, read through once and for all: in a worker, damage would fail run after run. None
+    if there is none.
 
     Raises:
         DataError: it is not what its manifest says, or too short for one window.
@@ -158,7 +176,9 @@ def verified_corpus(study: Study) -> TokenStore | None:
     if study.corpus is None:
         return None
     with Heartbeat(f"reading {study.corpus}") as heartbeat:
-        store = TokenStore(study.corpus, weights=study.plan.data.weights or None, on_shard=heartbeat.step)
+        store = TokenStore(
+            study.corpus, weights=study.plan.data.weights or None, on_shard=heartbeat.step
+        )
     seq_len = study.plan.model.seq_len
     store.train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=seq_len)
     store.validation_batch(num_sequences=1, seq_len=seq_len)
@@ -181,7 +201,8 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
         with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
             study = calibrated(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
-    parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)  # before anything is made
+    # before anything is made
+    parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)
     ledger = Ledger.open(study.study_dir, study.question, create=True, is_amendable=is_of_user_code)
     try:
         values = cast(dict[str, dict[str, object]], study.plan.model_dump())
@@ -197,7 +218,9 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
 
 
 def is_of_user_code(key: str) -> bool:
-    """Return whether a plan key says what code of the user's trains, how it is called, or where it logs."""
+    """Return whether a plan key says what code of the user's trains, how it is called, or where it
+    logs.
+    """
     fixed = ("proxy.command", "proxy.factory", "factory_sha256")
     return key in fixed or key.startswith(("proxy.metrics_", "proxy.dimensions"))
 
@@ -215,4 +238,7 @@ def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -
     for record in taken:  # or the same runs would have other ids here
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:
-        say(f"fork: {counted(len(taken), 'choice')} of its calibration imported, which are not measured again")
+        say(
+            f"fork: {counted(len(taken), 'choice')} of its calibration imported, which are not "
+            "measured again"
+        )

@@ -1,5 +1,5 @@
-"""Points that a search begins with, from the best trials of an Optuna study. They are points alone: a loss that was
-measured elsewhere, on other data or at another size, says nothing here.
+"""Points that a search begins with, from the best trials of an Optuna study. They are points alone:
+a loss that was measured elsewhere, on other data or at another size, says nothing here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ class WarmStart:
 
 
 def with_warm_start(plan: FirstPlan, text: str, space: SearchSpace) -> tuple[FirstPlan, str]:
-    """A first plan with the points of `warm_start`, and where they are from, which also stands in its head."""
+    """A first plan with the points of `warm_start`, and where they are from, which also stands in
+    its head.
+    """
     found = warm_start(text, space)
     values = plan.values | {"search": plan.values.get("search", {}) | {"warm_start": found.points}}
-    return dataclasses.replace(plan, values=values, head=(*plan.head, found.sentence)), found.sentence
+    return dataclasses.replace(
+        plan, values=values, head=(*plan.head, found.sentence)
+    ), found.sentence
 
 
 def warm_start(text: str, space: SearchSpace) -> WarmStart:
@@ -42,8 +46,8 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
 
     Args:
         text: FILE or FILE:STUDY. Both may hold colons: the longest path that exists is the file.
-        space: What the search varies. A parameter counts by its name, or by one of its names in tables (`lr`,
-            `optimizer.lr`).
+        space: What the search varies. A parameter counts by its name, or by one of its names in
+            tables (`lr`, `optimizer.lr`).
 
     Raises:
         OptunaStorageError: see `best_trials`; or no parameter of the study is searched here.
@@ -62,7 +66,11 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
     for params in found.params:
         point: Params = {}
         for name, value in params.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            )
             if name not in axes or not number:
                 unused.add(name)
                 continue
@@ -74,8 +82,9 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
             points.append(point)
     if not points:
         raise OptunaStorageError(
-            f"{file}: study {found.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none of them is searched "
-            f"here: {', '.join(name for axis in space.axes for name in (axis.name, *_other_names(axis.name)))}"
+            f"{file}: study {found.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none "
+            "of them is searched "
+            f"here: {', '.join(name for axis in space.axes for name in (axis.name, *_other_names(axis.name)))}"  # noqa: E501
         )
     best = f"the best {len(points)} of" if len(points) > 1 else "the best of"
     trials = counted(found.num_finished, "finished trial")
@@ -89,7 +98,9 @@ def _split_study(text: str) -> tuple[str, str]:
     """Split FILE[:STUDY] into the file and the name of the study."""
     places = [place for place, character in enumerate(text) if character == ":"]
     splits = [(text, ""), *((text[:place], text[place + 1 :]) for place in reversed(places))]
-    return next((split for split in splits if Path(split[0]).exists()), splits[min(1, len(splits) - 1)])
+    return next(
+        (split for split in splits if Path(split[0]).exists()), splits[min(1, len(splits) - 1)]
+    )
 
 
 def _other_names(name: str) -> tuple[str, ...]:

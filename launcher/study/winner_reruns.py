@@ -1,8 +1,9 @@
 """The winning trial of a search run again elsewhere and compared; also as a gate of freezing.
 
-A second execution that gives something else, where the same bits are promised, says that one of two machines computes
-wrongly. The study then stops: it does not know which of its numbers to believe. What came of it is in the ledger, so a
-driver that was killed before goes on with it. No torch, no Ray.
+A second execution that gives something else, where the same bits are promised, says that one of two
+machines computes wrongly. The study then stops: it does not know which of its numbers to believe.
+What came of it is in the ledger, so a driver that was killed before goes on with it. No torch, no
+Ray.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ GATE = "replays_agree"
 
 
 def replay_search(
-    study: Study, ledger: Ledger, workers: Callable[[], Pool], bank_key: Callable[[RunSpec], str],
+    study: Study,
+    ledger: Ledger,
+    workers: Callable[[], Pool],
+    bank_key: Callable[[RunSpec], str],
     check: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """Run the winning trial again if the plan asks for it, and record what came of it.
 
     Args:
@@ -57,10 +61,15 @@ def replay_search(
         say(f"replays: running the winning trial, run {spec.id[:12]}, again elsewhere")
         pool, first = workers(), ledger.results()[spec.id]
         again = carried_out(
-            pool, spec, _elsewhere(first.environment, pool, where(pool, check)), bank_key=bank_key(spec),
+            pool,
+            spec,
+            _elsewhere(first.environment, pool, where(pool, check)),
+            bank_key=bank_key(spec),
             num_microbatches=int(first.environment.get("num_microbatches", "1")),
-            max_attempts=study.plan.cluster.max_attempts, hang_seconds=HANG_SECONDS, check=check,
-        )  # fmt: skip
+            max_attempts=study.plan.cluster.max_attempts,
+            hang_seconds=HANG_SECONDS,
+            check=check,
+        )
         if isinstance(again, str):
             body: dict[str, Json] = {"outcome": "cannot_tell", "reason": again}
         else:
@@ -109,7 +118,13 @@ def replay_gates(study: Study, ledger: Ledger) -> tuple[Gate, ...]:
     made: Any = [record.body for record in ledger.records(REPLAYED)]
     if not study.replays_winner and not made:
         return ()
-    outcomes: dict[str, CheckOutcome] = {"agrees": "passed", "differs": "failed", "cannot_tell": "cannot_tell"}
+    outcomes: dict[str, CheckOutcome] = {
+        "agrees": "passed",
+        "differs": "failed",
+        "cannot_tell": "cannot_tell",
+    }
     found = worst([outcomes[body["outcome"]] for body in made] or ["cannot_tell"])
-    said = sentences({"replays": made}) or ["the winning trial was not run again yet: run `forerun sweep PLAN`"]
+    said = sentences({"replays": made}) or [
+        "the winning trial was not run again yet: run `forerun sweep PLAN`"
+    ]
     return (Gate(name=GATE, outcome=found, reason="; ".join(said)),)

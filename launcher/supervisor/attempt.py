@@ -1,8 +1,9 @@
-"""One attempt at a main run: a job of processes from its start to its end, asked to save, watched, and cleared away.
+"""One attempt at a main run: a job of processes from its start to its end, asked to save, watched,
+and cleared away.
 
-torchrun puts every rank into a session of its own, so a job is known by a token in its processes' environment, which
-children inherit. A signal goes to the ranks themselves: torchrun, on a signal, gives them 30 s and then kills them, and
-a large model takes longer to save.
+torchrun puts every rank into a session of its own, so a job is known by a token in its processes'
+environment, which children inherit. A signal goes to the ranks themselves: torchrun, on a signal,
+gives them 30 s and then kills them, and a large model takes longer to save.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Signals:
         self.save, self.now = Flag(), Flag()
 
     def hear(self, number: int) -> None:
-        """A signal came. Only a person's impatience counts as a second one: schedulers repeat theirs."""
+        """A signal came. Only a person's impatience counts as a second one: schedulers repeat
+        theirs.
+        """
         if number == signal.SIGINT and self.save.is_set():
             self.now.set()
         self.save.set()
@@ -57,11 +60,17 @@ class Signals:
 
 @contextlib.contextmanager
 def hearing(hear: Callable[[int], None]) -> Iterator[None]:
-    """Within, SIGTERM, SIGHUP and Ctrl-C call `hear` instead of ending this process; in the main thread only."""
+    """Within, SIGTERM, SIGHUP and Ctrl-C call `hear` instead of ending this process; in the main
+    thread only.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [
+        n
+        for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        if signal.getsignal(n) != signal.SIG_IGN
+    ]
     before = [signal.signal(number, lambda got, _: hear(got)) for number in numbers]
     try:
         yield
@@ -80,7 +89,8 @@ class AttemptSpec:
     limits: Limits
     num_steps: int
     keeps_ending: bool = True
-    """Whether this supervisor is the one that clears the last attempt's ending away: of several machines' one."""
+    """Whether this supervisor is the one that clears the last attempt's ending away: of several
+    machines' one."""
     num_checkpoints: int = 1
     """Number of the newest checkpoints that the run keeps at least."""
 
@@ -91,12 +101,15 @@ class AttemptSpec:
 
 
 def attempt(
-    spec: AttemptSpec, signals: Signals, run_folder: RunFolder | None = None, record: RunRecord | None = None
+    spec: AttemptSpec,
+    signals: Signals,
+    run_folder: RunFolder | None = None,
+    record: RunRecord | None = None,
 ) -> metrics.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine when this returns.
 
-    A job whose `run_folder` is removed is asked to save and end; one whose folder somebody else holds ends at once.
-    What disappears of the `record` meanwhile is told at once.
+    A job whose `run_folder` is removed is asked to save and end; one whose folder somebody else
+    holds ends at once. What disappears of the `record` meanwhile is told at once.
 
     Returns:
         How it ended, in order or because it was asked to; or why it died.
@@ -114,20 +127,36 @@ def attempt(
         job = ProcessSession(spec.command, log.fileno())
         try:
             hung = _follow(
-                job, spec, signals, watchdog, lambda: _stamp(ending_file) not in (before, None), run_folder, record
+                job,
+                spec,
+                signals,
+                watchdog,
+                lambda: _stamp(ending_file) not in (before, None),
+                run_folder,
+                record,
             )
         finally:
             job.clear(remote=spec.remote)
     if _stamp(ending_file) not in (before, None) and (ending := metrics.read_ending(spec.run_dir)):
         return ending
     if signals.save.is_set():
-        # Too early for the ranks to listen, or too late for patience; no restart answers what was asked for.
-        reason = "killed by a second signal" if signals.now.is_set() else "by a signal, before it could save"
-        return metrics.AttemptEnd(event="interrupted", exit_code=130, step=last_step(spec.run_dir), reason=reason)
+        # Too early for the ranks to listen, or too late for patience; no restart answers what was
+        # asked for.
+        reason = (
+            "killed by a second signal"
+            if signals.now.is_set()
+            else "by a signal, before it could save"
+        )
+        return metrics.AttemptEnd(
+            event="interrupted", exit_code=130, step=last_step(spec.run_dir), reason=reason
+        )
     return crash_of(
-        end_of(spec.log, begins), step=watchdog.pace.step, exit_code=job.process.returncode, hung=hung,
+        end_of(spec.log, begins),
+        step=watchdog.pace.step,
+        exit_code=job.process.returncode,
+        hung=hung,
         num_oom_kills=oom_kills() - kills_before,
-    )  # fmt: skip
+    )
 
 
 def last_step(run_dir: Path) -> int:
@@ -154,7 +183,9 @@ def _follow(
     run_folder: RunFolder | None,
     record: RunRecord | None,
 ) -> str:
-    """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called hung, if it is."""
+    """Wait for the job, telling its progress, and pass a signal on to it; returns why it is called
+    hung, if it is.
+    """
     every = LIVE_SECONDS if sys.stderr.isatty() else PLAIN_SECONDS
     shown, next_report, passed_on = -1, time.monotonic() + LIVE_SECONDS, False
     ended_at = None
@@ -170,14 +201,20 @@ def _follow(
             if run_folder.new_holder:
                 return ""
             if run_folder.is_removed and not passed_on:
-                say(f"warning: {run_folder.folder} was removed or emptied: saving the run there again, then ending")
+                say(
+                    f"warning: {run_folder.folder} was removed or emptied: saving the run there "
+                    "again, then ending"
+                )
                 job.tell_to_save()
                 passed_on = True
         if signals.now.is_set():
             say("forerun: second signal: ending now without saving")
             return ""
         if signals.save.is_set() and not passed_on:
-            say("forerun: signal received: saving, then ending (Ctrl-C again ends now without saving)")
+            say(
+                "forerun: signal received: saving, then ending (Ctrl-C again ends now without "
+                "saving)"
+            )
             job.tell_to_save()
             passed_on = True
         if ended_at is None and has_ended():
@@ -213,7 +250,8 @@ class ProcessSession:
 
     def __init__(self, command: list[str], log: int) -> None:
         self._token, self._log = secrets.token_hex(16), log
-        # One thread a rank unless told otherwise, as torchrun itself would choose, but without its warning.
+        # One thread a rank unless told otherwise, as torchrun itself would choose, but without its
+        # warning.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, JOB_VARIABLE: self._token}
         # Its own session: Ctrl-C reaches the supervisor alone, which passes it on once.
         self.process = subprocess.Popen(
@@ -224,16 +262,21 @@ class ProcessSession:
             env=environment,
             start_new_session=True,
             # srun passes SIGTERM on; killed, it would leave its tasks on other machines alone.
-            preexec_fn=make_child_die_with_us(signal.SIGTERM if command[0] == "srun" else signal.SIGKILL),  # noqa: PLW1509
+            preexec_fn=make_child_die_with_us(  # noqa: PLW1509
+                signal.SIGTERM if command[0] == "srun" else signal.SIGKILL
+            ),
         )
 
     def tell_to_save(self) -> None:
-        """SIGTERM to the ranks on this machine; they tell the others. To the job itself if it has none yet."""
+        """SIGTERM to the ranks on this machine; they tell the others. To the job itself if it has
+        none yet.
+        """
         for pid in self._ranks() or [self.process.pid]:
             _send(pid, signal.SIGTERM)
 
     def dump_stacks(self) -> None:
-        """Have the ranks write the stacks of all their threads into the log, one after another: their words would mix.
+        """Have the ranks write the stacks of all their threads into the log, one after another:
+        their words would mix.
 
         A rank that does not listen yet ends of it, a moment before the job does.
         """
@@ -245,9 +288,12 @@ class ProcessSession:
             time.sleep(STACK_SECONDS / len(asked))
 
     def clear(self, *, remote: bool) -> None:
-        """End what is left, and wait until it is gone: none may write on where the next attempt writes."""
+        """End what is left, and wait until it is gone: none may write on where the next attempt
+        writes.
+        """
         if remote and self.process.poll() is None:
-            self.process.terminate()  # srun passes it on; killed, it would leave its tasks elsewhere alone
+            # srun passes it on; killed, it would leave its tasks elsewhere alone
+            self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(SRUN_SECONDS)
         deadline = time.monotonic() + _CLEAR_SECONDS
@@ -262,13 +308,18 @@ class ProcessSession:
             time.sleep(POLL_SECONDS)
 
     def _ranks(self) -> list[int]:
-        """What torchrun's agent here started; what a rank starts itself (a compiler's workers) is its own business."""
+        """What torchrun's agent here started; what a rank starts itself (a compiler's workers) is
+        its own business.
+        """
         members = self._members()
         in_rank = {pid for pid, environment in members.items() if b"\0LOCAL_RANK=" in environment}
-        return [pid for pid in in_rank if (parent := _parent(pid)) in members and parent not in in_rank]
+        return [
+            pid for pid in in_rank if (parent := _parent(pid)) in members and parent not in in_rank
+        ]
 
     def _members(self) -> dict[int, bytes]:
-        """Return the environment of each running process of the job on this machine; on systems other than Linux none.
+        """Return the environment of each running process of the job on this machine; on systems
+        other than Linux none.
 
         A process that is ending has an empty environment; it writes no more.
         """

@@ -1,4 +1,6 @@
-"""The main run in the user's own trainer: started from the frozen values, kept an eye on, resumed by its own option."""
+"""The main run in the user's own trainer: started from the frozen values, kept an eye on, resumed
+by its own option.
+"""
 
 from __future__ import annotations
 
@@ -64,18 +66,28 @@ def words_of(own: OwnTrainer, places: OwnPlaces, *, resume: bool) -> list[str]:
     if "data" in own.command.named and places.corpus is None:
         raise OwnLaunchError("the command names {data}: give the corpus with --data")
     run_dir = places.run_dir.resolve()
-    here = {"run_dir": str(run_dir), "run_json": str(run_dir / RUN_FILE), "data": str(places.corpus)}
+    here = {
+        "run_dir": str(run_dir),
+        "run_json": str(run_dir / RUN_FILE),
+        "data": str(places.corpus),
+    }
     values = {**cast(dict[str, canon.Json], own.values), **here}
     return [*filled(own.command.template, values), *(filled(own.resume, values) if resume else [])]
 
 
 def launch_own(
-    decision: Decision, places: OwnPlaces, max_restarts: int, signals: Signals, *, hang_seconds: float = 0.0
+    decision: Decision,
+    places: OwnPlaces,
+    max_restarts: int,
+    signals: Signals,
+    *,
+    hang_seconds: float = 0.0,
 ) -> LaunchOutcome:
     """Run it to its end; restart it where it dies or hangs, if the plan says how it resumes.
 
-    It hangs if it logs no step for `hang_seconds` (0: never) and for 20 median gaps between logged steps. A restart
-    that brings no new step counts against `max_restarts`. Ctrl-C or SIGTERM stops it in order.
+    It hangs if it logs no step for `hang_seconds` (0: never) and for 20 median gaps between logged
+    steps. A restart that brings no new step counts against `max_restarts`. Ctrl-C or SIGTERM stops
+    it in order.
 
     Raises:
         OwnLaunchError: the run was begun before, and nothing says how it resumes.
@@ -87,22 +99,35 @@ def launch_own(
     begun = (places.run_dir / LOG_FILE).exists()
     if begun and not own.resume:
         raise OwnLaunchError(
-            f"{places.run_dir}: this run was begun before, and launch.resume_arguments is empty: give a fresh --out, "
+            f"{places.run_dir}: this run was begun before, and launch.resume_arguments is empty: "
+            "give a fresh --out, "
             "or freeze with the arguments by which your trainer resumes"
         )
     canon.make_folder(places.run_dir)
     with DriverLock(places.run_dir) as lock:
         run_folder = RunFolder(places.run_dir, lock, places.run_dir / LOG_FILE)
         return _attempts(
-            decision, own, places, max_restarts, signals, run_folder, begun=begun, hang_seconds=hang_seconds
+            decision,
+            own,
+            places,
+            max_restarts,
+            signals,
+            run_folder,
+            begun=begun,
+            hang_seconds=hang_seconds,
         )
 
 
 def start_own(
-    decision: Decision, places: OwnPlaces, *, resume: bool, told: Mapping[str, str] = MappingProxyType({}),
+    decision: Decision,
+    places: OwnPlaces,
+    *,
+    resume: bool,
+    told: Mapping[str, str] = MappingProxyType({}),
     grace_seconds: float = GRACE_SECONDS,
-) -> SupervisedCommand:  # fmt: skip
-    """Start the command in `places.run_dir`, with run.json and log.txt there; `told`: more of its environment.
+) -> SupervisedCommand:
+    """Start the command in `places.run_dir`, with run.json and log.txt there; `told`: more of its
+    environment.
 
     Raises:
         OwnLaunchError: see `words_of`.
@@ -115,16 +140,28 @@ def start_own(
     values = {"digest": decision.digest, "values": own.values, "argv": words}
     canon.write_atomic(run_dir / RUN_FILE, canon.pretty(values))
     return SupervisedCommand(
-        words, folder=places.code_dir,
-        environment={**command_environment(own.command, run_dir, os.environ.get("PYTHONPATH")), **told},
-        log=RedactedLog(run_dir / LOG_FILE, LineRedactor(), append=True), grace_seconds=grace_seconds,
-    )  # fmt: skip
+        words,
+        folder=places.code_dir,
+        environment={
+            **command_environment(own.command, run_dir, os.environ.get("PYTHONPATH")),
+            **told,
+        },
+        log=RedactedLog(run_dir / LOG_FILE, LineRedactor(), append=True),
+        grace_seconds=grace_seconds,
+    )
 
 
 def _attempts(
-    decision: Decision, own: OwnTrainer, places: OwnPlaces, max_restarts: int, signals: Signals, run_folder: RunFolder,
-    *, begun: bool, hang_seconds: float,
-) -> LaunchOutcome:  # fmt: skip
+    decision: Decision,
+    own: OwnTrainer,
+    places: OwnPlaces,
+    max_restarts: int,
+    signals: Signals,
+    run_folder: RunFolder,
+    *,
+    begun: bool,
+    hang_seconds: float,
+) -> LaunchOutcome:
     """One after another, while they die and may be restarted."""
     idle = restarts = last = 0
     record = UserRunRecord()
@@ -138,7 +175,9 @@ def _attempts(
         outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
         run_folder.check()
         if run_folder.new_holder:
-            raise StudyHeld(f"the lock file was removed while the run trained, and {run_folder.new_holder}")
+            raise StudyHeld(
+                f"the lock file was removed while the run trained, and {run_folder.new_holder}"
+            )
         if run_folder.is_removed:
             reason = run_folder.describe_lost_files(0)
             return dataclasses.replace(outcome, event="failed", exit_code=2, reason=reason)
@@ -150,7 +189,8 @@ def _attempts(
             return _add_losses(outcome, losses)
         restarts, begun = restarts + 1, True
         log = places.run_dir / LOG_FILE
-        failure = outcome.reason.removesuffix(log_end(log))  # the last attempt's log is shown at the end
+        # the last attempt's log is shown at the end
+        failure = outcome.reason.removesuffix(log_end(log))
         say(f"forerun: {failure}; restart {restarts} with {own.resume} (log: {log})")
 
 
@@ -164,7 +204,9 @@ def _add_losses(outcome: LaunchOutcome, losses: str) -> LaunchOutcome:
 
 
 class _Silence:
-    """How long a log has stood still, against the limits that `launcher.base.watchdog` has for our own trainer."""
+    """How long a log has stood still, against the limits that `launcher.base.watchdog` has for our
+    own trainer.
+    """
 
     def __init__(self, hang_seconds: float) -> None:
         self._floor_seconds, self._moved = hang_seconds, time.monotonic()
@@ -194,7 +236,9 @@ def _attempt(
     run_folder: RunFolder,
     record: UserRunRecord,
 ) -> int | str:
-    """How one attempt ended: its exit code, -N for signal N, or `interrupted`, `aborted` or `hung` by us."""
+    """How one attempt ended: its exit code, -N for signal N, or `interrupted`, `aborted` or `hung`
+    by us.
+    """
     told, stopped, silence = time.monotonic(), "", _Silence(hang_seconds)
     while not kept.wait(_POLL_SECONDS):
         has_more = metrics.read(num_steps)
@@ -205,7 +249,11 @@ def _attempt(
         if not has_more:
             record.check(metrics)
         step = metrics.logged().last_step
-        ending = {"interrupted": signals.save.is_set(), "aborted": metrics.logged().bad, "hung": silence.hangs(step)}
+        ending = {
+            "interrupted": signals.save.is_set(),
+            "aborted": metrics.logged().bad,
+            "hung": silence.hangs(step),
+        }
         if stopped := next((how for how, true in ending.items() if true), ""):
             kept.stop()
             break
@@ -224,9 +272,12 @@ def _attempt(
 
 def _outcome(
     decision: Decision, metrics: MetricFiles, ended: int | str, num_restarts: int, log: Path
-) -> LaunchOutcome:  # fmt: skip
+) -> LaunchOutcome:
     logged, num_steps = metrics.logged(), decision.learning_rate.schedule.num_steps
-    step, loss = logged.steps_done(num_steps), logged.validation_loss.get(max(logged.validation_loss, default=0))
+    step, loss = (
+        logged.steps_done(num_steps),
+        logged.validation_loss.get(max(logged.validation_loss, default=0)),
+    )
     done = {"step": step, "validation_loss_nats": loss, "num_restarts": num_restarts}
     if logged.bad:
         return LaunchOutcome(event="aborted", exit_code=3, reason=logged.bad[1], **done)  # type: ignore[arg-type]
@@ -236,7 +287,10 @@ def _outcome(
         return LaunchOutcome(event="finished", exit_code=0, reason="", **done)  # type: ignore[arg-type]
     said = f"it ended with exit code {ended} at step {step} of {num_steps}"
     if ended == "hung":
-        said = f"it logged no step behind {step} of {num_steps} for too long (--hang-seconds), and was ended"
+        said = (
+            f"it logged no step behind {step} of {num_steps} for too long (--hang-seconds), and "
+            "was ended"
+        )
     if ended == 0:
         said += "; " + metrics.hint()
     elif isinstance(ended, int) and ended < 0:

@@ -1,6 +1,8 @@
-"""The user's own training script, asked by `forerun.hook` what it does, and compared with the frozen config.
+"""The user's own training script, asked by `forerun.hook` what it does, and compared with the
+frozen config.
 
-It runs twice, in folders that go away: at a reference width up to its first step, and as frozen for at most five.
+It runs twice, in folders that go away: at a reference width up to its first step, and as frozen for
+at most five.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ LIMIT_SECONDS = 1800.0
 """That the script has for its first steps."""
 SAME = 1e-6
 """Relative: the script may compute in another order."""
-_GRACE_SECONDS, _ADD_IT = 5.0, "call forerun.hook.prove(model, optimizer, scheduler) in it before the first step"
+_GRACE_SECONDS, _ADD_IT = (
+    5.0,
+    "call forerun.hook.prove(model, optimizer, scheduler) in it before the first step",
+)
 RATE = GROUP_NUMBERS[0]
 _STD_SLACK = 0.02
 
@@ -90,7 +95,8 @@ class HookReport:
 
 
 def reference_shape(decision: Decision) -> Shape:
-    """A shape of another width, by which the script shows what grows: the base, or the double of it.
+    """A shape of another width, by which the script shows what grows: the base, or the double of
+    it.
 
     Its depth is the main run's, unless the parametrization has a rule for depth.
     """
@@ -101,7 +107,8 @@ def reference_shape(decision: Decision) -> Shape:
 
 
 def prove(decision: Decision, places: OwnPlaces) -> tuple[list[str], list[str], HookReport]:
-    """Where the script does something else than is frozen; what was not seen or is another convention; its report.
+    """Where the script does something else than is frozen; what was not seen or is another
+    convention; its report.
 
     Raises:
         ProofError: it could not be asked.
@@ -121,22 +128,33 @@ def prove(decision: Decision, places: OwnPlaces) -> tuple[list[str], list[str], 
 def _ask(decision: Decision, places: OwnPlaces, steps: int) -> HookReport:
     """Run the command in a folder that goes away, with a request for so many steps."""
     with tempfile.TemporaryDirectory(prefix="forerun-prove-") as scratch:
-        run_dir, report, request = (Path(scratch) / name for name in ("run", "report.json", "request.json"))
+        run_dir, report, request = (
+            Path(scratch) / name for name in ("run", "report.json", "request.json")
+        )
         run_dir.mkdir()
         at = list(proof_steps(decision.learning_rate.schedule))
         canon.write_atomic(request, canon.pretty({"report": str(report), "steps": steps, "at": at}))
         there = dataclasses.replace(places, run_dir=run_dir)
         kept = start_own(
-            decision, there, resume=False, told={PROVE_VARIABLE: str(request)}, grace_seconds=_GRACE_SECONDS
+            decision,
+            there,
+            resume=False,
+            told={PROVE_VARIABLE: str(request)},
+            grace_seconds=_GRACE_SECONDS,
         )
         try:
             ended = kept.wait(LIMIT_SECONDS)
         finally:
             kept.stop()
         if not report.is_file():
-            how = f"it ended with {kept.ended}" if ended else f"it was stopped after {LIMIT_SECONDS:g} seconds"
+            how = (
+                f"it ended with {kept.ended}"
+                if ended
+                else f"it was stopped after {LIMIT_SECONDS:g} seconds"
+            )
             raise ProofError(
-                "your trainer", [f"{how}, and the hook reported nothing: {_ADD_IT}{log_end(run_dir / LOG_FILE)}"]
+                "your trainer",
+                [f"{how}, and the hook reported nothing: {_ADD_IT}{log_end(run_dir / LOG_FILE)}"],
             )
         return _read(read_plain(report))
 
@@ -147,14 +165,20 @@ def _read(answer: bytes) -> HookReport:
         if isinstance(body, dict) and body.get("error"):
             raise ProofError("your trainer", [f"the hook failed: {body['error']}"])
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise ProofError("your trainer", ["its copy of forerun/hook.py is of another version: copy this one"])
+            raise ProofError(
+                "your trainer", ["its copy of forerun/hook.py is of another version: copy this one"]
+            )
         return canon.decode(HookReport, body, "report")
     except (canon.CanonError, RecursionError) as error:
-        raise ProofError("your trainer", [f"the hook's report cannot be read: {str(error)[:400]}"]) from error
+        raise ProofError(
+            "your trainer", [f"the hook's report cannot be read: {str(error)[:400]}"]
+        ) from error
 
 
 def compare(decision: Decision, here: HookReport, there: HookReport) -> tuple[list[str], list[str]]:
-    """Where the script departs from the frozen config, and notes; `there` is its report at the reference width."""
+    """Where the script departs from the frozen config, and notes; `there` is its report at the
+    reference width.
+    """
     reference = {one.folded: one for one in there.parameters}
     numbers = frozen_numbers(decision, here.parameters, reference)
     judged = _Judged(decision, here)
@@ -182,7 +206,10 @@ class _Judged:
         self._decision, self._here, self._named = decision, here, decision.own.named
         self._schedule = decision.learning_rate.schedule
         self._at = proof_steps(self._schedule)
-        self._shares = {shift: [_share(self._schedule, step + shift) for step in self._at] for shift in (0, -1, 1)}
+        self._shares = {
+            shift: [_share(self._schedule, step + shift) for step in self._at]
+            for shift in (0, -1, 1)
+        }
         self._own_rates = own_rates(decision)
         self._found: Counter[str] = Counter()
         self._noted: dict[str, None] = {}
@@ -191,7 +218,8 @@ class _Judged:
     def problems(self) -> list[str]:
         """Without repetition."""
         return [
-            said + (f" ({counted(count, 'parameter')})" if count > 1 else "") for said, count in self._found.items()
+            said + (f" ({counted(count, 'parameter')})" if count > 1 else "")
+            for said, count in self._found.items()
         ]
 
     @property
@@ -219,30 +247,43 @@ class _Judged:
         if not self._rate(one, frozen, peaks, [rate * factor for rate in self._own_rates]):
             return
         if group.decay_in_gradient:
-            self.problem(one, f"{group.optimizer} adds its decay to the gradient, frozen is decay beside it")
+            self.problem(
+                one, f"{group.optimizer} adds its decay to the gradient, frozen is decay beside it"
+            )
         for name, value in group.numbers.items():
             wanted = getattr(frozen, name)
-            told = name in self._named or wanted == 0  # what must not decay does not, whoever sets the number
+            # what must not decay does not, whoever sets the number
+            told = name in self._named or wanted == 0
             if name != RATE and told and not math.isclose(value, wanted, rel_tol=SAME):
                 why = f": {with_article(frozen.kind)} does not decay" if wanted == 0 else ""
                 self.problem(one, f"{name} is {value!r}, frozen as {wanted!r}{why}")
 
-    def _rate(self, one: HookParameter, frozen: ParameterNumbers, peaks: list[float], axes: list[float]) -> bool:
-        """Whether its rate has a frozen peak; one of the plan's own `axes` is right too, and any other a problem."""
+    def _rate(
+        self, one: HookParameter, frozen: ParameterNumbers, peaks: list[float], axes: list[float]
+    ) -> bool:
+        """Whether its rate has a frozen peak; one of the plan's own `axes` is right too, and any
+        other a problem.
+        """
         rates = self._rates(one.groups[0])
         for peak in (*peaks, *axes):
             for shift, shares in self._shares.items():
                 if _worst(rates, shares, peak) <= SAME:
                     if shift:
-                        self._note(f"the schedule is one step {'late' if shift < 0 else 'early'} beside the frozen one")
+                        self._note(
+                            f"the schedule is one step {'late' if shift < 0 else 'early'} beside "
+                            "the frozen one"
+                        )
                     return peak in peaks and peak not in axes
         shares = self._shares[0]
         near = min((*peaks, *axes), key=lambda peak: _worst(rates, shares, peak))
-        length = max(1, self._schedule.decay_steps or self._schedule.num_steps - self._schedule.warmup_steps)
+        length = max(
+            1, self._schedule.decay_steps or self._schedule.num_steps - self._schedule.warmup_steps
+        )
         apart = _worst(rates, shares, near)
         if apart <= 3.2 / length and _one_factor(rates, shares, near) is None:
             self._note(
-                f"the rates are up to {format_percent(apart)} of the peak from the frozen ones: steps counted "
+                f"the rates are up to {format_percent(apart)} of the peak from the frozen ones: "
+                "steps counted "
                 "another way"
             )
             return near in peaks and near not in axes
@@ -253,21 +294,31 @@ class _Judged:
         """A group's, by the scheduler for all steps, else as far as they were seen."""
         if self._here.rates is not None:
             return [row[number] for row in self._here.rates]
-        return [cast(float, row.rates[number]) for row in self._here.observed if row.rates[number] is not None]
+        return [
+            cast(float, row.rates[number])
+            for row in self._here.observed
+            if row.rates[number] is not None
+        ]
 
     def initial(self, one: HookParameter, other: HookParameter, frozen: ParameterNumbers) -> None:
         """The spread of the initial values, against the reference width's."""
         decision = self._decision
-        ruled = decision.parametrization.width == "mup" and decision.shape.width != decision.base_shape.width
+        ruled = (
+            decision.parametrization.width == "mup"
+            and decision.shape.width != decision.base_shape.width
+        )
         if not ruled or one.std == 0 or other.std == 0 or frozen.kind.endswith(("gain", "bias")):
             return
         ratio = one.std / other.std
         allowed = _STD_SLACK + 5 / math.sqrt(2 * min(math.prod(one.shape), math.prod(other.shape)))
-        forms = [frozen.init_std] + ([frozen.init_std / frozen.width_multiplier] if frozen.kind == "readout" else [])
+        forms = [frozen.init_std] + (
+            [frozen.init_std / frozen.width_multiplier] if frozen.kind == "readout" else []
+        )
         if all(abs(ratio / form - 1) > allowed for form in forms):
             self.problem(
                 one,
-                f"its initial std is {one.std:.4g}, and {other.std:.4g} at width {reference_shape(decision).width}: "
+                f"its initial std is {one.std:.4g}, and {other.std:.4g} at width "
+                f"{reference_shape(decision).width}: "
                 f"must be {format_factor(forms[0])} times that, not {ratio:.4g}",
             )
 
@@ -280,7 +331,8 @@ class _Judged:
             )
         if self._here.rates is None:
             self._note(
-                f"rates were seen at {counted(len(self._here.observed), 'step')} only: give prove the scheduler, or "
+                f"rates were seen at {counted(len(self._here.observed), 'step')} only: give prove "
+                "the scheduler, or "
                 "rate="
             )
         else:
@@ -291,7 +343,10 @@ class _Judged:
         ours, theirs = count_params(self._decision.shape).total, self._here.num_params
         described = self._decision.own is not None and self._decision.own.num_params is not None
         if not described and abs(theirs / ours - 1) > 0.1:
-            said = f"it has {counted(theirs, 'parameter')}, and the forecast counts {ours:,} by [model]"
+            said = (
+                f"it has {counted(theirs, 'parameter')}, and the forecast counts {ours:,} by "
+                "[model]"
+            )
             self._note(f"{said}: proxy.describe in a new study makes it count yours")
 
     def _watched(self) -> None:
@@ -303,7 +358,8 @@ class _Judged:
                 if seen is not None and not math.isclose(seen, said, rel_tol=SAME, abs_tol=1e-12):
                     again = "; is it stepped twice?" if step else ""
                     self._wrong(
-                        f"while it trains, the rate at step {step} is {seen!r}, by the scheduler alone {said!r}{again}"
+                        f"while it trains, the rate at step {step} is {seen!r}, by the scheduler "
+                        f"alone {said!r}{again}"
                     )
                     return
 
@@ -315,7 +371,10 @@ class _Judged:
             if row.ids is None:
                 self._note("batch_tokens were not seen: the model has no nn.Embedding")
             elif not wanted <= row.ids * ranks <= wanted * (1 + 1 / self._decision.shape.seq_len):
-                said = f"step {step} sees {row.ids * ranks} tokens ({row.ids} on each of {counted(ranks, 'rank')})"
+                said = (
+                    f"step {step} sees {row.ids * ranks} tokens ({row.ids} on each of "
+                    f"{counted(ranks, 'rank')})"
+                )
                 self._wrong(f"{said}, frozen as {wanted}")
                 return
 
@@ -330,10 +389,14 @@ class _Judged:
             self._wrong(f"it clips at {max(given)!r}, frozen as {wanted!r}")
         elif norm > wanted * 1.001:
             self._wrong(
-                f"a step's gradient has the norm {norm:.4g} behind clipping, frozen is a clip_norm of {wanted!r}"
+                f"a step's gradient has the norm {norm:.4g} behind clipping, frozen is a clip_norm "
+                f"of {wanted!r}"
             )
         elif not given:
-            self._note("clip_norm was not seen: torch's clip_grad_norm_ was not called, and no gradient was larger")
+            self._note(
+                "clip_norm was not seen: torch's clip_grad_norm_ was not called, and no gradient "
+                "was larger"
+            )
 
 
 def _share(schedule: Schedule, step: int) -> float:
@@ -347,27 +410,55 @@ def _share(schedule: Schedule, step: int) -> float:
 
 def _worst(rates: list[float], shares: Iterable[float], peak: float) -> float:
     """Largest distance, as a share of the peak."""
-    return max((abs(rate - peak * share) for rate, share in zip(rates, shares, strict=False)), default=0.0) / peak
+    return (
+        max(
+            (abs(rate - peak * share) for rate, share in zip(rates, shares, strict=False)),
+            default=0.0,
+        )
+        / peak
+    )
 
 
 def _one_factor(rates: list[float], shares: list[float], peak: float) -> float | None:
     """What every rate is as a multiple of the frozen one; None: not one number."""
-    factors = [rate / (peak * share) for rate, share in zip(rates, shares, strict=False) if share > SAME]
+    factors = [
+        rate / (peak * share) for rate, share in zip(rates, shares, strict=False) if share > SAME
+    ]
     steady = bool(factors) and math.isclose(min(factors), max(factors), rel_tol=1e-3)
     return max(factors) if steady else None
 
 
-def _rate_said(rates: list[float], shares: list[float], peak: float, multiplier: float, at: tuple[int, ...]) -> str:
+def _rate_said(
+    rates: list[float], shares: list[float], peak: float, multiplier: float, at: tuple[int, ...]
+) -> str:
     """How a rate differs: by one factor, or from some step on."""
     if (factor := _one_factor(rates, shares, peak)) is not None:
         why = ""
         if multiplier != 1:
-            why = "; is it left as at the base width?" if math.isclose(factor, multiplier, rel_tol=1e-3) else why
-            why = "; is it scaled twice?" if math.isclose(factor * multiplier, 1, rel_tol=1e-3) else why
-        return f"its peak rate is {factor * peak:.6g}, frozen as {peak:.6g}: {format_factor(factor)} times{why}"
+            why = (
+                "; is it left as at the base width?"
+                if math.isclose(factor, multiplier, rel_tol=1e-3)
+                else why
+            )
+            why = (
+                "; is it scaled twice?"
+                if math.isclose(factor * multiplier, 1, rel_tol=1e-3)
+                else why
+            )
+        return (
+            f"its peak rate is {factor * peak:.6g}, frozen as {peak:.6g}: "
+            f"{format_factor(factor)} times{why}"
+        )
     wrong = [
-        i for i, (rate, share) in enumerate(zip(rates, shares, strict=False)) if abs(rate - peak * share) > SAME * peak
+        i
+        for i, (rate, share) in enumerate(zip(rates, shares, strict=False))
+        if abs(rate - peak * share) > SAME * peak
     ]
     first = wrong[0]
-    more = f", and at {len(wrong) - 1} more of {counted(len(rates), 'step')}" if len(wrong) > 1 else ""
-    return f"its rate at step {at[first]} is {rates[first]:.6g}, frozen as {peak * shares[first]:.6g}{more}"
+    more = (
+        f", and at {len(wrong) - 1} more of {counted(len(rates), 'step')}" if len(wrong) > 1 else ""
+    )
+    return (
+        f"its rate at step {at[first]} is {rates[first]:.6g}, frozen as "
+        f"{peak * shares[first]:.6g}{more}"
+    )

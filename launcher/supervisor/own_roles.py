@@ -1,4 +1,6 @@
-"""What the parameters of a user's own training script are, from its reports at two widths, and their frozen numbers."""
+"""What the parameters of a user's own training script are, from its reports at two widths, and
+their frozen numbers.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,11 @@ class HookParameter:
 
 
 def kind_of(here: HookParameter, there: HookParameter) -> Kind:
-    """What it is, by the dimensions in which two widths differ: the rules of `proxies.external.roles`, without calls.
+    """What it is, by the dimensions in which two widths differ: the rules of
+    `proxies.external.roles`, without calls.
 
-    More than two dimensions, such as stacked experts, count as a hidden matrix if their last one grows.
+    More than two dimensions, such as stacked experts, count as a hidden matrix if their last one
+    grows.
     """
     grows = [one != other for one, other in zip(here.shape, there.shape, strict=True)]
     in_block = "*" in here.folded
@@ -67,7 +71,10 @@ def hparams_of(decision: Decision) -> Hparams:
     """The hyperparameters at the base width, as the command is told them."""
     assert decision.own is not None
     told = {name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in OF_EVERY_OPTIMIZER}
-    return Hparams(**{name: HYPERPARAMETERS[name].off if value is None else value for name, value in told.items()})  # type: ignore[arg-type]
+    values = {
+        name: HYPERPARAMETERS[name].off if value is None else value for name, value in told.items()
+    }
+    return Hparams(**values)  # type: ignore[arg-type]
 
 
 def own_rates(decision: Decision) -> tuple[float, ...]:
@@ -82,10 +89,12 @@ def own_rates(decision: Decision) -> tuple[float, ...]:
 
 
 def frozen_numbers(
-    decision: Decision, parameters: tuple[HookParameter, ...], reference: Mapping[str, HookParameter]
+    decision: Decision,
+    parameters: tuple[HookParameter, ...],
+    reference: Mapping[str, HookParameter],
 ) -> dict[str, ParameterNumbers]:
-    """What the parametrization gives each parameter that the reference has too, by name; `init_std` as a multiple of
-    the reference's.
+    """What the parametrization gives each parameter that the reference has too, by name; `init_std`
+    as a multiple of the reference's.
     """
     at_base = decision.shape.width == decision.base_shape.width
     ratios = Ratios(
@@ -99,5 +108,12 @@ def frozen_numbers(
         kind = kind_of(one, other)
         own = kind in ("hidden", "readout")
         multiplier = 1.0 if at_base else one.fan_in / other.fan_in if own else ratios.width
-        found.append(Parameter(name=one.name, size=one.shape, kind=kind, width_multiplier=multiplier, base_std=1.0))
-    return {row.name: row for row in table_of(decision.parametrization, found, ratios, hparams_of(decision))}
+        found.append(
+            Parameter(
+                name=one.name, size=one.shape, kind=kind, width_multiplier=multiplier, base_std=1.0
+            )
+        )
+    return {
+        row.name: row
+        for row in table_of(decision.parametrization, found, ratios, hparams_of(decision))
+    }

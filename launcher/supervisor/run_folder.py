@@ -24,7 +24,8 @@ class RunFolder:
         self.is_removed = False
         """Whether the folder was removed or emptied."""
         self.new_holder = ""
-        """Message that names the process which has taken the lock; empty while this process holds it."""
+        """Message that names the process which has taken the lock; empty while this process holds
+        it."""
 
     def check(self) -> None:
         """Update `is_removed` and `new_holder`; two system calls while nothing has happened."""
@@ -32,22 +33,36 @@ class RunFolder:
             return
         if not self._log.exists():
             self.is_removed = True
-            self.folder.mkdir(parents=True, exist_ok=True)  # the run can still save a checkpoint in it
+            # the run can still save a checkpoint in it
+            self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.take_again()
         except StudyHeld as error:
             self.new_holder = str(error)
             return
         if not self.is_removed:
-            say(f"warning: the lock file in {self.folder} was removed while it was held; it is taken again")
+            say(
+                f"warning: the lock file in {self.folder} was removed while it was held; it is "
+                "taken again"
+            )
 
     def describe_lost_files(self, saved_step: int) -> str:
         """Return a sentence on what was lost with the folder, and from where the run can resume.
 
         Args:
-            saved_step: Step of the newest complete checkpoint in the folder now; 0 if there is none.
+            saved_step: Step of the newest complete checkpoint in the folder now; 0 if there is
+                none.
         """
-        text = f"{self.folder} was removed or emptied while the run trained in it: its metrics, events and checkpoints "
+        text = (
+            f"{self.folder} was removed or emptied while the run trained in it: its metrics, "
+            "events and checkpoints "
+        )
         if saved_step:
-            return f"{text}from before are lost; the run was saved again at step {saved_step}, from where it resumes"
-        return f"{text}are lost, and nothing could be saved since: restore the folder from a copy, or begin anew"
+            return (
+                f"{text}from before are lost; the run was saved again at step {saved_step}, "
+                "from where it resumes"
+            )
+        return (
+            f"{text}are lost, and nothing could be saved since: restore the folder from a copy, "
+            "or begin anew"
+        )

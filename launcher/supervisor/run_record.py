@@ -13,10 +13,12 @@ from proxies.external.metric_files import MetricFiles
 
 
 class RunRecord:
-    """What a run has recorded must stay: a line for each step in its metrics, and the checkpoints that it keeps.
+    """What a run has recorded must stay: a line for each step in its metrics, and the checkpoints
+    that it keeps.
 
-    The trainer rewrites its metrics when it resumes and removes old checkpoints, so files are not compared with
-    themselves. A loss is a step without a line, or a reported save that is kept and has no folder.
+    The trainer rewrites its metrics when it resumes and removes old checkpoints, so files are not
+    compared with themselves. A loss is a step without a line, or a reported save that is kept and
+    has no folder.
     """
 
     def __init__(self, run_dir: Path, from_step: int, num_kept: int) -> None:
@@ -33,11 +35,13 @@ class RunRecord:
         self._warned_gaps: list[range] = []
         self._known_absent: list[int] = []
         self._known_absent = self._find_absent_saves(recorded)
-        self._absent_since: dict[int, int] = {}  # step of a save -> last step recorded when it was first absent
+        # step of a save -> last step recorded when it was first absent
+        self._absent_since: dict[int, int] = {}
         self._removed_saves: list[int] = []
 
     def check(self, recorded: RecordedSteps) -> None:
-        """Warn of what was lost since the last check; one system call a checkpoint while nothing was.
+        """Warn of what was lost since the last check; one system call a checkpoint while nothing
+        was.
 
         Args:
             recorded: Steps and save that the metrics hold, as read just now.
@@ -48,7 +52,8 @@ class RunRecord:
                 say(f"warning: {self._describe_gap(gap)}")
                 self._warned_gaps.append(gap)
             self._warned_gaps += new_gaps
-        # A run that goes back removes checkpoints, then cuts its metrics. If it trains on instead, it lost them.
+        # A run that goes back removes checkpoints, then cuts its metrics. If it trains on instead,
+        # it lost them.
         absent = self._find_absent_saves(recorded)
         self._absent_since = {step: self._absent_since.get(step, recorded.last) for step in absent}
         for step, last in self._absent_since.items():
@@ -63,12 +68,20 @@ class RunRecord:
             last_step: Last step that the run has done.
         """
         recorded = read_recorded(self._run_dir)
-        gaps = [gap for gap in recorded.find_gaps(last_step) if not _is_within(gap, self._known_gaps)]
+        gaps = [
+            gap for gap in recorded.find_gaps(last_step) if not _is_within(gap, self._known_gaps)
+        ]
         removed = sorted({*self._removed_saves, *self._find_absent_saves(recorded)})
-        sentences = [self._describe_gap(gap) for gap in gaps] + [self._describe_save(step) for step in removed]
+        sentences = [self._describe_gap(gap) for gap in gaps] + [
+            self._describe_save(step) for step in removed
+        ]
         if removed:
             newest = max(complete_folders(self._run_dir / CHECKPOINTS), default=0)
-            sentences.append(f"the newest checkpoint left is of step {newest}" if newest else "no checkpoint is left")
+            sentences.append(
+                f"the newest checkpoint left is of step {newest}"
+                if newest
+                else "no checkpoint is left"
+            )
         return "; ".join(sentences)
 
     def _find_new_gaps(self, recorded: RecordedSteps) -> list[range]:
@@ -99,14 +112,18 @@ class RunRecord:
         return _describe_lost_metrics(self._run_dir / METRICS_FILE, steps)
 
     def _describe_save(self, step: int) -> str:
-        return f"{self._run_dir / CHECKPOINTS / name_checkpoint(step)} was removed while the run trained"
+        return (
+            f"{self._run_dir / CHECKPOINTS / name_checkpoint(step)} was removed while the run "
+            "trained"
+        )
 
 
 class UserRunRecord:
-    """What a user's own trainer has logged must stay, from its first new step of an attempt to the attempt's end.
+    """What a user's own trainer has logged must stay, from its first new step of an attempt to the
+    attempt's end.
 
-    A trainer may log every tenth step, may write its log anew, and may cut it when it resumes. So a loss is a step that
-    the files held after the first new step, and lack at two checks in a row.
+    A trainer may log every tenth step, may write its log anew, and may cut it when it resumes. So a
+    loss is a step that the files held after the first new step, and lack at two checks in a row.
     """
 
     def __init__(self) -> None:
@@ -117,7 +134,9 @@ class UserRunRecord:
         self._has_logged = False
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Begin an attempt; what a resumed trainer does to its log before its first new step is no loss."""
+        """Begin an attempt; what a resumed trainer does to its log before its first new step is no
+        loss.
+        """
         self._held, self._missing, self._has_logged = set(), set(), not is_resumed
 
     def check(self, metrics: MetricFiles, *, is_over: bool = False) -> None:
@@ -141,7 +160,9 @@ class UserRunRecord:
             say(f"warning: {_describe_lost_metrics(metrics.path, _describe_steps(lost))}")
 
     def describe_losses(self, metrics: MetricFiles) -> str:
-        """Return a sentence on the steps that the logs lack; empty if nothing was lost, or all of it is back."""
+        """Return a sentence on the steps that the logs lack; empty if nothing was lost, or all of
+        it is back.
+        """
         lost = self._lost - metrics.held_steps()
         return _describe_lost_metrics(metrics.path, _describe_steps(lost)) if lost else ""
 
@@ -154,9 +175,14 @@ def _describe_steps(steps: set[int]) -> str:
 
 
 def _describe_lost_metrics(place: Path, steps: str) -> str:
-    return f"{place} was removed, replaced or cut while the run trained: it lacks {steps}; restore it from a copy"
+    return (
+        f"{place} was removed, replaced or cut while the run trained: it lacks {steps}; restore "
+        "it from a copy"
+    )
 
 
 def _is_within(gap: range, gaps: list[range]) -> bool:
-    """Return whether a gap lies within one of others: a run that goes back cuts the ends of its gaps off."""
+    """Return whether a gap lies within one of others: a run that goes back cuts the ends of its
+    gaps off.
+    """
     return any(known.start <= gap.start and gap.stop <= known.stop for known in gaps)

@@ -1,10 +1,10 @@
 """A study, or a main run, as a SLURM job: the text of its sbatch script. Standard library only.
 
-Of a study the script starts Ray on every node of the job and the driver on the first (`ray symmetric-run`, which ends
-with `ray stop`: the job takes whole nodes). Of a main run it starts one supervisor on the first node, which starts
-torchrun itself, or by `srun` on each of several nodes, and restarts all of it. Some minutes before its time is over
-SLURM tells the script, which tells driver or supervisor; what runs saves and ends, and the job goes back into the queue
-and resumes.
+Of a study the script starts Ray on every node of the job and the driver on the first (`ray
+symmetric-run`, which ends with `ray stop`: the job takes whole nodes). Of a main run it starts one
+supervisor on the first node, which starts torchrun itself, or by `srun` on each of several nodes,
+and restarts all of it. Some minutes before its time is over SLURM tells the script, which tells
+driver or supervisor; what runs saves and ends, and the job goes back into the queue and resumes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ if [ "$ended_by" = limit ] && [ "$code" != 0 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
-"""
+"""  # noqa: E501
 
 _LAUNCH = """export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}}"  # otherwise a task has one core
 {meeting}
@@ -91,14 +91,19 @@ if [ "$ended_by" = limit ] && [ "$code" = 130 ]; then  # it ended early and will
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
-"""
+"""  # noqa: E501
 _MEETING = 'endpoint="$(hostname):$((20000 + SLURM_JOB_ID % 20000))"  # this is the first node\n'
 
 
 def study_script(
-    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], parent_dir: Path | None, options: Sequence[str]
+    plan_path: Path,
+    study_dir: Path,
+    overrides: tuple[str, ...],
+    parent_dir: Path | None,
+    options: Sequence[str],
 ) -> str:
-    """The script of `forerun run` with these arguments; paths lie on a filesystem that all nodes share.
+    """The script of `forerun run` with these arguments; paths lie on a filesystem that all nodes
+    share.
 
     Args:
         plan_path: the plan.
@@ -107,31 +112,51 @@ def study_script(
         parent_dir: `--fork`.
         options: of sbatch, each as it is on its command line.
     """
-    command = [sys.executable, "-m", "launcher", "run", str(plan_path.resolve()), "--study", str(study_dir.resolve())]
-    # The driver finds the address in this job's folder of Ray's: RAY_ADDRESS would be read by `ray start` too.
-    command += [part for override in (*overrides, "cluster.address=auto") for part in ("--set", override)]
+    command = [
+        sys.executable,
+        "-m",
+        "launcher",
+        "run",
+        str(plan_path.resolve()),
+        "--study",
+        str(study_dir.resolve()),
+    ]
+    # The driver finds the address in this job's folder of Ray's: RAY_ADDRESS would be read by `ray
+    # start` too.
+    command += [
+        part for override in (*overrides, "cluster.address=auto") for part in ("--set", override)
+    ]
     command += ["--fork", str(parent_dir.resolve())] if parent_dir is not None else []
     head = _head("forerun", "forerun run PLAN", STUDY_GRACE_SECONDS, options)
     return head + _STUDY.format(command=shlex.join(command))
 
 
 def launch_script(frozen: Path, arguments: Sequence[str], num_nodes: int) -> str:
-    """The script of `forerun launch` with these arguments; all paths lie on a filesystem that all nodes share.
+    """The script of `forerun launch` with these arguments; all paths lie on a filesystem that all
+    nodes share.
 
     Args:
         frozen: the config.
         arguments: of `launch`, without those that say which machines.
         num_nodes: of the job.
     """
-    command = shlex.join([sys.executable, "-m", "launcher", "launch", str(frozen.resolve()), *arguments])
+    command = shlex.join(
+        [sys.executable, "-m", "launcher", "launch", str(frozen.resolve()), *arguments]
+    )
     several = num_nodes > 1
     command += f' --nnodes {num_nodes} --srun --rdzv-endpoint "$endpoint"' if several else ""
-    head = _head("forerun-launch", "forerun launch FROZEN", LAUNCH_GRACE_SECONDS, [f"--nodes={num_nodes}"])
+    head = _head(
+        "forerun-launch", "forerun launch FROZEN", LAUNCH_GRACE_SECONDS, [f"--nodes={num_nodes}"]
+    )
     return head + _LAUNCH.format(command=command, meeting=_MEETING if several else "")
 
 
 def _head(name: str, written_by: str, grace_seconds: int, options: Sequence[str]) -> str:
     return _HEAD.format(
-        name=name, written_by=written_by, grace=grace_seconds, folder=shlex.quote(str(Path.cwd())),
-        bin=shlex.quote(str(Path(sys.executable).parent)), options="".join(f"#SBATCH {each}\n" for each in options),
-    )  # fmt: skip
+        name=name,
+        written_by=written_by,
+        grace=grace_seconds,
+        folder=shlex.quote(str(Path.cwd())),
+        bin=shlex.quote(str(Path(sys.executable).parent)),
+        options="".join(f"#SBATCH {each}\n" for each in options),
+    )

@@ -1,7 +1,9 @@
-"""The frozen numbers as live torch objects (model, initial weights, optimizer), and the proof that they are equal.
+"""The frozen numbers as live torch objects (model, initial weights, optimizer), and the proof that
+they are equal.
 
-Parameters keep their full names and global sizes under FSDP2, so groups are assigned on the full model, and a weight's
-initial value depends on (seed, name) alone: any number of ranks starts from the same weights.
+Parameters keep their full names and global sizes under FSDP2, so groups are assigned on the full
+model, and a weight's initial value depends on (seed, name) alone: any number of ranks starts from
+the same weights.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from launcher.frozen.frozen import Decision, FrozenError, Parallelism, ParameterGroup, assign_groups, learning_rate_of
+from launcher.frozen.frozen import (
+    Decision,
+    FrozenError,
+    Parallelism,
+    ParameterGroup,
+    assign_groups,
+    learning_rate_of,
+)
 from launcher.trainer.ranks import device_mesh, hand_out, own_part
 from proxies.core.notation import with_article
 from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
@@ -32,16 +41,18 @@ if TYPE_CHECKING:
 
 _OTHERS = "; export to a trainer that supports them"
 STD_ERRORS = 6.0
-"""A measured init std farther from the frozen one than so many standard errors is another distribution."""
+"""A measured init std farther from the frozen one than so many standard errors is another
+distribution."""
 
 
 def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: str) -> nn.Module:
     """The model with its parameters sharded block by block, float32 and uninitialized.
 
-    Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward and backward passes
-    compute in bfloat16; gradients are reduced, and weights and moments kept, in float32. `parallelism` is the
-    decision's own, or what other ranks make of it. One rank alone shards nothing: forerun's own model casts its weights
-    itself there, as a proxy does (`proxies.model.precision`), and the host is spared FSDP2's half of its work.
+    Built on the meta device, so no rank ever holds the whole of it. Under `bfloat16` the forward
+    and backward passes compute in bfloat16; gradients are reduced, and weights and moments kept, in
+    float32. `parallelism` is the decision's own, or what other ranks make of it. One rank alone
+    shards nothing: forerun's own model casts its weights itself there, as a proxy does
+    (`proxies.model.precision`), and the host is spared FSDP2's half of its work.
     """
     decision, model = source.decision, source.outline()
     blocks = source.blocks(model).values()
@@ -64,9 +75,11 @@ def sharded_model(source: TrainedModel, parallelism: Parallelism, device_type: s
 
 
 def compile_parts(blocks: Sequence[nn.Module], losses: Sequence[FusedLoss] = ()) -> None:
-    """torch.compile of each block, and of a loss's parts; from the first that cannot be, all are eager, and say so.
+    """torch.compile of each block, and of a loss's parts; from the first that cannot be, all are
+    eager, and say so.
 
-    Backward passes are compiled with the forward ones: an error in the midst of a backward pass could only end the run.
+    Backward passes are compiled with the forward ones: an error in the midst of a backward pass
+    could only end the run.
     """
     from torch._dynamo.exc import TorchDynamoException  # the compiler takes seconds to load
     from torch._functorch import config as functorch_config
@@ -85,10 +98,12 @@ def compile_parts(blocks: Sequence[nn.Module], losses: Sequence[FusedLoss] = ())
                     loss.of_part = None
                 first = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
                 print(
-                    f"blocks cannot be compiled ({first}): this rank goes on eagerly, slower, with the same numbers up "
+                    f"blocks cannot be compiled ({first}): this rank goes on eagerly, slower, with "
+                    "the same numbers up "
                     "to rounding",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return eager(*inputs, **named)
 
         return call
@@ -102,10 +117,12 @@ def compile_parts(blocks: Sequence[nn.Module], losses: Sequence[FusedLoss] = ())
 
 
 def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) -> None:
-    """Give every parameter its initial value of (seed, name), each rank keeping its own part; collective.
+    """Give every parameter its initial value of (seed, name), each rank keeping its own part;
+    collective.
 
-    A value is drawn number after number, so nobody can draw its last rows alone. Instead each parameter is drawn by one
-    rank, as many at a time as there are ranks, those of about one size together, and handed out.
+    A value is drawn number after number, so nobody can draw its last rows alone. Instead each
+    parameter is drawn by one rank, as many at a time as there are ranks, those of about one size
+    together, and handed out.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
@@ -117,7 +134,9 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
         turn, mine = named[start : start + num_ranks], None
         if rank < len(turn):
             name, parameter = turn[rank]
-            mine = drawn(name, tuple(parameter.shape), assigned[name].kind, assigned[name].init_std, seed)
+            mine = drawn(
+                name, tuple(parameter.shape), assigned[name].kind, assigned[name].init_std, seed
+            )
         for owner, (_, parameter) in enumerate(turn):
             hand_out(parameter, mine if owner == rank else None, owner)
 
@@ -125,7 +144,8 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
 def build_optimizer(
     model: nn.Module, groups: tuple[ParameterGroup, ...], name: OptimizerName = DEFAULT
 ) -> torch.optim.Optimizer:
-    """The optimizer with one parameter group per frozen group, in the frozen order, at the peak rates.
+    """The optimizer with one parameter group per frozen group, in the frozen order, at the peak
+    rates.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
@@ -134,27 +154,41 @@ def build_optimizer(
     assigned = assign_groups(groups, list(named))
     fused = all(parameter.device.type == "cuda" for parameter in named.values())
     return torch_optimizer(
-        name, [(group, [named[member] for member in assigned if assigned[member] == group]) for group in groups],
+        name,
+        [
+            (group, [named[member] for member in assigned if assigned[member] == group])
+            for group in groups
+        ],
         fused=fused,
-    )  # fmt: skip
+    )
 
 
 def mismatches(
-    model: nn.Module, optimizer: torch.optim.Optimizer, groups: tuple[ParameterGroup, ...], lr_share: float = 1.0,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    groups: tuple[ParameterGroup, ...],
+    lr_share: float = 1.0,
     name: OptimizerName = DEFAULT,
-) -> list[str]:  # fmt: skip
-    """Where the live optimizer differs from the frozen groups, with the rates at `lr_share` of their peak.
+) -> list[str]:
+    """Where the live optimizer differs from the frozen groups, with the rates at `lr_share` of
+    their peak.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
-    names = {id(parameter): parameter_name for parameter_name, parameter in model.named_parameters()}
+    names = {
+        id(parameter): parameter_name for parameter_name, parameter in model.named_parameters()
+    }
     assigned = assign_groups(groups, [*names.values()])
     live = {
         names[id(parameter)]: optimizers.live_numbers(group)
-        for group in optimizer.param_groups for parameter in group["params"] if id(parameter) in names
-    }  # fmt: skip
-    problems = [f"the optimizer lacks {parameter}" for parameter in assigned if parameter not in live]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) in names
+    }
+    problems = [
+        f"the optimizer lacks {parameter}" for parameter in assigned if parameter not in live
+    ]
     for parameter, numbers in live.items():
         frozen = {field: getattr(assigned[parameter], field) for field in GROUP_NUMBERS}
         frozen["learning_rate"] *= lr_share
@@ -171,12 +205,14 @@ def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
     """Hold the initial weights, each rank its part, against the frozen stds; collective.
 
     Raises:
-        FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not one, or a bias is
-            not zero.
+        FrozenError: a weight's std is not the frozen one within its sampling error, a gain is not
+            one, or a bias is not zero.
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, [*named])
-    starts = {name: {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2]) for name in named}
+    starts = {
+        name: {"gain": 1, "bias": 0}.get(assigned[name].kind.rpartition("_")[2]) for name in named
+    }
     sums = []
     for name, parameter in named.items():
         part, share = own_part(parameter)
@@ -186,12 +222,16 @@ def prove_init(model: nn.Module, groups: tuple[ParameterGroup, ...]) -> None:
     total_P3 = torch.stack(sums)
     dist.all_reduce(total_P3)
     problems = []
-    for (name, parameter), (total, square, astray) in zip(named.items(), total_P3.tolist(), strict=True):
+    for (name, parameter), (total, square, astray) in zip(
+        named.items(), total_P3.tolist(), strict=True
+    ):
         wanted, count = assigned[name].init_std, parameter.numel()
         measured = math.sqrt(max(0.0, square / count - (total / count) ** 2))
         if starts[name] is not None:
             if astray:
-                problems.append(f"{name}: {with_article(assigned[name].kind)} does not start at {starts[name]}")
+                problems.append(
+                    f"{name}: {with_article(assigned[name].kind)} does not start at {starts[name]}"
+                )
         # The standard error of a normal sample's std is std / sqrt(2 n).
         elif not abs(measured - wanted) <= STD_ERRORS * wanted / math.sqrt(2 * count):
             problems.append(f"{name}: init std is {measured:.6g}, frozen as {wanted:.6g}")
@@ -208,19 +248,30 @@ def _sums(part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unfit(decision: Decision) -> list[str]:
-    """Why the embedded trainer cannot run a decision, on whatever corpus and ranks; empty if it can."""
+    """Why the embedded trainer cannot run a decision, on whatever corpus and ranks; empty if it
+    can.
+    """
     if decision.own is not None:
-        return ["your own trainer trains this config: `forerun export FROZEN --to command` writes how to start it"]
+        return [
+            (
+                "your own trainer trains this config: `forerun export FROZEN --to command` writes "
+                "how "
+                "to start it"
+            )
+        ]
     layout = decision.parallelism
     expected = {
-        "this version's learning-rate table differs from the frozen one: train with the version that froze it": (
-            decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)
-        ),
-        f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = {layout.context}: this "
-        f"trainer is data parallel only, so all three must be 1{_OTHERS * (decision.model is None)}": (
+        (
+            "this version's learning-rate table differs from the frozen one: train with the "
+            "version "
+            "that froze it"
+        ): (decision.learning_rate == learning_rate_of(decision.learning_rate.schedule)),
+        f"parallelism: tensor = {layout.tensor}, pipeline = {layout.pipeline}, context = "
+        f"{layout.context}: this "
+        f"trainer is data parallel only, so all three must be 1{_OTHERS * (decision.model is None)}": (  # noqa: E501
             layout.tensor == layout.pipeline == layout.context == 1
         ),
         "precision = float64: must be float32 or bfloat16": decision.precision != "float64",
-        "abort.on_non_finite = false: must be true, this trainer never steps on NaN": decision.abort.on_non_finite,
+        "abort.on_non_finite = false: must be true, this trainer never steps on NaN": decision.abort.on_non_finite,  # noqa: E501
     }
     return [problem for problem, holds in expected.items() if not holds]

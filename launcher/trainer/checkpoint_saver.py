@@ -1,9 +1,10 @@
 """Checkpoints written while the run trains on.
 
-A save copies this rank's weights and moments to the host's memory, and a thread does the rest: it writes the copy,
-hashes the files and renames the folder. What the ranks have to say to each other about it goes over a process group of
-its own: on the training's group their messages would meet those of the next step. One save is under way at most. A save
-that fails is reported at the next step's end, on every rank.
+A save copies this rank's weights and moments to the host's memory, and a thread does the rest: it
+writes the copy, hashes the files and renames the folder. What the ranks have to say to each other
+about it goes over a process group of its own: on the training's group their messages would meet
+those of the next step. One save is under way at most. A save that fails is reported at the next
+step's end, on every rank.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ class Saver:
         return bool(self._problem)
 
     def save(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, carried: dict[str, Any], num_rollbacks: int
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        carried: dict[str, Any],
+        num_rollbacks: int,
     ) -> None:
         """Begin to save what there is after `step` updates; training may go on at once.
 
@@ -72,9 +78,13 @@ class Saver:
         state = checkpoints.staged(model, optimizer)
         wait_seconds = time.perf_counter() - began
         manifest = Manifest(
-            schema_version=checkpoints.SCHEMA_VERSION, digest=self._digest, step=step, files={}, carried=carried,
+            schema_version=checkpoints.SCHEMA_VERSION,
+            digest=self._digest,
+            step=step,
+            files={},
+            carried=carried,
             num_rollbacks=num_rollbacks,
-        )  # fmt: skip
+        )
 
         def write() -> None:
             try:
@@ -100,7 +110,10 @@ class Saver:
         try:
             together(lambda: _raise_if(problem))
         except TrainerError as error:
-            kept = ", ".join(sorted(f.name for f in self._root.glob("step-*") if not f.suffix)) or "none"
+            kept = (
+                ", ".join(sorted(f.name for f in self._root.glob("step-*") if not f.suffix))
+                or "none"
+            )
             raise SaveError([f"{error}; complete checkpoints on disk: {kept}"]) from error
 
     def finished(self) -> list[Saved]:
@@ -113,16 +126,23 @@ class Saver:
         try:
             together(lambda: _refuse_not_finite(state["model"]), self._group)
             self._on_first_rank(lambda: checkpoints.begin(self._root, manifest.step))
-            mine = together(lambda: checkpoints.write_tensors(part, state, self._group), self._group)
+            mine = together(
+                lambda: checkpoints.write_tensors(part, state, self._group), self._group
+            )
             hashes: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(hashes, mine, self._group)
-            whole = replace(manifest, files={name: sha256 for each in hashes for name, sha256 in each.items()})
+            whole = replace(
+                manifest, files={name: sha256 for each in hashes for name, sha256 in each.items()}
+            )
             self._on_first_rank(
-                lambda: checkpoints.complete(part, whole, keep=self._keep, reach_steps=self._reach_steps)
+                lambda: checkpoints.complete(
+                    part, whole, keep=self._keep, reach_steps=self._reach_steps
+                )
             )
         except TrainerError:
             if dist.get_rank() == 0:
-                shutil.rmtree(part, ignore_errors=True)  # frees space on a full disk for the last messages
+                # frees space on a full disk for the last messages
+                shutil.rmtree(part, ignore_errors=True)
             raise
 
     def _on_first_rank(self, work: Callable[[], object]) -> None:

@@ -1,13 +1,15 @@
 """Checkpoints of the main run: complete or not there, hashed file by file, newest good one first.
 
-A checkpoint is written as `step-00000020.part`, its manifest (the sha256 of every file) last, and renamed to
-`step-00000020` when all of it is on disk. It is hashed again before it is loaded; one that does not match is renamed
-`.corrupt`, kept for inspection, and the one before it is used. State: weights, optimizer moments, step, digest, and
-what hooks carry on; the data order and the schedule are functions of the step, and nothing draws at random on the way.
+A checkpoint is written as `step-00000020.part`, its manifest (the sha256 of every file) last, and
+renamed to `step-00000020` when all of it is on disk. It is hashed again before it is loaded; one
+that does not match is renamed `.corrupt`, kept for inspection, and the one before it is used.
+State: weights, optimizer moments, step, digest, and what hooks carry on; the data order and the
+schedule are functions of the step, and nothing draws at random on the way.
 
-The tensors are read with torch's restricted unpickler, but the index file `.metadata` of torch.distributed.checkpoint
-is a plain pickle of torch's: before torch opens it, its hash is checked, which tells accident, and the names that it
-would call are looked up in a short list (`checkpoint_index`), which stops a forger's.
+The tensors are read with torch's restricted unpickler, but the index file `.metadata` of
+torch.distributed.checkpoint is a plain pickle of torch's: before torch opens it, its hash is
+checked, which tells accident, and the names that it would call are looked up in a short list
+(`checkpoint_index`), which stops a forger's.
 """
 
 from __future__ import annotations
@@ -35,23 +37,45 @@ from proxies.core import canon
 from proxies.core.errors import ExitCode, InputError
 from proxies.core.plain_files import open_plain, read_plain
 
-# The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and a pickle may call
-# anything. Its instructions are read, never carried out, and the names that it would call are looked up in a list.
+# The index of a torch checkpoint, `.metadata`, looked at before torch opens it: it is a pickle, and
+# a pickle may call anything. Its instructions are read, never carried out, and the names that it
+# would call are looked up in a list.
 #
-# Python's `pickletools` gives the instructions. A name is either spelled out (GLOBAL) or the two texts pushed last
-# (STACK_GLOBAL), themselves or from the memo; all that is not plainly that is refused.
+# Python's `pickletools` gives the instructions. A name is either spelled out (GLOBAL) or the two
+# texts pushed last (STACK_GLOBAL), themselves or from the memo; all that is not plainly that is
+# refused.
 
 INDEX = ".metadata"
 _OWN = {
     "torch.distributed.checkpoint.metadata": (
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
-        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "torch.serialization": ("_get_layout",),
-    "pathlib": ("PosixPath",), "pathlib._local": ("PosixPath",), "collections": ("OrderedDict",), "torch": ("Size",),
-}  # fmt: skip
-_REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "PUT", "BINPUT", "LONG_BINPUT"}
+    "pathlib": ("PosixPath",),
+    "pathlib._local": ("PosixPath",),
+    "collections": ("OrderedDict",),
+    "torch": ("Size",),
+}
+_REFUSED = {
+    "INST",
+    "OBJ",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+    "PERSID",
+    "BINPERSID",
+    "PUT",
+    "BINPUT",
+    "LONG_BINPUT",
+}
 """What Python's own pickler does not write for such an index."""
 _NO_EFFECT = {"MEMOIZE", "FRAME", "PROTO"}
 """On the stack of what is being built."""
@@ -76,15 +100,19 @@ def check_index(folder: Path) -> None:
         with open_plain(path) as file:  # of many ranks it may be large
             foreign = sorted({name for name in _names(file.read()) if not _known(name)})
     except (ValueError, IndexError, UnicodeDecodeError, RecursionError) as error:
-        raise IndexRefusedError(f"{path} is not the index of a checkpoint ({error}): {_ADVICE}") from error
+        raise IndexRefusedError(
+            f"{path} is not the index of a checkpoint ({error}): {_ADVICE}"
+        ) from error
     if foreign:
         raise IndexRefusedError(
-            f"{path} would call {', '.join(foreign)}, which the index of a checkpoint never does: {_ADVICE}"
+            f"{path} would call {', '.join(foreign)}, which the index of a checkpoint never does: "
+            f"{_ADVICE}"
         )
 
 
 def find_index_problem(folder: Path) -> str:
-    """Return the reason to refuse a checkpoint's index although its hash is right; empty if there is none.
+    """Return the reason to refuse a checkpoint's index although its hash is right; empty if there
+    is none.
 
     Raises:
         CheckpointError: It cannot be read, which proves nothing against it.
@@ -103,13 +131,16 @@ _ADVICE = "nothing of it was loaded; copy the checkpoint again from where it was
 
 def _known(name: str) -> bool:
     module, _, last = name.rpartition(".")
-    return last in _OWN.get(module, ()) or (module == "torch" and isinstance(getattr(torch, last, None), torch.dtype))
+    return last in _OWN.get(module, ()) or (
+        module == "torch" and isinstance(getattr(torch, last, None), torch.dtype)
+    )
 
 
 def _names(pickled: bytes) -> Iterator[str]:
     """Every name that loading would look up, dotted. Raises ValueError where that is unknown."""
     memo: list[str | None] = []
-    pushed: list[str | None] = [None, None]  # the texts of the last two instructions that push something
+    # the texts of the last two instructions that push something
+    pushed: list[str | None] = [None, None]
     for opcode, argument, position in pickletools.genops(pickled):
         if opcode.name in _REFUSED:
             raise ValueError(f"{opcode.name} at byte {position}")
@@ -184,17 +215,21 @@ def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def write_tensors(folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None) -> dict[str, str]:
+def write_tensors(
+    folder: Path, state: dict[str, Any], group: dist.ProcessGroup | None = None
+) -> dict[str, str]:
     """Every rank writes its part of a staged state into `folder`; collective over `group`.
 
     Returns:
         Name -> sha256 of the files that this rank wrote; the first one's index among its own.
 
     Raises:
-        CheckpointError: a rank could not write; raised on all of them. Or this one cannot read what it wrote.
+        CheckpointError: a rank could not write; raised on all of them. Or this one cannot read what
+            it wrote.
     """
-    # What is written is in the host's memory. With a GPU in sight torch's writer would wait, at every few tensors, for
-    # what the training has begun there; of a thread, whose device is the first, ranks would open contexts on that too.
+    # What is written is in the host's memory. With a GPU in sight torch's writer would wait, at
+    # every few tensors, for what the training has begun there; of a thread, whose device is the
+    # first, ranks would open contexts on that too.
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     try:
         save(state, checkpoint_id=folder, storage_writer=writer, process_group=group)
@@ -220,7 +255,8 @@ def read_tensors(folder: Path, model: nn.Module, optimizer: torch.optim.Optimize
     # Filled in place.
     load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
     own: list[dict[str, Any]] = [
-        {name: group[name] for name in ("fused", "foreach") if name in group} for group in optimizer.param_groups
+        {name: group[name] for name in ("fused", "foreach") if name in group}
+        for group in optimizer.param_groups
     ]
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
     for group, kernels in zip(optimizer.param_groups, own, strict=True):
@@ -247,7 +283,8 @@ def saved_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def manifest_of(root: Path, step: int) -> Manifest:
-    """Return the manifest of the checkpoint after `step` updates, for every rank once one has found it good.
+    """Return the manifest of the checkpoint after `step` updates, for every rank once one has found
+    it good.
 
     Raises:
         CheckpointError: it is gone, or no longer whole.
@@ -259,7 +296,8 @@ def manifest_of(root: Path, step: int) -> Manifest:
 
 
 def whole(folder: Path, digest: str) -> Manifest:
-    """A checkpoint's manifest, once every file has its hash and it is of the launch config `digest`; it stays.
+    """A checkpoint's manifest, once every file has its hash and it is of the launch config
+    `digest`; it stays.
 
     Raises:
         CheckpointError: it is not whole, or of another config.
@@ -267,14 +305,19 @@ def whole(folder: Path, digest: str) -> Manifest:
     manifest, problems = _read_manifest(folder)
     problems += _differing(folder, manifest.files) if manifest else []
     if manifest and manifest.digest != digest:
-        problems.append(f"it belongs to the launch config {manifest.digest[:16]}..., this one is {digest[:16]}...")
+        problems.append(
+            f"it belongs to the launch config {manifest.digest[:16]}..., this one is "
+            f"{digest[:16]}..."
+        )
     if manifest is None or problems:
         raise CheckpointError(f"{folder}: {'; '.join(problems)}")
     return manifest
 
 
 def begin(root: Path, step: int) -> Path:
-    """The empty folder to write a checkpoint into; what an interrupted save left is removed. One rank only."""
+    """The empty folder to write a checkpoint into; what an interrupted save left is removed. One
+    rank only.
+    """
     canon.make_folder(root)
     for left_over in root.glob("*.part"):
         shutil.rmtree(left_over)
@@ -284,9 +327,13 @@ def begin(root: Path, step: int) -> Path:
 
 
 def complete(part: Path, manifest: Manifest, *, keep: int, reach_steps: int = 0) -> Path:
-    """Make the written folder a checkpoint, then delete older ones: see `kept_steps`. One rank only."""
+    """Make the written folder a checkpoint, then delete older ones: see `kept_steps`. One rank
+    only.
+    """
     content = canon.to_json(manifest)
-    canon.write_atomic(part / MANIFEST, canon.pretty({"manifest": content, "sha256": canon.content_id(content)}))
+    canon.write_atomic(
+        part / MANIFEST, canon.pretty({"manifest": content, "sha256": canon.content_id(content)})
+    )
     final = part.with_suffix("")
     part.rename(final)
     canon.sync_folder(final.parent)
@@ -297,10 +344,11 @@ def complete(part: Path, manifest: Manifest, *, keep: int, reach_steps: int = 0)
 
 
 def kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
-    """Which checkpoints stay, of those after `steps` updates, newest first: the newest `keep`, one at least.
+    """Which checkpoints stay, of those after `steps` updates, newest first: the newest `keep`, one
+    at least.
 
-    A run that may go back by itself also keeps one that lies `reach_steps` back or more, and the one that will take
-    its place: so it has one between once and twice that old.
+    A run that may go back by itself also keeps one that lies `reach_steps` back or more, and the
+    one that will take its place: so it has one between once and twice that old.
     """
     kept = set(steps[: max(keep, 1)])
     if reach_steps:
@@ -310,7 +358,8 @@ def kept_steps(steps: list[int], keep: int, reach_steps: int) -> set[int]:
 
 
 def _discard(folder: Path) -> None:
-    # Renamed first: a deletion that is cut short must not leave half a checkpoint under a good name.
+    # Renamed first: a deletion that is cut short must not leave half a checkpoint under a good
+    # name.
     shutil.rmtree(folder.rename(folder.with_suffix(".part")))
 
 
@@ -324,17 +373,18 @@ def newest_good(
     expected: str = "",
     find_problem: Callable[[Path], str] = lambda _: "",
 ) -> Manifest | None:
-    """The newest usable checkpoint whose every file has its hash, or None where there is none. One rank only.
+    """The newest usable checkpoint whose every file has its hash, or None where there is none. One
+    rank only.
 
-    A newer one that is not whole is renamed `.corrupt`. One that is not usable is deleted, once it is known what to go
-    on from; `may_begin`: from step 0, where no usable one is left. Both are added to `refused`. `expected`: why there
-    must be one, in words; empty where there may be none. `find_problem`: what is wrong with a folder whose files all
-    have their hashes.
+    A newer one that is not whole is renamed `.corrupt`. One that is not usable is deleted, once it
+    is known what to go on from; `may_begin`: from step 0, where no usable one is left. Both are
+    added to `refused`. `expected`: why there must be one, in words; empty where there may be none.
+    `find_problem`: what is wrong with a folder whose files all have their hashes.
 
     Raises:
         CorruptError: there are checkpoints, none of them good.
-        CheckpointError: the newest one is of another launch config, or cannot be read, which proves nothing against it;
-            or none is usable, or there is none although one is expected.
+        CheckpointError: the newest one is of another launch config, or cannot be read, which proves
+            nothing against it; or none is usable, or there is none although one is expected.
     """
     left: dict[int, Path] = {}
     for step, folder in complete_folders(root).items():
@@ -342,27 +392,35 @@ def newest_good(
         if manifest is not None:
             if manifest.digest != digest:
                 raise CheckpointError(
-                    f"{folder} belongs to the launch config {manifest.digest[:16]}..., this one is {digest[:16]}...: "
+                    f"{folder} belongs to the launch config {manifest.digest[:16]}..., this one is "
+                    f"{digest[:16]}...: "
                     "resume with that config, or start this one in another folder"
                 )
             if not usable(manifest):
                 left[step] = folder
                 continue
-            problems = _differing(folder, manifest.files) or list(filter(None, [find_problem(folder)]))
+            problems = _differing(folder, manifest.files) or list(
+                filter(None, [find_problem(folder)])
+            )
         if manifest is None or problems:
-            text = f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as {_quarantine(folder).name}"
+            text = (
+                f"checkpoint {folder.name} is corrupt ({'; '.join(problems)}): kept as "
+                f"{_quarantine(folder).name}"
+            )
             refused.append(RefusedCheckpoint(step=step, text=text, corrupt=True))
             continue
         _discard_left(left, refused)
         return manifest
     if corrupt := sorted(folder.name for folder in root.glob("*.corrupt*")):
         raise CorruptError(
-            f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a backup, or move "
+            f"{root} holds no good checkpoint, only {', '.join(corrupt)}: restore one from a "
+            "backup, or move "
             f"{root.parent} away to start from step 0"
         )
     if expected and not left:
         raise CheckpointError(
-            f"{root} holds no checkpoint, although {expected}: put them back, or move {root.parent} away to begin at "
+            f"{root} holds no checkpoint, although {expected}: put them back, or move "
+            f"{root.parent} away to begin at "
             "step 0"
         )
     if left and not may_begin:
@@ -386,7 +444,9 @@ def _read_manifest(folder: Path) -> tuple[Manifest | None, list[str]]:
     """The manifest if it is whole and of its folder, else what is wrong with it."""
     try:
         value = canon.parse(read_plain(folder / MANIFEST))
-        if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get("sha256"):
+        if not isinstance(value, dict) or canon.content_id(value.get("manifest")) != value.get(
+            "sha256"
+        ):
             return None, ["the manifest does not match its hash"]
         manifest = canon.decode(Manifest, value.get("manifest"))
     except _ABSENT as error:
@@ -415,12 +475,14 @@ def _differing(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""The file is not there. Any other failed read (a stale handle, a disk that fails) says nothing of what it holds."""
+"""The file is not there. Any other failed read (a stale handle, a disk that fails) says nothing of
+what it holds."""
 
 
 def _unread(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be read ({error.strerror}); no checkpoint was changed. Try again when the disk answers, or "
+        f"{path} cannot be read ({error.strerror}); no checkpoint was changed. Try again when the "
+        "disk answers, or "
         f"move {path.parent} away to resume from the one before"
     )
 

@@ -1,4 +1,6 @@
-"""The ranks of a run: their devices, how they lie in a mesh, what each holds of a tensor, and refusing as one."""
+"""The ranks of a run: their devices, how they lie in a mesh, what each holds of a tensor, and
+refusing as one.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,29 @@ class TrainerError(InputError):
 
 def device() -> torch.device:
     """Where this rank computes."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
-    """Ranks as a mesh: the data axis that shards, and replicas of it (HSDP) where there are some."""
+    """Ranks as a mesh: the data axis that shards, and replicas of it (HSDP) where there are
+    some.
+    """
     if parallelism.data_parallel_replicate == 1:
-        return init_device_mesh(device_type, (parallelism.data_parallel_shard,), mesh_dim_names=("shard",))
+        return init_device_mesh(
+            device_type, (parallelism.data_parallel_shard,), mesh_dim_names=("shard",)
+        )
     size = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
     return init_device_mesh(device_type, size, mesh_dim_names=("replicate", "shard"))
 
 
 def own_part(tensor: Tensor) -> tuple[Tensor, float]:
-    """What this rank holds of a tensor, and what share of it is this rank's to count: others may hold it too."""
+    """What this rank holds of a tensor, and what share of it is this rank's to count: others may
+    hold it too.
+    """
     if not isinstance(tensor, DTensor):
         return tensor, 1 / dist.get_world_size()
     mesh, num_parts = tensor.device_mesh, 1
@@ -58,10 +70,12 @@ def own_part(tensor: Tensor) -> tuple[Tensor, float]:
 
 @torch.no_grad()
 def hand_out(parameter: Tensor, whole: Tensor | None, owner: int) -> None:
-    """Give a parameter the value that rank `owner` has the whole of, each rank its own part of it; collective.
+    """Give a parameter the value that rank `owner` has the whole of, each rank its own part of it;
+    collective.
 
-    A broadcast, of which each rank keeps its part: it goes round a ring, where a scatter would need a connection, and
-    buffers on the device, between every two ranks. So each device holds one whole parameter for a moment.
+    A broadcast, of which each rank keeps its part: it goes round a ring, where a scatter would need
+    a connection, and buffers on the device, between every two ranks. So each device holds one whole
+    parameter for a moment.
     """
     there = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     if whole is not None:
@@ -69,12 +83,15 @@ def hand_out(parameter: Tensor, whole: Tensor | None, owner: int) -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast(there, src=owner)
     if isinstance(parameter, DTensor):
-        there = distribute_tensor(there, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        there = distribute_tensor(
+            there, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
     parameter.copy_(there)
 
 
 def together(work: Callable[[], _Value], group: dist.ProcessGroup | None = None) -> _Value:
-    """Do `work` on every rank; collective. A `group` of gloo may do so in a thread beside the training.
+    """Do `work` on every rank; collective. A `group` of gloo may do so in a thread beside the
+    training.
 
     Raises:
         TrainerError: one rank refused, so all do: none waits for ever for another.
@@ -84,7 +101,14 @@ def together(work: Callable[[], _Value], group: dist.ProcessGroup | None = None)
         value = work()
     except (TamperedError, CorruptError) as error:
         problem, code = str(error), CORRUPT
-    except (TrainerError, FrozenError, DataError, CheckpointError, FactoryError, FactoryChangedError) as error:
+    except (
+        TrainerError,
+        FrozenError,
+        DataError,
+        CheckpointError,
+        FactoryError,
+        FactoryChangedError,
+    ) as error:
         problem, code = str(error), REFUSED
     worst = torch.tensor(code, device=device() if group is None else "cpu")
     dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)

@@ -1,9 +1,11 @@
-"""A step's gradients computed twice and compared, against processors that miscompute without a word.
+"""A step's gradients computed twice and compared, against processors that miscompute without a
+word.
 
-Some machines of a fleet do (arXiv 2102.11245), and one wrong gradient is everybody's after the exchange. So each rank
-takes the fingerprint of what it hands to the others, and again when the same step is computed anew: where the two
-differ by more than equal computations do, that rank's host is to be taken out. A second fingerprint, of what came back,
-tells of an exchange that went wrong. A machine that errs the same way each time is not found so.
+Some machines of a fleet do (arXiv 2102.11245), and one wrong gradient is everybody's after the
+exchange. So each rank takes the fingerprint of what it hands to the others, and again when the same
+step is computed anew: where the two differ by more than equal computations do, that rank's host is
+to be taken out. A second fingerprint, of what came back, tells of an exchange that went wrong. A
+machine that errs the same way each time is not found so.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from launcher.trainer.training import Trainer
 
 ANOTHER_ORDER = {"float32": 2.0**-16, "bfloat16": 2.0**-7}
-"""By what the same sums in another order may differ, at the precision of the passes: six times what was measured
-(docs/run-care.md). A GPU's kernels may choose an order now and then; on a CPU the same computation gives the same bits.
+"""By what the same sums in another order may differ, at the precision of the passes: six times what
+was measured (docs/run-care.md). A GPU's kernels may choose an order now and then; on a CPU the same
+computation gives the same bits.
 """
 _LISTENING = "_forerun_listening"
 _MOST = 1e9
@@ -35,12 +38,18 @@ _MOST = 1e9
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """Sum and norm in float64, [2]: equal where all bits are, and close together where the values are."""
-    return torch.stack([tensor.sum(dtype=torch.float64), torch.linalg.vector_norm(tensor, dtype=torch.float64)])
+    """Sum and norm in float64, [2]: equal where all bits are, and close together where the values
+    are.
+    """
+    return torch.stack(
+        [tensor.sum(dtype=torch.float64), torch.linalg.vector_norm(tensor, dtype=torch.float64)]
+    )
 
 
 def difference(first: list[Tensor], second: list[Tensor]) -> float:
-    """The farthest that two lists of fingerprints lie apart, as a share of each norm; 0.0 where they are equal."""
+    """The farthest that two lists of fingerprints lie apart, as a share of each norm; 0.0 where
+    they are equal.
+    """
     if len(first) != len(second):
         return _MOST
     if not first:
@@ -52,7 +61,9 @@ def difference(first: list[Tensor], second: list[Tensor]) -> float:
 
 
 class RecordingReduceScatter(DefaultReduceScatter):
-    """FSDP's reduce-scatter; takes the fingerprint, or the norm, of what this rank gives to it too, when asked to."""
+    """FSDP's reduce-scatter; takes the fingerprint, or the norm, of what this rank gives to it too,
+    when asked to.
+    """
 
     def __init__(self) -> None:
         self.heard: list[Tensor] | None = None
@@ -70,7 +81,9 @@ class RecordingReduceScatter(DefaultReduceScatter):
                     module.set_custom_reduce_scatter(found)
         return found
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any) -> dist.Work:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any
+    ) -> dist.Work:
         """As the one it replaces."""
         if self.heard is not None:
             self.heard.append(fingerprint(input_tensor))
@@ -119,7 +132,8 @@ class Replay(Callback):
     def _received(self) -> list[Tensor]:
         gradients = (p.grad for p in self._run.model.parameters() if p.grad is not None)
         return [
-            fingerprint(gradient.to_local() if hasattr(gradient, "to_local") else gradient) for gradient in gradients
+            fingerprint(gradient.to_local() if hasattr(gradient, "to_local") else gradient)
+            for gradient in gradients
         ]
 
     def _judge(self, step: int, told: list[list[float]]) -> Stop | None:
@@ -127,7 +141,9 @@ class Replay(Callback):
         worst, run = [max(seen) for seen in told], self._run
         limit = 0.0 if run.device.type == "cpu" else ANOTHER_ORDER[run.decision.precision]
         if run.rank == 0:
-            metrics.append(run.run_dir, {"event": "replayed", "step": step, "difference": max(worst)})
+            metrics.append(
+                run.run_dir, {"event": "replayed", "step": step, "difference": max(worst)}
+            )
         if max(worst) <= limit:
             return None
         # Who gave something else is the cause; where nobody did, whoever received something else.
@@ -138,11 +154,19 @@ class Replay(Callback):
         where = ", ".join(f"rank {rank} on host {hosts[rank]}" for rank in ranks)
         out, share = sorted({hosts[rank] for rank in ranks}), max(worst[rank] for rank in ranks)
         reason = (
-            f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm at {where}, "
+            f"gradients of step {step}, computed twice, differ by {share:.3g} of their norm at "
+            f"{where}, "
             f"before the update: exclude {', '.join(out)} and launch again"
         )
         if run.rank == 0:
             print(reason, file=sys.stderr)
             data: dict[str, Json] = {"ranks": list(ranks), "hosts": list(out), "difference": share}
-            chronicle.record(run.run_dir, "quarantined", reason, step=step - 1, digest=run.decision.digest, data=data)
+            chronicle.record(
+                run.run_dir,
+                "quarantined",
+                reason,
+                step=step - 1,
+                digest=run.decision.digest,
+                data=data,
+            )
         return Stop(reason=reason)

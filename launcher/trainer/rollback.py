@@ -1,7 +1,9 @@
-"""Rollbacks of a main run: recorded before they are acted on, so that a kill at any instant resumes to the same run.
+"""Rollbacks of a main run: recorded before they are acted on, so that a kill at any instant resumes
+to the same run.
 
-`RUN_DIR/rollbacks.json` is the truth. What the run trains on at a step, how it clips, and which checkpoints are still
-of its path are functions of it; a rollback is nothing but one more entry there, and a resume.
+`RUN_DIR/rollbacks.json` is the truth. What the run trains on at a step, how it clips, and which
+checkpoints are still of its path are functions of it; a rollback is nothing but one more entry
+there, and a resume.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback(RollbackOrder):
-    """The run went back: to the newest good checkpoint until `to_step`, and as before up to that step."""
+    """The run went back: to the newest good checkpoint until `to_step`, and as before up to that
+    step.
+    """
 
     at_step: int
     """Updates made when it was decided."""
@@ -59,12 +63,18 @@ def skipped_sequences(rollbacks: Sequence[Rollback], step: int) -> int:
 
 def clip_norm(rollbacks: Sequence[Rollback], step: int, frozen: float | None) -> float | None:
     """In force at update `step`: the last rollback's from before it, or the frozen one."""
-    return next((rollback.clip_norm for rollback in reversed(rollbacks) if rollback.to_step <= step), frozen)
+    return next(
+        (rollback.clip_norm for rollback in reversed(rollbacks) if rollback.to_step <= step), frozen
+    )
 
 
 def on_path(rollbacks: Sequence[Rollback], manifest: Manifest) -> bool:
-    """Whether a checkpoint is of the run as it is now: of before each rollback that it does not know of."""
-    return all(manifest.step <= rollback.to_step for rollback in rollbacks[manifest.num_rollbacks :])
+    """Whether a checkpoint is of the run as it is now: of before each rollback that it does not
+    know of.
+    """
+    return all(
+        manifest.step <= rollback.to_step for rollback in rollbacks[manifest.num_rollbacks :]
+    )
 
 
 def read(run_dir: Path, digest: str) -> tuple[Rollback, ...]:
@@ -80,17 +90,21 @@ def read(run_dir: Path, digest: str) -> tuple[Rollback, ...]:
     try:
         record = canon.decode(_Record, canon.parse(read_plain(path)))
     except ValueError as error:
-        raise CorruptError(f"{path}: {error}; restore it: without it the run's data order is not known") from error
+        raise CorruptError(
+            f"{path}: {error}; restore it: without it the run's data order is not known"
+        ) from error
     if record.digest != digest:
         raise CheckpointError(
-            f"{path} belongs to the launch config {record.digest[:16]}..., this one is {digest[:16]}...: resume "
+            f"{path} belongs to the launch config {record.digest[:16]}..., this one is "
+            f"{digest[:16]}...: resume "
             "with that config, or start this one in another folder"
         )
     return record.rollbacks
 
 
 def shared(run_dir: Path, digest: str) -> tuple[Rollback, ...]:
-    """The same on every rank, as rank 0 reads it: another host's view of a file just renamed may be older; collective.
+    """The same on every rank, as rank 0 reads it: another host's view of a file just renamed may be
+    older; collective.
 
     Raises:
         CheckpointError: see `read`; on rank 0.
@@ -113,7 +127,9 @@ def write(run_dir: Path, digest: str, rollbacks: tuple[Rollback, ...]) -> None:
     try:
         canon.write_atomic(path, canon.pretty(_Record(digest=digest, rollbacks=rollbacks)))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written ({error.strerror}), so the run is not rolled back") from error
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror}), so the run is not rolled back"
+        ) from error
 
 
 def add(run_dir: Path, digest: str, rollbacks: tuple[Rollback, ...], new: Rollback) -> None:
@@ -123,31 +139,46 @@ def add(run_dir: Path, digest: str, rollbacks: tuple[Rollback, ...], new: Rollba
         SaveError: it cannot be written.
     """
     try:
-        together(lambda: write(run_dir, digest, (*rollbacks, new)) if dist.get_rank() == 0 else None)
+        together(
+            lambda: write(run_dir, digest, (*rollbacks, new)) if dist.get_rank() == 0 else None
+        )
     except TrainerError as error:
         raise SaveError(error.problems) from error
 
 
 def tell(run_dir: Path, digest: str, rollbacks: Sequence[Rollback], start: int) -> None:
-    """Say in the chronicle and in the metrics what is not yet said there, the run being at step `start`.
+    """Say in the chronicle and in the metrics what is not yet said there, the run being at step
+    `start`.
 
     One rank only. Whoever was killed before it could say so is made up for.
     """
     entries = chronicle.entries(run_dir)
-    chronicled = [e.data.get("number") for e in entries if (e.kind, e.digest) == ("rolled_back", digest)]
-    told = [line.get("number") for line in metrics.read(run_dir) if line.get("event") == "rolled_back"]
+    chronicled = [
+        e.data.get("number") for e in entries if (e.kind, e.digest) == ("rolled_back", digest)
+    ]
+    told = [
+        line.get("number") for line in metrics.read(run_dir) if line.get("event") == "rolled_back"
+    ]
     for number, rollback in enumerate(rollbacks, start=1):
         if number not in chronicled:
             chronicle.record(
                 run_dir,
                 "rolled_back",
-                f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, from the checkpoint of "
-                f"step {start}, skipping {counted(rollback.skipped_sequences, 'sequence')} of the data, "
-                + ("clipping nothing" if rollback.clip_norm is None else f"clipping at {rollback.clip_norm:g}"),
+                f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, from "
+                "the checkpoint of "
+                f"step {start}, skipping {counted(rollback.skipped_sequences, 'sequence')} of the "
+                "data, "
+                + (
+                    "clipping nothing"
+                    if rollback.clip_norm is None
+                    else f"clipping at {rollback.clip_norm:g}"
+                ),
                 step=rollback.at_step,
                 digest=digest,
                 data={"number": number, "from_step": start, **asdict(rollback)},
             )
         if number not in told:
             line = {name: value for name, value in asdict(rollback).items() if name != "at_step"}
-            metrics.append(run_dir, {"event": "rolled_back", "step": start, "number": number, **line})
+            metrics.append(
+                run_dir, {"event": "rolled_back", "step": start, "number": number, **line}
+            )

@@ -1,7 +1,8 @@
 """Spikes of the training loss, found as the frozen policy says, and the run sent back before them.
 
-PaLM's protocol (arXiv 2204.02311, section 5.1): a checkpoint from before the spike, and other data from there on. Where
-spikes come again the clip is lowered too, as OPT did (arXiv 2205.01068, section 2.5).
+PaLM's protocol (arXiv 2204.02311, section 5.1): a checkpoint from before the spike, and other data
+from there on. Where spikes come again the clip is lowered too, as OPT did (arXiv 2205.01068,
+section 2.5).
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ MAD_TO_SIGMA = 1.4826
 
 
 class Detector:
-    """Tells where a loss has left the level of the steps before it. O(window) a step, and a pure function of losses."""
+    """Tells where a loss has left the level of the steps before it. O(window) a step, and a pure
+    function of losses.
+    """
 
-    def __init__(self, policy: SpikePolicy, window: tuple[float, ...] = (), num_above: int = 0) -> None:
+    def __init__(
+        self, policy: SpikePolicy, window: tuple[float, ...] = (), num_above: int = 0
+    ) -> None:
         self._policy = policy
         self.window = deque(window, maxlen=policy.window_steps)
         """Losses in nats of the last steps that were no spike."""
@@ -45,9 +50,11 @@ class Detector:
         return median + max(self._policy.threshold * sigma, self._policy.least_nats)
 
     def see(self, loss_nats: float) -> bool:
-        """Take the next step's loss; whether it is the one with which a spike has lasted for too long.
+        """Take the next step's loss; whether it is the one with which a spike has lasted for too
+        long.
 
-        A spike's losses do not enter the window: they must not become the level that it is compared with.
+        A spike's losses do not enter the window: they must not become the level that it is compared
+        with.
         """
         # No median is below the window's least: few losses of a healthy run are worth one.
         least = min(self.window, default=math.inf)
@@ -60,7 +67,8 @@ class Detector:
 
 
 class SpikeWatch(Callback):
-    """Goes back before a spike that lasts, as often as the policy allows; after that it says so, and the run continues.
+    """Goes back before a spike that lasts, as often as the policy allows; after that it says so,
+    and the run continues.
 
     The run's own ceiling (`AbortPolicy`) holds all the while.
     """
@@ -83,17 +91,22 @@ class SpikeWatch(Callback):
         policy, run = self._policy, self._run
         first = seen.step - policy.patience_steps + 1
         reason = (
-            f"a loss of {format_loss(seen.loss_nats)} nats at step {seen.step + 1}, above {limit_nats:.4f} for "
+            f"a loss of {format_loss(seen.loss_nats)} nats at step {seen.step + 1}, above "
+            f"{limit_nats:.4f} for "
             f"{counted(policy.patience_steps, 'step')}"
         )
         if len(run.rollbacks) >= policy.max_rollbacks:
             self._say_that_none_is_left(seen.step + 1, reason)
             return None
-        # Not farther than last time: that state was held for good, and older checkpoints may be gone.
-        to_step = max(first - policy.rollback_steps, run.rollbacks[-1].to_step if run.rollbacks else 0)
+        # Not farther than last time: that state was held for good, and older checkpoints may be
+        # gone.
+        to_step = max(
+            first - policy.rollback_steps, run.rollbacks[-1].to_step if run.rollbacks else 0
+        )
         return RollbackOrder(
             to_step=to_step,
-            skipped_sequences=run.first_sequence(to_step + policy.skip_batches) - run.first_sequence(to_step),
+            skipped_sequences=run.first_sequence(to_step + policy.skip_batches)
+            - run.first_sequence(to_step),
             clip_norm=self._clip_norm(),
             reason=reason,
         )
@@ -101,11 +114,17 @@ class SpikeWatch(Callback):
     def _clip_norm(self) -> float | None:
         """The frozen one the first time; lower where spikes come again."""
         clip_norm = self._run.decision.clip_norm
-        return clip_norm if clip_norm is None or not self._run.rollbacks else clip_norm * self._policy.clip_share
+        return (
+            clip_norm
+            if clip_norm is None or not self._run.rollbacks
+            else clip_norm * self._policy.clip_share
+        )
 
     def _say_that_none_is_left(self, step: int, reason: str) -> None:
         run = self._run
-        if run.rank != 0 or any(e.kind == "alert" and e.step == step for e in chronicle.entries(run.run_dir)):
+        if run.rank != 0 or any(
+            e.kind == "alert" and e.step == step for e in chronicle.entries(run.run_dir)
+        ):
             return  # resumed, the run meets the same step again
         text = f"{reason}; all {self._policy.max_rollbacks} rollbacks are used: the run continues"
         print(text, file=sys.stderr)

@@ -1,7 +1,9 @@
-"""Columns of a step's line beside its own: norms of every layer, validation losses, each rank's time.
+"""Columns of a step's line beside its own: norms of every layer, validation losses, each rank's
+time.
 
-Every rank holds parts of the weights; a layer's numbers are those of the whole weights, up to rounding, however many
-ranks hold them: each rank sums squares over its parts, and one all-reduce of a short vector adds them up.
+Every rank holds parts of the weights; a layer's numbers are those of the whole weights, up to
+rounding, however many ranks hold them: each rank sums squares over its parts, and one all-reduce of
+a short vector adds them up.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ if TYPE_CHECKING:
     from launcher.trainer.training import Trainer
 
 MACHINES_EVERY_STEPS = 10
-"""How often the run asks how its machines are: so seldom that it costs nothing, often enough to see a slow one."""
+"""How often the run asks how its machines are: so seldom that it costs nothing, often enough to see
+a slow one."""
 NOISE_EVERY_STEPS, NOISE_SAMPLES = 5, 200
-"""How often the first pass's gradient is measured, and over how many such steps the noise scale is told."""
+"""How often the first pass's gradient is measured, and over how many such steps the noise scale is
+told."""
 LEAST_NOISE_SAMPLES = 20
 _NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
 
 
 def layer_of(name: str, blocks: Collection[str] = ()) -> str:
-    """Under which name a parameter counts: `layers.3`, `embedding`, `positions`, `readout`, or `norm`, the last one.
+    """Under which name a parameter counts: `layers.3`, `embedding`, `positions`, `readout`, or
+    `norm`, the last one.
 
     Of a user's own model, whose `blocks` these are, by block, or by the module that it is of.
     """
@@ -51,7 +56,9 @@ def _squares(part: Tensor, share: float) -> Tensor:
 
 
 class Layers(Callback):
-    """Every layer's `weight_rms`, `param_norm`, `grad_norm` (before clipping) and `update_ratio`."""
+    """Every layer's `weight_rms`, `param_norm`, `grad_norm` (before clipping) and
+    `update_ratio`.
+    """
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
@@ -73,10 +80,14 @@ class Layers(Callback):
         if (seen.step + 1) % self._every_steps == 0:
             keep_directions(self._run.optimizer, True)
             # Rows: gradients, weights, updates; in float64, where a sum of squares has room.
-            self._sums_3L = torch.zeros(3, len(self._sizes), dtype=torch.float64, device=self._run.device)
+            self._sums_3L = torch.zeros(
+                3, len(self._sizes), dtype=torch.float64, device=self._run.device
+            )
             for name, parameter in self._run.model.named_parameters():
                 if parameter.grad is not None:
-                    self._sums_3L[0, self._index[self._layers[name]]] += _squares(*own_part(parameter.grad))
+                    self._sums_3L[0, self._index[self._layers[name]]] += _squares(
+                        *own_part(parameter.grad)
+                    )
 
     @torch.no_grad()
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
@@ -91,7 +102,9 @@ class Layers(Callback):
             self._sums_3L[1, column] += _squares(weights, share)
             if state := state_of(optimizer, parameter):
                 parts = {key: own_part(moment)[0] for key, moment in state.items()}
-                self._sums_3L[2, column] += _squares(last_update(weights, groups[id(parameter)], parts), share)
+                self._sums_3L[2, column] += _squares(
+                    last_update(weights, groups[id(parameter)], parts), share
+                )
         keep_directions(optimizer, False)
         dist.all_reduce(self._sums_3L)
         layers: dict[str, Json] = {}
@@ -118,15 +131,21 @@ class Validation(Callback):
 
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
         """Over all ranks: the same on each."""
-        return {} if (seen.step + 1) % self._every_steps else {"validation_loss_nats": self._run.validation_loss()}
+        return (
+            {}
+            if (seen.step + 1) % self._every_steps
+            else {"validation_loss_nats": self._run.validation_loss()}
+        )
 
 
 class BatchNoise(Callback):
-    """The gradient noise scale of runs that accumulate or have several ranks, with the ends of its interval.
+    """The gradient noise scale of runs that accumulate or have several ranks, with the ends of its
+    interval.
 
-    The norm of the first pass's gradient, read before the next one is added to it, or of each rank's own, read before
-    the exchange, beside the whole batch's (`proxies.core.noise_scale`), over the last `NOISE_SAMPLES` steps where it
-    was measured. Replicas that shard nothing, and take one pass, have neither: they tell nothing.
+    The norm of the first pass's gradient, read before the next one is added to it, or of each
+    rank's own, read before the exchange, beside the whole batch's (`proxies.core.noise_scale`),
+    over the last `NOISE_SAMPLES` steps where it was measured. Replicas that shard nothing, and take
+    one pass, have neither: they tell nothing.
     """
 
     def begin(self, run: Trainer, step: int, carried: Json) -> None:
@@ -143,7 +162,9 @@ class BatchNoise(Callback):
             self._exchange.norms = [] if (step + 1) % NOISE_EVERY_STEPS == 0 else None
 
     def _part(self) -> tuple[float, float] | None:
-        """Of this step's batch: the share of it that a part has, and the squared norm of the part's gradient."""
+        """Of this step's batch: the share of it that a part has, and the squared norm of the part's
+        gradient.
+        """
         if self._run.part is not None:
             share, norm = self._run.part
             return share, norm.item() ** 2
@@ -166,14 +187,18 @@ class BatchNoise(Callback):
                 del self._splits[:-NOISE_SAMPLES]
 
     def after_update(self, seen: StepInfo) -> dict[str, Json]:
-        """Of the steps where it was measured; nothing while they are few, or where nothing can be told."""
+        """Of the steps where it was measured; nothing while they are few, or where nothing can be
+        told.
+        """
         self._listen_at(seen.step + 1)
         told_now = self._due and len(self._splits) >= LEAST_NOISE_SAMPLES
         found = running_scale(cast(Any, self._splits)) if told_now else None
         if found is None or not math.isfinite(found.low):
             return {}
         ends = {"": found.tokens, "_low": found.low, "_high": found.high}
-        return {f"noise_scale{end}_tokens": value for end, value in ends.items() if value is not None}
+        return {
+            f"noise_scale{end}_tokens": value for end, value in ends.items() if value is not None
+        }
 
     def carried(self) -> Json:
         """What was measured."""
@@ -181,10 +206,11 @@ class BatchNoise(Callback):
 
 
 class Stopwatch:
-    """This rank's seconds inside the blocks' forward passes: what it computes, without its waiting for the others.
+    """This rank's seconds inside the blocks' forward passes: what it computes, without its waiting
+    for the others.
 
-    A whole step takes every rank the same time, as the slowest lets it: its own time shows only between two
-    exchanges, and within a block's pass there is none.
+    A whole step takes every rank the same time, as the slowest lets it: its own time shows only
+    between two exchanges, and within a block's pass there is none.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], device: torch.device) -> None:

@@ -1,8 +1,9 @@
 """The steps of the main run: what one rank computes, sharded, saved and resumed.
 
-A step: each rank takes its rows of the global batch of (seed, step); FSDP2 averages several ranks' gradients; loss and
-trouble are agreed upon by all; only then the clipped update. So a batch that gives NaN is never stepped on, the loss
-curve depends on the number of ranks by rounding only, and a resumed run is the same run.
+A step: each rank takes its rows of the global batch of (seed, step); FSDP2 averages several ranks'
+gradients; loss and trouble are agreed upon by all; only then the clipped update. So a batch that
+gives NaN is never stepped on, the loss curve depends on the number of ranks by rounding only, and a
+resumed run is the same run.
 """
 
 from __future__ import annotations
@@ -61,15 +62,21 @@ def header(decision: Decision, step: int, num_ranks: int, device: torch.device) 
         num_ranks=num_ranks,
         device=name,
         model_flops_per_token=float(flops_per_token(decision.shape)),
-        peak_flops_per_second=peak_flops_per_second(name) if decision.precision == "bfloat16" else None,
+        peak_flops_per_second=peak_flops_per_second(name)
+        if decision.precision == "bfloat16"
+        else None,
     )
 
 
 def peak_flops_per_second(device_name: str) -> float | None:
-    """Dense bfloat16 peak of the device that a driver names so; None where the reference table has no such one."""
+    """Dense bfloat16 peak of the device that a driver names so; None where the reference table has
+    no such one.
+    """
     words = re.split(r"[^A-Za-z0-9]+", device_name)
     names = {*words, *(first + second for first, second in pairwise(words))}  # GeForce RTX 4090
-    found = [gpu.peak_flops for name, gpu in GPUS.items() if name in names and not names & _OTHER_FORMS]
+    found = [
+        gpu.peak_flops for name, gpu in GPUS.items() if name in names and not names & _OTHER_FORMS
+    ]
     return found[0] if found else None
 
 
@@ -88,7 +95,8 @@ def hooks_of(decision: Decision) -> list[Callback]:
     if decision.spikes.max_rollbacks:
         hooks.append(SpikeWatch(decision.spikes))
     if watched.layers_every_steps:
-        hooks.append(Layers(watched.layers_every_steps))  # before the replay, which computes the gradients anew
+        # before the replay, which computes the gradients anew
+        hooks.append(Layers(watched.layers_every_steps))
     if watched.replay_every_steps:
         hooks.append(Replay(watched.replay_every_steps))
     if watched.validate_every_steps:
@@ -112,7 +120,12 @@ class Trainer:
         *,
         code_dir: Path | None = None,
     ) -> None:
-        self.decision, self.store, self.run_dir, self.interrupted = decision, store, run_dir, interrupted
+        self.decision, self.store, self.run_dir, self.interrupted = (
+            decision,
+            store,
+            run_dir,
+            interrupted,
+        )
         self.hooks = (*hooks_of(decision), *hooks)
         self.rank, self.num_ranks, self.device = dist.get_rank(), dist.get_world_size(), device()
         parallelism = decision.parallelism
@@ -125,7 +138,9 @@ class Trainer:
         self.source = together(lambda: trained_model(decision, code_dir))
         self.model = assembly.sharded_model(self.source, parallelism, self.device.type)
         self.optimizer = assembly.build_optimizer(self.model, decision.groups, decision.optimizer)
-        self.exchange = Exchange(self.model, decision, parallelism, self._most, -(-mine // self._most))
+        self.exchange = Exchange(
+            self.model, decision, parallelism, self._most, -(-mine // self._most)
+        )
         self._batches = Batches(self.device)
         self.lr_shares = lr_table(decision.learning_rate.schedule)
         spikes = decision.spikes
@@ -134,8 +149,9 @@ class Trainer:
         self.rollbacks: tuple[rollback.Rollback, ...] = ()
         self.done = 0
         self.part: tuple[float, Tensor] | None = None
-        """Of the newest step: which share of the batch its first pass has, over all ranks, and the norm of that part's
-        gradient; None where it is not measured, as where there is one pass only.
+        """Of the newest step: which share of the batch its first pass has, over all ranks, and the
+        norm of that part's gradient; None where it is not measured, as where there is one pass
+        only.
         """
 
     def train(self, stop_after: int | None = None) -> AttemptEnd:
@@ -168,21 +184,36 @@ class Trainer:
             answers = [hook.before_update(seen) for hook in self.hooks]
             if stop := next((answer for answer in answers if isinstance(answer, Stop)), None):
                 return self._aborted(stop.reason)
-            if back := next((answer for answer in answers if isinstance(answer, RollbackOrder)), None):
+            if back := next(
+                (answer for answer in answers if isinstance(answer, RollbackOrder)), None
+            ):
                 self._go_back(step, back)
                 continue
             self._update(step, norm)
             self.done = step + 1
-            columns = {name: value for hook in self.hooks for name, value in hook.after_update(seen).items()}
+            columns = {
+                name: value
+                for hook in self.hooks
+                for name, value in hook.after_update(seen).items()
+            }
             trouble = metrics.not_finite(columns)
             self._log(seen, {} if trouble else columns, time.perf_counter() - began)
             if trouble:
-                return self._aborted(f"{trouble} after the update of step {self.done}, which is not saved")
-            if interrupted or self.done == target or self.done % self.decision.checkpointing.every_steps == 0:
+                return self._aborted(
+                    f"{trouble} after the update of step {self.done}, which is not saved"
+                )
+            if (
+                interrupted
+                or self.done == target
+                or self.done % self.decision.checkpointing.every_steps == 0
+            ):
                 self._save()
             if interrupted:
-                return AttemptEnd(event="interrupted", exit_code=130, step=self.done, reason="by a signal; saved")
-        measured = columns.get("validation_loss_nats")  # after the last update, where that is when the run looks
+                return AttemptEnd(
+                    event="interrupted", exit_code=130, step=self.done, reason="by a signal; saved"
+                )
+        # after the last update, where that is when the run looks
+        measured = columns.get("validation_loss_nats")
         loss_nats = measured if isinstance(measured, float) else self.validation_loss()
         if not math.isfinite(loss_nats):
             return self._aborted(f"validation loss is {loss_nats}")
@@ -198,7 +229,9 @@ class Trainer:
         new = rollback.Rollback(at_step=step, **dataclasses.asdict(back))
         rollback.add(self.run_dir, self.decision.digest, self.rollbacks, new)
         self.optimizer.zero_grad()
-        self.optimizer = assembly.build_optimizer(self.model, self.decision.groups, self.decision.optimizer)
+        self.optimizer = assembly.build_optimizer(
+            self.model, self.decision.groups, self.decision.optimizer
+        )
         self._resume()
 
     def _resume(self) -> None:
@@ -210,13 +243,17 @@ class Trainer:
         if not start or self.decision.model is not None:  # whose buffers no checkpoint may hold
             self.source.initialize(self.model)
         if start:
-            checkpoints.read_tensors(checkpoints.folder_of(self._root, start), self.model, self.optimizer)
+            checkpoints.read_tensors(
+                checkpoints.folder_of(self._root, start), self.model, self.optimizer
+            )
         self._prove_parity(start)
         if self.rank == 0:
             metrics.rewind(self.run_dir, start)
             rollback.tell(self.run_dir, self.decision.digest, self.rollbacks, start)
         self.done = start
-        carried = together(lambda: checkpoints.manifest_of(self._root, start)).carried if start else {}
+        carried = (
+            together(lambda: checkpoints.manifest_of(self._root, start)).carried if start else {}
+        )
         for hook in self.hooks:
             hook.begin(self, start, cast(canon.Json, carried.get(type(hook).__name__)))
 
@@ -234,10 +271,14 @@ class Trainer:
             first_save = self.decision.checkpointing.every_steps
             may_begin = any(back.to_step < first_save for back in self.rollbacks)
             manifest = checkpoints.newest_good(
-                self._root, self.decision.digest, refused, usable, may_begin=may_begin,
+                self._root,
+                self.decision.digest,
+                refused,
+                usable,
+                may_begin=may_begin,
                 expected="" if may_begin else expected(self.run_dir, self.decision.digest),
                 find_problem=checkpoints.find_index_problem,
-            )  # fmt: skip
+            )
         finally:
             tell(self.run_dir, self.decision.digest, refused)
         return 0 if manifest is None else manifest.step
@@ -248,7 +289,9 @@ class Trainer:
 
         def prove() -> None:
             decision = self.decision
-            if wrong := assembly.mismatches(self.model, self.optimizer, decision.groups, lr_share, decision.optimizer):
+            if wrong := assembly.mismatches(
+                self.model, self.optimizer, decision.groups, lr_share, decision.optimizer
+            ):
                 raise FrozenError("live optimizer", wrong)
 
         together(prove)
@@ -256,7 +299,9 @@ class Trainer:
             together(lambda: self.source.prove_initial(self.model))
 
     def gradients(self, step: int) -> tuple[float, Tensor, bool]:
-        """Loss of the global batch in nats per token, norm of its gradient, and whether any rank got a signal."""
+        """Loss of the global batch in nats per token, norm of its gradient, and whether any rank
+        got a signal.
+        """
         batch_BT = self._batches.take(self.store, self._rows(step))
         self.optimizer.zero_grad()
         mean_nats = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -266,7 +311,9 @@ class Trainer:
         for index, ids_BT in enumerate(parts):
             if len(parts) > 1:
                 self.exchange.at_pass(ids_BT is parts[-1] or (looked_at and index == 0))
-            loss = self.source.loss(self.model, ids_BT[:, :-1], ids_BT[:, 1:]) * (len(ids_BT) / mine)
+            loss = self.source.loss(self.model, ids_BT[:, :-1], ids_BT[:, 1:]) * (
+                len(ids_BT) / mine
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             mean_nats += loss.detach()  # not read here: a GPU would wait after every pass
             if looked_at and index == 0:
@@ -277,7 +324,8 @@ class Trainer:
         dist.all_reduce(told)
         if step + 1 < len(self.lr_shares):
             self._batches.read_ahead(self.store, self._rows(step + 1))
-        # The step's one wait for the device. What it tells may forbid the update, so it cannot be read a step late.
+        # The step's one wait for the device. What it tells may forbid the update, so it cannot be
+        # read a step late.
         loss_nats, num_interrupted, num_failed = told.tolist()
         if num_failed:
             self._settle()
@@ -287,23 +335,32 @@ class Trainer:
         """This rank's rows of the global batch of `step`."""
         mine = self._sequences(step)[1] // self.num_ranks
         return Rows(
-            seed=self.decision.seed, first_sequence=self.first_sequence(step) + self.rank * mine, num_sequences=mine,
+            seed=self.decision.seed,
+            first_sequence=self.first_sequence(step) + self.rank * mine,
+            num_sequences=mine,
             seq_len=self.decision.shape.seq_len,
-        )  # fmt: skip
+        )
 
     def _grad_norm(self) -> Tensor:
         """Of the gradients that are there, over all ranks."""
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.model.parameters() if p.grad is not None]
+        )
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     @property
     def accumulates(self) -> bool:
         """Whether a rank's share of the batch takes several passes."""
         most = self.decision.parallelism.microbatch_sequences
-        return bool(most) and most * self.num_ranks < self.decision.batch_tokens // self.decision.shape.seq_len
+        return (
+            bool(most)
+            and most * self.num_ranks < self.decision.batch_tokens // self.decision.shape.seq_len
+        )
 
     def first_sequence(self, step: int) -> int:
-        """Where the global batch of `step` stands in the data: past what the schedule says and rollbacks skipped."""
+        """Where the global batch of `step` stands in the data: past what the schedule says and
+        rollbacks skipped.
+        """
         return self._sequences(step)[0] + rollback.skipped_sequences(self.rollbacks, step)
 
     def num_batch_tokens(self, step: int) -> int:
@@ -313,15 +370,25 @@ class Trainer:
     def _sequences(self, step: int) -> tuple[int, int]:
         """Sequences trained on before `step`, and how many it takes."""
         decision = self.decision
-        return decision.learning_rate.schedule.sequences(step, decision.batch_tokens // decision.shape.seq_len)
+        return decision.learning_rate.schedule.sequences(
+            step, decision.batch_tokens // decision.shape.seq_len
+        )
 
     def _trouble(self, step: int, loss_nats: float, grad_norm: float) -> str:
-        """Why the update of `step` must not be made; proxies are called diverged by the same rule."""
+        """Why the update of `step` must not be made; proxies are called diverged by the same
+        rule.
+        """
         if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
-            return f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, before its update"
+            return (
+                f"loss {loss_nats} or gradient norm {grad_norm} not finite at step {step + 1}, "
+                "before its update"
+            )
         ceiling = self.decision.abort.train_loss_above_nats
         if step > self.decision.learning_rate.schedule.warmup_steps and loss_nats > ceiling:
-            return f"loss {loss_nats:.6g} over {format_loss(ceiling)} nats at step {step + 1}, before its update"
+            return (
+                f"loss {loss_nats:.6g} over {format_loss(ceiling)} nats at step {step + 1}, "
+                "before its update"
+            )
         return ""
 
     def clip_norm(self, step: int) -> float | None:
@@ -329,7 +396,9 @@ class Trainer:
         return rollback.clip_norm(self.rollbacks, step, self.decision.clip_norm)
 
     def _update(self, step: int, norm: Tensor) -> None:
-        """Clip by the full norm and step, every group at its peak rate times the schedule's share."""
+        """Clip by the full norm and step, every group at its peak rate times the schedule's
+        share.
+        """
         clip_to(self.model.parameters(), self.clip_norm(step), norm)
         set_rates(self.optimizer, self.decision.groups, self.lr_shares[step])
         self.optimizer.step()
@@ -344,16 +413,24 @@ class Trainer:
                 "train_loss_nats": seen.loss_nats,
                 "grad_norm": seen.grad_norm,
                 "lr": self.optimizer.param_groups[0]["lr"],
-                **({} if (clip_norm := self.clip_norm(seen.step)) is None else {"clip_norm": clip_norm}),
+                **(
+                    {}
+                    if (clip_norm := self.clip_norm(seen.step)) is None
+                    else {"clip_norm": clip_norm}
+                ),
                 "tokens": (first + count) * seq_len,
                 "tokens_per_second": count * seq_len / seconds,
                 "seconds": seconds,
             }
-            metrics.append(self.run_dir, {**line, **share_of_peak(self.header, count * seq_len / seconds)})
+            metrics.append(
+                self.run_dir, {**line, **share_of_peak(self.header, count * seq_len / seconds)}
+            )
         self._tell_saves()
 
     def _save(self) -> None:
-        carried = {type(hook).__name__: kept for hook in self.hooks if (kept := hook.carried()) is not None}
+        carried = {
+            type(hook).__name__: kept for hook in self.hooks if (kept := hook.carried()) is not None
+        }
         self.saver.save(self.done, self.model, self.optimizer, carried, len(self.rollbacks))
 
     def _settle(self) -> None:
@@ -375,7 +452,8 @@ class Trainer:
         mine = self._most  # as many as fit, in training too
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for first in range(0, num_sequences, mine * self.num_ranks):
-            # Every rank runs the model equally often, as sharding needs; rows past the end repeat and do not count.
+            # Every rank runs the model equally often, as sharding needs; rows past the end repeat
+            # and do not count.
             rows = torch.arange(mine) + first + self.rank * mine
             ids_BT = held[rows.clamp(max=num_sequences - 1)].to(self.device)
             logits_BTV = self.source.logits(self.model, ids_BT[:, :-1]).view(mine, seq_len, -1)

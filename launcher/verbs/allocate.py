@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns
 
 _NO_BATCH = "null: give it with --batch-tokens; `forerun fit --form batch` fits a law for it"
-_FARTHEST = 1e4  # times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
+# times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
+_FARTHEST = 1e4
 
 
 @click.command()
@@ -38,11 +39,13 @@ _FARTHEST = 1e4  # times the largest fitted FLOPs: a hundred times what back-tes
 @asked_options
 @json_option
 def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
-    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`, or from a study folder.
+    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`, or from a
+    study folder.
 
-    The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone. Of a study folder
-    it is the plan's where none is given. With a study's fit, --shape gives the shape that `forerun freeze` takes.
-    Exit 4: the forecast of the best run is inconclusive, for the reason shown, as in `forerun predict`.
+    The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone.
+    Of a study folder it is the plan's where none is given. With a study's fit, --shape gives the
+    shape that `forerun freeze` takes. Exit 4: the forecast of the best run is inconclusive, for the
+    reason shown, as in `forerun predict`.
     """
     ask = checked(with_planned_budget(fit_path, typed))
     fitted, template = read_fit(fit_path)
@@ -62,7 +65,9 @@ def with_planned_budget(fit_path: Path, typed: Typed) -> Typed:
     return {**typed, "flops": recorded(fit_path)[0].plan.target.budget_flops}
 
 
-def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None = None) -> dict[str, Json]:
+def allocation_body(
+    fitted: FittedRuns, ask: Checked, template: Template | None = None
+) -> dict[str, Json]:
     """What `allocate --json` prints; `template` of the study whose ladder was fitted.
 
     Raises:
@@ -78,9 +83,11 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
     if not ask.typed["beyond"]:
         _check_reach(fitted, budget.flops)
     best = allocate_budget(
-        fitted, budget.flops, inference_tokens=ask.typed["inference_tokens"] or 0.0,
+        fitted,
+        budget.flops,
+        inference_tokens=ask.typed["inference_tokens"] or 0.0,
         unique_tokens=ask.typed["unique_tokens"],
-    )  # fmt: skip
+    )
     body: dict[str, Any] = summary.allocation_summary(best)
     body |= _batch(best, ask.typed["batch_tokens"])
     body |= {
@@ -95,7 +102,8 @@ def allocation_body(fitted: FittedRuns, ask: Checked, template: Template | None 
 
 
 def _noise(study_dir: Path, body: dict[str, Any]) -> Json:
-    """From which batch on a larger one buys little, by the noise scale that a study's rungs measured; null without.
+    """From which batch on a larger one buys little, by the noise scale that a study's rungs
+    measured; null without.
 
     A batch given that is larger gets a warning.
     """
@@ -127,8 +135,10 @@ def _check_reach(fitted: FittedRuns, flops: float) -> None:
     largest = fitted.span.six_nd[1]
     if flops > _FARTHEST * largest:
         sentence = (
-            f"a budget of {format_flops(flops)} FLOPs is {format_factor(flops / largest)} times the largest fitted "
-            f"run's ({format_flops(largest)}), and the limit is {_FARTHEST:g} times: fit larger runs, check the "
+            f"a budget of {format_flops(flops)} FLOPs is {format_factor(flops / largest)} times "
+            "the largest fitted "
+            f"run's ({format_flops(largest)}), and the limit is {_FARTHEST:g} times: fit larger "
+            "runs, check the "
             "table's units (params and tokens are plain counts), or add --beyond"
         )
         raise CannotTellError((sentence,))
@@ -138,7 +148,13 @@ def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
     """Tokens per step: as given, or null with the reason."""
     if batch is not None and batch > best.tokens:
         raise OptionProblems(
-            [f"--batch-tokens {batch}: must be at most the {format_count(best.tokens)} tokens of the whole run"]
+            [
+                (
+                    f"--batch-tokens {batch}: must be at most the {format_count(best.tokens)} "
+                    "tokens "
+                    "of the whole run"
+                )
+            ]
         )
     return {
         "batch_tokens": batch,
@@ -148,8 +164,12 @@ def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
 
 
 def _shapes(
-    fitted: FittedRuns, best: Allocation, ask: ShapeRequest, template: Template | None, warnings: list[Json]
-) -> dict[str, Json]:  # fmt: skip
+    fitted: FittedRuns,
+    best: Allocation,
+    ask: ShapeRequest,
+    template: Template | None,
+    warnings: list[Json],
+) -> dict[str, Json]:
     """The shape; the study's template is kept unless an option asks for another make."""
     from scaling_fits.allocation.allocate import exact_run
     from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
@@ -157,12 +177,17 @@ def _shapes(
 
     own = ShapeRequest(params=ask.params, tensor_parallel=ask.tensor_parallel)
     if template is not None and ask != own:
-        warnings.append("`forerun freeze` keeps the study's own kind of shape: leave out the other shape options")
+        warnings.append(
+            "`forerun freeze` keeps the study's own kind of shape: leave out the other shape "
+            "options"
+        )
         template = None
     chosen = choose_shape(dataclasses.replace(ask, params=best.params, template=template))
     exact = exact_run(fitted, best, chosen.option)
     if exact is None:
-        warnings.append("by the exact count, serving this shape uses up the budget: choose a shorter context")
+        warnings.append(
+            "by the exact count, serving this shape uses up the budget: choose a shorter context"
+        )
     return shape_summary(chosen, exact, best) | {"warnings": warnings}
 
 
@@ -171,7 +196,9 @@ def allocation_text(body: dict[str, Any]) -> str:
     from scaling_fits.forecast.conclusive import first_and_rest
 
     flat, (first, rest) = body["flat_range"], first_and_rest(body["warnings"])
-    sizes = "not determined" if body["params_interval"] is None and body["interval"] is not None else ""
+    sizes = (
+        "not determined" if body["params_interval"] is None and body["interval"] is not None else ""
+    )
     rows = [
         ("params", number(body["params"]), sizes or span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), sizes or span_text(body["tokens_interval"])),
@@ -181,22 +208,29 @@ def allocation_text(body: dict[str, Any]) -> str:
         *first,
         *_budget_lines(body["budget"]),
         table(("", "value", f"{format_percent(body['level'])} interval"), rows),
-        f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens {span_text(flat['tokens'])}",
+        (
+            f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens "
+            f"{span_text(flat['tokens'])}"
+        ),
         f"tokens per parameter: {format_significant(body['tokens_per_param'])}",
-        f"tokens per step: {body['batch_tokens_from']}" if body["batch_tokens"] is None
+        f"tokens per step: {body['batch_tokens_from']}"
+        if body["batch_tokens"] is None
         else f"tokens per step: {body['batch_tokens']:,}, so {counted(body['num_steps'], 'step')} "
         f"({body['batch_tokens_from']})",
-    ]  # fmt: skip
+    ]
     if limit := body.get("data_limit"):
         lines.append(
-            f"{format_significant(limit['epochs'])} epochs of {format_count(limit['unique_tokens'])} unique tokens "
+            f"{format_significant(limit['epochs'])} epochs of "
+            f"{format_count(limit['unique_tokens'])} unique tokens "
             f"are worth {format_count(limit['effective_tokens'])} fresh ones"
         )
     if noise := body.get("noise_scale"):
         scale = number(round(noise["scale_tokens"]))
         lines.append(
-            f"more batch buys little from some {scale} tokens a step on {span_text(noise['interval'])}, "
-            "the gradient noise scale: there a run takes twice the tokens of small batches and twice the steps of large"
+            f"more batch buys little from some {scale} tokens a step on "
+            f"{span_text(noise['interval'])}, "
+            "the gradient noise scale: there a run takes twice the tokens of small batches and "
+            "twice the steps of large"
         )
     if "shape" in body:
         lines.append(_shape_lines(body))
@@ -214,22 +248,46 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
     if gpu is not None:
         mfu, price = gpu["mfu"], gpu["price_usd"]
         lines.append(
-            f"{gpu['name']} at {format_flops(gpu['peak_flops'])} FLOP/s; MFU {format_percent(mfu['value'])} "
-            f"({mfu['source']}), counted here as 6 * N * D, without attention, which `forerun estimate` counts"
+            f"{gpu['name']} at {format_flops(gpu['peak_flops'])} FLOP/s; MFU "
+            f"{format_percent(mfu['value'])} "
+            f"({mfu['source']}), counted here as 6 * N * D, without attention, which `forerun "
+            "estimate` counts"
         )
-        lines += [] if price is None else [f"{format_usd(price['value'])} a GPU-hour ({price['source']})"]
+        lines += (
+            []
+            if price is None
+            else [f"{format_usd(price['value'])} a GPU-hour ({price['source']})"]
+        )
     return lines
 
 
 def _shape_lines(body: dict[str, Any]) -> str:
-    heads = ("layers", "width", "heads", "kv heads", "ffn", "vocabulary", "params", "of target", "FLOPs / 6ND")
+    heads = (
+        "layers",
+        "width",
+        "heads",
+        "kv heads",
+        "ffn",
+        "vocabulary",
+        "params",
+        "of target",
+        "FLOPs / 6ND",
+    )
     names = ("num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "vocab_size")
     shape, exact = body["shape"], body["shape_exact"]
-    row = (*(str(shape[name]) for name in names), number(exact["params"]), f"{exact['params_ratio']:.4f}",
-           f"{exact['flops_over_six_nd']:.3f}")  # fmt: skip
+    row = (
+        *(str(shape[name]) for name in names),
+        number(exact["params"]),
+        f"{exact['params_ratio']:.4f}",
+        f"{exact['flops_over_six_nd']:.3f}",
+    )
     bought = (
-        f"at a context of {shape['seq_len']}: {format_flops(exact['flops_per_token'])} FLOPs per token by the exact "
-        f"count, so the budget pays for {number(exact['tokens'])} tokens; loss {number(exact['loss'])} "
+        f"at a context of {shape['seq_len']}: {format_flops(exact['flops_per_token'])} FLOPs per "
+        "token by the exact "
+        f"count, so the budget pays for {number(exact['tokens'])} tokens; loss "
+        f"{number(exact['loss'])} "
         f"{span_text(exact['interval'])}"
     )
-    return "\n".join([table(heads, [row]), bought, *(f"assumed: {text}" for text in body["shape_assumed"])])
+    return "\n".join(
+        [table(heads, [row]), bought, *(f"assumed: {text}" for text in body["shape_assumed"])]
+    )

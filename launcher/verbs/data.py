@@ -16,15 +16,32 @@ if TYPE_CHECKING:
     from proxies.data.document_split import SplitProgress
     from proxies.data.tokens import Manifest
 
-_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
+_SUFFIXES = (
+    ".txt",
+    ".md",
+    ".py",
+    ".jsonl",
+    ".jsonl.gz",
+    ".jsonl.zst",
+    ".json.gz",
+    ".json.zst",
+    ".parquet",
+)
 _RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write.")
-@click.option("--tokenizer", default="bytes", show_default=True, metavar="bytes|FILE",
-              help="FILE: a tokenizer.json of Hugging Face's tokenizers.")  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write."
+)
+@click.option(
+    "--tokenizer",
+    default="bytes",
+    show_default=True,
+    metavar="bytes|FILE",
+    help="FILE: a tokenizer.json of Hugging Face's tokenizers.",
+)
 @click.option(
     "--train-bpe",
     type=int,
@@ -32,24 +49,49 @@ _RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
     help="Train a byte-level BPE of N entries on a sample of SOURCES and use it.",
 )
 @click.option("--end-token", help="End-of-document token of FILE, if not one of the usual ones.")
-@click.option("--text-key", default="text", show_default=True,
-              help="Name of the text field in .jsonl, of the column in .parquet.")  # fmt: skip
 @click.option(
-    "--vocab-size", type=click.IntRange(min=1), help="Vocabulary of pre-tokenized .bin files; llm.c's imply it."
+    "--text-key",
+    default="text",
+    show_default=True,
+    help="Name of the text field in .jsonl, of the column in .parquet.",
 )
-@click.option("--end-id", type=click.IntRange(min=0), help="Id of the end-of-document token in .bin files.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(min=1),
+    help="Vocabulary of pre-tokenized .bin files; llm.c's imply it.",
+)
+@click.option(
+    "--end-id", type=click.IntRange(min=0), help="Id of the end-of-document token in .bin files."
+)
 @click.option(
     "--dtype",
     "raw_dtype",
     type=click.Choice(_RAW_DTYPES),
     help="Type of the ids in raw .bin files, where it cannot be recognized.",
 )
-@click.option("--weight", "weights", multiple=True, metavar="NAME=SHARE",
-              help="Training share of a named source, one for each source; default: by their tokens.")  # fmt: skip
-@click.option("--suffix", "suffixes", multiple=True, default=_SUFFIXES, show_default=True,
-              help="Suffix of the files taken from folders; repeatable.")  # fmt: skip
+@click.option(
+    "--weight",
+    "weights",
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="Training share of a named source, one for each source; default: by their tokens.",
+)
+@click.option(
+    "--suffix",
+    "suffixes",
+    multiple=True,
+    default=_SUFFIXES,
+    show_default=True,
+    help="Suffix of the files taken from folders; repeatable.",
+)
 @click.option("--exclude", "excluded", multiple=True, help="Folder name to skip; repeatable.")
-@click.option("--validation-fraction", type=float, default=0.02, show_default=True, help="Share of documents held out.")
+@click.option(
+    "--validation-fraction",
+    type=float,
+    default=0.02,
+    show_default=True,
+    help="Share of documents held out.",
+)
 @json_option
 def tokenize(
     sources: tuple[str, ...],
@@ -69,9 +111,9 @@ def tokenize(
 ) -> None:
     """Write SOURCES ([NAME=]PATH...) as shards of token ids with a hashed manifest.
 
-    A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT, llm.c and Megatron-LM
-    write them (.bin) or NumPy does (.npy); or parquet at hf://, s3://, gs://. Several named ones are mixed: web=crawl/
-    code=repos/ --weight web=0.7 --weight code=0.3.
+    A source is a file or a folder: text, .jsonl (also .gz, .zst), .parquet, or ids as nanoGPT,
+    llm.c and Megatron-LM write them (.bin) or NumPy does (.npy); or parquet at hf://, s3://, gs://.
+    Several named ones are mixed: web=crawl/ code=repos/ --weight web=0.7 --weight code=0.3.
     """
     from proxies.data import corpus
 
@@ -103,8 +145,12 @@ class _ProgressLine:
         self._total_bytes = self._bytes_told = 0
 
     def __call__(self, progress: SplitProgress) -> None:
-        if self._meter is None or progress.total_bytes != self._total_bytes:  # a source is gone through again
-            self._meter, self._total_bytes = Meter("tokenize", progress.total_bytes), progress.total_bytes
+        # a source is gone through again
+        if self._meter is None or progress.total_bytes != self._total_bytes:
+            self._meter, self._total_bytes = (
+                Meter("tokenize", progress.total_bytes),
+                progress.total_bytes,
+            )
             self._bytes_told = 0
         note = f"{counted(progress.num_documents, 'document')}, {progress.num_tokens:,} tokens"
         self._meter.add(progress.bytes_read - self._bytes_told, note)
@@ -112,7 +158,9 @@ class _ProgressLine:
 
 
 def _sources(given: tuple[str, ...]) -> list[Path | str] | dict[str, list[Path | str]]:
-    """Paths and URIs, or these by name. What exists under the whole name is a path, whatever `=` is in it."""
+    """Paths and URIs, or these by name. What exists under the whole name is a path, whatever `=` is
+    in it.
+    """
     from proxies.data.remote import is_uri
 
     named: dict[str, list[Path | str]] = {}
@@ -129,7 +177,9 @@ def _sources(given: tuple[str, ...]) -> list[Path | str] | dict[str, list[Path |
         else:
             bare.append(Path(text))
     if named and bare:
-        raise click.BadParameter(f"{bare[0]} has no name: give every source one (NAME={bare[0]}), or none")
+        raise click.BadParameter(
+            f"{bare[0]} has no name: give every source one (NAME={bare[0]}), or none"
+        )
     return named or bare
 
 
@@ -140,9 +190,13 @@ def _weights(given: tuple[str, ...]) -> dict[str, float] | None:
         try:
             weight = float(share)
         except ValueError:
-            raise click.BadParameter(f"--weight {text}: must be NAME=SHARE, such as web=0.7") from None
+            raise click.BadParameter(
+                f"--weight {text}: must be NAME=SHARE, such as web=0.7"
+            ) from None
         if name in weights:
-            raise click.BadParameter(f"--weight {text}: {name} has the weight {weights[name]:g} already")
+            raise click.BadParameter(
+                f"--weight {text}: {name} has the weight {weights[name]:g} already"
+            )
         weights[name] = weight
     return weights or None
 

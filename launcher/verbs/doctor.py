@@ -1,4 +1,6 @@
-"""Verbs of the user's environment: doctor, completion. They import click and launcher.doctor alone."""
+"""Verbs of the user's environment: doctor, completion. They import click and launcher.doctor
+alone.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 
 @click.command()
 @study_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else."
+)
 def doctor(study_dir: Path, as_json: bool) -> None:
-    """Check this machine for what a study needs. Each line is ok, warn or fail, with a fix; some 5 seconds.
+    """Check this machine for what a study needs. Each line is ok, warn or fail, with a fix; some 5
+    seconds.
 
     Exit 0 if nothing fails (warnings are allowed), 2 if something does.
     """
@@ -41,17 +46,23 @@ def doctor(study_dir: Path, as_json: bool) -> None:
         print_answer(json.dumps(body, indent=2, sort_keys=True))
     else:
         after = "fix what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
-        print_answer(f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: {after}")
+        print_answer(
+            f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: "
+            f"{after}"
+        )
     if outcome == "fail":
         raise SystemExit(ExitCode.INPUT)
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else."
+)
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Print the script by which SHELL completes commands, options, plans, studies and frozen digests.
+    """Print the script by which SHELL completes commands, options, plans, studies and frozen
+    digests.
 
     \b
     eval "$(forerun completion bash)"    # in ~/.bashrc; bash 4.4 or newer
@@ -63,5 +74,8 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     completer = kind(context.find_root().command, {}, PROGRAM, VARIABLE)
-    script = completer.source_template % completer.source_vars()  # `source` asks for bash's version, in bash
-    print_answer(json.dumps({"shell": shell, "line": SHELLS[shell], "script": script}) if as_json else script)
+    # `source` asks for bash's version, in bash
+    script = completer.source_template % completer.source_vars()
+    print_answer(
+        json.dumps({"shell": shell, "line": SHELLS[shell], "script": script}) if as_json else script
+    )

@@ -13,7 +13,15 @@ import click
 from launcher.answers.main_run_estimate import estimate_text
 from launcher.base.study_names import shown_name
 from launcher.cli.names import PlanOrFrozen
-from launcher.cli.options import AMOUNT, answer, folder_of, full_option, json_option, set_option, sound_config
+from launcher.cli.options import (
+    AMOUNT,
+    answer,
+    folder_of,
+    full_option,
+    json_option,
+    set_option,
+    sound_config,
+)
 from proxies.core.canon import Json
 from proxies.core.notation import format_factor, format_significant
 
@@ -28,24 +36,49 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", metavar="[PLAN|FROZEN]", type=PlanOrFrozen(), default=Path("plan.toml"))
-@click.option("--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100.")
-@click.option("--gpus", "num_gpus", type=int, help="Number of GPUs. Default: the plan's or frozen config's ranks.")
-@click.option("--tokens-per-second", "tokens_per_gpu_second", type=AMOUNT,
-              help="Measured tokens per second of one GPU. Default: hours by published runs.")  # fmt: skip
 @click.option(
-    "--price-usd", type=AMOUNT, help="Price of one GPU-hour. Default: the plan's, else a published one, if any."
+    "--gpu", help="Accelerator of the main run. Default: the plan's launch.gpu, else H100."
 )
-@click.option("--study", "study_dir", type=click.Path(path_type=Path),
-              help="Study whose calibration gives proxies' speed. Default: PLAN's folder, or study in it.")  # fmt: skip
+@click.option(
+    "--gpus",
+    "num_gpus",
+    type=int,
+    help="Number of GPUs. Default: the plan's or frozen config's ranks.",
+)
+@click.option(
+    "--tokens-per-second",
+    "tokens_per_gpu_second",
+    type=AMOUNT,
+    help="Measured tokens per second of one GPU. Default: hours by published runs.",
+)
+@click.option(
+    "--price-usd",
+    type=AMOUNT,
+    help="Price of one GPU-hour. Default: the plan's, else a published one, if any.",
+)
+@click.option(
+    "--study",
+    "study_dir",
+    type=click.Path(path_type=Path),
+    help="Study whose calibration gives proxies' speed. Default: PLAN's folder, or study in it.",
+)
 @set_option
 @full_option
 @json_option
-def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full: bool, as_json: bool,
-             study_dir: Path | None, **typed: Any) -> None:  # fmt: skip
-    """Estimate what PLAN and its main run take before anything runs: runs of each stage, FLOPs, hours, dollars, disk.
+def estimate(
+    path: Path,
+    num_gpus: int | None,
+    overrides: tuple[str, ...],
+    full: bool,
+    as_json: bool,
+    study_dir: Path | None,
+    **typed: Any,
+) -> None:
+    """Estimate what PLAN and its main run take before anything runs: runs of each stage, FLOPs,
+    hours, dollars, disk.
 
-    PLAN may be a frozen config: the estimate is then for its main run alone, exactly as frozen, and is saved as an
-    attestation beside it.
+    PLAN may be a frozen config: the estimate is then for its main run alone, exactly as frozen, and
+    is saved as an attestation beside it.
     """
     from launcher.estimates.machine import MachineOptions
     from launcher.estimates.main_run import estimate_main, main_body
@@ -54,7 +87,11 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
     frozen = path.is_dir() or path.suffix == ".json"
     study, body, run = _of_frozen(path, overrides) if frozen else _of_plan(path, overrides)
     found = estimate_main(
-        run, MachineOptions(num_gpus=run.layout.num_ranks if num_gpus is None else num_gpus, **_machine(study, typed))
+        run,
+        MachineOptions(
+            num_gpus=run.layout.num_ranks if num_gpus is None else num_gpus,
+            **_machine(study, typed),
+        ),
     )
     if study is None and study_dir is not None:
         raise click.UsageError("--study is for a plan: a frozen config trains no proxies")
@@ -68,14 +105,19 @@ def estimate(path: Path, num_gpus: int | None, overrides: tuple[str, ...], full:
         from launcher.frozen.launch_file import attest
 
         attest(folder_of(path), "estimate", str(body["digest"]), body)
-    after = f"next: forerun {'rehearse' if frozen else 'run'} {shlex.quote(shown_name(path) if frozen else str(path))}"
+    after = (
+        f"next: forerun {'rehearse' if frozen else 'run'} "
+        f"{shlex.quote(shown_name(path) if frozen else str(path))}"
+    )
     gpus = full or num_gpus is not None or _asks_for_gpus(study, typed, found)
     here = study is None or not (study.plan.cluster.address or study.plan.cluster.slurm_options)
     answer(as_json, body, f"{estimate_text(body, gpus=gpus, full=full, here=here)}\n\n{after}")
 
 
 def _asks_for_gpus(study: Study | None, typed: dict[str, Any], found: MainEstimate) -> bool:
-    """Whether hours of GPUs concern the user: some are named, or the main run is no toy that a laptop trains."""
+    """Whether hours of GPUs concern the user: some are named, or the main run is no toy that a
+    laptop trains.
+    """
     from launcher.estimates.utilization import SMALLEST_PUBLISHED
     from proxies.core.flops import count_params
 
@@ -105,10 +147,13 @@ def _of_frozen(path: Path, overrides: tuple[str, ...]) -> _Asked:
         raise click.UsageError("--set changes a plan; a frozen config cannot be changed")
     decision, _ = sound_config(path)
     run = MainRun(
-        shape=decision.shape, num_tokens=decision.num_tokens, batch_tokens=decision.batch_tokens,
-        precision="float32" if decision.precision == "float64" else decision.precision, layout=decision.parallelism,
+        shape=decision.shape,
+        num_tokens=decision.num_tokens,
+        batch_tokens=decision.batch_tokens,
+        precision="float32" if decision.precision == "float64" else decision.precision,
+        layout=decision.parallelism,
         optimizer=decision.optimizer,
-    )  # fmt: skip
+    )
     return None, {"digest": decision.digest}, run
 
 
@@ -121,7 +166,9 @@ def _of_plan(path: Path, overrides: tuple[str, ...]) -> _Asked:
 
 
 def _recorded_folder(here: Path, study_dir: Path | None) -> Path | None:
-    """Return the named study's folder, or that of one beside the plan; None if there is none there."""
+    """Return the named study's folder, or that of one beside the plan; None if there is none
+    there.
+    """
     from sweeps.store.ledger import LEDGER_NAME
 
     folders = (here, here / "study") if study_dir is None else (study_dir,)
@@ -136,13 +183,22 @@ def _speeds(study: Study, folder: Path | None, ledger: Ledger | None) -> Speeds:
     found = () if ledger is None else calibrations(ledger)
     if not found:
         return Speeds()
-    source, asked = f"as calibrated in {folder}, with all its workers at once", {one.asked.key for one in found}
-    if num_open := sum(bool(group.asked.open) and group.asked.key not in asked for group in groups_of(study)):
-        source += f"; shapes that a later stage decides ({num_open}) have the speed of the nearest shape"
+    source, asked = (
+        f"as calibrated in {folder}, with all its workers at once",
+        {one.asked.key for one in found},
+    )
+    if num_open := sum(
+        bool(group.asked.open) and group.asked.key not in asked for group in groups_of(study)
+    ):
+        source += (
+            f"; shapes that a later stage decides ({num_open}) have the speed of the nearest shape"
+        )
     return speeds_of(found, study, source)
 
 
-def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, runs: Sequence[Run]) -> dict[str, Json]:
+def _stages_body(
+    study: Study, main: MainEstimate, speeds: Speeds, runs: Sequence[Run]
+) -> dict[str, Json]:
     """The stages on the study's workers, and as they would be on the main run's GPUs."""
     from launcher.calibration.study_cost import (
         dollars,
@@ -176,48 +232,73 @@ def _stages_body(study: Study, main: MainEstimate, speeds: Speeds, runs: Sequenc
         on_gpu = stage.gpu_hours(machine.peak_flops, measured_gpus)
         usd = dollars(kind_costs(on_gpu, kinds, price))
         return {
-            "stage": stage.name, "num_runs": list(stage.num_runs), "flops": stage.flops.told(),
-            "core_hours": stage.core_hours.told(), "hours": stage.hours(workers).told(),
-            "gpu_hours": on_gpu.told(), "usd": None if usd is None else usd.told(),
-            "disk_bytes": stage.disk_bytes.told(), "share_of_main_run": stage.flops.value / main.run.flops["causal"],
-        }  # fmt: skip
+            "stage": stage.name,
+            "num_runs": list(stage.num_runs),
+            "flops": stage.flops.told(),
+            "core_hours": stage.core_hours.told(),
+            "hours": stage.hours(workers).told(),
+            "gpu_hours": on_gpu.told(),
+            "usd": None if usd is None else usd.told(),
+            "disk_bytes": stage.disk_bytes.told(),
+            "share_of_main_run": stage.flops.value / main.run.flops["causal"],
+        }
 
     share, params = PROXY_MFU, count_params(main.run.shape).total
     if measured_gpus:
-        share = replace(speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source)
+        share = replace(
+            speeds.over_all.scaled(1 / (gpus * machine.peak_flops)), source=speeds.source
+        )
     on_gpu = (total := total_of(each)).gpu_hours(machine.peak_flops, measured_gpus)
     costs = kind_costs(on_gpu, kinds, price)
     spans = {"dollars": dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
     return {
-        "stages": [told(stage) for stage in each], "total": told(total),
+        "stages": [told(stage) for stage in each],
+        "total": told(total),
         "wall_hours": wall_hours(each, workers, own_seconds(study, runs, speeds)).told(),
         "warnings": [
             *filter(None, [data_warning(study, main.run.num_tokens)]),
             *_wide(spans, gpus=gpus, measured=bool(speeds.measured)),
         ],
-        "pruner": study.plan.search.pruner, "num_workers": workers,
+        "pruner": study.plan.search.pruner,
+        "num_workers": workers,
         "kinds": [cost.told() for cost in costs if kinds],
-        "worker_flops": speeds.over_all.told(), "proxy_mfu": share.told(),
+        "worker_flops": speeds.over_all.told(),
+        "proxy_mfu": share.told(),
         "main_run_from": _main_run_source(study, main.run.num_tokens / params),
-    }  # fmt: skip
+    }
 
 
 def _main_run_source(study: Study, tokens_per_param: float) -> str:
     return (
-        f"a guess until the ladder is fitted: {format_significant(tokens_per_param)} tokens a parameter, as near to "
+        f"a guess until the ladder is fitted: {format_significant(tokens_per_param)} tokens a "
+        "parameter, as near to "
         f"20 as the budget and target.width_multiple = {study.plan.target.width_multiple} allow"
     )
 
 
 def _wide(spans: Mapping[str, Span | None], *, gpus: float, measured: bool) -> list[Json]:
-    """The part of a study's total that is known worst, if too badly to be of use, and what narrows it."""
+    """The part of a study's total that is known worst, if too badly to be of use, and what narrows
+    it.
+    """
     from launcher.estimates.main_run import WIDE
 
-    wide = [(what, span.high / span.low) for what, span in spans.items() if span and span.high > WIDE * span.low]
+    wide = [
+        (what, span.high / span.low)
+        for what, span in spans.items()
+        if span and span.high > WIDE * span.low
+    ]
     if not wide:
         return []
     what, factor = wide[0]
-    how = "a sweep, which measures the speed of proxies first; then run `forerun estimate PLAN --study STUDY`"
+    how = (
+        "a sweep, which measures the speed of proxies first; then run `forerun estimate PLAN "
+        "--study STUDY`"
+    )
     if measured and (gpus or what == "hours"):
         how = "fewer extensions in the plan (search.max_extensions, transfer.max_extensions)"
-    return [f"{what} of the study are known only within a factor of {format_factor(factor)}; what narrows them: {how}"]
+    return [
+        (
+            f"{what} of the study are known only within a factor of {format_factor(factor)}; what "
+            f"narrows them: {how}"
+        )
+    ]

@@ -1,4 +1,6 @@
-"""The verb that says where numbers come from, of a frozen config or of a parametrization: explain."""
+"""The verb that says where numbers come from, of a frozen config or of a parametrization:
+explain.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import cast, get_args
 
 import click
 
-from launcher.base.study_names import StudyNameError, configs_in, default_study, frozen_named, shown_name
+from launcher.base.study_names import (
+    StudyNameError,
+    configs_in,
+    default_study,
+    frozen_named,
+    shown_name,
+)
 from launcher.cli.names import AnyName, lookup_option, study_of_line
 from launcher.cli.options import answer, full_option, json_option, sound_config, typed_options
 from launcher.explanations import parametrizations, plan_keys
@@ -24,7 +32,9 @@ from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
 
 
-def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> tuple[dict[str, Json], str]:
+def explained_fields(
+    frozen: Path, field: str | None, *, full: bool = False
+) -> tuple[dict[str, Json], str]:
     """Every field, or those of a name; the text has a few of all, unless it is to be `full`.
 
     Raises:
@@ -42,7 +52,10 @@ def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> 
     told = [(one, records[one.path]) for one in (every if field is None else find(every, field))]
     body: dict[str, Json] = {
         "digest": decision.digest,
-        "fields": [{**cast(dict[str, Json], canon.to_json(record)), "value": one.value} for one, record in told],
+        "fields": [
+            {**cast(dict[str, Json], canon.to_json(record)), "value": one.value}
+            for one, record in told
+        ],
     }
     config = shown_name(frozen)
     if field is not None:
@@ -57,21 +70,36 @@ def explained_fields(frozen: Path, field: str | None, *, full: bool = False) -> 
 
 
 _KEYS = {
-    "layers": "num_layers", "width": "width", "heads": "num_heads", "kv_heads": "num_kv_heads", "ffn": "ffn_width",
-    "vocab": "vocab_size", "seq_len": "seq_len",
-}  # fmt: skip
+    "layers": "num_layers",
+    "width": "width",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "ffn": "ffn_width",
+    "vocab": "vocab_size",
+    "seq_len": "seq_len",
+}
 _LIST, _PLAN = "*", "plan"
 _RATE = 0.01
 """Shown where no `--lr` is given."""
 
 
 def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """An option for each number of a group of parameters, by its placeholder; conventional where one is."""
+    """An option for each number of a group of parameters, by its placeholder; conventional where
+    one is.
+    """
     for name in reversed((*GROUP_NUMBERS, *BESIDE.values())):
         one = hyperparameter_named(name)
-        default = _RATE if name == LEARNING_RATE else one.convention.value if one.convention else one.default
+        default = (
+            _RATE
+            if name == LEARNING_RATE
+            else one.convention.value
+            if one.convention
+            else one.default
+        )
         flag, about = f"--{one.told_as.replace('_', '-')}", f"Value at the base: {one.label}."
-        verb = click.option(flag, name, type=float, default=default, show_default=True, help=about)(verb)
+        verb = click.option(flag, name, type=float, default=default, show_default=True, help=about)(
+            verb
+        )
     return verb
 
 
@@ -79,46 +107,107 @@ def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
 @click.argument("frozen", metavar="[FROZEN", required=False, type=AnyName())
 @click.argument("field", metavar="[FIELD]]", required=False)
 @lookup_option
-@click.option("--parametrization", "name", is_flag=False, flag_value=_LIST, default=_LIST, metavar="NAME",
-              help="Parametrization to explain; without NAME: a list of all, one sentence each.")  # fmt: skip
-@click.option("--shape", "shape_text", metavar="KEY=N,...",
-              help=f"{', '.join(_KEYS)} (kv_heads: as heads). Default: rules only, no numbers.")  # fmt: skip
-@click.option("--base", "base_text", metavar="KEY=N,...",
-              help="Shape the numbers were tuned at: width=256,layers=4; head dim and ratios stay.")  # fmt: skip
-@click.option("--batch-ratio", type=float, default=1.0, show_default=True, help="Batch relative to the base run.")
-@click.option("--duration-ratio", type=float, default=1.0, show_default=True, help="Tokens relative to the base run.")
+@click.option(
+    "--parametrization",
+    "name",
+    is_flag=False,
+    flag_value=_LIST,
+    default=_LIST,
+    metavar="NAME",
+    help="Parametrization to explain; without NAME: a list of all, one sentence each.",
+)
+@click.option(
+    "--shape",
+    "shape_text",
+    metavar="KEY=N,...",
+    help=f"{', '.join(_KEYS)} (kv_heads: as heads). Default: rules only, no numbers.",
+)
+@click.option(
+    "--base",
+    "base_text",
+    metavar="KEY=N,...",
+    help="Shape the numbers were tuned at: width=256,layers=4; head dim and ratios stay.",
+)
+@click.option(
+    "--batch-ratio",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Batch relative to the base run.",
+)
+@click.option(
+    "--duration-ratio",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Tokens relative to the base run.",
+)
 @_hyperparameter_options
-@click.option("--family", type=click.Choice(get_args(Family)), default="llama", show_default=True, help="Model family.")
+@click.option(
+    "--family",
+    type=click.Choice(get_args(Family)),
+    default="llama",
+    show_default=True,
+    help="Model family.",
+)
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
-@click.option("--set", "choices", multiple=True, metavar="CHOICE=VALUE",
-              help="Replace one choice of the source, such as depth_alpha=0.5; repeatable.")  # fmt: skip
+@click.option(
+    "--set",
+    "choices",
+    multiple=True,
+    metavar="CHOICE=VALUE",
+    help="Replace one choice of the source, such as depth_alpha=0.5; repeatable.",
+)
 @full_option
 @json_option
 @click.pass_context
 def explain(
-    ctx: click.Context, /, frozen: str | None, field: str | None, name: str, shape_text: str | None,
-    base_text: str | None, batch_ratio: float, duration_ratio: float, family: Family, tied: bool, qk_norm: bool,
-    choices: tuple[str, ...], full: bool, as_json: bool, **at_base: float,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    /,
+    frozen: str | None,
+    field: str | None,
+    name: str,
+    shape_text: str | None,
+    base_text: str | None,
+    batch_ratio: float,
+    duration_ratio: float,
+    family: Family,
+    tied: bool,
+    qk_norm: bool,
+    choices: tuple[str, ...],
+    full: bool,
+    as_json: bool,
+    **at_base: float,
+) -> None:
     """Show where numbers come from.
 
-    FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or the fields of a name: value, source,
-    strength of the evidence, what would change it. Names are `batch_tokens`, `groups.embedding.lr`, `schedule`,
-    `groups.*.wd`; a prefix selects everything below it. FIELD alone: of the study's only frozen config. Exit 4 without
-    the record that `freeze` writes, 5 if something was edited.
+    FROZEN [FIELD]: every field of a frozen config (its folder, or launch.json), or the fields of a
+    name: value, source, strength of the evidence, what would change it. Names are `batch_tokens`,
+    `groups.embedding.lr`, `schedule`, `groups.*.wd`; a prefix selects everything below it. FIELD
+    alone: of the study's only frozen config. Exit 4 without the record that `freeze` writes, 5 if
+    something was edited.
 
-    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its value in the study and
-    its default.
+    plan [KEY]: every key of a plan, or those of a name: what it means, its allowed values, its
+    value in the study and its default.
 
-    With neither, a parametrization: per group of parameters init std, learning rate, weight decay and eps at a shape,
-    the forward multipliers, and for each choice its source and what other sources do.
+    With neither, a parametrization: per group of parameters init std, learning rate, weight decay
+    and eps at a shape, the forward multipliers, and for each choice its source and what other
+    sources do.
     """
     if frozen is not None:
         if frozen == _PLAN and not Path(frozen).exists():
-            return answer(as_json, *plan_keys.explained_keys(field, study_of_line(ctx) or default_study()))
-        if given := [option for name, option in typed_options(ctx).items() if name not in ("as_json", "full", "study")]:
-            raise click.UsageError(f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN")
+            return answer(
+                as_json, *plan_keys.explained_keys(field, study_of_line(ctx) or default_study())
+            )
+        if given := [
+            option
+            for name, option in typed_options(ctx).items()
+            if name not in ("as_json", "full", "study")
+        ]:
+            raise click.UsageError(
+                f"{', '.join(given)}: for a parametrization, cannot be used with FROZEN"
+            )
         return answer(as_json, *explained_fields(*_config_and_field(ctx, frozen, field), full=full))
     if name == _LIST and not (shape_text or base_text or choices):
         return answer(as_json, {"parametrizations": dict(sources.PRESETS)}, _list())
@@ -132,11 +221,15 @@ def explain(
     shape = _shape(shape_text, family, tied=tied, qk_norm=qk_norm)
     base = shape if base_text is None else _base(base_text, shape)
     hparams = Hparams.at(at_base, {})
-    return answer(as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio))
+    return answer(
+        as_json, *parametrizations.numbers(rules, shape, base, hparams, batch_ratio, duration_ratio)
+    )
 
 
 def _config_and_field(ctx: click.Context, name: str, field: str | None) -> tuple[Path, str | None]:
-    """The config that `name` means; where it means none and stands alone, it is a field of the default study's."""
+    """The config that `name` means; where it means none and stands alone, it is a field of the
+    default study's.
+    """
     try:
         return frozen_named(name, study_of_line(ctx)), field
     except StudyNameError as error:
@@ -146,7 +239,10 @@ def _config_and_field(ctx: click.Context, name: str, field: str | None) -> tuple
                 return configs[0], name
             with contextlib.suppress(plan_keys.UnknownKeyError):
                 plan_keys.explained_keys(name)
-                sentence = f"{error}\nnext: forerun explain plan {name}, or, of a frozen config: explain FROZEN {name}"
+                sentence = (
+                    f"{error}\nnext: forerun explain plan {name}, or, of a frozen config: "
+                    f"explain FROZEN {name}"
+                )
                 raise click.BadParameter(sentence, ctx) from error
         raise click.BadParameter(str(error), ctx) from error
 
@@ -197,4 +293,6 @@ def _shape(text: str, family: Family, *, tied: bool, qk_norm: bool) -> Shape:
 def _base(text: str, shape: Shape) -> Shape:
     """The shape at another width and depth: head dim and ratios stay."""
     sizes = _sizes("--base", text, ("layers", "width"))
-    return shape.at_width(sizes.get("width", shape.width)).at_depth(sizes.get("num_layers", shape.num_layers))
+    return shape.at_width(sizes.get("width", shape.width)).at_depth(
+        sizes.get("num_layers", shape.num_layers)
+    )

@@ -1,4 +1,6 @@
-"""A frozen config in other hands: `export` writes a trainer's own files, `verify` proves what lies in its folder."""
+"""A frozen config in other hands: `export` writes a trainer's own files, `verify` proves what lies
+in its folder.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,20 @@ FIDELITY_FILE = "fidelity.json"
 @click.command()
 @frozen_argument
 @click.option(
-    "--prove", is_flag=True, help="Start your own training script for at most five steps and compare (forerun.hook)."
+    "--prove",
+    is_flag=True,
+    help="Start your own training script for at most five steps and compare (forerun.hook).",
 )
 @full_option
 @json_option
 def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
-    """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer groups.
+    """Check a FROZEN config (its folder, or launch.json): digest, attestations, exports, optimizer
+    groups.
 
-    Where an export's trainer is installed (`make trainers`), it reads the files and is compared: every parameter's
-    numbers, the learning rate of every step (of a long run, of some 4,200). Exit 5: something was changed by hand; 3: a
-    trainer would run something else, or another version of forerun wrote the files (export again).
+    Where an export's trainer is installed (`make trainers`), it reads the files and is compared:
+    every parameter's numbers, the learning rate of every step (of a long run, of some 4,200). Exit
+    5: something was changed by hand; 3: a trainer would run something else, or another version of
+    forerun wrote the files (export again).
     """
     from launcher.exporters.trainers import native
     from launcher.frozen.frozen_folder import look_through
@@ -48,14 +54,18 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
 
     decision = read_launch(frozen)
     if prove and decision.own is None:
-        raise click.BadParameter("--prove: only for a command of your own (proxy.command); exports are asked anyway")
+        raise click.BadParameter(
+            "--prove: only for a command of your own (proxy.command); exports are asked anyway"
+        )
     folder = folder_of(frozen)
     done: list[Json] = [f"digest {decision.digest}"]
     if decision.own is None:
         if mismatches := native.parity(decision, code_of(folder, decision)):
             head = f"{folder}: the embedded trainer's groups are not the frozen ones:"
             raise GateError("\n".join([head, *mismatches]))
-        done.append("the embedded trainer builds the frozen optimizer groups, each parameter in exactly one")
+        done.append(
+            "the embedded trainer builds the frozen optimizer groups, each parameter in exactly one"
+        )
     found = look_through(folder, decision.digest)
     proven, open_ = _proofs(decision, folder, found.exports)
     if decision.own is not None:
@@ -65,16 +75,26 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
     standing = rehearsal_of(folder, decision.digest)
     after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {shown_name(folder)}"
     lines = [_held(done, open_), *(f"ok  {line}" for line in done if full)]
-    lines += [*(f"not proven  {line}" for line in open_), *format_accepted_failures(folder, decision.digest)]
+    lines += [
+        *(f"not proven  {line}" for line in open_),
+        *format_accepted_failures(folder, decision.digest),
+    ]
     lines += [standing.sentence, after]
-    body = {"digest": decision.digest, "verified": done, "not_proven": open_, "rehearsed": standing.body}
+    body = {
+        "digest": decision.digest,
+        "verified": done,
+        "not_proven": open_,
+        "rehearsed": standing.body,
+    }
     answer(as_json, body, "\n".join(lines))
 
 
 def _held(done: list[Json], open_: list[Json]) -> str:
     """How many checks hold; what fails has ended the verb before."""
     unproven = ", ".join(str(line).partition(":")[0] for line in open_)
-    return f"all {counted(len(done), 'check')} hold" + (f", {len(open_)} not proven: {unproven}" if open_ else "")
+    return f"all {counted(len(done), 'check')} hold" + (
+        f", {len(open_)} not proven: {unproven}" if open_ else ""
+    )
 
 
 def _ledger_around(folder: Path, digest: str) -> list[Json]:
@@ -94,7 +114,9 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
     return ["the study's ledger holds the record at which this config was frozen, and its runs"]
 
 
-def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> tuple[list[Json], list[Json]]:
+def _proofs(
+    decision: Decision, folder: Path, exports: tuple[Exported, ...]
+) -> tuple[list[Json], list[Json]]:
     """What each export's own trainer makes of it: proven, and not proven for want of the trainer.
 
     Raises:
@@ -113,7 +135,9 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
         if name in ("native", "command"):
             continue  # proven by the caller, and by every rank that trains
         if name not in MODULES:
-            open_.append(f"parity of {name} {version}: this version of forerun has no exporter of that name")
+            open_.append(
+                f"parity of {name} {version}: this version of forerun has no exporter of that name"
+            )
             continue
         python = proof.interpreter(name)
         if python is None:
@@ -127,24 +151,41 @@ def _proofs(decision: Decision, folder: Path, exports: tuple[Exported, ...]) -> 
             continue
         broken = [problem for problem in problems if not problem.endswith(TOLD)]
         try:
-            attest(folder, f"parity-{name}", decision.digest, {"version": version, "problems": [*problems]})
+            attest(
+                folder,
+                f"parity-{name}",
+                decision.digest,
+                {"version": version, "problems": [*problems]},
+            )
         except OSError as error:  # a config may lie where nobody may write
             say(f"forerun: {error.filename}: {error.strerror}: the answer of {name} is not saved")
         if broken:
             head = f"{export.out}: {name} would run something else, or the files are stale:"
             raise GateError("\n".join([head, *broken]))
-        but = f", except for {counted(len(problems), 'difference')} listed in its fidelity report" if problems else ""
+        but = (
+            f", except for {counted(len(problems), 'difference')} listed in its fidelity report"
+            if problems
+            else ""
+        )
         schedule = decision.learning_rate.schedule
         num_steps, num_read = schedule.num_steps, len(proof_steps(schedule))
-        steps = "every step" if num_read == num_steps else f"{num_read:,} of {counted(num_steps, 'step')}"
-        proven.append(f"parity of {name} {version}: every parameter's numbers, the learning rate of {steps}{but}")
+        steps = (
+            "every step"
+            if num_read == num_steps
+            else f"{num_read:,} of {counted(num_steps, 'step')}"
+        )
+        proven.append(
+            f"parity of {name} {version}: every parameter's numbers, the learning rate of "
+            f"{steps}{but}"
+        )
     if silent:
         raise proof.ProofError("verify", silent)
     return proven, open_
 
 
 _UNASKED = (
-    "your own trainer: call forerun.hook.prove in its script, then `forerun verify --prove` starts it for five steps"
+    "your own trainer: call forerun.hook.prove in its script, then `forerun verify --prove` "
+    "starts it for five steps"
 )
 
 
@@ -161,34 +202,61 @@ def _own_proof(decision: Decision, folder: Path) -> tuple[list[Json], list[Json]
     from launcher.supervisor.own_launch import OwnPlaces
 
     study = recorded_study(folder.resolve().parent.parent)
-    say("forerun: starting your own trainer twice: up to its first step at a reference width, then for five steps")
+    say(
+        "forerun: starting your own trainer twice: up to its first step at a reference width, then "
+        "for five steps"
+    )
     places = OwnPlaces(run_dir=folder, code_dir=study.code_dir, corpus=study.corpus)
     problems, notes, report = own_proof.prove(decision, places)
     attest(folder, "parity-command", decision.digest, {"problems": [*problems], "notes": [*notes]})
     if problems:
-        raise GateError("\n".join(["your own trainer does something else than is frozen:", *problems]))
-    tensors = f"{counted(len(report.parameters), 'parameter tensor')} of {counted(report.num_params, 'number')}"
+        raise GateError(
+            "\n".join(["your own trainer does something else than is frozen:", *problems])
+        )
+    tensors = (
+        f"{counted(len(report.parameters), 'parameter tensor')} of "
+        f"{counted(report.num_params, 'number')}"
+    )
     seen = f"{tensors}, {counted(len(report.observed), 'step')}"
-    return [f"your own trainer: {seen}: rates, decay, initial spread, batch and clipping as frozen"], [*notes]
+    return [
+        f"your own trainer: {seen}: rates, decay, initial spread, batch and clipping as frozen"
+    ], [*notes]
 
 
 @click.command()
 @frozen_argument
-@click.option("--to", "trainer", required=True, metavar="TRAINER[@VERSION]", help=f"One of: {', '.join(MODULES)}.")
-@click.option("--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config.")
+@click.option(
+    "--to",
+    "trainer",
+    required=True,
+    metavar="TRAINER[@VERSION]",
+    help=f"One of: {', '.join(MODULES)}.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config."
+)
 @click.option(
     "--weights",
     type=click.Path(path_type=Path),
     metavar="CHECKPOINT",
-    help="Write this checkpoint, or a run's newest, as a model that transformers loads (--to huggingface).",
+    help="Write this checkpoint, or a run's newest, as a model that transformers loads (--to "
+    "huggingface).",
 )
 @click.option("--allow-lossy", is_flag=True, help="Export even if something cannot be expressed.")
 @full_option
 @json_option
 def export(
-    frozen: Path, trainer: str, out: Path | None, weights: Path | None, allow_lossy: bool, full: bool, as_json: bool
+    frozen: Path,
+    trainer: str,
+    out: Path | None,
+    weights: Path | None,
+    allow_lossy: bool,
+    full: bool,
+    as_json: bool,
 ) -> None:
-    """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can be expressed."""
+    """Write a FROZEN config as a trainer's own files, with a fidelity report. Exit 3 if not all can
+    be expressed.
+    """
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
     from launcher.exporters.fidelity import list_plan_remedies
@@ -210,31 +278,49 @@ def export(
     with scratch_for(target) as scratch:  # what is refused leaves nothing behind
         report = write.export(decision, scratch, version or write.VERSIONS[-1])
         canon.write_atomic(scratch / FIDELITY_FILE, canon.pretty(report))
-        files: dict[str, Json] = {file: canon.file_sha256(scratch / file) for file in kinds_in(scratch)}
+        files: dict[str, Json] = {
+            file: canon.file_sha256(scratch / file) for file in kinds_in(scratch)
+        }
         refused = bool(report.lost) and not allow_lossy
         if not refused:
-            _check_room(target, {*files, *_attested_files(folder, name, decision.digest)} if beside else set())
+            _check_room(
+                target,
+                {*files, *_attested_files(folder, name, decision.digest)} if beside else set(),
+            )
             body: dict[str, Json] = {
-                "trainer": name, "version": report.version, "out": f"exports/{name}", "files": files,
-            }  # fmt: skip
+                "trainer": name,
+                "version": report.version,
+                "out": f"exports/{name}",
+                "files": files,
+            }
             put(scratch, target)
             if beside:
                 attest(folder, f"export-{name}", decision.digest, body)
     entries = cast(list[Json], canon.to_json(report.entries))
-    answered = {"trainer": name, "version": report.version, "out": None if refused else str(target), "entries": entries}
+    answered = {
+        "trainer": name,
+        "version": report.version,
+        "out": None if refused else str(target),
+        "entries": entries,
+    }
     verified = f"forerun verify {shown_name(frozen)}" if beside else ""
-    answer(as_json, answered, "\n".join(_told_of(report, target, len(files), refused, verified, full)))
+    answer(
+        as_json, answered, "\n".join(_told_of(report, target, len(files), refused, verified, full))
+    )
     if refused:
         lost = [entry.field for entry in report.lost]
         remedies = "; ".join(list_plan_remedies(lost))
         say(
-            f"forerun: {name} cannot express {_some(lost)}. Set in the plan of a new study (--fork keeps what it can): "
+            f"forerun: {name} cannot express {_some(lost)}. Set in the plan of a new study (--fork "
+            "keeps what it can): "
             f"{remedies}; or add --allow-lossy to train with {name}'s own numbers"
         )
         raise SystemExit(ExitCode.GATE)  # the answer is out already
 
 
-def _weights(decision: Decision, folder: Path, place: Path, out: Path | None, as_json: bool) -> None:
+def _weights(
+    decision: Decision, folder: Path, place: Path, out: Path | None, as_json: bool
+) -> None:
     """Write a checkpoint as a model that transformers loads."""
     from launcher.exporters.trainers.huggingface_weights import checkpoint_in, write_weights
     from launcher.frozen.frozen_folder import study_of
@@ -245,9 +331,16 @@ def _weights(decision: Decision, folder: Path, place: Path, out: Path | None, as
     study_dir = study_of(folder)
     corpus = None if study_dir is None else recorded_study(study_dir).corpus
     num_params, without = write_weights(decision, checkpoint, target, corpus)
-    text = f"{counted(num_params, 'weight')} of {checkpoint.name} in {target}" + (f"; {without}" if without else "")
-    body = {"trainer": "huggingface", "out": str(target), "checkpoint": str(checkpoint), "num_params": num_params,
-            "without": without}  # fmt: skip
+    text = f"{counted(num_params, 'weight')} of {checkpoint.name} in {target}" + (
+        f"; {without}" if without else ""
+    )
+    body = {
+        "trainer": "huggingface",
+        "out": str(target),
+        "checkpoint": str(checkpoint),
+        "num_params": num_params,
+        "without": without,
+    }
     load = f'AutoModelForCausalLM.from_pretrained("{target}")'
     answer(as_json, cast(dict[str, Json], body), f"{text}\nnext: in Python, transformers.{load}")
 
@@ -265,7 +358,9 @@ def _told_of(
     where = target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target
     done = "nothing written" if refused else f"{counted(num_files, 'file')} in {where}"
     first = f"{report.trainer} {report.version}: {done}; fields exact: {counts['exact']}; "
-    lines = [f"{first}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"]
+    lines = [
+        f"{first}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"
+    ]
     if full:
         conditions: dict[str, list[str]] = {}
         for entry in report.entries:
@@ -275,7 +370,9 @@ def _told_of(
     lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
     if refused:
         return lines
-    lines.append(f"there: {FIDELITY_FILE}, field by field; {RUN_FILE}, whose first lines say what it needs")
+    lines.append(
+        f"there: {FIDELITY_FILE}, field by field; {RUN_FILE}, whose first lines say what it needs"
+    )
     before = f"{verified}, then " if verified else "(verify checks only exports beside the config) "
     return [*lines, f"next: {before}{RUN_FILE} there"]
 
@@ -291,7 +388,8 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
     target = (out or own).resolve()
     if target != own and (target.is_relative_to(folder) or out is None):
         raise click.BadParameter(
-            f"--out {target}: an export in the config's folder must be in {own}; choose that, or a folder elsewhere"
+            f"--out {target}: an export in the config's folder must be in {own}; choose that, or a "
+            "folder elsewhere"
         )
     if target.exists() and not target.is_dir():
         raise click.BadParameter(f"--out {target}: must be a folder, empty or new")
@@ -311,7 +409,8 @@ def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
 
 
 def _check_room(target: Path, ours: set[str]) -> None:
-    """See that all that lies in `target` may go: beside the config what exports wrote there, elsewhere nothing.
+    """See that all that lies in `target` may go: beside the config what exports wrote there,
+    elsewhere nothing.
 
     Raises:
         click.BadParameter: it holds other files, such as what a run wrote; some are named.
@@ -319,7 +418,9 @@ def _check_room(target: Path, ours: set[str]) -> None:
     from launcher.base.run_files import kinds_in
 
     if strangers := sorted(set(kinds_in(target)) - ours):
-        shown = ", ".join(strangers[:8]) + (f" and {len(strangers) - 8} more" if len(strangers) > 8 else "")
+        shown = ", ".join(strangers[:8]) + (
+            f" and {len(strangers) - 8} more" if len(strangers) > 8 else ""
+        )
         raise click.BadParameter(
             f"--out {target}: it holds files that no export wrote: {shown}; choose an empty folder"
         )

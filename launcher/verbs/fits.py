@@ -33,38 +33,65 @@ Body = Mapping[str, Any]
     type=click.Choice(["auto", "compute", *SHAPES, "isoflop", *HYPERPARAMETER_FORMS]),
     default="auto",
     show_default=True,
-    help="auto: the laws of loss against N and D that the runs and published studies leave possible; compute: the "
-    "same for runs along one line; isoflop: the best N and D against compute; learning_rate and batch: the best one "
+    help="auto: the laws of loss against N and D that the runs and published studies leave "
+    "possible; compute: the "
+    "same for runs along one line; isoflop: the best N and D against compute; learning_rate and "
+    "batch: the best one "
     "against N and D.",
 )
-@click.option("--bootstrap", type=int, default=400, show_default=True, help="Draws for the intervals; 0: none.")
+@click.option(
+    "--bootstrap",
+    type=int,
+    default=400,
+    show_default=True,
+    help="Draws for the intervals; 0: none.",
+)
 @click.option("--level", type=float, default=0.9, show_default=True, help="Level of the intervals.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
-@click.option("--params-column", default="", metavar="THEIRS", help="The same as --column params=THEIRS.")
+@click.option(
+    "--params-column", default="", metavar="THEIRS", help="The same as --column params=THEIRS."
+)
 @column_option
 @click.option(
     "--compute-from",
     type=click.Choice(["flops", "budget", "6nd"]),
-    help="FLOPs of a run, for isoflop: a column, or 6ND. Default: the first of the three that there is.",
+    help="FLOPs of a run, for isoflop: a column, or 6ND. Default: the first of the three that "
+    "there is.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write the fit here, for predict and allocate.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the fit here, for predict and allocate.",
+)
 @json_option
 def fit(
-    runs: Path, form: str, params_column: str, columns: dict[str, str], compute_from: FlopsSource | None,
-    out: Path | None, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    runs: Path,
+    form: str,
+    params_column: str,
+    columns: dict[str, str],
+    compute_from: FlopsSource | None,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Fit scaling laws to RUNS: a study folder, or a table of params, tokens, loss.
 
-    A table is a .csv, .tsv, .txt, .md, .parquet, .jsonl or .ndjson file, or a pipe (- is standard input). The forms
-    learning_rate and batch also read the columns learning_rate (or lr) and batch_tokens (or batch).
+    A table is a .csv, .tsv, .txt, .md, .parquet, .jsonl or .ndjson file, or a pipe (- is standard
+    input). The forms learning_rate and batch also read the columns learning_rate (or lr) and
+    batch_tokens (or batch).
     """
     if out is not None:
         _check_out(out, runs)
     with Heartbeat(f"fit {runs}") as heartbeat:
         heartbeat.step("reading", 0.0)
         file, body = fit_of(
-            runs, form, params_column, options, columns=columns, compute_from=compute_from, on_step=heartbeat.step
+            runs,
+            form,
+            params_column,
+            options,
+            columns=columns,
+            compute_from=compute_from,
+            on_step=heartbeat.step,
         )
     if out is not None:
         from scaling_fits import fit_file
@@ -83,7 +110,11 @@ def _next(form: str, out: Path | None) -> str:
     if out is None:
         return "the same command with --out fit.json, which predict and allocate read"
     asked = "--flops C" if form == "isoflop" else "--params N --tokens D"
-    also = "" if form in ("isoflop", *HYPERPARAMETER_FORMS) else f", or forerun allocate {out} --flops C"
+    also = (
+        ""
+        if form in ("isoflop", *HYPERPARAMETER_FORMS)
+        else f", or forerun allocate {out} --flops C"
+    )
     return f"forerun predict {out} {asked}{also}"
 
 
@@ -98,14 +129,21 @@ def _check_out(out: Path, runs: Path) -> None:
 
     if not fit_file.can_write_to(out):
         raise click.UsageError(
-            f"--out {out} exists and is not a fit: name another file, such as fit.json, or remove it"
+            f"--out {out} exists and is not a fit: name another file, such as fit.json, or remove "
+            "it"
         )
 
 
 def body_text(body: Body) -> str:
     """A fit of any form in words and tables."""
     form = body["form"]
-    told = isoflop_text if form == "isoflop" else hyperparameter_text if form in HYPERPARAMETER_FORMS else fit_text
+    told = (
+        isoflop_text
+        if form == "isoflop"
+        else hyperparameter_text
+        if form in HYPERPARAMETER_FORMS
+        else fit_text
+    )
     return told(body)
 
 
@@ -116,7 +154,9 @@ def fit_text(body: Body) -> str:
     parts = [head, *first, _parameter_table(body)]
     for backtest in body["backtests"]:
         num_covered = backtest["num_covered"]
-        covered = "coverage unknown without draws" if num_covered is None else f"covered {num_covered}"
+        covered = (
+            "coverage unknown without draws" if num_covered is None else f"covered {num_covered}"
+        )
         parts.append(
             f"back-test: {counted(backtest['num_held_out'], 'run')} held out at "
             f"{format_factor(backtest['extrapolation'])}x, mean error "
@@ -131,12 +171,23 @@ def fit_text(body: Body) -> str:
 def isoflop_text(body: Body) -> str:
     """Optima against compute in words and tables."""
     rows = [
-        (number(at["flops"]), number(at["params"]), span_text(at["params_interval"]), number(at["tokens"]),
-         span_text(at["tokens_interval"]), number(at["loss"]), span_text(at["loss_interval"]), at["status"])
+        (
+            number(at["flops"]),
+            number(at["params"]),
+            span_text(at["params_interval"]),
+            number(at["tokens"]),
+            span_text(at["tokens_interval"]),
+            number(at["loss"]),
+            span_text(at["loss_interval"]),
+            at["status"],
+        )
         for at in body["budgets"]
-    ]  # fmt: skip
+    ]
     head = ("FLOPs", "best params", "interval", "tokens", "interval", "loss", "interval", "status")
-    parts = [f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}", table(head, rows)]
+    parts = [
+        f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}",
+        table(head, rows),
+    ]
     return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
 
 
@@ -144,19 +195,38 @@ def hyperparameter_text(body: Body) -> str:
     """The best learning rate or batch in words and tables."""
     form = body["form"]
     rows = [
-        (number(cell["params"]), number(cell["tokens"]), number(cell.get(form)),
-         span_text(cell.get(f"{form}_interval")), cell["status"])
+        (
+            number(cell["params"]),
+            number(cell["tokens"]),
+            number(cell.get(form)),
+            span_text(cell.get(f"{form}_interval")),
+            cell["status"],
+        )
         for cell in body["cells"]
-    ]  # fmt: skip
-    parts = [f"{counted(body['num_runs'], 'run')}, form {form} (column {body['column']}): {body['status']}"]
-    parts += [table(("params", "tokens", f"best {form}", "interval", "status"), rows), _parameter_table(body)]
+    ]
+    parts = [
+        (
+            f"{counted(body['num_runs'], 'run')}, form {form} (column {body['column']}): "
+            f"{body['status']}"
+        )
+    ]
+    parts += [
+        table(("params", "tokens", f"best {form}", "interval", "status"), rows),
+        _parameter_table(body),
+    ]
     return "\n".join([*parts, *endnotes(body)])
 
 
 def _parameter_table(body: Body) -> str:
-    rows = [(name, number(value), span_text(body["intervals"].get(name))) for name, value in body["parameters"].items()]
+    rows = [
+        (name, number(value), span_text(body["intervals"].get(name)))
+        for name, value in body["parameters"].items()
+    ]
     if body["members"]:  # the other kinds have exponents among their parameters, or have none
-        rows += [(name, number(of["value"]), span_text(of["interval"])) for name, of in body["exponents"].items()]
+        rows += [
+            (name, number(of["value"]), span_text(of["interval"]))
+            for name, of in body["exponents"].items()
+        ]
     return table(("parameter", "value", f"{format_percent(body['level'])} interval"), rows)
 
 

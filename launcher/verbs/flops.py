@@ -16,7 +16,11 @@ MOST_TOKENS = 1e30
 
 
 @click.command()
-@click.option("--model", "model_name", help="A published model, e.g. llama-3-8b or gpt-3-175b; instead of a shape.")
+@click.option(
+    "--model",
+    "model_name",
+    help="A published model, e.g. llama-3-8b or gpt-3-175b; instead of a shape.",
+)
 @click.option("--layers", type=int, help="Transformer blocks.")
 @click.option("--width", type=int, help="Model width, d_model.")
 @click.option("--heads", type=int, help="Query heads of a block.")
@@ -24,49 +28,96 @@ MOST_TOKENS = 1e30
 @click.option("--ffn", type=int, help="Feed-forward width.")
 @click.option("--vocab", type=int, help="Vocabulary size.")
 @click.option("--seq-len", type=int, help="Tokens per sequence.")
-@click.option("--tokens", type=AMOUNT, help="Tokens trained on, for the totals. Default: 0, or the model's own.")
-@click.option("--family", type=click.Choice(get_args(Family)),
-              help="llama (default): RMSNorm, SwiGLU, rotary positions; "
-              "gpt2: LayerNorm, GELU, positions, biases.")  # fmt: skip
+@click.option(
+    "--tokens",
+    type=AMOUNT,
+    help="Tokens trained on, for the totals. Default: 0, or the model's own.",
+)
+@click.option(
+    "--family",
+    type=click.Choice(get_args(Family)),
+    help="llama (default): RMSNorm, SwiGLU, rotary positions; "
+    "gpt2: LayerNorm, GELU, positions, biases.",
+)
 @click.option("--tied", is_flag=True, help="Embedding and readout share one matrix.")
 @click.option("--qk-norm", is_flag=True, help="RMSNorm over each head's queries and keys.")
-@click.option("--convention", type=click.Choice(CONVENTIONS), default="causal", show_default=True,
-              help="How FLOPs are counted.")  # fmt: skip
+@click.option(
+    "--convention",
+    type=click.Choice(CONVENTIONS),
+    default="causal",
+    show_default=True,
+    help="How FLOPs are counted.",
+)
 @json_option
 def flops(
-    model_name: str | None, layers: int | None, width: int | None, heads: int | None, kv_heads: int | None,
-    ffn: int | None, vocab: int | None, seq_len: int | None, tokens: float | None, family: Family | None,
-    tied: bool, qk_norm: bool, convention: str, as_json: bool,
-) -> None:  # fmt: skip
-    """Count parameters and training FLOPs of a decoder's shape, or of a published model, by named convention."""
+    model_name: str | None,
+    layers: int | None,
+    width: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    ffn: int | None,
+    vocab: int | None,
+    seq_len: int | None,
+    tokens: float | None,
+    family: Family | None,
+    tied: bool,
+    qk_norm: bool,
+    convention: str,
+    as_json: bool,
+) -> None:
+    """Count parameters and training FLOPs of a decoder's shape, or of a published model, by named
+    convention.
+    """
     sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "vocab": vocab}
     problems = []
     if tokens is not None and not 0 <= tokens <= MOST_TOKENS:
         problems.append(f"--tokens {tokens}: must be a finite number from 0 to {MOST_TOKENS:g}")
     if model_name is None:
         problems += [
-            f"Missing option '--{name}'" for name, size in (sizes | {"seq-len": seq_len}).items() if size is None
+            f"Missing option '--{name}'"
+            for name, size in (sizes | {"seq-len": seq_len}).items()
+            if size is None
         ]
     else:
-        given = [f"--{name}" for name, size in (sizes | {"kv-heads": kv_heads}).items() if size is not None]
-        given += [f"--{name}" for name, on in (("family", family), ("tied", tied), ("qk-norm", qk_norm)) if on]
+        given = [
+            f"--{name}"
+            for name, size in (sizes | {"kv-heads": kv_heads}).items()
+            if size is not None
+        ]
+        given += [
+            f"--{name}"
+            for name, on in (("family", family), ("tied", tied), ("qk-norm", qk_norm))
+            if on
+        ]
         if given:
             problems.append(f"--model gives the shape: {', '.join(given)} cannot be added")
     if problems:
-        hint = ["or --model NAME for a published one"] if model_name is None and not any(sizes.values()) else []
+        hint = (
+            ["or --model NAME for a published one"]
+            if model_name is None and not any(sizes.values())
+            else []
+        )
         raise OptionProblems([*problems, *hint])
     if model_name is not None:
         body = _of_model(model_name, seq_len, tokens, convention)
     else:
-        body = _of_shape(
-            Shape(
-                num_layers=layers, width=width, num_heads=heads,  # type: ignore[arg-type]  # none is None here
-                num_kv_heads=heads if kv_heads is None else kv_heads,  # type: ignore[arg-type]
-                ffn_width=ffn, vocab_size=vocab, seq_len=seq_len,  # type: ignore[arg-type]
-                family=family or "llama", tied=tied, qk_norm=qk_norm,
-            ), tokens or 0.0, convention,
-        )  # fmt: skip
-    answer(as_json, body, table(("", "value"), [(name, _told(value)) for name, value in body.items()]))
+        assert layers and width and heads and ffn and vocab and seq_len  # `problems` is empty
+        shape = Shape(
+            num_layers=layers,
+            width=width,
+            num_heads=heads,
+            num_kv_heads=heads if kv_heads is None else kv_heads,
+            ffn_width=ffn,
+            vocab_size=vocab,
+            seq_len=seq_len,
+            family=family or "llama",
+            tied=tied,
+            qk_norm=qk_norm,
+        )
+        body = _of_shape(shape, tokens or 0.0, convention)
+    answer(
+        as_json, body, table(("", "value"), [(name, _told(value)) for name, value in body.items()])
+    )
 
 
 def _told(value: Json) -> str:
@@ -91,7 +142,9 @@ def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
     }
 
 
-def _of_model(name: str, seq_len: int | None, tokens: float | None, convention: str) -> dict[str, Json]:
+def _of_model(
+    name: str, seq_len: int | None, tokens: float | None, convention: str
+) -> dict[str, Json]:
     """What is known of a published model."""
     from launcher.base import reference
 

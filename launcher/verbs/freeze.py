@@ -38,13 +38,21 @@ class CannotTellError(InputError):
 @click.command()
 @study_argument
 @click.option(
-    "--accept", "accepts", multiple=True, type=click.Choice(GATES), help="Freeze even though this gate is closed."
+    "--accept",
+    "accepts",
+    multiple=True,
+    type=click.Choice(GATES),
+    help="Freeze even though this gate is closed.",
 )
 @click.option("--reason", default="", help="Why you accept it; recorded and shown with the config.")
 @full_option
 @json_option
-def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, as_json: bool) -> None:
-    """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell, unless accepted."""
+def freeze(
+    study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, as_json: bool
+) -> None:
+    """Write the frozen launch config of STUDY. Exit 3 if a gate failed, 4 if one cannot tell,
+    unless accepted.
+    """
     from launcher.base.talk import say
     from launcher.calibration.procedure import calibrated
     from launcher.explanations.context import known_of
@@ -69,8 +77,11 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         study = calibrated(study, ledger)
         say(FINDING)
         found = gather(study, ledger)
-        _check_accepts(found.gates, accepts, study.command_line("run"), ended=found.choice is not None)
-        if accepts and found.choice is None:  # what `run` stopped for: it goes on once that is accepted
+        _check_accepts(
+            found.gates, accepts, study.command_line("run"), ended=found.choice is not None
+        )
+        # what `run` stopped for: it goes on once that is accepted
+        if accepts and found.choice is None:
             _record(ledger, study_dir, found.gates, accepts, reason.strip())
         decision = decision_of(study, found)
         _check_layout(decision)
@@ -78,13 +89,16 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
         _refuse(found.gates, given, study_dir, lambda: next_runs(study, ledger, found, given))
         _record(ledger, study_dir, found.gates, accepts, reason.strip())
         body, after = body_and_next(study, ledger, found)  # computed anew, whatever is cached
-        evidence: dict[str, Json] = {key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")}
+        evidence: dict[str, Json] = {
+            key: body[key] for key in ("gates", "accepted", "spend", "ledger_head")
+        }
         evidence["run_ids"] = cast(list[Json], sorted(ledger.results()))
         evidence["transfer"], evidence["fit"] = body["transfer"], body["fit"]
         attested = {
-            "evidence": evidence, "environment": _environment(),
+            "evidence": evidence,
+            "environment": _environment(),
             "provenance": packed(records_of(known_of(study, found, decision, body))),
-        }  # fmt: skip
+        }
         path = write_frozen(study_dir / "frozen", decision, attested)
         write_report(study_dir, body, about(study, ledger, body, after, read_live(study_dir)))
     doubts = forecast_warnings(found.gates)
@@ -92,15 +106,21 @@ def freeze(study_dir: Path, accepts: tuple[str, ...], reason: str, full: bool, a
     lines += [f"  {line}" for line in format_accepted_gates(found.gates, given)]
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
-    if decision.own is None and decision.model is None and unfit(decision):  # our trainer cannot run it
+    # our trainer cannot run it
+    if decision.own is None and decision.model is None and unfit(decision):
         after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
     lines += [standing.sentence, after_this]
-    carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])  # a warmup, over duration
+    # a warmup, over duration
+    carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])
     told: dict[str, Json] = {
-        "digest": decision.digest, "path": str(path), "accepted": cast(Json, given), "rehearsed": standing.body,
+        "digest": decision.digest,
+        "path": str(path),
+        "accepted": cast(Json, given),
+        "rehearsed": standing.body,
         "warnings": [*doubts],
-        "ties": cast(Any, body["search"])["ties"], "warmup": next(filter(None, carried), None),
-    }  # fmt: skip
+        "ties": cast(Any, body["search"])["ties"],
+        "warmup": next(filter(None, carried), None),
+    }
     answer(as_json, told, "\n".join(lines))
 
 
@@ -112,11 +132,13 @@ def check_reason(accepts: tuple[str, ...], reason: str) -> None:
         raise click.UsageError("--accept GATE and --reason TEXT go together")
     if len(reason) > MOST_REASON:
         raise click.UsageError(
-            f"--reason: {counted(len(reason), 'character')}; the limit is {MOST_REASON}: name a document"
+            f"--reason: {counted(len(reason), 'character')}; the limit is {MOST_REASON}: name a "
+            "document"
         )
     if said := secret_in(reason):
-        raise click.UsageError(f"--reason holds what looks like {said}: it would be recorded and shown: "
-                               "leave it out")  # fmt: skip
+        raise click.UsageError(
+            f"--reason holds what looks like {said}: it would be recorded and shown: leave it out"
+        )
 
 
 def _check_layout(decision: Decision) -> None:
@@ -138,25 +160,35 @@ def _environment() -> dict[str, Json]:
 
     names = ("forerun", "torch", "numpy", "scipy", "optuna", "ray", "mup")
     versions: dict[str, Json] = {name: importlib.metadata.version(name) for name in names}
-    return {"python": platform.python_version(), "machine": platform.machine(), "versions": versions}
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": versions,
+    }
 
 
-def _check_accepts(gates: tuple[Gate, ...], accepts: tuple[str, ...], resume: str, *, ended: bool) -> None:
+def _check_accepts(
+    gates: tuple[Gate, ...], accepts: tuple[str, ...], resume: str, *, ended: bool
+) -> None:
     unknown = [name for name in accepts if name not in {gate.name for gate in gates}]
     if unknown and not ended:
         raise click.UsageError(
-            f"--accept {', '.join(unknown)}: before the study has ended, only gates that failed can be accepted; "
+            f"--accept {', '.join(unknown)}: before the study has ended, only gates that failed "
+            "can be accepted; "
             f"`{resume}` continues the study"
         )
     passed = {gate.name for gate in gates if gate.outcome == "passed"}
     if idle := [name for name in accepts if name in passed]:
-        raise click.UsageError(f"--accept {', '.join(idle)}: the gate passed, there is nothing to accept")
+        raise click.UsageError(
+            f"--accept {', '.join(idle)}: the gate passed, there is nothing to accept"
+        )
 
 
 def _record(
     ledger: Ledger, study_dir: Path, gates: tuple[Gate, ...], accepts: tuple[str, ...], reason: str
-) -> None:  # fmt: skip
-    """Record that someone accepts what these gates found; of that alone, not of what they may find later.
+) -> None:
+    """Record that someone accepts what these gates found; of that alone, not of what they may find
+    later.
 
     The ledger keeps what is accepted, the chronicle also who did so and when.
     """
@@ -174,20 +206,32 @@ def _record(
 
 
 def _refuse(
-    gates: tuple[Gate, ...], given: dict[str, Json], study_dir: Path, deciding: Callable[[], dict[str, Json] | None]
+    gates: tuple[Gate, ...],
+    given: dict[str, Json],
+    study_dir: Path,
+    deciding: Callable[[], dict[str, Json] | None],
 ) -> None:
-    """See that every gate passed or is accepted; `deciding` says which runs would decide those that cannot tell."""
+    """See that every gate passed or is accepted; `deciding` says which runs would decide those that
+    cannot tell.
+    """
     from launcher.answers.outcome import decide_line
 
     closed = [gate for gate in gates if gate.outcome != "passed" and gate.name not in given]
     if not closed:
         return
     after = deciding()
-    if after is not None and not {gate.name for gate in closed} & set(cast(list[str], after["gates"])):
+    if after is not None and not {gate.name for gate in closed} & set(
+        cast(list[str], after["gates"])
+    ):
         after = None
     outcomes = ", ".join(f"{gate.name} {gate.outcome.replace('_', ' ')}" for gate in closed)
-    lines = [f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}", decide_line(after, study_dir, closed)]
-    lines += [f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed]
+    lines = [
+        f"not frozen: gate{'s' * (len(closed) > 1)} {outcomes}",
+        decide_line(after, study_dir, closed),
+    ]
+    lines += [
+        f"gate {gate.name} {gate.outcome.replace('_', ' ')}: {gate.reason}" for gate in closed
+    ]
     accept = " ".join(f"--accept {gate.name}" for gate in closed)
     failed = any(gate.outcome == "failed" for gate in closed)
     first = "fix what failed" if failed else "decide what cannot tell"
@@ -199,58 +243,100 @@ def _start(group: ParameterGroup) -> str:
     return {"gain": "1", "bias": "0"}.get(group.kind[-4:], f"std {group.init_std:.4g}")
 
 
-def _decision_lines(decision: Decision, path: Path, doubts: tuple[str, ...], *, full: bool) -> list[str]:
-    """What was frozen in a sentence, where it is, how it trains; every group of parameters where it is to be `full`."""
+def _decision_lines(
+    decision: Decision, path: Path, doubts: tuple[str, ...], *, full: bool
+) -> list[str]:
+    """What was frozen in a sentence, where it is, how it trains; every group of parameters where it
+    is to be `full`.
+    """
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     own = decision.own
     rated = [g for g in decision.groups if g.by_muon] or decision.groups
     rate = max(g.learning_rate for g in rated) if own is None else cast(float, own.values["lr"])
     return [
         (
-            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {format_learning_rate(rate)}, width {shape.width}, "
-            f"{counted(shape.num_layers, 'layer')}, expected loss {format_loss(predicted.loss_nats)} nats "
+            f"frozen {decision.digest[:NUM_SHOWN]}: learning rate {format_learning_rate(rate)}, "
+            f"width {shape.width}, "
+            f"{counted(shape.num_layers, 'layer')}, expected loss "
+            f"{format_loss(predicted.loss_nats)} nats "
             f"[{predicted.low_nats:.4f}, {predicted.high_nats:.4f}] at level {predicted.level:g}"
         ),
         f"  {path}",
         (
-            f"  {counted(schedule.num_steps, 'step')} of {decision.batch_tokens} tokens, {schedule.kind}, warmup "
+            f"  {counted(schedule.num_steps, 'step')} of {decision.batch_tokens} tokens, "
+            f"{schedule.kind}, warmup "
             f"{counted(schedule.warmup_steps, 'step')}, "
-            + ", ".join(f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}" for name in RUN_WIDE)
+            + ", ".join(
+                f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}"
+                for name in RUN_WIDE
+            )
         ),
-        *([] if own is None else ["  your own trainer gets " + ", ".join(f"{k}={v}" for k, v in own.named.items())]),
-        *(f"  {g.kind}: lr {format_learning_rate(g.learning_rate)}, init {_start(g)}" for g in decision.groups if full),
+        *(
+            []
+            if own is None
+            else ["  your own trainer gets " + ", ".join(f"{k}={v}" for k, v in own.named.items())]
+        ),
+        *(
+            f"  {g.kind}: lr {format_learning_rate(g.learning_rate)}, init {_start(g)}"
+            for g in decision.groups
+            if full
+        ),
         *(f"  {sentence}" for sentence in doubts),
     ]
 
 
 @click.command()
 @study_argument
-@click.option("--compare", "compared", nargs=2, type=click.Path(path_type=Path), metavar="A B",
-              help="Compare two studies instead, by their last report.json.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
-              help="Folder for compare.html and compare.json. Default: the current one.")  # fmt: skip
+@click.option(
+    "--compare",
+    "compared",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    metavar="A B",
+    help="Compare two studies instead, by their last report.json.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for compare.html and compare.json. Default: the current one.",
+)
 @json_option
 @click.pass_context
 def report(
-    context: click.Context, study_dir: Path, compared: tuple[Path, Path] | None, out: Path | None, as_json: bool
+    context: click.Context,
+    study_dir: Path,
+    compared: tuple[Path, Path] | None,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Write report.html and report.json of STUDY, as far as it has come; works while a driver runs.
 
-    With --compare A B: compare.html and compare.json, which say what differs between two studies, with intervals.
+    With --compare A B: compare.html and compare.json, which say what differs between two studies,
+    with intervals.
     """
     if compared is not None:
-        if context.get_parameter_source("study_dir") is ParameterSource.COMMANDLINE or study_of_line(context):
+        if context.get_parameter_source(
+            "study_dir"
+        ) is ParameterSource.COMMANDLINE or study_of_line(context):
             raise click.UsageError(f"--compare names both studies; leave out STUDY {study_dir}")
         _compare(compared, out or Path(), as_json)
         return
     if out is not None:
-        raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
+        raise click.UsageError(
+            "--out works only with --compare A B: a study's report is written to its own folder"
+        )
     body, following = write_current_report(study_dir)
-    answer(as_json, body, f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}\n{following}")
+    answer(
+        as_json,
+        body,
+        f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}\n{following}",
+    )
 
 
 def write_current_report(study_dir: Path) -> tuple[dict[str, Json], str]:
-    """Write the report of a study as it is now, and return its data and the line that says what comes next."""
+    """Write the report of a study as it is now, and return its data and the line that says what
+    comes next.
+    """
     from launcher.base.talk import say
     from launcher.frozen.frozen_folder import edited
     from launcher.report.about import about, next_line
@@ -271,7 +357,9 @@ def write_current_report(study_dir: Path) -> tuple[dict[str, Json], str]:
 
 
 def rewrite_report(study_dir: Path) -> None:
-    """Bring a report that was written before up to date; a study whose report cannot be made now is told."""
+    """Bring a report that was written before up to date; a study whose report cannot be made now is
+    told.
+    """
     from launcher.base.talk import say
 
     if not (study_dir / "report.html").is_file():
@@ -290,4 +378,8 @@ def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
     body = compare_body(*read_two(*compared), (compared[0].name, compared[1].name))
     write_comparison(out, body)
     lines = [f"A: {compared[0]}", f"B: {compared[1]}", *cast(list[str], body["summary"])]
-    answer(as_json, body, "\n".join([*lines, f"wrote {out / 'compare.html'} and {out / 'compare.json'}"]))
+    answer(
+        as_json,
+        body,
+        "\n".join([*lines, f"wrote {out / 'compare.html'} and {out / 'compare.json'}"]),
+    )

@@ -15,7 +15,15 @@ from launcher.base.study_names import shown_name
 from launcher.base.talk import say
 from launcher.base.wandb_calls import Mode
 from launcher.cli.names import frozen_argument
-from launcher.cli.options import OptionProblems, answer, code_of, corpus_of, folder_of, json_option, sound_config
+from launcher.cli.options import (
+    OptionProblems,
+    answer,
+    code_of,
+    corpus_of,
+    folder_of,
+    json_option,
+    sound_config,
+)
 from launcher.frozen.launch_file import CHECKS
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -35,33 +43,95 @@ _path = click.Path(path_type=Path)
 @frozen_argument
 @click.option("--data", "data_dir", type=_path, help="Corpus folder; default: the study's.")
 @click.option("--out", "out_dir", type=_path, help="Run folder; default: run/ beside the config.")
-@click.option("--steps", "stop_after", type=click.IntRange(min=1), help="Save and stop after this step of the run.")
+@click.option(
+    "--steps",
+    "stop_after",
+    type=click.IntRange(min=1),
+    help="Save and stop after this step of the run.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the exact launch line and stop.")
 @click.option("--trainer", help="Print the launch line of this export beside the config instead.")
-@click.option("--max-restarts", type=click.IntRange(0, 1000), default=3, show_default=True,
-              help="Most restarts in a row when the job dies; a new checkpoint resets the count.")  # fmt: skip
-@click.option("--hang-seconds", type=click.IntRange(0, 10**6), default=600, show_default=True,
-              help="Restart a job that logs nothing for so long and for 20 median steps; 0: never.")  # fmt: skip
-@click.option("--nnodes", "num_nodes", type=click.IntRange(1, 10**5), default=1, show_default=True,
-              help="Number of machines; run the same command on each, with its own --node-rank.")  # fmt: skip
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="This machine, from 0.")
-@click.option("--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="A free port of the first machine.")
-@click.option("--srun", is_flag=True, help="In a SLURM job: this one command starts the ranks on all its nodes.")
-@click.option("--sbatch", "sbatch_file", metavar="FILE", type=_path, help="Write this as a SLURM job, run nothing.")
-@click.option("--wandb", type=click.Choice(get_args(Mode)), help="Log the metrics to a W&B run too.")
-@click.option("--accept", "accepts", multiple=True, type=click.Choice(CHECKS),
-              help="Use the config even though this check refuses it.")  # fmt: skip
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 1000),
+    default=3,
+    show_default=True,
+    help="Most restarts in a row when the job dies; a new checkpoint resets the count.",
+)
+@click.option(
+    "--hang-seconds",
+    type=click.IntRange(0, 10**6),
+    default=600,
+    show_default=True,
+    help="Restart a job that logs nothing for so long and for 20 median steps; 0: never.",
+)
+@click.option(
+    "--nnodes",
+    "num_nodes",
+    type=click.IntRange(1, 10**5),
+    default=1,
+    show_default=True,
+    help="Number of machines; run the same command on each, with its own --node-rank.",
+)
+@click.option(
+    "--node-rank",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="This machine, from 0.",
+)
+@click.option(
+    "--rdzv-endpoint", "endpoint", metavar="HOST:PORT", help="A free port of the first machine."
+)
+@click.option(
+    "--srun",
+    is_flag=True,
+    help="In a SLURM job: this one command starts the ranks on all its nodes.",
+)
+@click.option(
+    "--sbatch",
+    "sbatch_file",
+    metavar="FILE",
+    type=_path,
+    help="Write this as a SLURM job, run nothing.",
+)
+@click.option(
+    "--wandb", type=click.Choice(get_args(Mode)), help="Log the metrics to a W&B run too."
+)
+@click.option(
+    "--accept",
+    "accepts",
+    multiple=True,
+    type=click.Choice(CHECKS),
+    help="Use the config even though this check refuses it.",
+)
 @click.option("--reason", default="", help="Why you accept it; recorded beside the config.")
 @json_option
 def launch(
-    frozen: Path, data_dir: Path | None, out_dir: Path | None, stop_after: int | None, dry_run: bool,
-    trainer: str | None, max_restarts: int, hang_seconds: int, num_nodes: int, node_rank: int, endpoint: str | None,
-    srun: bool, sbatch_file: Path | None, wandb: Mode | None, accepts: tuple[str, ...], reason: str, as_json: bool,
-) -> None:  # fmt: skip
-    """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of an exported one.
+    frozen: Path,
+    data_dir: Path | None,
+    out_dir: Path | None,
+    stop_after: int | None,
+    dry_run: bool,
+    trainer: str | None,
+    max_restarts: int,
+    hang_seconds: int,
+    num_nodes: int,
+    node_rank: int,
+    endpoint: str | None,
+    srun: bool,
+    sbatch_file: Path | None,
+    wandb: Mode | None,
+    accepts: tuple[str, ...],
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Train a FROZEN config with the embedded trainer under torchrun, or print the launch line of
+    an exported one.
 
-    Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and ends, a second
-    Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
+    Resumes from the newest good checkpoint and restarts a job that dies or hangs. Ctrl-C saves and
+    ends, a second Ctrl-C ends at once. Exit 3: the run stopped itself, by its limits; 130:
+    interrupted, the same command resumes.
     """
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
@@ -81,32 +151,61 @@ def launch(
         _tell_exported(folder, decision, corpus, trainer, why, as_json)
         return
     out, code_dir = out_dir or folder / "run", code_of(folder, decision)
-    nodes = Nodes(num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun)
+    nodes = Nodes(
+        num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun
+    )
     _check(decision, nodes, endpoint, sbatch_file)
     if sbatch_file is not None:
-        given = {"--data": corpus.resolve(), "--out": out.resolve(), "--steps": stop_after,
-                 "--max-restarts": max_restarts, "--hang-seconds": hang_seconds, "--wandb": wandb}  # fmt: skip
+        given = {
+            "--data": corpus.resolve(),
+            "--out": out.resolve(),
+            "--steps": stop_after,
+            "--max-restarts": max_restarts,
+            "--hang-seconds": hang_seconds,
+            "--wandb": wandb,
+        }
         _write_script(sbatch_file, frozen, given, num_nodes, as_json)
         return
     line = launch_line(frozen, corpus, out, stop_after, nodes, code_dir)
-    standing, failures = rehearsal_of(folder, decision.digest), format_accepted_failures(folder, decision.digest)
+    standing, failures = (
+        rehearsal_of(folder, decision.digest),
+        format_accepted_failures(folder, decision.digest),
+    )
     for sentence in (standing.sentence, *failures):
         say(f"forerun: {sentence}")
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
-    mirror = _show_in_wandb(folder, decision, out, wandb) if wandb and not node_rank else None  # the first for all
+    # the first for all
+    mirror = _show_in_wandb(folder, decision, out, wandb) if wandb and not node_rank else None
     signals = Signals()
     with hearing(signals.hear):  # up to the last word: a signal must not take it away
         outcome = start(
-            frozen, corpus, out, stop_after, max_restarts, nodes=nodes, limits=_limits(hang_seconds), beside=mirror,
-            signals=signals, code_dir=code_dir)  # fmt: skip
+            frozen,
+            corpus,
+            out,
+            stop_after,
+            max_restarts,
+            nodes=nodes,
+            limits=_limits(hang_seconds),
+            beside=mirror,
+            signals=signals,
+            code_dir=code_dir,
+        )
         if node_rank == 0:
             _keep(folder, decision, outcome, line)
         shown = mirror.outcome if mirror else None
-        answer(as_json, {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(out),
-                         "rehearsed": standing.body, "wandb": shown and canon.to_json(shown)},
-               "\n".join([_text(decision, outcome, shown), *failures]) + _next(outcome, frozen, out_dir))  # fmt: skip
+        answer(
+            as_json,
+            {
+                **cast(dict[str, Json], canon.to_json(outcome)),
+                "out": str(out),
+                "rehearsed": standing.body,
+                "wandb": shown and canon.to_json(shown),
+            },
+            "\n".join([_text(decision, outcome, shown), *failures])
+            + _next(outcome, frozen, out_dir),
+        )
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
@@ -143,13 +242,28 @@ def _accept(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
     decision, folder = read_launch(frozen), folder_of(frozen)
     problems = accept_problems(folder, decision.digest, accepts, reason.strip(), author())
     if not problems:
-        raise click.UsageError(f"--accept {', '.join(accepts)}: the config passes, there is nothing to accept")
-    text = f"checks of the config ({', '.join(accepts)}): {reason.strip()}; refused were: {'; '.join(problems)}"
+        raise click.UsageError(
+            f"--accept {', '.join(accepts)}: the config passes, there is nothing to accept"
+        )
+    text = (
+        f"checks of the config ({', '.join(accepts)}): {reason.strip()}; refused were: "
+        f"{'; '.join(problems)}"
+    )
     place = study_of(folder) or folder / "run"
     chronicle.record(place, "accepted", text, digest=decision.digest, data={"author": author()})
 
 
-_OF_OWN = ("frozen", "data_dir", "out_dir", "dry_run", "max_restarts", "hang_seconds", "accepts", "reason", "as_json")
+_OF_OWN = (
+    "frozen",
+    "data_dir",
+    "out_dir",
+    "dry_run",
+    "max_restarts",
+    "hang_seconds",
+    "accepts",
+    "reason",
+    "as_json",
+)
 """Options of this command that a user's own trainer has too."""
 
 
@@ -162,19 +276,30 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     from launcher.supervisor.own_launch import OwnPlaces, launch_own, words_of
 
     given = [
-        option.opts[0] for option in context.command.params
+        option.opts[0]
+        for option in context.command.params
         if option.name not in _OF_OWN
         and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
-    ]  # fmt: skip
+    ]
     if given:
-        raise OptionProblems([f"{name}: is of the embedded trainer, and your own trains this config" for name in given])
+        raise OptionProblems(
+            [
+                f"{name}: is of the embedded trainer, and your own trains this config"
+                for name in given
+            ]
+        )
     frozen, data_dir, out_dir, dry_run, max_restarts, hang_seconds, _, _, as_json = (
         context.params[name] for name in _OF_OWN
     )
     folder = folder_of(frozen)
     study = recorded_study(folder.resolve().parent.parent)
-    places = OwnPlaces(run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus)
-    line, standing = shlex.join(words_of(own, places, resume=False)), rehearsal_of(folder, decision.digest)
+    places = OwnPlaces(
+        run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus
+    )
+    line, standing = (
+        shlex.join(words_of(own, places, resume=False)),
+        rehearsal_of(folder, decision.digest),
+    )
     if dry_run:
         answer(as_json, {"line": line, "rehearsed": standing.body}, line)
         return
@@ -184,28 +309,41 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
     with hearing(signals.hear):
         outcome = launch_own(decision, places, max_restarts, signals, hang_seconds=hang_seconds)
         _keep(folder, decision, outcome, line)
-        body = {**cast(dict[str, Json], canon.to_json(outcome)), "out": str(places.run_dir),
-                "rehearsed": standing.body, "wandb": None}  # fmt: skip
+        body = {
+            **cast(dict[str, Json], canon.to_json(outcome)),
+            "out": str(places.run_dir),
+            "rehearsed": standing.body,
+            "wandb": None,
+        }
         text = "\n".join([_text(decision, outcome, None), *failures])
         answer(as_json, body, text + _next(outcome, frozen, out_dir))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
 
-def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None) -> None:
+def _check(
+    decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None
+) -> None:
     """Hold the options that say which machines against each other and the config."""
     num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
     ranks = counted(num_ranks, "rank")
     expected = {
-        f"--nnodes {nodes.num_nodes} does not divide the config's {ranks}": num_ranks % nodes.num_nodes == 0,
-        f"--node-rank {nodes.rank}: of {counted(nodes.num_nodes, 'machine')} the last is {nodes.num_nodes - 1}": (
-            nodes.rank < nodes.num_nodes
+        f"--nnodes {nodes.num_nodes} does not divide the config's {ranks}": num_ranks
+        % nodes.num_nodes
+        == 0,
+        (
+            f"--node-rank {nodes.rank}: of {counted(nodes.num_nodes, 'machine')} the last is "
+            f"{nodes.num_nodes - 1}"
+        ): (nodes.rank < nodes.num_nodes),
+        (
+            "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the "
+            "first"
+        ): (endpoint is not None or not several or sbatch_file is not None),
+        f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None
+        or bool(_ENDPOINT.fullmatch(endpoint)),
+        "--srun starts the ranks on every node itself: leave out --node-rank": not (
+            nodes.srun and nodes.rank
         ),
-        "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the first": (
-            endpoint is not None or not several or sbatch_file is not None
-        ),
-        f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None or bool(_ENDPOINT.fullmatch(endpoint)),
-        "--srun starts the ranks on every node itself: leave out --node-rank": not (nodes.srun and nodes.rank),
         "--srun is for several nodes: give their number with --nnodes": several or not nodes.srun,
     }
     if problems := [problem for problem, holds in expected.items() if not holds]:
@@ -213,20 +351,36 @@ def _check(decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: 
 
 
 def _write_script(
-    sbatch_file: Path, frozen: Path, given: Mapping[str, Path | int | str | None], num_nodes: int, as_json: bool
+    sbatch_file: Path,
+    frozen: Path,
+    given: Mapping[str, Path | int | str | None],
+    num_nodes: int,
+    as_json: bool,
 ) -> None:
-    """Write the job; `given` are the options of this command as the job will want them, None of one that it has not."""
+    """Write the job; `given` are the options of this command as the job will want them, None of one
+    that it has not.
+    """
     from launcher.supervisor.slurm import launch_script
 
-    arguments = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    arguments = [
+        word for name, value in given.items() if value is not None for word in (name, str(value))
+    ]
     canon.write_atomic(sbatch_file, launch_script(frozen, arguments, num_nodes).encode())
-    answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
+    answer(
+        as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}"
+    )
 
 
 def _tell_exported(
-    folder: Path, decision: Decision, corpus: Path, trainer: str | None, why: list[str], as_json: bool
+    folder: Path,
+    decision: Decision,
+    corpus: Path,
+    trainer: str | None,
+    why: list[str],
+    as_json: bool,
 ) -> None:
-    """Answer with the launch line of an export beside the config, whose files are as they were written.
+    """Answer with the launch line of an export beside the config, whose files are as they were
+    written.
 
     Raises:
         OptionProblems: there is none of that name, or none, or several and no name.
@@ -236,7 +390,11 @@ def _tell_exported(
     from launcher.frozen.launch_file import RUN_FILE
 
     exports = look_through(folder, decision.digest).exports if (folder / "exports").is_dir() else ()
-    found = [export for export in exports if trainer in (None, export.trainer) and export.trainer != "native"]
+    found = [
+        export
+        for export in exports
+        if trainer in (None, export.trainer) and export.trainer != "native"
+    ]
     names = ", ".join(export.trainer for export in exports) or "none"
     if len(found) != 1:
         hint = f"exports beside the config: {names}; "
@@ -245,24 +403,44 @@ def _tell_exported(
             if len(found) > 1
             else f"`forerun export {shown_name(folder)} --to TRAINER` writes one"
         )
-        raise OptionProblems([*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint])
+        raise OptionProblems(
+            [*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint]
+        )
     (export,) = found
-    line = f"FORERUN_DATA={shlex.quote(str(corpus.resolve()))} {shlex.quote(str((export.out / RUN_FILE).resolve()))}"
-    lines = [*(f"# not the embedded trainer: {problem}" for problem in why), line,
-             "# its first lines say what it needs; `forerun verify` asks the trainer what it would run"]  # fmt: skip
-    answer(as_json, {"trainer": export.trainer, "version": export.version, "line": line, "why": cast(Json, why)},
-           "\n".join(lines))  # fmt: skip
+    line = (
+        f"FORERUN_DATA={shlex.quote(str(corpus.resolve()))} "
+        f"{shlex.quote(str((export.out / RUN_FILE).resolve()))}"
+    )
+    lines = [
+        *(f"# not the embedded trainer: {problem}" for problem in why),
+        line,
+        "# its first lines say what it needs; `forerun verify` asks the trainer what it would run",
+    ]
+    answer(
+        as_json,
+        {
+            "trainer": export.trainer,
+            "version": export.version,
+            "line": line,
+            "why": cast(Json, why),
+        },
+        "\n".join(lines),
+    )
 
 
 def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
-    """Attest the launch, and bring the study's logbook and the report of a finished run up to date."""
+    """Attest the launch, and bring the study's logbook and the report of a finished run up to
+    date.
+    """
     from launcher.frozen.frozen_folder import study_of
     from launcher.frozen.launch_file import attest
     from launcher.logbook.logbook import write_logbook
     from launcher.verbs.freeze import rewrite_report
 
     if not folder.is_dir():
-        say(f"warning: {folder} was removed while the run trained: the launch is not recorded there")
+        say(
+            f"warning: {folder} was removed while the run trained: the launch is not recorded there"
+        )
         return
     body = cast(dict[str, Json], canon.to_json(outcome))
     attest(folder, "launch", decision.digest, {"outcome": body, "line": line})
@@ -285,7 +463,12 @@ def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
     """The command that comes next; none where the reason says what to do."""
     named = shown_name(frozen)
     if outcome.event == "finished":
-        return f"\nnext: forerun watch {named}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
+        return (
+            f"\nnext: forerun watch {named}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
+        )
     if outcome.event in ("stopped", "interrupted"):
-        return f"\nnext: forerun launch {named}{f' --out {out_dir}' if out_dir else ''}, which resumes from there"
+        return (
+            f"\nnext: forerun launch {named}{f' --out {out_dir}' if out_dir else ''}, which "
+            "resumes from there"
+        )
     return ""

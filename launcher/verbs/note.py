@@ -26,8 +26,8 @@ MOST_NOTE = 10_000
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
 
-    The logbook is written anew from all records, day by day, times in UTC. Without TEXT it is printed: as plain text
-    on a terminal, as Markdown elsewhere.
+    The logbook is written anew from all records, day by day, times in UTC. Without TEXT it is
+    printed: as plain text on a terminal, as Markdown elsewhere.
     """
     from launcher.logbook.logbook import add_note, dated, events_of, format_text, write_logbook
     from proxies.core.redaction import secret_in
@@ -46,18 +46,27 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     events_of(study_dir)  # refuses what is no study's file before anything is written
     entry = add_note(study_dir, text.strip())
     path = write_logbook(study_dir)
-    answer(as_json, {"path": str(path), "entry": canon.to_json(entry)}, f"noted at {entry.at} in {path}")
+    answer(
+        as_json,
+        {"path": str(path), "entry": canon.to_json(entry)},
+        f"noted at {entry.at} in {path}",
+    )
 
 
 def _check(text: str, secret: str) -> None:
     if not text.strip():
-        raise click.UsageError("TEXT is empty: write something, or leave it out to print the logbook")
+        raise click.UsageError(
+            "TEXT is empty: write something, or leave it out to print the logbook"
+        )
     if len(text) > MOST_NOTE:
         raise click.UsageError(
-            f"TEXT has {counted(len(text), 'character')}; the limit is {MOST_NOTE:,}: name a document"
+            f"TEXT has {counted(len(text), 'character')}; the limit is {MOST_NOTE:,}: name a "
+            "document"
         )
     if secret:
-        raise click.UsageError(f"TEXT holds what looks like {secret}: it would be recorded and shown: leave it out")
+        raise click.UsageError(
+            f"TEXT holds what looks like {secret}: it would be recorded and shown: leave it out"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,6 @@
-"""The verb that asks a fit: the loss of a run, the best size for a budget, or the best value of a hyperparameter."""
+"""The verb that asks a fit: the loss of a run, the best size for a budget, or the best value of a
+hyperparameter.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,21 @@ _FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than 
 @click.argument("fit_path", metavar="FIT", type=click.Path(path_type=Path))
 @click.option("--params", type=AMOUNT, help="N.")
 @click.option("--tokens", type=AMOUNT, help="D.")
-@click.option("--flops", type=AMOUNT, help="Training FLOPs, for a fit of form isoflop, counted as in its table.")
+@click.option(
+    "--flops",
+    type=AMOUNT,
+    help="Training FLOPs, for a fit of form isoflop, counted as in its table.",
+)
 @json_option
-def predict(fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool) -> None:
-    """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit --out`.
+def predict(
+    fit_path: Path, params: float | None, tokens: float | None, flops: float | None, as_json: bool
+) -> None:
+    """Predict the loss of one new run, with its interval, from a FIT written by `forerun fit
+    --out`.
 
-    FIT may also be a study folder. A fit of form isoflop takes --flops and gives the best size and tokens; one of form
-    learning_rate or batch takes --params and --tokens and gives the best value. Exit 4: the forecast is inconclusive,
-    for the reason shown.
+    FIT may also be a study folder. A fit of form isoflop takes --flops and gives the best size and
+    tokens; one of form learning_rate or batch takes --params and --tokens and gives the best value.
+    Exit 4: the forecast is inconclusive, for the reason shown.
     """
     from scaling_fits import fit_file
     from scaling_fits.forecast.conclusive import first_and_rest
@@ -59,7 +68,8 @@ def predict(fit_path: Path, params: float | None, tokens: float | None, flops: f
 
 
 def exit_if_inconclusive(body: dict[str, Json]) -> None:
-    """End with "cannot tell" if a forecast's warnings say that it is inconclusive: the rule of every verb.
+    """End with "cannot tell" if a forecast's warnings say that it is inconclusive: the rule of
+    every verb.
 
     Raises:
         SystemExit: The forecast is inconclusive.
@@ -71,7 +81,8 @@ def exit_if_inconclusive(body: dict[str, Json]) -> None:
 
 
 def predicted(found: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Json], str]:
-    """What `predict --json` prints, and its text; `sizes` are params, tokens and flops, None where not given.
+    """What `predict --json` prints, and its text; `sizes` are params, tokens and flops, None where
+    not given.
 
     Raises:
         click.UsageError: sizes are missing or do not apply to this form of fit.
@@ -88,12 +99,20 @@ def predicted(found: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Jso
 
 
 def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
-    """The options that this kind of fit is asked by; click.UsageError names all that are missing or too many."""
+    """The options that this kind of fit is asked by; click.UsageError names all that are missing or
+    too many.
+    """
     missing = [f"--{name} is missing" for name in wanted if sizes[name] is None]
-    extra = [f"--{name} does not apply" for name, size in sizes.items() if name not in wanted and size is not None]
+    extra = [
+        f"--{name} does not apply"
+        for name, size in sizes.items()
+        if name not in wanted and size is not None
+    ]
     if missing or extra:
-        raise click.UsageError(f"a fit of form {form} needs {' and '.join(f'--{name}' for name in wanted)}: "
-                               f"{', '.join(missing + extra)}")  # fmt: skip
+        raise click.UsageError(
+            f"a fit of form {form} needs {' and '.join(f'--{name}' for name in wanted)}: "
+            f"{', '.join(missing + extra)}"
+        )
     return {name: size for name, size in sizes.items() if size is not None}
 
 
@@ -111,13 +130,16 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
             predicted = predict_loss(found, params, tokens)
     except OverflowError as error:
         raise no_number(found, where) from error
-    if not all(map(math.isfinite, (predicted.loss_nats, predicted.low or 0.0, predicted.high or 0.0))):
+    if not all(
+        map(math.isfinite, (predicted.loss_nats, predicted.low or 0.0, predicted.high or 0.0))
+    ):
         raise no_number(found, where)
     body = summary.prediction_summary(predicted)
     first, _ = first_and_rest(body["warnings"])
     sentence = (
         f"loss {format_loss(predicted.loss_nats)} nats {span_text(body['interval'])} at "
-        f"{format_factor(predicted.extrapolation)}x the largest fitted FLOPs, level {body['level']:g}"
+        f"{format_factor(predicted.extrapolation)}x the largest fitted FLOPs, level "
+        f"{body['level']:g}"
     )
     return body, "\n".join([*first, sentence])
 
@@ -129,7 +151,8 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
     times = flops / found.largest_flops
     if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
         raise click.UsageError(
-            f"--flops {flops:g} is {format_factor(times)} times the largest FLOPs of any run: must be "
+            f"--flops {flops:g} is {format_factor(times)} times the largest FLOPs of any run: must "
+            "be "
             f"{1 / _FARTHEST:g} to {_FARTHEST:g} times"
         )
     predicted = predict_at(found, flops)
@@ -140,14 +163,21 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
         ("params", number(body["params"]), span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
     ]
-    lines = [table(("", "value", f"{format_percent(predicted.level)} interval"), rows),
-             f"at {format_factor(predicted.extrapolation)}x the largest FLOPs of any run"]  # fmt: skip
+    lines = [
+        table(("", "value", f"{format_percent(predicted.level)} interval"), rows),
+        f"at {format_factor(predicted.extrapolation)}x the largest FLOPs of any run",
+    ]
     return body, "\n".join([*lines, *endnotes(body)])
 
 
-def _predict_hyperparameter(found: HyperparameterFit, params: float, tokens: float) -> tuple[dict[str, Json], str]:
+def _predict_hyperparameter(
+    found: HyperparameterFit, params: float, tokens: float
+) -> tuple[dict[str, Json], str]:
     from scaling_fits.compute.hyperparameter_laws import predict_value, prediction_body
 
     body = prediction_body(found, predict_value(found, params, tokens))
-    best = f"best {found.form} (column {found.column}) {number(body['value'])} {span_text(body['interval'])}"
+    best = (
+        f"best {found.form} (column {found.column}) {number(body['value'])} "
+        f"{span_text(body['interval'])}"
+    )
     return body, "\n".join([f"{best}, level {body['level']:g}", *endnotes(body)])

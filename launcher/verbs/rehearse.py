@@ -23,21 +23,31 @@ if TYPE_CHECKING:
 
 @click.command()
 @frozen_argument
-@click.option("--data", "data_dir", type=click.Path(path_type=Path), help="Corpus folder; default: the study's.")
+@click.option(
+    "--data",
+    "data_dir",
+    type=click.Path(path_type=Path),
+    help="Corpus folder; default: the study's.",
+)
 @click.option(
     "--only",
     multiple=True,
     type=click.Choice([*DRILLS, *OWN_DRILLS]),
     help="Run only this drill, and sign nothing; repeatable.",
 )
-@click.option("--full", is_flag=True, help="Use the real shape, not a small copy; needs the real run's GPUs.")
+@click.option(
+    "--full", is_flag=True, help="Use the real shape, not a small copy; needs the real run's GPUs."
+)
 @json_option
-def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool) -> None:
-    """Run the drills before a launch on a FROZEN config: kills, cuts, corruption, NaN, a full disk, a hang.
+def rehearse(
+    frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: bool, as_json: bool
+) -> None:
+    """Run the drills before a launch on a FROZEN config: kills, cuts, corruption, NaN, a full disk,
+    a hang.
 
     Minutes on a CPU, on a scaled-down copy; your own trainer's command at the base width. Writes
-    attestations/rehearsal.json, which `verify` and `launch` look for.
-    Exit 3: a drill failed; 75: this config is being rehearsed already; 130: interrupted, the same command starts over.
+    attestations/rehearsal.json, which `verify` and `launch` look for. Exit 3: a drill failed; 75:
+    this config is being rehearsed already; 130: interrupted, the same command starts over.
     """
     decision, folder = sound_config(frozen)
     ours = DRILLS if decision.own is None else OWN_DRILLS
@@ -61,7 +71,9 @@ def rehearse(frozen: Path, data_dir: Path | None, only: tuple[str, ...], full: b
         raise SystemExit(found.exit_code)
 
 
-def _stage(folder: Path, decision: Decision, corpus: Path | None, *, full: bool) -> RehearsalFolder | OwnRehearsal:
+def _stage(
+    folder: Path, decision: Decision, corpus: Path | None, *, full: bool
+) -> RehearsalFolder | OwnRehearsal:
     """Where the drills of a config take place."""
     from launcher.rehearsal.own_drills import set_up_own
     from launcher.rehearsal.run import SCRATCH, set_up
@@ -77,7 +89,9 @@ def _stage(folder: Path, decision: Decision, corpus: Path | None, *, full: bool)
 
 
 def _record(folder: Path, digest: str, found: RehearsalAttestation) -> None:
-    """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own run."""
+    """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own
+    run.
+    """
     from launcher.base import chronicle
     from launcher.frozen.frozen_folder import study_of
     from launcher.logbook.logbook import write_logbook
@@ -98,8 +112,17 @@ def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
 
     rows = []
     for result in found.drills:
-        more = [f"must: {result.limit}", f"do: {result.advice}"] if result.outcome == "failed" else []
-        rows.append((result.outcome, result.name, format_duration(result.seconds), "\n".join([result.said, *more])))
+        more = (
+            [f"must: {result.limit}", f"do: {result.advice}"] if result.outcome == "failed" else []
+        )
+        rows.append(
+            (
+                result.outcome,
+                result.name,
+                format_duration(result.seconds),
+                "\n".join([result.said, *more]),
+            )
+        )
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
     lines.append(f"rehearsal {found.outcome} in {format_duration(found.seconds)}")
     config = shown_name(folder)

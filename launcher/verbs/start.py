@@ -18,34 +18,83 @@ if TYPE_CHECKING:
     from launcher.plan.plan import Plan
 
 
-@click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
-@click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
-@click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default=DEFAULT, show_default=True,
-              help="Optimizer. Where one has two learning rates, both are searched and tested.")  # fmt: skip
-@click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
-@click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
-@click.option(
-    "--budget-usd", type=AMOUNT, help="Budget of the main run in dollars instead of FLOPs; assumptions are printed."
+@click.command(
+    epilog="Presets: "
+    + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items())
+    + "."
 )
-@click.option("--gpu", help="Accelerator of the main run, such as H100; without --preset it selects the nearest one.")
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    help="Preset for a typical situation, listed below.",
+)
+@click.option(
+    "--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo."
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(OPTIMIZERS)),
+    default=DEFAULT,
+    show_default=True,
+    help="Optimizer. Where one has two learning rates, both are searched and tested.",
+)
+@click.option(
+    "--data",
+    "data",
+    default="corpus",
+    show_default=True,
+    help="Corpus folder, relative to the plan.",
+)
+@click.option(
+    "--budget-flops",
+    type=AMOUNT,
+    help="Training FLOPs of the main run. Default: the preset's, else 1e13.",
+)
+@click.option(
+    "--budget-usd",
+    type=AMOUNT,
+    help="Budget of the main run in dollars instead of FLOPs; assumptions are printed.",
+)
+@click.option(
+    "--gpu",
+    help="Accelerator of the main run, such as H100; without --preset it selects the nearest one.",
+)
 @click.option("--gpus", "num_gpus", type=click.IntRange(1, 10**5), help="Number of GPUs.")
 @click.option(
-    "--usd-per-gpu-hour", type=AMOUNT, help="Price of a GPU-hour, with --budget-usd. Default: a published one, if any."
+    "--usd-per-gpu-hour",
+    type=AMOUNT,
+    help="Price of a GPU-hour, with --budget-usd. Default: a published one, if any.",
 )
 @click.option(
-    "--warm-start", metavar="FILE[:STUDY]", help="Begin the search with the best trials of an Optuna storage."
+    "--warm-start",
+    metavar="FILE[:STUDY]",
+    help="Begin the search with the best trials of an Optuna storage.",
 )
-@click.option("--from", "script", type=click.Path(path_type=Path), metavar="SCRIPT",
-              help="A plan for your own training script: its options become the command; it is not run.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("plan.toml"), show_default=True,
-              help="Plan to write.")  # fmt: skip
+@click.option(
+    "--from",
+    "script",
+    type=click.Path(path_type=Path),
+    metavar="SCRIPT",
+    help="A plan for your own training script: its options become the command; it is not run.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("plan.toml"),
+    show_default=True,
+    help="Plan to write.",
+)
 @set_option
 @json_option
 def init(
-    data: str, warm_start: str | None, script: Path | None, out: Path, overrides: tuple[str, ...], as_json: bool,
+    data: str,
+    warm_start: str | None,
+    script: Path | None,
+    out: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
     **asked: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Write a commented plan, and its JSON Schema beside it. It never overwrites a plan."""
     from launcher.plan.file import load_plan
     from launcher.plan.writing import commented_plan, plan_schema
@@ -95,7 +144,13 @@ def init(
     schema = out.with_name("plan.schema.json")
     canon.write_atomic(schema, canon.pretty(plan_schema()))
     warned = warnings(study, found)
-    body = {"plan": str(out), "schema": str(schema), "preset": new.name, "comes_to": found, "warnings": warned}
+    body = {
+        "plan": str(out),
+        "schema": str(schema),
+        "preset": new.name,
+        "comes_to": found,
+        "warnings": warned,
+    }
     lines += [_comes_to(found), *(f"warning: {sentence}" for sentence in warned)]
     lines.append(_next_command(out, plan.data.path, has_corpus=manifest is not None))
     answer(as_json, body, "\n".join([f"wrote {out} and {schema} (preset {new.name})", *lines]))
@@ -120,8 +175,10 @@ def _next_command(out: Path, data: str, *, has_corpus: bool) -> str:
 def _comes_to(found: dict[str, Any]) -> str:
     return (
         f"main run: about {format_count(found['params'])} parameters (width {found['width']}, "
-        f"{counted(found['num_layers'], 'layer')}), {format_count(found['tokens'])} tokens of a vocabulary of "
-        f"{found['vocab_size']:,}; proxies: {found['num_runs']} or more runs, {format_flops(found['flops'])} FLOPs, "
+        f"{counted(found['num_layers'], 'layer')}), {format_count(found['tokens'])} tokens of a "
+        "vocabulary of "
+        f"{found['vocab_size']:,}; proxies: {found['num_runs']} or more runs, "
+        f"{format_flops(found['flops'])} FLOPs, "
         f"{format_main_run_share(found['share_of_main_run'])}"
     )
 
@@ -129,10 +186,16 @@ def _comes_to(found: dict[str, Any]) -> str:
 @click.command()
 @plan_argument
 @set_option
-@click.option("--full", is_flag=True, help="Read the corpus too: compare the content of every shard with its hash.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Read the corpus too: compare the content of every shard with its hash.",
+)
 @json_option
 def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: bool) -> None:
-    """Check PLAN and list every problem at once. Of the corpus the sizes are checked, with --full the content."""
+    """Check PLAN and list every problem at once. Of the corpus the sizes are checked, with --full
+    the content.
+    """
     from launcher.plan.file import PlanError, checked_plan, todo_problems, with_lines
     from launcher.study.first_plan import manifest_of, missing, sketched, summary
     from launcher.study.first_plan import problems as senseless
@@ -140,8 +203,11 @@ def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: b
     from launcher.study.study_folder import plan_study, verified_corpus
 
     plan, problems = checked_plan(plan_path, overrides)
-    named = {said.partition(" = ")[0] for said in problems}  # such a key is at its default in `plan`
-    gone = [said for said in missing(plan, plan_path.parent) if said.partition(" = ")[0] not in named]
+    # such a key is at its default in `plan`
+    named = {said.partition(" = ")[0] for said in problems}
+    gone = [
+        said for said in missing(plan, plan_path.parent) if said.partition(" = ")[0] not in named
+    ]
     problems += with_lines(plan_path, gone, overrides)
     if not problems:
         study = sketched(plan, manifest_of(plan, plan_path.parent))
@@ -156,25 +222,45 @@ def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: b
     warned = [f"warning: {sentence}" for sentence in warnings]
     after = f"next: forerun estimate {shlex.quote(str(plan_path))}"
     text = "\n".join([f"{plan_path} is valid{_CORPUS_CHECKS[checked]}", *warned, after])
-    body = {"valid": True, "plan": plan.question(), "warnings": canon.to_json(warnings), "corpus_checked": checked}
+    body = {
+        "valid": True,
+        "plan": plan.question(),
+        "warnings": canon.to_json(warnings),
+        "corpus_checked": checked,
+    }
     answer(as_json, body, text)
 
 
 _CORPUS_CHECKS = {
     "none": "",
-    "sizes": "; of the corpus, manifest, tokenizer, and sizes are right (--full reads its shards too)",
+    "sizes": (
+        "; of the corpus, manifest, tokenizer, and sizes are right (--full reads its shards too)"
+    ),
     "content": "; the corpus is what its hashes say",
 }
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), default=Path("demo"), show_default=True,
-              help="Folder for everything it writes.")  # fmt: skip
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a value of its plan.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("demo"),
+    show_default=True,
+    help="Folder for everything it writes.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Override a value of its plan.",
+)
 @json_option
 def demo(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Run the whole chain, each stage by its own command: corpus, check, sweep, transfer, ladder, fit, choice, frozen
-    config, export, first steps of the main run, report. Interrupt it, run it again: it resumes.
+    """Run the whole chain, each stage by its own command: corpus, check, sweep, transfer, ladder,
+    fit, choice, frozen config, export, first steps of the main run, report. Interrupt it, run it
+    again: it resumes.
     """
     from launcher.cli.demo import run_demo
 

@@ -34,13 +34,24 @@ IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a cor
 @click.command()
 @study_argument
 @click.option("--brief", is_flag=True, help="Only counts, best trials, spend and time left.")
-@click.option("--follow", is_flag=True, help="Keep it up to date, until Ctrl-C or until the driver ends.")
-@click.option("--runs", "runs_file", metavar="FILE", type=click.Path(path_type=Path),
-              help="Write every run with its outcome, one row each: .csv or .parquet.")  # fmt: skip
+@click.option(
+    "--follow", is_flag=True, help="Keep it up to date, until Ctrl-C or until the driver ends."
+)
+@click.option(
+    "--runs",
+    "runs_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write every run with its outcome, one row each: .csv or .parquet.",
+)
 @full_option
 @json_option
-def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, full: bool, as_json: bool) -> None:
-    """Show what STUDY has done, is doing and has found so far; works while a driver runs, and changes no record."""
+def status(
+    study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, full: bool, as_json: bool
+) -> None:
+    """Show what STUDY has done, is doing and has found so far; works while a driver runs, and
+    changes no record.
+    """
     if runs_file is not None:
         from sweeps.store.view import StudyView
 
@@ -61,7 +72,11 @@ def status(study_dir: Path, brief: bool, follow: bool, runs_file: Path | None, f
 
         now, _ = _look(study_dir)
         resume = f"to resume: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
-        answer(as_json, {"now": now}, now_text(now, study_dir) + f"\n\n{resume}" * (now["at_work"] is False))
+        answer(
+            as_json,
+            {"now": now},
+            now_text(now, study_dir) + f"\n\n{resume}" * (now["at_work"] is False),
+        )
         return
     from launcher.answers.outcome import closing_text, gate_lines, progress_text
     from launcher.answers.texts import details_text, share_text
@@ -97,7 +112,9 @@ def _look(study_dir: Path) -> tuple[dict[str, Any], str]:
 
     live = read_live(study_dir)
     ledger = Ledger.read(study_dir)
-    return now_body(study_dir, live, ledger, load_plan(study_dir / PLAN_FILE)), chart_text(ledger.runs())
+    return now_body(study_dir, live, ledger, load_plan(study_dir / PLAN_FILE)), chart_text(
+        ledger.runs()
+    )
 
 
 def _followed(body: dict[str, Any], chart: str, study_dir: Path) -> str:
@@ -121,7 +138,9 @@ def _follow(study_dir: Path) -> None:
 
 def now_text(body: dict[str, Any], study_dir: Path, share: str = "") -> str:
     """The same for people; `share`: of the main run's FLOPs, where findings tell it."""
-    driver = "\n".join(filter(None, [_driver_text(body, study_dir), _checks_text(body["coordinates"])]))
+    driver = "\n".join(
+        filter(None, [_driver_text(body, study_dir), _checks_text(body["coordinates"])])
+    )
     return "\n\n".join(filter(None, [driver, _widths_text(body), _spent_text(body, share)]))
 
 
@@ -144,21 +163,38 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     from sweeps.store.live import StudyState
 
     live = body["driver"]
-    done = ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count) or "none yet"
+    done = (
+        ", ".join(f"{count} {status}" for status, count in body["num_runs"].items() if count)
+        or "none yet"
+    )
     done += f"; {body['num_imported']} imported" if body["num_imported"] else ""
-    done += f"; {counted(body['num_lost_executions'], 'execution')} lost" if body["num_lost_executions"] else ""
+    done += (
+        f"; {counted(body['num_lost_executions'], 'execution')} lost"
+        if body["num_lost_executions"]
+        else ""
+    )
     lines = [f"{study_dir}: runs with an outcome: {done}"]
     if live is None or live["at_work"] is False:
-        none = "no driver is running" if body["at_work"] is False else "a driver is running; no run has started yet"
+        none = (
+            "no driver is running"
+            if body["at_work"] is False
+            else "a driver is running; no run has started yet"
+        )
         return "\n".join([*lines, none])
-    where = f"pid {live['pid']} on {live['host']}" + ("" if live["at_work"] else f", last report {live['at']}")
+    where = f"pid {live['pid']} on {live['host']}" + (
+        "" if live["at_work"] else f", last report {live['at']}"
+    )
     state = canon.decode(StudyState, live["study"])
     lines.append(line_of(state, len(live["running"])))
     lines.append(
-        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued (driver: {where}, in this "
+        f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued (driver: "
+        f"{where}, in this "
         f"stage for {format_duration(live['seconds'])})"
     )
-    rows = [(run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}") for run in live["running"]]
+    rows = [
+        (run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}")
+        for run in live["running"]
+    ]
     lines += [table(("running", "worker", "step"), rows)] if rows else []
     return "\n".join(lines)
 
@@ -167,9 +203,15 @@ def _widths_text(body: dict[str, Any]) -> str:
     rows, statuses = [], tuple(body["num_runs"])
     for at in body["by_width"]:
         best = at["best"]
-        cells = ("-", "-", "-") if best is None else (
-            format_loss(best["loss_nats"]), format_learning_rate(best["learning_rate"]), str(best["num_steps"])
-        )  # fmt: skip
+        cells = (
+            ("-", "-", "-")
+            if best is None
+            else (
+                format_loss(best["loss_nats"]),
+                format_learning_rate(best["learning_rate"]),
+                str(best["num_steps"]),
+            )
+        )
         rows.append((str(at["width"]), *(str(at[status]) for status in statuses), *cells))
     return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
 
@@ -179,21 +221,31 @@ def _spent_text(body: dict[str, Any], share: str) -> str:
 
     def capped(text: str, name: str, write: Callable[[float], str]) -> str:
         cap = caps[name]
-        return text if cap is None else f"{text} of {write(cap)} ({format_percent(spent[name] / cap)})"
+        return (
+            text if cap is None else f"{text} of {write(cap)} ({format_percent(spent[name] / cap)})"
+        )
 
     flops = capped(f"{format_flops(spent['flops'])} FLOPs", "flops", format_flops)
-    hours = capped(format_duration(3600 * spent["hours"]), "hours", lambda cap: format_duration(3600 * cap))
+    hours = capped(
+        format_duration(3600 * spent["hours"]), "hours", lambda cap: format_duration(3600 * cap)
+    )
     parts = [
         capped(counted(spent["num_runs"], "run"), "num_runs", format_count),
         flops + (f", {share}" if share else ""),
         f"{hours} of time",
-        capped(f"{format_significant(spent['device_hours'])} device-hours", "device_hours", format_significant),
+        capped(
+            f"{format_significant(spent['device_hours'])} device-hours",
+            "device_hours",
+            format_significant,
+        ),
     ]
-    parts += [capped(format_usd(spent["usd"]), "usd", format_usd)] if spent["usd"] is not None else []
+    parts += (
+        [capped(format_usd(spent["usd"]), "usd", format_usd)] if spent["usd"] is not None else []
+    )
     if len(spent["by_kind"]) > 1:
         parts += [
-            f"of these {each['kind'] or 'not recorded'} {format_significant(each['device_hours'])} device-hours"
-            + ("" if each["usd"] is None else f", {format_usd(each['usd'])}")
+            f"of these {each['kind'] or 'not recorded'} {format_significant(each['device_hours'])} "
+            "device-hours" + ("" if each["usd"] is None else f", {format_usd(each['usd'])}")
             for each in spent["by_kind"]
         ]
     return "spent: " + "; ".join(parts)

@@ -19,14 +19,20 @@ if TYPE_CHECKING:
 @click.command()
 @plan_verb
 def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Run the coordinate check: do updates keep their size as width grows? Exit 3 if not, 4 if it cannot tell."""
+    """Run the coordinate check: do updates keep their size as width grows? Exit 3 if not, 4 if it
+    cannot tell.
+    """
     from launcher.answers.texts import coordinate_text, model_text
     from launcher.study.gates import check_advice, coordinate_gate
 
     def work(runner: Runner) -> tuple[Json, str]:
         found = runner.check()
         gate = coordinate_gate(found, runner.study.plan.proxy.parametrization)
-        body: dict[str, Json] = {"coordinates": found, "outcome": gate.outcome, "reason": gate.reason}
+        body: dict[str, Json] = {
+            "coordinates": found,
+            "outcome": gate.outcome,
+            "reason": gate.reason,
+        }
         text = coordinate_text(found)
         if runner.study.factory is not None:
             from launcher.study.own_model import own_model
@@ -39,7 +45,9 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     assert isinstance(body, dict)
     after = f"forerun sweep {plan_path} --study {study_dir}"
     if body["outcome"] != "passed":
-        after = f"{check_advice(str(body['outcome']))}, then forerun check {plan_path} --study ANOTHER"
+        after = (
+            f"{check_advice(str(body['outcome']))}, then forerun check {plan_path} --study ANOTHER"
+        )
     answer(as_json, body, f"{text}\n\nnext: {after}")
     exit_by(str(body["outcome"]))
 
@@ -47,7 +55,9 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 @click.command()
 @plan_verb
 @verbose_option
-def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+def sweep(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool
+) -> None:
     """Search learning rate, warmup, clip and what else PLAN names, at its base width."""
 
     def work(runner: Runner) -> tuple[Json, str]:
@@ -66,7 +76,9 @@ def sweep(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 @click.command()
 @plan_verb
 @verbose_option
-def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+def ladder(
+    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, verbose: bool
+) -> None:
     """Train the scaling ladder of PLAN at the transferred hyperparameters, and its fit."""
 
     def work(runner: Runner) -> tuple[Json, str]:
@@ -86,27 +98,46 @@ def ladder(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json
 @plan_verb
 @verbose_option
 @click.option(
-    "--fork", "parent_dir", metavar="STUDY", type=click.Path(path_type=Path),
+    "--fork",
+    "parent_dir",
+    metavar="STUDY",
+    type=click.Path(path_type=Path),
     help="Import the finished runs of another study on the same data first.",
-)  # fmt: skip
+)
 @full_option
 @click.option(
-    "--sbatch", "sbatch_file", metavar="FILE", type=click.Path(path_type=Path),
+    "--sbatch",
+    "sbatch_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
     help="Write this command as a SLURM job, with cluster.slurm_options; run nothing.",
-)  # fmt: skip
+)
 def run(
-    plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json: bool, parent_dir: Path | None,
-    sbatch_file: Path | None, verbose: bool, full: bool,
-) -> None:  # fmt: skip
-    """Run all stages of PLAN in order, up to the report. Resumes; finished work is never repeated."""
+    plan_path: Path,
+    study_dir: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    parent_dir: Path | None,
+    sbatch_file: Path | None,
+    verbose: bool,
+    full: bool,
+) -> None:
+    """Run all stages of PLAN in order, up to the report. Resumes; finished work is never
+    repeated.
+    """
     if sbatch_file is not None:
         from launcher.plan.file import load_plan
         from launcher.supervisor.slurm import study_script
 
-        options = load_plan(plan_path, (*overrides, "cluster.address=auto")).cluster.slurm_options  # as the job will
+        # as the job will
+        options = load_plan(plan_path, (*overrides, "cluster.address=auto")).cluster.slurm_options
         text = study_script(plan_path, study_dir, overrides, parent_dir, options)
         canon.write_atomic(sbatch_file, text.encode())
-        answer(as_json, {"sbatch": str(sbatch_file)}, f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}")
+        answer(
+            as_json,
+            {"sbatch": str(sbatch_file)},
+            f"wrote {sbatch_file}\nnext: sbatch {sbatch_file}",
+        )
         return
 
     def work(runner: Runner) -> tuple[Json, str]:
@@ -122,7 +153,10 @@ def run(
             failed = find_failed_check(runner.study, runner.check())
             refuse_failed(runner.study, runner.ledger, failed)
         runner.ladder()
-        say(f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, verdicts, report")
+        say(
+            f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, "
+            "verdicts, report"
+        )
         runner.reporter.draw()
         body, after = body_and_next(runner.study, runner.ledger)
         write_report(study_dir, body, about(runner.study, runner.ledger, body, after))
@@ -131,5 +165,7 @@ def run(
         parts.append(f"report: {study_dir / 'report.html'}\n{next_line(body, after, study_dir)}")
         return body, "\n\n".join(parts)
 
-    body, text = with_runner(plan_path, study_dir, overrides, work, parent_dir, verb="run", verbose=verbose)
+    body, text = with_runner(
+        plan_path, study_dir, overrides, work, parent_dir, verb="run", verbose=verbose
+    )
     answer(as_json, body, text)

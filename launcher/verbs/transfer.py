@@ -10,7 +10,14 @@ import click
 from launcher.answers.transfer_verdict import judge_table, table_options
 from launcher.base.talk import Heartbeat
 from launcher.cli.names import study_option
-from launcher.cli.options import answer, full_option, json_option, set_option, typed_options, verbose_option
+from launcher.cli.options import (
+    answer,
+    full_option,
+    json_option,
+    set_option,
+    typed_options,
+    verbose_option,
+)
 from launcher.cli.runner import exit_by, with_runner
 from proxies.core.canon import Json
 
@@ -33,14 +40,24 @@ _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 @json_option
 @click.pass_context
 def transfer(
-    context: click.Context, /, plan_path: Path | None, study_dir: Path, overrides: tuple[str, ...], spend: bool,
-    verbose: bool, runs_path: Path | None, full: bool, as_json: bool, **table: object,
-) -> None:  # fmt: skip
-    """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs, judge a table.
+    context: click.Context,
+    /,
+    plan_path: Path | None,
+    study_dir: Path,
+    overrides: tuple[str, ...],
+    spend: bool,
+    verbose: bool,
+    runs_path: Path | None,
+    full: bool,
+    as_json: bool,
+    **table: object,
+) -> None:
+    """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs,
+    judge a table.
 
-    A table (.csv, .tsv, .txt, .md, .jsonl, .ndjson, .parquet, or a pipe: - is standard input) has the columns width,
-    lr, loss and optionally seed, or width and lr_optimum; other axes and hyperparameters by their names. Exit 3 if the
-    optimum drifts, 4 if it cannot tell.
+    A table (.csv, .tsv, .txt, .md, .jsonl, .ndjson, .parquet, or a pipe: - is standard input) has
+    the columns width, lr, loss and optionally seed, or width and lr_optimum; other axes and
+    hyperparameters by their names. Exit 3 if the optimum drifts, 4 if it cannot tell.
     """
     if plan_path is None and runs_path is None and _DEFAULT_PLAN.exists():
         plan_path = _DEFAULT_PLAN
@@ -48,8 +65,12 @@ def transfer(
         raise click.UsageError("name a PLAN, or a table with --runs FILE")
     typed = typed_options(context)
     if runs_path is not None:
-        if given := [typed[name] for name in ("study_dir", "overrides", "spend", "verbose") if name in typed]:
-            raise click.UsageError(f"{', '.join(given)}: only with a PLAN: no runs can be added to a table")
+        if given := [
+            typed[name] for name in ("study_dir", "overrides", "spend", "verbose") if name in typed
+        ]:
+            raise click.UsageError(
+                f"{', '.join(given)}: only with a PLAN: no runs can be added to a table"
+            )
         from launcher.answers.texts import verdict_text
 
         with Heartbeat(f"transfer --runs {runs_path}") as heartbeat:
@@ -76,7 +97,9 @@ def transfer(
 
 
 def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
-    """Run what is missing, and say what the verdicts are; what would decide them stands in the second line."""
+    """Run what is missing, and say what the verdicts are; what would decide them stands in the
+    second line.
+    """
     from launcher.answers.outcome import decide_line, transfer_line
     from launcher.answers.texts import shown_table, spend_text, transfer_text
     from launcher.base.talk import say
@@ -94,10 +117,18 @@ def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
     body, after = body_and_next(runner.study, runner.ledger, found)
     judged = body["transfer"]
     assert isinstance(judged, dict)
-    deciding = decide_line(after, runner.study.study_dir, open_gates(body)) if gate == "cannot_tell" else ""
+    deciding = (
+        decide_line(after, runner.study.study_dir, open_gates(body))
+        if gate == "cannot_tell"
+        else ""
+    )
     head = "\n".join(filter(None, [transfer_line(judged, outcome), deciding]))
     table = transfer_text(judged) if full else shown_table(tests_table(judged))
-    return {**judged, "outcome": outcome, "spend": body["spend"]}, f"{head}\n\n{table}\n\nspent: {spend_text(body)}"
+    return {
+        **judged,
+        "outcome": outcome,
+        "spend": body["spend"],
+    }, f"{head}\n\n{table}\n\nspent: {spend_text(body)}"
 
 
 def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
@@ -106,10 +137,12 @@ def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
         return f"next: forerun ladder {plan_path} --study {study_dir}"
     if outcome == "failed":
         return (
-            "next: a new plan with another parametrization or sizes nearer to the target; or accept the drift: "
+            "next: a new plan with another parametrization or sizes nearer to the target; or "
+            "accept the drift: "
             f"forerun freeze {study_dir} --accept transfer --reason TEXT"
         )
     return (
-        f"next: forerun transfer {plan_path} --study {study_dir} --full, which says why; if no command above decides "
+        f"next: forerun transfer {plan_path} --study {study_dir} --full, which says why; if no "
+        "command above decides "
         "it, make a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
     )

@@ -25,54 +25,102 @@ LEAST_SECONDS = 0.2
 
 @click.command()
 @frozen_argument
-@click.option("--metrics", "where", metavar="FILE|FOLDER|WANDB_RUN",
-              help="Log of the run: JSONL, CSV, text, trainer_state.json, W&B (a folder, or entity/project/run "
-              "online), TensorBoard. Default: run/ beside the config.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Judge the log so far and exit: 0 fine, 3 an alarm, 4 cannot tell.")
-@click.option("--conclude", is_flag=True, help="Score the forecast of a run that has ended, for later forecasts.")
-@click.option("--every", "every_seconds", type=click.FloatRange(LEAST_SECONDS, 86400), default=30.0, show_default=True,
-              help="Seconds between updates, live.")  # fmt: skip
-@click.option("--step-key", default="", help="Name of the step in the log; default: what common trainers call it.")
-@click.option("--train-loss-key", default="", help="The same for the training loss, nats per token.")
+@click.option(
+    "--metrics",
+    "where",
+    metavar="FILE|FOLDER|WANDB_RUN",
+    help="Log of the run: JSONL, CSV, text, trainer_state.json, W&B (a folder, or "
+    "entity/project/run "
+    "online), TensorBoard. Default: run/ beside the config.",
+)
+@click.option(
+    "--once", is_flag=True, help="Judge the log so far and exit: 0 fine, 3 an alarm, 4 cannot tell."
+)
+@click.option(
+    "--conclude",
+    is_flag=True,
+    help="Score the forecast of a run that has ended, for later forecasts.",
+)
+@click.option(
+    "--every",
+    "every_seconds",
+    type=click.FloatRange(LEAST_SECONDS, 86400),
+    default=30.0,
+    show_default=True,
+    help="Seconds between updates, live.",
+)
+@click.option(
+    "--step-key",
+    default="",
+    help="Name of the step in the log; default: what common trainers call it.",
+)
+@click.option(
+    "--train-loss-key", default="", help="The same for the training loss, nats per token."
+)
 @click.option("--validation-loss-key", default="", help="The same for the validation loss.")
 @click.option("--grad-norm-key", default="", help="The same for the gradient norm before clipping.")
 @json_option
 @click.pass_context
 def watch(
-    context: click.Context, /, frozen: Path, where: str | None, once: bool, conclude: bool, every_seconds: float,
-    step_key: str, train_loss_key: str, validation_loss_key: str, grad_norm_key: str, as_json: bool,
-) -> None:  # fmt: skip
-    """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or --conclude is given.
+    context: click.Context,
+    /,
+    frozen: Path,
+    where: str | None,
+    once: bool,
+    conclude: bool,
+    every_seconds: float,
+    step_key: str,
+    train_loss_key: str,
+    validation_loss_key: str,
+    grad_norm_key: str,
+    as_json: bool,
+) -> None:
+    """Compare a main run with the loss and pace that FROZEN predicted; live unless --once or
+    --conclude is given.
 
-    With --conclude, the ledger of the study that --study names keeps the run; without, that of the config's own.
+    With --conclude, the ledger of the study that --study names keeps the run; without, that of the
+    config's own.
     """
     from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
     from launcher.watch.logs.readings import LogReader
     from launcher.watch.logs.sources import source_of
 
     if once and conclude:
-        raise click.UsageError("--once judges a run that still trains, --conclude one that has ended: give one of them")
+        raise click.UsageError(
+            "--once judges a run that still trains, --conclude one that has ended: give one of them"
+        )
     if math.isnan(every_seconds):
         raise click.UsageError("--every: must be a number, not nan")
     decision, folder = sound_config(frozen)
     metrics = where or str(folder / "run")
     if decision.own is not None and where is None:
         metrics = str(decision.own.metrics_at(folder / "run"))
-    asked = {STEP: step_key, LOSS: train_loss_key, VALIDATION: validation_loss_key, "grad_norm": grad_norm_key}
+    asked = {
+        STEP: step_key,
+        LOSS: train_loss_key,
+        VALIDATION: validation_loss_key,
+        "grad_norm": grad_norm_key,
+    }
     factors: dict[str, float] = {}
     if decision.own is not None:  # its plan said what the trainer calls them
         own = decision.own.command
         named = (own.step_key, own.train_loss_key, own.validation_loss_key, own.grad_norm_key)
-        asked = {column: name or usual for (column, name), usual in zip(asked.items(), named, strict=True)}
+        asked = {
+            column: name or usual
+            for (column, name), usual in zip(asked.items(), named, strict=True)
+        }
         factors = {
             LOSS: own.nats_per_unit(own.train_loss_unit),
             VALIDATION: own.nats_per_unit(own.validation_loss_unit),
         }
     keys = ColumnNames(asked, factors)
     readings = LogReader(
-        source_of(metrics, keys), keys, decision.digest, decision.learning_rate.schedule.num_steps,
+        source_of(metrics, keys),
+        keys,
+        decision.digest,
+        decision.learning_rate.schedule.num_steps,
         decision.parallelism.num_ranks,
-    )  # fmt: skip
+    )
     run_dir = _run_dir(folder, where)
     if conclude:
         _conclude(decision, folder, run_dir, readings, study_of_line(context), as_json)
@@ -98,7 +146,9 @@ def _run_dir(folder: Path, where: str | None) -> Path:
 
 
 def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | None, int | None]:
-    """Look until the run has ended or somebody ends this; what was seen last, and an exit code that overrides its."""
+    """Look until the run has ended or somebody ends this; what was seen last, and an exit code that
+    overrides its.
+    """
     from launcher.base.talk import say
     from launcher.base.wandb_calls import DashboardError
     from launcher.watch.logs.readings import OtherRunError
@@ -126,8 +176,13 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | Non
 
 
 def _conclude(
-    decision: Decision, folder: Path, run_dir: Path, readings: LogReader, study_dir: Path | None, as_json: bool
-) -> None:  # fmt: skip
+    decision: Decision,
+    folder: Path,
+    run_dir: Path,
+    readings: LogReader,
+    study_dir: Path | None,
+    as_json: bool,
+) -> None:
     from launcher.frozen.frozen_folder import study_of
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.watch.conclusion import conclude, next_lines, sentence

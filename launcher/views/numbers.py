@@ -1,4 +1,6 @@
-"""Outcomes and names in words, the same on the terminal and on the page. Numbers: `proxies.core.notation`."""
+"""Outcomes and names in words, the same on the terminal and on the page. Numbers:
+`proxies.core.notation`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ Body = Mapping[str, Any]
 Tone = Literal["good", "bad", "open"]
 
 _GOOD = {"passed", "passes", "holds", "converged", "finished", "ok", "tuned", "yes", "inside"}
-_BAD = {"failed", "drifts", "blows up", "vanishes", "diverged", "unidentified", "mis tuned", "no", "different"}
+_BAD = {
+    "failed",
+    "drifts",
+    "blows up",
+    "vanishes",
+    "diverged",
+    "unidentified",
+    "mis tuned",
+    "no",
+    "different",
+}
 
 
 def words(name: object) -> str:
@@ -19,7 +31,9 @@ def words(name: object) -> str:
 
 
 def tone(outcome: str) -> Tone:
-    """Whether an outcome is good, bad, or leaves the question open: the colour of its label and of its mark."""
+    """Whether an outcome is good, bad, or leaves the question open: the colour of its label and of
+    its mark.
+    """
     said = words(outcome)
     return "good" if said in _GOOD else "bad" if said in _BAD else "open"
 

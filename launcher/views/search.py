@@ -1,4 +1,6 @@
-"""The search as plain data for report and verbs, and in sentences: how it went, how sure its choice is. No torch."""
+"""The search as plain data for report and verbs, and in sentences: how it went, how sure its choice
+is. No torch.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,19 @@ def search_body(study: Study, ledger: Ledger, found: SearchOutcome) -> dict[str,
     first, done = ledger.first_results(), phases(study, ledger)
     results = [first[study.trial_id(point)] for point in found.points]
     trials: list[Json] = [
-        {"index": index, **point, **{name: getattr(result, name) for name in ("loss_nats", "status", "num_steps")}}
+        {
+            "index": index,
+            **point,
+            **{name: getattr(result, name) for name in ("loss_nats", "status", "num_steps")},
+        }
         for index, (point, result) in enumerate(zip(found.points, results, strict=True))
     ]
     losses = ended_losses(study, ledger)
     assert losses is not None
     edges, stopped = edges_of(study, ledger, losses)
-    words: dict[str, Json] = {name: [*axis.words] for name, axis in study.plan.search.own.items() if axis.words}
+    words: dict[str, Json] = {
+        name: [*axis.words] for name, axis in study.plan.search.own.items() if axis.words
+    }
     return {
         "trials": trials,
         "best": canon.to_json(found.best),
@@ -72,7 +80,8 @@ def _replicates(found: SearchOutcome) -> Json:
         "lead_nats": compared.lead_nats,
         "lead_standard_error_nats": compared.lead_standard_error_nats,
         "standings": [
-            {"trial": again.candidates[one.candidate]} | {name: getattr(one, name) for name in _STANDING}
+            {"trial": again.candidates[one.candidate]}
+            | {name: getattr(one, name) for name in _STANDING}
             for one in compared.standings
         ],
     }
@@ -83,12 +92,17 @@ def sentences(body: Any) -> list[str]:
     lines = [f"sampler {body['sampler']}; the best is trial {body['best_trial']}"]
     lines += [said(grew) for grew in body["growth"]]
     lines += [
-        f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of [{edge['range'][0]:.4g}, "
-        f"{edge['range'][1]:.4g}]; a larger search.max_extensions in a new study widens it (--fork keeps finished runs)"
+        f"{edge['axis']} is not bracketed: the best trials lie at the {edge['side']} end of "
+        f"[{edge['range'][0]:.4g}, "
+        f"{edge['range'][1]:.4g}]; a larger search.max_extensions in a new study widens it (--fork "
+        "keeps finished runs)"
         for edge in body["open_edges"]
     ]
     lines += list(body["stopped"]) + _pruned_sentences(body) + _repeat_sentences(body)
-    lines += [f"{hyperparameter_name(one['hyperparameter'])}: {one['words']}" for one in body.get("ties", ())]
+    lines += [
+        f"{hyperparameter_name(one['hyperparameter'])}: {one['words']}"
+        for one in body.get("ties", ())
+    ]
     return lines + replay_sentences(body.get("replays"))
 
 
@@ -98,7 +112,9 @@ def _pruned_sentences(body: Any) -> list[str]:
     if not pruned:
         return []
     # A trial that diverged has stopped by itself.
-    planned = max((trial["num_steps"] for trial in body["trials"] if trial["status"] == "finished"), default=0)
+    planned = max(
+        (trial["num_steps"] for trial in body["trials"] if trial["status"] == "finished"), default=0
+    )
     spared = sum(planned - trial["num_steps"] for trial in pruned)
     share = spared / (spared + sum(trial["num_steps"] for trial in body["trials"]))
     trials = f"{len(pruned)} of {counted(len(body['trials']), 'trial')}"
@@ -109,22 +125,35 @@ def _pruned_sentences(body: Any) -> list[str]:
 def _repeat_sentences(body: Any) -> list[str]:
     again = body["replicates"]
     if again is None:
-        return ["each trial is one run, so the best of many is partly luck: search.num_replicates repeats the best"]
+        return [
+            (
+                "each trial is one run, so the best of many is partly luck: search.num_replicates "
+                "repeats the best"
+            )
+        ]
     best, *rest = again["standings"]
     lines = []
     if best["mean_nats"] is not None:
         mean = _with_error(best["mean_nats"], best["standard_error_nats"])
         lines.append(
-            f"{again['num_runs']} repeats with other seeds: trial {best['trial']} has {mean} nats over "
+            f"{again['num_runs']} repeats with other seeds: trial {best['trial']} has {mean} nats "
+            "over "
             f"{best['num_repeats']}"
         )
     if again["lead_nats"] is not None:
         lead, error = again["lead_nats"], again["lead_standard_error_nats"]
         how = ", compared seed by seed" if again["paired"] else ""
-        how += "" if error is not None and lead > CLEAR_ERRORS * error else ": the runs do not distinguish them"
-        lines.append(f"trial {rest[0]['trial']} is worse than it by {_with_error(lead, error)} nats{how}")
+        how += (
+            ""
+            if error is not None and lead > CLEAR_ERRORS * error
+            else ": the runs do not distinguish them"
+        )
+        lines.append(
+            f"trial {rest[0]['trial']} is worse than it by {_with_error(lead, error)} nats{how}"
+        )
     return lines + [
-        f"trial {one['trial']} diverged with {one['num_diverged']} of {counted(one['num_repeats'], 'other seed')}"
+        f"trial {one['trial']} diverged with {one['num_diverged']} of "
+        f"{counted(one['num_repeats'], 'other seed')}"
         for one in again["standings"]
         if one["num_diverged"]
     ]

@@ -1,4 +1,6 @@
-"""The status of a study at this moment, from its ledger and its driver's `live.json` alone: quick, and no judgement."""
+"""The status of a study at this moment, from its ledger and its driver's `live.json` alone: quick,
+and no judgement.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,15 @@ from sweeps.store.lock import is_held
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
-def now_body(study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Plan) -> dict[str, Json]:
+def now_body(
+    study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Plan
+) -> dict[str, Json]:
     """What has ended, what is running, what it took, what is left.
 
     Args:
         study_dir: the study's folder.
-        live: the driver's last look, read before the ledger was: else what the driver recorded in between is lost,
-            and what a study took would sink between two calls.
+        live: the driver's last look, read before the ledger was: else what the driver recorded in
+            between is lost, and what a study took would sink between two calls.
         ledger: as just read.
         plan: the study's.
     """
@@ -38,7 +42,9 @@ def now_body(study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Pl
         "num_imported": len(ledger.imported()),
         "num_lost_executions": len(ledger.records(LOST)),
         "coordinates": _checks(ledger, plan.proxy.parametrization),
-        "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
+        "by_width": [
+            _at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})
+        ],
         "at_work": held,
         "driver": None if live is None else _driver(live, held),
         "spent": canon.to_json(spent_now(ledger, live, caps)),
@@ -48,7 +54,9 @@ def now_body(study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Pl
 
 
 def _checks(ledger: Ledger, parametrization: str) -> dict[str, Json]:
-    """Return the gate's outcome of the coordinate checks made so far, and each one's own; null before the first."""
+    """Return the gate's outcome of the coordinate checks made so far, and each one's own; null
+    before the first.
+    """
     checks = cast(dict[str, dict[str, Json]], ledger.records_for_plan("coordinates"))
     return {
         "parametrization": parametrization,
@@ -83,11 +91,16 @@ def _at_width(width: int, runs: Sequence[Run]) -> dict[str, Json]:
 
 def _driver(live: DriverState, held: bool | None) -> dict[str, Json]:
     """The last look, and whether that driver is still there."""
-    return {**cast(dict[str, Json], canon.to_json(live)), "at_work": held is not False and live.at_work}
+    return {
+        **cast(dict[str, Json], canon.to_json(live)),
+        "at_work": held is not False and live.at_work,
+    }
 
 
 def spent_now(ledger: Ledger, live: DriverState | None, caps: BudgetCaps) -> Spent:
-    """The ledger's count, with the hours of a driver that has not recorded its own yet; arguments as `now_body`'s."""
+    """The ledger's count, with the hours of a driver that has not recorded its own yet; arguments
+    as `now_body`'s.
+    """
     if live is None or is_driven(ledger, live.driver, live.stretch):
         return spent(ledger, caps)
     return spent(ledger, caps, more=(live.seconds, live.by_kind))

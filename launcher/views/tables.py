@@ -1,4 +1,6 @@
-"""The tables that a study's verbs print and the report shows: the same rows for both, cells as plain text."""
+"""The tables that a study's verbs print and the report shows: the same rows for both, cells as
+plain text.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 
 # What the report says of a fit beside the fit itself: each law alone.
 #
-# All of it goes by the chosen run; before there is one, or where the rungs identify no law, parts are null. No torch.
+# All of it goes by the chosen run; before there is one, or where the rungs identify no law, parts
+# are null. No torch.
 
 NUM_FRONTIER_POINTS = 24
 
@@ -44,11 +47,15 @@ NUM_FRONTIER_POINTS = 24
 def frontier_flops(fit: FittedRuns, budget_flops: float) -> list[float]:
     """FLOPs, evenly spaced in their logs, from the smallest rung's to the budget."""
     low, high = math.log(min(fit.span.six_nd)), math.log(budget_flops)
-    return [math.exp(low + (high - low) * i / (NUM_FRONTIER_POINTS - 1)) for i in range(NUM_FRONTIER_POINTS)]
+    return [
+        math.exp(low + (high - low) * i / (NUM_FRONTIER_POINTS - 1))
+        for i in range(NUM_FRONTIER_POINTS)
+    ]
 
 
 def fit_body(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
-    """`fit` of the report: its summary, and of every member its exponents and its loss at the chosen run.
+    """`fit` of the report: its summary, and of every member its exponents and its loss at the
+    chosen run.
 
     Args:
         fit: of the ladder.
@@ -59,7 +66,12 @@ def fit_body(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
     body = fit_summary(fit)
     members = body["members"]
     assert isinstance(members, list)
-    return {**body, "members": [{**member, **_of_law(fit, at)} for member in members if isinstance(member, dict)]}
+    return {
+        **body,
+        "members": [
+            {**member, **_of_law(fit, at)} for member in members if isinstance(member, dict)
+        ],
+    }
 
 
 def _of_law(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
@@ -77,7 +89,9 @@ def _of_law(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
         "tokens_vs_flops": alpha / (alpha + beta),
         "loss_at_choice_nats": None
         if at is None
-        else exp_finite(float(log_loss(law.theta[None, :], np.array([at.params]), np.array([at.tokens]))[0, 0])),
+        else exp_finite(
+            float(log_loss(law.theta[None, :], np.array([at.params]), np.array([at.tokens]))[0, 0])
+        ),
     }
 
 
@@ -97,32 +111,61 @@ class TextTable:
 def tests_table(transfer: Any) -> TextTable:
     """Every verdict of a study: one row each."""
     rows = [
-        (name, Outcome(of["outcome"]), estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
-         estimate(of["regret_nats"]), format_number(of.get("transferred_value")))
+        (
+            name,
+            Outcome(of["outcome"]),
+            estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
+            estimate(of["regret_nats"]),
+            format_number(of.get("transferred_value")),
+        )
         for name, of in judged(transfer)
-    ]  # fmt: skip
-    return TextTable(head=("test", "outcome", "octaves per doubling", "nats lost", "set to"), rows=rows, left=(0, 1))
+    ]
+    return TextTable(
+        head=("test", "outcome", "octaves per doubling", "nats lost", "set to"),
+        rows=rows,
+        left=(0, 1),
+    )
 
 
 def optima_table(verdict: Any) -> TextTable:
     """The optimum at every size that a verdict rests on, the control's below it."""
     rows = [_optimum(verdict, optimum, "") for optimum in verdict["optima"]]
     control = verdict["control"]
-    rows += [_optimum(control, optimum, ", control") for optimum in control["optima"]] if control else []
-    head = (axis_name(verdict["axis"]), "optimum", "interval", "fitted (nats)", "lowest run", "runs", "diverged")
+    rows += (
+        [_optimum(control, optimum, ", control") for optimum in control["optima"]]
+        if control
+        else []
+    )
+    head = (
+        axis_name(verdict["axis"]),
+        "optimum",
+        "interval",
+        "fitted (nats)",
+        "lowest run",
+        "runs",
+        "diverged",
+    )
     return TextTable(head=head, rows=rows)
 
 
 def minimum_notes(verdict: Any) -> list[str]:
-    """Return a sentence on fitted minima that lie more than the noise of one run below every run, or nothing."""
+    """Return a sentence on fitted minima that lie more than the noise of one run below every run,
+    or nothing.
+    """
     noise, parts = verdict["noise_nats"] or 0.0, []
     for optimum in verdict["optima"]:
         lowest, fitted = optimum.get("lowest_run_nats"), optimum["loss_nats"]
         if lowest is not None and fitted is not None and lowest - fitted > noise:
-            parts.append(f"{format_nats(lowest - fitted)} nats at {at_size(verdict['axis'], optimum['size'])}")
+            parts.append(
+                f"{format_nats(lowest - fitted)} nats at "
+                f"{at_size(verdict['axis'], optimum['size'])}"
+            )
     if not parts:
         return []
-    lead = f"fitted minima below the lowest run by more than the noise of one run ({format_nats(noise)} nats)"
+    lead = (
+        "fitted minima below the lowest run by more than the noise of one run "
+        f"({format_nats(noise)} nats)"
+    )
     reason = "the basins go through the runs, and their minima lie between the values that were run"
     return [f"{lead}: {', '.join(parts)}; {reason}"]
 
@@ -145,12 +188,26 @@ def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
 def values_table(values: Any) -> TextTable:
     """Every hyperparameter at the base and at the target."""
     rows = [
-        (hyperparameter_name(value["hyperparameter"]), _shown(value["base_value"]), _shown(value["target_value"]),
-         ", ".join(value["tested"]) or "not tested", Outcome(value["outcome"]) if value["outcome"] else "-",
-         estimate(value["regret_nats"]), format_nats(value["cost_of_2x_off_nats"]))
+        (
+            hyperparameter_name(value["hyperparameter"]),
+            _shown(value["base_value"]),
+            _shown(value["target_value"]),
+            ", ".join(value["tested"]) or "not tested",
+            Outcome(value["outcome"]) if value["outcome"] else "-",
+            estimate(value["regret_nats"]),
+            format_nats(value["cost_of_2x_off_nats"]),
+        )
         for value in values
-    ]  # fmt: skip
-    head = ("value", "at the base", "at the target", "tested over", "outcome", "nats lost", "if 2x off")
+    ]
+    head = (
+        "value",
+        "at the base",
+        "at the target",
+        "tested over",
+        "outcome",
+        "nats lost",
+        "if 2x off",
+    )
     return TextTable(head=head, rows=rows, left=(0, 3, 4))
 
 
@@ -171,27 +228,48 @@ def value_rules(values: Any) -> list[str]:
 def coordinates_table(check: Any) -> TextTable:
     """One row a role: how many layers pass, and the worst."""
     rows = [
-        (words(role), f"{sum(layer['outcome'] == 'passes' for layer in layers)} of {len(layers)}", layers[0]["layer"],
-         format_number(layers[0]["slope"], "+.2f"), format_interval(layers[0]["interval"], "+.2f"),
-         Outcome(layers[0]["outcome"]))
+        (
+            words(role),
+            f"{sum(layer['outcome'] == 'passes' for layer in layers)} of {len(layers)}",
+            layers[0]["layer"],
+            format_number(layers[0]["slope"], "+.2f"),
+            format_interval(layers[0]["interval"], "+.2f"),
+            Outcome(layers[0]["outcome"]),
+        )
         for role, layers in by_role(check)
-    ]  # fmt: skip
-    head = ("role", "pass", "worst layer", "slope", f"{format_percent(check['level'])} interval", "outcome")
+    ]
+    head = (
+        "role",
+        "pass",
+        "worst layer",
+        "slope",
+        f"{format_percent(check['level'])} interval",
+        "outcome",
+    )
     return TextTable(head=head, rows=rows, left=(0, 2, 5))
 
 
 def trials_table(search: Any) -> TextTable:
     """The best trials of a search."""
-    finished = sorted((t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"])
+    finished = sorted(
+        (t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"]
+    )
     best, spoken = search["best"], search.get("words", {})
 
     def text(name: str, value: Any) -> str:
         if value is None:
             return NONE
-        return str(spoken[name][int(value)]) if name in spoken else str(hyperparameter_named(name).text(value))
+        return (
+            str(spoken[name][int(value)])
+            if name in spoken
+            else str(hyperparameter_named(name).text(value))
+        )
 
     names = sorted(
-        best, key=lambda name: list(HYPERPARAMETERS).index(name) if name in HYPERPARAMETERS else len(best) + 9
+        best,
+        key=lambda name: (
+            list(HYPERPARAMETERS).index(name) if name in HYPERPARAMETERS else len(best) + 9
+        ),
     )
     rows = [
         (
@@ -207,13 +285,32 @@ def trials_table(search: Any) -> TextTable:
 def checks_table(ladder: Any) -> TextTable:
     """Rungs that were run at other rates too, one row a rate."""
     rows = [
-        (str(one["width"]), format_count(one["tokens"]), exponent(tried["octaves"]),
-         format_learning_rate(tried["learning_rate"]),
-         format_loss(tried["loss_nats"]) if tried["loss_nats"] is not None else Outcome("diverged"),
-         *((estimate(one["excess_nats"]), Outcome(one["outcome"])) if tried["octaves"] == 0 else ("", "")))
-        for one in ladder["checks"] for tried in one["offsets"]
-    ]  # fmt: skip
-    head = ("width", "tokens", "octaves off", "rate", "loss (nats)", "over the best rate (nats)", "outcome")
+        (
+            str(one["width"]),
+            format_count(one["tokens"]),
+            exponent(tried["octaves"]),
+            format_learning_rate(tried["learning_rate"]),
+            format_loss(tried["loss_nats"])
+            if tried["loss_nats"] is not None
+            else Outcome("diverged"),
+            *(
+                (estimate(one["excess_nats"]), Outcome(one["outcome"]))
+                if tried["octaves"] == 0
+                else ("", "")
+            ),
+        )
+        for one in ladder["checks"]
+        for tried in one["offsets"]
+    ]
+    head = (
+        "width",
+        "tokens",
+        "octaves off",
+        "rate",
+        "loss (nats)",
+        "over the best rate (nats)",
+        "outcome",
+    )
     return TextTable(head=head, rows=rows, left=(0, 6))
 
 
@@ -225,11 +322,17 @@ def check_sentences(ladder: Any) -> list[str]:
 def rungs_table(ladder: Any) -> TextTable:
     """The rungs of the ladder, measured and fitted."""
     rows = [
-        (str(rung["width"]), format_count(rung["params"]), format_count(rung["tokens"]),
-         format_loss(rung["loss_nats"]) if rung["loss_nats"] is not None else Outcome("diverged"),
-         format_loss(rung["fitted_nats"]))
+        (
+            str(rung["width"]),
+            format_count(rung["params"]),
+            format_count(rung["tokens"]),
+            format_loss(rung["loss_nats"])
+            if rung["loss_nats"] is not None
+            else Outcome("diverged"),
+            format_loss(rung["fitted_nats"]),
+        )
         for rung in ladder["rungs"]
-    ]  # fmt: skip
+    ]
     return TextTable(head=("width", "params", "tokens", "loss (nats)", "fitted"), rows=rows)
 
 
@@ -239,6 +342,8 @@ def calibration_line(body: Any) -> str:
     for one in body:
         widths.setdefault((one["part"], one["mode"]), {})[str(one["width"])] = None
     measured = sum(bool(one["figures"]) for one in body)
-    chosen = [f"{'ladder: ' if part == 'ladder' else ''}{mode} at width {', '.join(of)}"
-              for (part, mode), of in widths.items()]  # fmt: skip
+    chosen = [
+        f"{'ladder: ' if part == 'ladder' else ''}{mode} at width {', '.join(of)}"
+        for (part, mode), of in widths.items()
+    ]
     return f"{'; '.join(chosen)} ({measured} of {len(body)} measured)"

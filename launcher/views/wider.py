@@ -13,7 +13,10 @@ def wider_text(body: Any) -> str:
     pairs = body["pairs"]
     sizes = sorted({size for pair in pairs for size in (pair["small"], pair["large"])})
     rates = sorted({pair["learning_rate"] for pair in pairs})
-    said = f"{words(body['outcome'])}: training loss over widths {listed([str(size) for size in sizes])}"
+    said = (
+        f"{words(body['outcome'])}: training loss over widths "
+        f"{listed([str(size) for size in sizes])}"
+    )
     said += f" at {counted(len(rates), 'learning rate')}"
     if body["outcome"] == "passes":
         return f"{said}, wider never worse by {body['margin_nats']:g} nats at any step"
@@ -21,6 +24,7 @@ def wider_text(body: Any) -> str:
     first, last = worst["steps"]
     return (
         f"{said}; width {worst['large']} is {format_nats(worst['excess_nats'], is_signed=True)} "
-        f"{format_interval(worst['interval'], '+.4f')} nats from width {worst['small']} in steps {first} to {last} "
+        f"{format_interval(worst['interval'], '+.4f')} nats from width {worst['small']} in steps "
+        f"{first} to {last} "
         f"at learning rate {format_learning_rate(worst['learning_rate'])}"
     )

@@ -1,8 +1,9 @@
-"""Alerts: what they are, and the registry of their kinds, which the judgement, the docs and completion read.
+"""Alerts: what they are, and the registry of their kinds, which the judgement, the docs and
+completion read.
 
-A kind is a function of a `WatchedRun` under `@alert`: its name, severity, when it is raised and what to run next stand
-there, and nowhere else. The modules `loss_alerts` and `machine_alerts` hold them; `launcher.watch.follower`
-loads all three.
+A kind is a function of a `WatchedRun` under `@alert`: its name, severity, when it is raised and
+what to run next stand there, and nowhere else. The modules `loss_alerts` and `machine_alerts` hold
+them; `launcher.watch.follower` loads all three.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Alert:
     def __post_init__(self) -> None:
         for name, value in self.evidence.items():
             if isinstance(value, float) and not math.isfinite(value):
-                self.evidence[name] = None  # a record could not hold it, and the alert would be lost
+                # a record could not hold it, and the alert would be lost
+                self.evidence[name] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +67,13 @@ class Commands:
         return f"forerun watch {shlex.quote(self.frozen)}{where}"
 
     def line(self, wanted: Next, finding: AlertFinding) -> str:
-        """The command that follows a finding; `resume`: another trainer's run is not ours to start."""
+        """The command that follows a finding; `resume`: another trainer's run is not ours to
+        start.
+        """
         frozen = shlex.quote(self.frozen)
-        resume = f"forerun launch {frozen} --out {shlex.quote(self.run_dir)}" if self.run_dir else None
+        resume = (
+            f"forerun launch {frozen} --out {shlex.quote(self.run_dir)}" if self.run_dir else None
+        )
         return {
             "look": f"{self.watch} --once",
             "conclude": f"{self.watch} --conclude",
@@ -98,7 +104,9 @@ class WatchedRun:
         """Against the frozen band."""
         columns, schedule = self.columns, self.schedule
         steps, losses = columns.steps, columns.train_loss_nats
-        return course(self.decision.predicted, schedule.num_steps, steps, losses, schedule.warmup_steps)
+        return course(
+            self.decision.predicted, schedule.num_steps, steps, losses, schedule.warmup_steps
+        )
 
     @functools.cached_property
     def spikes(self) -> list[Spike]:
@@ -138,13 +146,17 @@ KINDS: dict[str, AlertKind] = {}
 
 def alert(
     name: str, *severities: Severity, when: str, next_command: Next
-) -> Callable[[Callable[[WatchedRun], Iterable[AlertFinding]]], Callable[[WatchedRun], Iterable[AlertFinding]]]:
+) -> Callable[
+    [Callable[[WatchedRun], Iterable[AlertFinding]]], Callable[[WatchedRun], Iterable[AlertFinding]]
+]:
     """Make a function of a run a kind of alert."""
 
     def register(
         find: Callable[[WatchedRun], Iterable[AlertFinding]],
     ) -> Callable[[WatchedRun], Iterable[AlertFinding]]:
-        KINDS[name] = AlertKind(name=name, severities=severities, when=when, next_command=next_command, find=find)
+        KINDS[name] = AlertKind(
+            name=name, severities=severities, when=when, next_command=next_command, find=find
+        )
         return find
 
     return register
@@ -154,9 +166,16 @@ def alerts(run: WatchedRun, commands: Commands) -> tuple[Alert, ...]:
     """All alerts of a run: alarms first, then by their first step and name."""
     found = [
         Alert(
-            name=kind.name, severity=finding.severity or kind.severities[0], first_step=finding.first_step,
-            seen=finding.seen, evidence=finding.evidence, next_command=commands.line(kind.next_command, finding),
+            name=kind.name,
+            severity=finding.severity or kind.severities[0],
+            first_step=finding.first_step,
+            seen=finding.seen,
+            evidence=finding.evidence,
+            next_command=commands.line(kind.next_command, finding),
         )
-        for kind in KINDS.values() for finding in kind.find(run)
-    ]  # fmt: skip
-    return tuple(sorted(found, key=lambda each: (each.severity != "alarm", each.first_step, each.name)))
+        for kind in KINDS.values()
+        for finding in kind.find(run)
+    ]
+    return tuple(
+        sorted(found, key=lambda each: (each.severity != "alarm", each.first_step, each.name))
+    )

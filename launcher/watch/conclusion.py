@@ -1,7 +1,8 @@
 """After the run: its forecast scored, attested, and the run kept for `forerun fit STUDY`.
 
-What is scored is the validation loss at the end, against the interval frozen before the run began. The ledger of the
-study keeps the run (`launcher.study.history`); `conclusion.json` beside the config says how it went.
+What is scored is the validation loss at the end, against the interval frozen before the run began.
+The ledger of the study keeps the run (`launcher.study.history`); `conclusion.json` beside the
+config says how it went.
 """
 
 from __future__ import annotations
@@ -50,45 +51,68 @@ class Conclusion:
         """For the attestation and `--json`."""
         run, actual = self.run, self.run.actual_nats
         return {
-            "digest": run.digest, "actual_nats": actual, "predicted_nats": run.predicted_nats,
-            "interval_nats": [run.low_nats, run.high_nats], "level": run.level, "inside": run.foretold.covered,
-            "z": run.foretold.z, "error_nats": actual - run.predicted_nats,
-            "error_share": actual / run.predicted_nats - 1, "extrapolation": run.extrapolation,
-            "params": run.params, "tokens": run.tokens,
+            "digest": run.digest,
+            "actual_nats": actual,
+            "predicted_nats": run.predicted_nats,
+            "interval_nats": [run.low_nats, run.high_nats],
+            "level": run.level,
+            "inside": run.foretold.covered,
+            "z": run.foretold.z,
+            "error_nats": actual - run.predicted_nats,
+            "error_share": actual / run.predicted_nats - 1,
+            "extrapolation": run.extrapolation,
+            "params": run.params,
+            "tokens": run.tokens,
             "in_ledger": self.study is not None,
-        }  # fmt: skip
+        }
 
 
 def concluded_run(decision: Decision, reading: LogReading) -> ConcludedRun:
     """The run as its log shows it.
 
     Raises:
-        NotConcludedError: it has not come to the schedule's end, or nobody measured its validation loss there.
+        NotConcludedError: it has not come to the schedule's end, or nobody measured its validation
+            loss there.
         SpecError: the frozen forecast has no interval to score it by.
     """
     predicted = decision.predicted
     run = ConcludedRun(
-        digest=decision.digest, params=decision.num_params, tokens=decision.num_tokens,
-        predicted_nats=predicted.loss_nats, low_nats=predicted.low_nats, high_nats=predicted.high_nats,
-        level=predicted.level, extrapolation=predicted.extrapolation, actual_nats=_last_loss(decision, reading),
-    )  # fmt: skip
+        digest=decision.digest,
+        params=decision.num_params,
+        tokens=decision.num_tokens,
+        predicted_nats=predicted.loss_nats,
+        low_nats=predicted.low_nats,
+        high_nats=predicted.high_nats,
+        level=predicted.level,
+        extrapolation=predicted.extrapolation,
+        actual_nats=_last_loss(decision, reading),
+    )
     run.foretold  # noqa: B018  (refuses an interval without width)
     return run
 
 
 def _last_loss(decision: Decision, reading: LogReading) -> float:
-    num_steps, columns, ending = decision.learning_rate.schedule.num_steps, reading.columns, reading.ending
+    num_steps, columns, ending = (
+        decision.learning_rate.schedule.num_steps,
+        reading.columns,
+        reading.ending,
+    )
     at = f"step {columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
         why = f" ({ending.reason})" if ending.reason else ""
-        raise NotConcludedError(f"the run {ending.event} at {at}{why}: there is no final loss to score")
+        raise NotConcludedError(
+            f"the run {ending.event} at {at}{why}: there is no final loss to score"
+        )
     if ending is not None and ending.validation_loss_nats is not None:
         return ending.validation_loss_nats
     if ending is None and reading.names_digest:
-        raise NotConcludedError(f"the run has not ended: it is at {at}, and its last attempt wrote no end")
+        raise NotConcludedError(
+            f"the run has not ended: it is at {at}, and its last attempt wrote no end"
+        )
     if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
         raise NotConcludedError(
-            f"the forecast is for the validation loss at step {num_steps}, and the log, at {at}, has none: log one "
+            f"the forecast is for the validation loss at step {num_steps}, and the log, at {at}, "
+            "has none: log one "
             "at that step, or name its column with --validation-loss-key"
         )
     return float(columns.validation_loss_nats[-1])
@@ -111,7 +135,11 @@ def conclude(
         ConcludedOtherwiseError: it was concluded before, with another loss.
         SweepError, PlanError, DataError: of the study, if its ledger cannot be written.
     """
-    run = concluded_run(decision, reading) if study_dir is None else _kept(decision, reading, study_dir)
+    run = (
+        concluded_run(decision, reading)
+        if study_dir is None
+        else _kept(decision, reading, study_dir)
+    )
     found = Conclusion(run=run, study=study_dir)
     path, body = path_of(folder, CONCLUSION), cast(dict[str, Json], canon.to_json(found.body))
     known = read_attestation(path, decision.digest) if path.exists() else None
@@ -121,16 +149,21 @@ def conclude(
         attest(folder, CONCLUSION, decision.digest, body)
     if known is None:
         chronicle.record(
-            run_dir, "concluded", sentence(found), step=decision.learning_rate.schedule.num_steps,
-            digest=decision.digest, data=found.body,
-        )  # fmt: skip
+            run_dir,
+            "concluded",
+            sentence(found),
+            step=decision.learning_rate.schedule.num_steps,
+            digest=decision.digest,
+            data=found.body,
+        )
     return found
 
 
 def _check_same(run: ConcludedRun, known_nats: object, where: Path) -> None:
     if known_nats != run.actual_nats:
         raise ConcludedOtherwiseError(
-            f"{where} records {known_nats} nats at the end of this config, and this log ends at {run.actual_nats:.6g}: "
+            f"{where} records {known_nats} nats at the end of this config, and this log ends at "
+            f"{run.actual_nats:.6g}: "
             "the recorded value is kept; is this the log of the same run?"
         )
 
@@ -148,7 +181,8 @@ def _kept(decision: Decision, reading: LogReading, study_dir: Path) -> Concluded
     study = recorded_study(study_dir)
     if study.manifest.data_id != decision.data.data_id:
         raise NotConcludedError(
-            f"{study_dir} was made with other data than this config: name the config's study with --study"
+            f"{study_dir} was made with other data than this config: name the config's study with "
+            "--study"
         )
     with open_ledger(study) as writing:
         writing.append(history.CONCLUDED, run.digest, run)
@@ -160,17 +194,29 @@ def sentence(found: Conclusion) -> str:
     run, foretold = found.run, found.run.foretold
     where = "inside" if foretold.covered else "outside"
     return (
-        f"ended at {format_loss(run.actual_nats)} nats, {where} the {format_percent(run.level)} interval "
-        f"{format_interval((run.low_nats, run.high_nats))} around {format_loss(run.predicted_nats)}: "
+        f"ended at {format_loss(run.actual_nats)} nats, {where} the {format_percent(run.level)} "
+        "interval "
+        f"{format_interval((run.low_nats, run.high_nats))} around "
+        f"{format_loss(run.predicted_nats)}: "
         f"{format_nats(run.actual_nats - run.predicted_nats, is_signed=True)} nats, "
-        f"{format_percent(run.actual_nats / run.predicted_nats - 1, is_signed=True)}, z {foretold.z:+.2f}"
+        f"{format_percent(run.actual_nats / run.predicted_nats - 1, is_signed=True)}, z "
+        f"{foretold.z:+.2f}"
     )
 
 
 def next_lines(found: Conclusion) -> list[str]:
     """The commands that use the outcome."""
     if found.study is None:
-        return ["the config lies in no study, so no ledger keeps the run: name a study with --study STUDY"]
+        return [
+            (
+                "the config lies in no study, so no ledger keeps the run: name a study with "
+                "--study "
+                "STUDY"
+            )
+        ]
     study = shlex.quote(str(found.study))
-    uses = f"`forerun fit {study}` adds it to the ladder, `forerun report {study}` shows it beside its forecast"
+    uses = (
+        f"`forerun fit {study}` adds it to the ladder, `forerun report {study}` shows it beside "
+        "its forecast"
+    )
     return [f"the ledger of {found.study} keeps the run: {uses}"]

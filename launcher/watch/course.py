@@ -1,20 +1,24 @@
-"""A run compared with its frozen band over its whole course, and its end predicted anew from where it is.
+"""A run compared with its frozen band over its whole course, and its end predicted anew from where
+it is.
 
-The band of a point f of the curve holds for one new run at that point. Held at every point, a healthy run leaves it
-somewhere far more often. The departure there, in standard deviations of the band, is
+The band of a point f of the curve holds for one new run at that point. Held at every point, a
+healthy run leaves it somewhere far more often. The departure there, in standard deviations of the
+band, is
 
     z_f = log(mean loss near f / expected) / s_f,        s_f^2 = s_end^2 + e_f^2,
 
-with s_end of the error of the predicted end, which is one number for the whole run, and e_f of the curve's own, which
-is forgotten as exp(-octaves / memory) (`scaling_fits.forecast.loss_curves.memory_octaves`; unknown: at once, which asks
-for more). The mean over a look's window has noise of its own, the wider the longer deviations of this run's loss last
-(`launcher.watch.noise`): n_f is added to s_f, and taken as new at every look. The bound on the largest |z_f| of a
-healthy run at every look that there will be is drawn from that law, so that a healthy run passes it with probability
-`FALSE_ALARMS` over the whole run, however often one looks. Both errors were estimated from few runs: they are Student's
-with `FREEDOM` degrees of freedom, one scale for the whole run.
+with s_end of the error of the predicted end, which is one number for the whole run, and e_f of the
+curve's own, which is forgotten as exp(-octaves / memory)
+(`scaling_fits.forecast.loss_curves.memory_octaves`; unknown: at once, which asks for more). The
+mean over a look's window has noise of its own, the wider the longer deviations of this run's loss
+last (`launcher.watch.noise`): n_f is added to s_f, and taken as new at every look. The bound on the
+largest |z_f| of a healthy run at every look that there will be is drawn from that law, so that a
+healthy run passes it with probability `FALSE_ALARMS` over the whole run, however often one looks.
+Both errors were estimated from few runs: they are Student's with `FREEDOM` degrees of freedom, one
+scale for the whole run.
 
-The end is predicted anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is the end's, and what is
-left of its error is s_end sqrt(1 - s_end^2 / s_f^2).
+The end is predicted anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is
+the end's, and what is left of its error is s_end sqrt(1 - s_end^2 / s_f^2).
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from scaling_fits.forecast.loss_curves import WINDOW
 
 FALSE_ALARMS = 0.01
 LEAST_NATS = 1e-6
-"""A loss below is none (zero where every label is masked): held as this, it is a departure, and has a log."""
+"""A loss below is none (zero where every label is masked): held as this, it is a departure, and has
+a log."""
 FREEDOM = 6  # a ladder's 9 to 12 rungs less the coefficients of a line or a law
 _LOOKS_PER_OCTAVE = 8
 _LEAST_NOISE = 0.25  # of the band's: less widens it by less than 3 %
@@ -79,7 +84,7 @@ class _Band:
 
 def course(
     predicted: PredictedLoss, num_steps: int, steps: Floats, losses: Floats, warmup_steps: int = 0
-) -> Course | None:  # fmt: skip
+) -> Course | None:
     """The looks there have been; noise is learned from what lies past the warmup.
 
     None where the frozen config has no curve, or before the first look is complete.
@@ -101,11 +106,16 @@ def course(
     logs = np.log(np.maximum(means[there], LEAST_NATS) / band.expected_nats[there])
     sd = np.hypot(np.where(logs < 0, band.low_sd[there], band.high_sd[there]), noise[there])
     return Course(
-        looked_at=band.centres[there], seen_at=np.floor(until[there]), loss_nats=means[there],
-        expected_nats=band.expected_nats[there], departure=logs / sd,
-        bound=_bound(predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)),
+        looked_at=band.centres[there],
+        seen_at=np.floor(until[there]),
+        loss_nats=means[there],
+        expected_nats=band.expected_nats[there],
+        departure=logs / sd,
+        bound=_bound(
+            predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)
+        ),
         final=_new_end(predicted, float(logs[-1]), float(sd[-1])),
-    )  # fmt: skip
+    )
 
 
 def first_look(predicted: PredictedLoss, num_steps: int) -> int:
@@ -119,9 +129,11 @@ def _last_steps(band: _Band, num_steps: int) -> Floats:
 
 
 def _noise(band: _Band, steps: Floats, losses: Floats, past: NDArray[np.bool_]) -> Floats:
-    """[F] Standard deviation of the log of the mean near each planned look by the noise of the loss alone.
+    """[F] Standard deviation of the log of the mean near each planned look by the noise of the loss
+    alone.
 
-    In steps of a tenth of itself, and none below a quarter of the band's: so the bound is seldom drawn anew.
+    In steps of a tenth of itself, and none below a quarter of the band's: so the bound is seldom
+    drawn anew.
     """
     starts, ends = band.centres * (1 - WINDOW), band.centres * (1 + WINDOW)
     apart = spacing(steps)
@@ -138,7 +150,8 @@ def _quantile(level: float) -> float:
 
 def _band(predicted: PredictedLoss, num_steps: int) -> _Band:
     """The frozen points, carried to the planned looks along the log of the step."""
-    points = {point.step: point for point in predicted.curve if point.step > 0}  # of a short run several fall together
+    # of a short run several fall together
+    points = {point.step: point for point in predicted.curve if point.step > 0}
     at = np.log2(list(points))
     num_looks = int(np.floor((at[-1] - at[0]) * _LOOKS_PER_OCTAVE)) + 1
     octaves = at[-1] - np.arange(num_looks)[::-1] / _LOOKS_PER_OCTAVE
@@ -158,19 +171,27 @@ def _band(predicted: PredictedLoss, num_steps: int) -> _Band:
 def end_sd(predicted: PredictedLoss) -> tuple[float, float]:
     """Standard deviation of the log of the predicted end, below and above it."""
     width = _quantile(predicted.level)
-    below, above = predicted.loss_nats / predicted.low_nats, predicted.high_nats / predicted.loss_nats
+    below, above = (
+        predicted.loss_nats / predicted.low_nats,
+        predicted.high_nats / predicted.loss_nats,
+    )
     return float(np.log(below)) / width, float(np.log(above)) / width
 
 
 @functools.lru_cache(maxsize=16)
 def _bound(
-    predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[float, ...], noise: tuple[float, ...]
-) -> float:  # fmt: skip
+    predicted: PredictedLoss,
+    centres: tuple[float, ...],
+    sds: tuple[float, ...],
+    noise: tuple[float, ...],
+) -> float:
     """What the largest departure of a healthy run passes with probability `FALSE_ALARMS`."""
     drawn, fresh = _drawn(predicted, centres, sds)
     if any(noise):
         total = np.hypot(sds, noise)
-        drawn = drawn * (sds / total).astype(np.float32) + fresh * (noise / total).astype(np.float32)
+        drawn = drawn * (sds / total).astype(np.float32) + fresh * (noise / total).astype(
+            np.float32
+        )
     return float(np.quantile(np.abs(drawn).max(axis=1), 1 - FALSE_ALARMS))
 
 
@@ -197,7 +218,9 @@ def _drawn(
 
 
 def _new_end(predicted: PredictedLoss, departure: float, sd: float) -> tuple[float, float, float]:
-    """The end given a departure (of the log) at a look where the band's standard deviation is `sd`."""
+    """The end given a departure (of the log) at a look where the band's standard deviation is
+    `sd`.
+    """
     low_sd, high_sd = end_sd(predicted)
     mine = low_sd if departure < 0 else high_sd
     share = min(1.0, mine / sd) ** 2 if sd > 0 else 1.0

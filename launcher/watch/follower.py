@@ -1,4 +1,6 @@
-"""A run looked at again and again: what stands, what is new since the last look, and the words for both."""
+"""A run looked at again and again: what stands, what is new since the last look, and the words for
+both.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,11 @@ from proxies.core.notation import (
     format_speed,
 )
 
-# The verdict of the watch on a run so far: alerts, its standing against the frozen band, and its figures.
+# The verdict of the watch on a run so far: alerts, its standing against the frozen band, and its
+# figures.
 #
-# A pure function, the time included. Exit code: any alarm is 3, as a gate that failed; no alarm and too little to
-# compare with the band is 4, cannot tell; else 0, notices or not.
+# A pure function, the time included. Exit code: any alarm is 3, as a gate that failed; no alarm and
+# too little to compare with the band is 4, cannot tell; else 0, notices or not.
 
 ALARM, CANNOT_TELL = 3, 4
 IN_TIME = 0.05
@@ -110,33 +113,53 @@ def judge(
 
 
 def _standing(run: WatchedRun, missed: bool) -> tuple[Standing, str]:
-    decision, columns, seen, num_steps = run.decision, run.columns, run.course, run.schedule.num_steps
+    decision, columns, seen, num_steps = (
+        run.decision,
+        run.columns,
+        run.course,
+        run.schedule.num_steps,
+    )
     if missed:
         return "departed", "the run ended outside its forecast"
     if seen is not None and seen.departed is not None:
-        return "departed", f"training loss left the predicted curve at step {seen.seen_at[seen.departed]:.0f}"
+        return (
+            "departed",
+            f"training loss left the predicted curve at step {seen.seen_at[seen.departed]:.0f}",
+        )
     if seen is not None:
         newest = float(seen.departure[-1])
         return "on the band", (
-            f"{newest:+.1f} standard deviations from the predicted curve at step {seen.looked_at[-1]:.0f}, "
+            f"{newest:+.1f} standard deviations from the predicted curve at step "
+            f"{seen.looked_at[-1]:.0f}, "
             f"at most {np.abs(seen.departure).max():.1f} so far; the alarm is at {seen.bound:.1f}"
         )
     if len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps:
         return "on the band", "the run ended as predicted"
     if not decision.predicted.curve:
-        return "cannot tell", "the frozen config has no predicted curve: its ladder had too few runs"
+        return (
+            "cannot tell",
+            "the frozen config has no predicted curve: its ladder had too few runs",
+        )
     first = first_look(decision.predicted, num_steps)
     if columns.step >= first:
         return "cannot tell", "no training loss is logged near the steps of the predicted curve"
     return (
         "cannot tell",
-        f"{counted(columns.step, 'step')} done: the first comparison with the predicted curve is at step {first}",
+        (
+            f"{counted(columns.step, 'step')} done: the first comparison with the predicted curve "
+            "is "
+            f"at step {first}"
+        ),
     )
 
 
 def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
     predicted = decision.predicted
-    final = (predicted.loss_nats, predicted.low_nats, predicted.high_nats) if seen is None else seen.final
+    final = (
+        (predicted.loss_nats, predicted.low_nats, predicted.high_nats)
+        if seen is None
+        else seen.final
+    )
     return {
         "foretold_nats": predicted.loss_nats,
         "foretold_interval_nats": [predicted.low_nats, predicted.high_nats],
@@ -151,14 +174,24 @@ def _course_figures(decision: Decision, seen: Course | None) -> dict[str, Json]:
 def _sight_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
     """What the noise lets one see, in time: within a twentieth of the run."""
     schedule = decision.learning_rate.schedule
-    found = sight(columns.steps, columns.train_loss_nats, schedule.warmup_steps, schedule.num_steps,
-                  IN_TIME * schedule.num_steps)  # fmt: skip
+    found = sight(
+        columns.steps,
+        columns.train_loss_nats,
+        schedule.warmup_steps,
+        schedule.num_steps,
+        IN_TIME * schedule.num_steps,
+    )
     names = ("innovation_nats", "phi", "jump_nats", "climb_nats")
-    noise, alike, jump, climb = (None if found is None else _finite(getattr(found, name)) for name in names)
+    noise, alike, jump, climb = (
+        None if found is None else _finite(getattr(found, name)) for name in names
+    )
     return {
-        "noise_nats": noise, "noise_autocorrelation": alike, "smallest_jump_nats": jump, "smallest_climb_nats": climb,
+        "noise_nats": noise,
+        "noise_autocorrelation": alike,
+        "smallest_jump_nats": jump,
+        "smallest_climb_nats": climb,
         "in_time_lines": None if found is None else found.num_lines,
-    }  # fmt: skip
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -175,7 +208,11 @@ def _pace_figures(run: WatchedRun) -> dict[str, Json]:
     reason = pace.why_no_end(columns, num_steps, since, paused)
     ends = pace.projection(columns, num_steps, num_ranks, paused) if reason is None else None
     # A launch of the finished run starts its ranks and trains nothing: no attempt.
-    attempts = [event for event in columns.events if event.get("event") == "started" and event.get("step") != num_steps]
+    attempts = [
+        event
+        for event in columns.events
+        if event.get("event") == "started" and event.get("step") != num_steps
+    ]
     return {
         "num_attempts": len(attempts) or None,
         "step_seconds": pace.step_seconds(columns),
@@ -184,25 +221,31 @@ def _pace_figures(run: WatchedRun) -> dict[str, Json]:
         "goodput": pace.goodput(columns, paused) if pace.measured_enough(columns) else None,
         "projection": None if ends is None else canon.to_json(ends),
         "projection_reason": reason,
-        "still_since": None if since is None else datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(),
+        "still_since": None
+        if since is None
+        else datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(),
     }
 
 
 def _noise_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
     """The newest gradient noise scale, beside the batch it is to be compared with."""
     told = np.flatnonzero(np.isfinite(columns.noise_scale_low_tokens))
-    scale, low, high = (_finite(getattr(columns, name)[told[-1]]) if len(told) else None for name in NOISE_SCALE)
+    scale, low, high = (
+        _finite(getattr(columns, name)[told[-1]]) if len(told) else None for name in NOISE_SCALE
+    )
     return {
-        "noise_scale_tokens": scale, "noise_scale_interval_tokens": None if low is None else [low, high],
+        "noise_scale_tokens": scale,
+        "noise_scale_interval_tokens": None if low is None else [low, high],
         "batch_tokens": decision.batch_tokens,
-    }  # fmt: skip
+    }
 
 
 def _at_usual_pace(columns: LogColumns, rates: Floats) -> float | None:
-    """Return a rate of recent steps at the pace that the end is projected with; without step times, as logged.
+    """Return a rate of recent steps at the pace that the end is projected with; without step times,
+    as logged.
 
-    The median of the logged rates would be faster than the run: it leaves out the steps that wait for a save, a
-    validation, or other processes.
+    The median of the logged rates would be faster than the run: it leaves out the steps that wait
+    for a save, a validation, or other processes.
     """
     recent = slice(-pace.BLOCK_LINES, None)
     logged = rates[recent][np.isfinite(rates[recent])]
@@ -247,9 +290,17 @@ class Follower:
     """Looks at one run; its chronicle gets every alert once."""
 
     def __init__(
-        self, decision: Decision, readings: LogReader, *, frozen: Path, run_dir: Path, metrics: str | None = None
+        self,
+        decision: Decision,
+        readings: LogReader,
+        *,
+        frozen: Path,
+        run_dir: Path,
+        metrics: str | None = None,
     ) -> None:
-        """`frozen` and `metrics` are named in the commands; `run_dir` is where the chronicle lies."""
+        """`frozen` and `metrics` are named in the commands; `run_dir` is where the chronicle
+        lies.
+        """
         self._decision, self._readings, self._run_dir = decision, readings, run_dir
         self._frozen, self._metrics = shown_name(frozen), metrics
         self._active: set[str] = set()
@@ -270,7 +321,11 @@ class Follower:
         folder = liveness_of(self._run_dir, self._decision.digest)
         over = over and not folder.starting(reading.columns.newest_at)
         found = judge(
-            self._decision, reading.columns, now=None if over else time.time(), commands=commands, liveness=folder
+            self._decision,
+            reading.columns,
+            now=None if over else time.time(),
+            commands=commands,
+            liveness=folder,
         )
         new = [alert for alert in found.alerts if alert.name not in self._active]
         self._active = {alert.name for alert in found.alerts}
@@ -278,65 +333,122 @@ class Follower:
         return self._standing(reading, found, new, commands, over=over)
 
     def _is_through(self, reading: LogReading) -> bool:
-        """Return whether a run whose log has no events has reached its end, which no event will tell.
+        """Return whether a run whose log has no events has reached its end, which no event will
+        tell.
 
-        A final validation may come after the last step, so without one the log must also have been silent.
+        A final validation may come after the last step, so without one the log must also have been
+        silent.
         """
         columns, num_steps = reading.columns, self._decision.learning_rate.schedule.num_steps
         if reading.names_digest:
             return False
         if len(columns.validation_steps) and columns.validation_steps[-1] >= num_steps:
             return True
-        silent = columns.newest_at is not None and time.time() - columns.newest_at > pace.LEAST_STALL_SECONDS
+        silent = (
+            columns.newest_at is not None
+            and time.time() - columns.newest_at > pace.LEAST_STALL_SECONDS
+        )
         return silent and pace.done(columns, num_steps)
 
     def _standing(
-        self, reading: LogReading, found: WatchFindings, new: list[Alert], commands: Commands, *, over: bool
+        self,
+        reading: LogReading,
+        found: WatchFindings,
+        new: list[Alert],
+        commands: Commands,
+        *,
+        over: bool,
     ) -> WatchStatus:
         nothing = not len(reading.columns) and not found.alerts
         standing = "cannot_tell" if nothing else _STANDINGS[found.exit_code]
         why = reading.why_empty if nothing else found.why
         head = headline("cannot tell" if nothing else found.standing, why, found, self._decision)
         is_through = over and (reading.ending is None or reading.ending.event == "finished")
-        ended = over and (is_through or (reading.ending is not None and reading.ending.event == "aborted"))
+        ended = over and (
+            is_through or (reading.ending is not None and reading.ending.event == "aborted")
+        )
         tail = [f"the run finished; next: {commands.watch} --conclude"] if is_through else []
-        final_loss = _final_loss(reading, self._decision.learning_rate.schedule.num_steps) if is_through else None
-        # This text answers `watch --once`: to look again is no advice here, as it is beside a line of news.
-        alerts = [alert_text(alert, known_command=f"{commands.watch} --once") for alert in found.alerts]
-        lines = [head, *alerts, *figure_lines(found.figures, final_loss), *tail,
-                 *(f"log: {note}" for note in reading.notes)]  # fmt: skip
+        final_loss = (
+            _final_loss(reading, self._decision.learning_rate.schedule.num_steps)
+            if is_through
+            else None
+        )
+        # This text answers `watch --once`: to look again is no advice here, as it is beside a line
+        # of news.
+        alerts = [
+            alert_text(alert, known_command=f"{commands.watch} --once") for alert in found.alerts
+        ]
+        lines = [
+            head,
+            *alerts,
+            *figure_lines(found.figures, final_loss),
+            *tail,
+            *(f"log: {note}" for note in reading.notes),
+        ]
         return WatchStatus(
-            standing=standing, line=head, text="\n".join(lines),
-            news=tuple(map(alert_text, new)), notes=tuple(f"log: {note}" for note in reading.notes), over=ended,
+            standing=standing,
+            line=head,
+            text="\n".join(lines),
+            news=tuple(map(alert_text, new)),
+            notes=tuple(f"log: {note}" for note in reading.notes),
+            over=ended,
             body={
-                "standing": standing, "why": why, "digest": self._decision.digest,
-                "alerts": canon.to_json(found.alerts), "figures": found.figures, "notes": [*reading.notes],
+                "standing": standing,
+                "why": why,
+                "digest": self._decision.digest,
+                "alerts": canon.to_json(found.alerts),
+                "figures": found.figures,
+                "notes": [*reading.notes],
                 "names_digest": reading.names_digest,
                 "ending": None if reading.ending is None else canon.to_json(reading.ending),
             },
-        )  # fmt: skip
+        )
 
     def _record(self, new: list[Alert], step: int) -> None:
-        """Into the chronicle, but for what it has: an alert of that name that was seen after this one began."""
+        """Into the chronicle, but for what it has: an alert of that name that was seen after this
+        one began.
+        """
         if not new:
             return
         try:
-            known = {entry.data.get("name"): entry.data.get("at_step")
-                     for entry in chronicle.entries(self._run_dir) if entry.kind == "alert"}  # fmt: skip
+            known = {
+                entry.data.get("name"): entry.data.get("at_step")
+                for entry in chronicle.entries(self._run_dir)
+                if entry.kind == "alert"
+            }
             for alert in new:
-                if isinstance(seen_at := known.get(alert.name), int) and seen_at >= alert.first_step:
+                if (
+                    isinstance(seen_at := known.get(alert.name), int)
+                    and seen_at >= alert.first_step
+                ):
                     continue
-                data: dict[str, Json] = {"name": alert.name, "severity": alert.severity, "at_step": step,
-                                         "first_step": alert.first_step, "evidence": alert.evidence}  # fmt: skip
+                data: dict[str, Json] = {
+                    "name": alert.name,
+                    "severity": alert.severity,
+                    "at_step": step,
+                    "first_step": alert.first_step,
+                    "evidence": alert.evidence,
+                }
                 text = f"{alert.severity}: {alert.seen}"
-                chronicle.record(self._run_dir, "alert", text, step=alert.first_step, digest=self._decision.digest,
-                                 data=data)  # fmt: skip
+                chronicle.record(
+                    self._run_dir,
+                    "alert",
+                    text,
+                    step=alert.first_step,
+                    digest=self._decision.digest,
+                    data=data,
+                )
         except OSError as error:
-            say(f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts are not recorded")
+            say(
+                f"the chronicle in {self._run_dir} cannot be written ({error.strerror}): alerts "
+                "are not recorded"
+            )
 
 
 def _final_loss(reading: LogReading, num_steps: int) -> float | None:
-    """Return the validation loss that a finished run ended with, in nats; None where nobody measured it."""
+    """Return the validation loss that a finished run ended with, in nats; None where nobody
+    measured it.
+    """
     if reading.ending is not None and reading.ending.validation_loss_nats is not None:
         return reading.ending.validation_loss_nats
     columns = reading.columns
@@ -358,20 +470,28 @@ def headline(standing: str, why: str, found: WatchFindings, decision: Decision) 
 
 
 def _unseen(figures: dict[str, Any]) -> str:
-    """What would not be seen in time, to two digits so that the line stays while nothing changes."""
-    jump, climb, lines = (figures[name] for name in ("smallest_jump_nats", "smallest_climb_nats", "in_time_lines"))
+    """What would not be seen in time, to two digits so that the line stays while nothing
+    changes.
+    """
+    jump, climb, lines = (
+        figures[name] for name in ("smallest_jump_nats", "smallest_climb_nats", "in_time_lines")
+    )
     if jump is None:
         return ""
     within = f"within {lines} logged steps"
     slow = (
-        f" or a slow one under {format_significant(climb, 2)} nats" if climb is not None and climb > 1.1 * jump else ""
+        f" or a slow one under {format_significant(climb, 2)} nats"
+        if climb is not None and climb > 1.1 * jump
+        else ""
     )
     return f"; not detectable {within}: a rise under {format_significant(jump, 2)} nats{slow}"
 
 
 def alert_text(alert: Alert, known_command: str = "") -> str:
     """Format what was seen, the numbers, and what to run, unless that is `known_command`."""
-    numbers = ", ".join(f"{name} {_value(value)}" for name, value in alert.evidence.items() if value is not None)
+    numbers = ", ".join(
+        f"{name} {_value(value)}" for name, value in alert.evidence.items() if value is not None
+    )
     lines = [f"{alert.severity.upper()} {alert.name}, from step {alert.first_step}: {alert.seen}"]
     lines += [f"  evidence: {numbers}"] if numbers else []
     lines += [f"  next: {alert.next_command}"] if alert.next_command != known_command else []
@@ -383,27 +503,41 @@ def _value(value: Json) -> str:
 
 
 def figure_lines(figures: dict[str, Any], final_loss: float | None = None) -> list[str]:
-    """Format loss, pace, end and cost, as far as they are known; `final_loss` in nats of a run that has finished."""
+    """Format loss, pace, end and cost, as far as they are known; `final_loss` in nats of a run that
+    has finished.
+    """
     low, high = figures["final_interval_nats"]
     lines = []
     if figures["train_loss_nats"] is not None:
         lines.append(
-            f"training loss {format_loss(figures['train_loss_nats'])} nats; spikes so far: {figures['num_spikes']}"
+            f"training loss {format_loss(figures['train_loss_nats'])} nats; spikes so far: "
+            f"{figures['num_spikes']}"
         )
-    frozen = f"{format_loss(figures['foretold_nats'])} {format_interval(figures['foretold_interval_nats'])}"
+    frozen = (
+        f"{format_loss(figures['foretold_nats'])} "
+        f"{format_interval(figures['foretold_interval_nats'])}"
+    )
     frozen += f", at level {figures['level']:g}"
     if final_loss is not None:
-        lines.append(f"final validation loss: {format_loss(final_loss)} nats; predicted when frozen: {frozen}")
+        lines.append(
+            f"final validation loss: {format_loss(final_loss)} nats; predicted when frozen: "
+            f"{frozen}"
+        )
     else:
         final, final_low, final_high = map(format_loss, (figures["final_nats"], low, high))
         lines.append(
-            f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; frozen {frozen}"
+            f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; "
+            f"frozen {frozen}"
         )
     pace = [
-        format_speed(figures["tokens_per_second"], "tokens") if figures["tokens_per_second"] is not None else "",
+        format_speed(figures["tokens_per_second"], "tokens")
+        if figures["tokens_per_second"] is not None
+        else "",
         f"MFU {format_percent(figures['mfu'])}" if figures["mfu"] is not None else "",
         f"goodput {format_percent(figures['goodput'])}" if figures["goodput"] is not None else "",
-        f"{counted(figures['num_attempts'], 'attempt')}" if (figures["num_attempts"] or 1) > 1 else "",
+        f"{counted(figures['num_attempts'], 'attempt')}"
+        if (figures["num_attempts"] or 1) > 1
+        else "",
     ]
     if any(pace):
         until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
@@ -421,13 +555,23 @@ def _noise_line(figures: dict[str, Any]) -> str:
     (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
     scale = figures["noise_scale_tokens"]
     said = "not told" if scale is None else format_count(scale)
-    ends = f"{format_count(low)} or more" if high is None else f"{format_count(low)} to {format_count(high)}"
+    ends = (
+        f"{format_count(low)} or more"
+        if high is None
+        else f"{format_count(low)} to {format_count(high)}"
+    )
     side = "under" if batch < low else "over" if high is not None and batch > high else "about"
-    return f"gradient noise scale: {said} tokens ({ends}); the batch of {format_count(batch)} tokens is {side} it"
+    return (
+        f"gradient noise scale: {said} tokens ({ends}); the batch of {format_count(batch)} "
+        f"tokens is {side} it"
+    )
 
 
 def _end_line(ends: dict[str, Any]) -> str:
-    left, hours = [format_duration(seconds) for seconds in ends["remaining_seconds"]], ends["device_hours"]
+    left, hours = (
+        [format_duration(seconds) for seconds in ends["remaining_seconds"]],
+        ends["device_hours"],
+    )
     if not ends["remaining_seconds"][0]:
         return f"{format_significant(hours[0])} device-hours in all"
     said = f"ends in {left[0]} ({left[1]} to {left[2]})"

@@ -1,15 +1,18 @@
 """Losses that go up: spikes, and what stays up, slower or smaller than a spike.
 
-At every line the lines after it are compared with those before, in two ways, each in standard deviations of its own:
+At every line the lines after it are compared with those before, in two ways, each in standard
+deviations of its own:
 
-- the shift of level that generalized least squares finds there in noise of the learned autocorrelation. In independent
-  noise that is a difference of two means; where noise wanders, most of it is what the line adds to the prediction from
-  the line before it, so that a jump is seen in noise far larger than itself;
+- the shift of level that generalized least squares finds there in noise of the learned
+  autocorrelation. In independent noise that is a difference of two means; where noise wanders, most
+  of it is what the line adds to the prediction from the line before it, so that a jump is seen in
+  noise far larger than itself;
 - the mean after it above the lowest mean before it, which a slow climb shows.
 
-Both are asked at every scale: of lines, and of medians of 2, 4, 8, ... lines. A jump is seen within `_AFTER` lines,
-and a climb once it is large against the noise of its scale. Each scale learns its own noise (`launcher.watch.noise`),
-so that noise which wanders slowly below the quick noise of the batch is known where it matters.
+Both are asked at every scale: of lines, and of medians of 2, 4, 8, ... lines. A jump is seen within
+`_AFTER` lines, and a climb once it is large against the noise of its scale. Each scale learns its
+own noise (`launcher.watch.noise`), so that noise which wanders slowly below the quick noise of the
+batch is known where it matters.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution
 
 # Spikes of the training loss, as it was logged.
 #
-# Spikes are those of the frozen policy, found by the trainer's own detector (`launcher.trainer.rollback`), so that the
-# watch and the run agree on what one is. Where only every n-th step was logged, the policy's steps are logged ones. The
-# policy measures a spike by the spread of the window before it; where noise wanders from line to line, healthy losses
-# leave that window too. So the watch also asks whether the lines before could have led there: a spike is beyond noise
-# if a line is above what one of the `_ORIGINS` lines before it predicts, given the run's autocorrelation, by more than
-# noise reaches.
+# Spikes are those of the frozen policy, found by the trainer's own detector
+# (`launcher.trainer.rollback`), so that the watch and the run agree on what one is. Where only
+# every n-th step was logged, the policy's steps are logged ones. The policy measures a spike by the
+# spread of the window before it; where noise wanders from line to line, healthy losses leave that
+# window too. So the watch also asks whether the lines before could have led there: a spike is
+# beyond noise if a line is above what one of the `_ORIGINS` lines before it predicts, given the
+# run's autocorrelation, by more than noise reaches.
 
 _SURPRISE_SDS, _ORIGINS = 5.0, 8
-"""A spike is so far above the predictions from the lines before it: wandering noise reached 4.5, planted spikes 5.7."""
+"""A spike is so far above the predictions from the lines before it: wandering noise reached 4.5,
+planted spikes 5.7."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,16 +83,25 @@ def spikes(steps: Floats, losses: Floats, policy: SpikePolicy) -> list[Spike]:
                 peak_nats=float(loss[start:end].max()),
                 lasted=end - start >= policy.patience_steps,
                 over=end < len(loss),
-                within_noise=_within(loss, before[-_ORIGINS:], np.arange(start, end), level, phi, innovation),
+                within_noise=_within(
+                    loss, before[-_ORIGINS:], np.arange(start, end), level, phi, innovation
+                ),
             )
         )
     return found
 
 
 def _within(
-    losses: Floats, origins: NDArray[np.int64], lines: NDArray[np.int64], level: float, phi: Floats, innovation: Floats
-) -> bool:  # fmt: skip
-    """Whether no line is above what the lines before predict of it; False where no noise is known."""
+    losses: Floats,
+    origins: NDArray[np.int64],
+    lines: NDArray[np.int64],
+    level: float,
+    phi: Floats,
+    innovation: Floats,
+) -> bool:
+    """Whether no line is above what the lines before predict of it; False where no noise is
+    known.
+    """
     ahead = lines - origins[:, None]
     predicted = level + phi**ahead * (losses[origins][:, None] - level)
     sd = innovation * np.sqrt((1 - phi ** (2 * ahead)) / (1 - phi**2))
@@ -109,14 +123,15 @@ def line_noise(values: Floats) -> float:
 
 
 RISE_NATS, RISE_SDS = 0.02, 5.0
-"""A rise is above both, in a log of up to 8,000 lines (`limit_sds`); `benchmarks/watch_noise.py` says how often healthy
-noise is."""
+"""A rise is above both, in a log of up to 8,000 lines (`limit_sds`); `benchmarks/watch_noise.py`
+says how often healthy noise is."""
 _NUM_TESTS = 4  # a line: two at each of its scales, which are 1 + 1/2 + 1/4 + ...
 _POWER_SDS = 1.3  # beyond the limit nine rises of ten pass it
 _BEFORE, _AFTER = 64, 32
 _GAPS = (0, 64, 128, 256, 512)
 _PARTS = 4
-_STAYED = 0.25  # of the rise: what each of so many parts of the lines after must show, and all twice that
+# of the rise: what each of so many parts of the lines after must show, and all twice that
+_STAYED = 0.25
 _CHUNK = 4096
 
 KnownNoise = Callable[[int], tuple[float, float]]
@@ -172,9 +187,13 @@ class Scale:
 
 
 def rise(
-    steps: Floats, losses: Floats, warmup_steps: int, num_steps: int = 0, known: KnownNoise | None = None,
+    steps: Floats,
+    losses: Floats,
+    warmup_steps: int,
+    num_steps: int = 0,
+    known: KnownNoise | None = None,
     sds: float | None = None,
-) -> LossRise | None:  # fmt: skip
+) -> LossRise | None:
     """The rise past the warmup that was seen first; None if there is none.
 
     Args:
@@ -188,11 +207,15 @@ def rise(
     at, loss = _past(steps, losses, warmup_steps)
     least = max(RISE_NATS, resolution(loss))
     limit = limit_sds(_whole(at, num_steps)) if sds is None else sds
-    found = [first for scale in scales(at, loss, known) if (first := _first(scale, at, least, limit))]
+    found = [
+        first for scale in scales(at, loss, known) if (first := _first(scale, at, least, limit))
+    ]
     return min(found, key=lambda each: each.seen_step, default=None)
 
 
-def sight(steps: Floats, losses: Floats, warmup_steps: int, num_steps: int, within_steps: float) -> Sensitivity | None:
+def sight(
+    steps: Floats, losses: Floats, warmup_steps: int, num_steps: int, within_steps: float
+) -> Sensitivity | None:
     """What could be seen now within so many steps; None before there is an estimate."""
     at, loss = _past(steps, losses, warmup_steps)
     if len(at) < LEAST_LINES + _AFTER:
@@ -200,13 +223,19 @@ def sight(steps: Floats, losses: Floats, warmup_steps: int, num_steps: int, with
     least, noise = max(RISE_NATS, resolution(loss)), learn(at, loss)
     num_lines = max(_AFTER, int((at > at[-1] - within_steps).sum()))
     limit = limit_sds(_whole(at, num_steps)) + _POWER_SDS
-    seen = [np.maximum(least, limit * scale.sds[:, -1])
-            for scale in scales(at, loss) if scale.num_lines * _AFTER <= num_lines]  # fmt: skip
+    seen = [
+        np.maximum(least, limit * scale.sds[:, -1])
+        for scale in scales(at, loss)
+        if scale.num_lines * _AFTER <= num_lines
+    ]
     jump, climb = np.min(seen, axis=0).tolist()
     return Sensitivity(
-        phi=float(noise.phi[-1]), innovation_nats=float(noise.innovation_nats[-1]), jump_nats=min(jump, climb),
-        climb_nats=climb, num_lines=num_lines,
-    )  # fmt: skip
+        phi=float(noise.phi[-1]),
+        innovation_nats=float(noise.innovation_nats[-1]),
+        jump_nats=min(jump, climb),
+        climb_nats=climb,
+        num_lines=num_lines,
+    )
 
 
 def _whole(steps: Floats, num_steps: int) -> float:
@@ -215,7 +244,9 @@ def _whole(steps: Floats, num_steps: int) -> float:
 
 
 def limit_sds(num_lines: float) -> float:
-    """What a rise must exceed in a run of so many lines, so that Gaussian noise passes it in `FALSE_ALARMS` of runs."""
+    """What a rise must exceed in a run of so many lines, so that Gaussian noise passes it in
+    `FALSE_ALARMS` of runs.
+    """
     return max(RISE_SDS, float(-ndtri(FALSE_ALARMS / (_NUM_TESTS * max(num_lines, 1.0)))))
 
 
@@ -225,18 +256,24 @@ def _past(steps: Floats, losses: Floats, warmup_steps: int) -> tuple[Floats, Flo
 
 
 def scales(steps: Floats, losses: Floats, known: KnownNoise | None = None) -> Iterator[Scale]:
-    """Every scale that these lines are enough for; `known`: the noise, if it is not to be learned."""
+    """Every scale that these lines are enough for; `known`: the noise, if it is not to be
+    learned.
+    """
     num_lines = 1
     while (num := len(losses) // num_lines) >= LEAST_LINES + _AFTER:
         medians = np.median(losses[: num * num_lines].reshape(num, num_lines), axis=1)
         starts = steps[: num * num_lines : num_lines]
         at = np.arange(LEAST_LINES, num - _AFTER + 1)
         phi, innovation = (
-            learn(starts, medians).before(at) if known is None else (np.full(len(at), x) for x in known(num_lines))
+            learn(starts, medians).before(at)
+            if known is None
+            else (np.full(len(at), x) for x in known(num_lines))
         )
         found = [_shifts(medians, at, phi, innovation), _climbs(medians, at, phi, innovation)]
         rises, sds = np.stack(found, axis=1)
-        yield Scale(num_lines=num_lines, medians=medians, starts=starts, at=at, rises=rises, sds=sds)
+        yield Scale(
+            num_lines=num_lines, medians=medians, starts=starts, at=at, rises=rises, sds=sds
+        )
         num_lines *= 2
 
 
@@ -249,22 +286,31 @@ def _first(scale: Scale, steps: Floats, least_nats: float, least_sds: float) -> 
         after = scale.medians[at[:, None] + np.arange(_AFTER)]
         past = scale.medians[np.maximum(at[:, None] - 1 - np.arange(_BEFORE), 0)]
         before = np.where(test == 0, np.median(past, axis=1), after.mean(axis=1) - nats)
-        now, parts = np.median(after, axis=1), np.median(after.reshape(-1, _PARTS, _AFTER // _PARTS), axis=2)
+        now, parts = (
+            np.median(after, axis=1),
+            np.median(after.reshape(-1, _PARTS, _AFTER // _PARTS), axis=2),
+        )
         stayed = (parts.min(axis=1) - before > _STAYED * nats) & (
             now - before > np.maximum(2 * _STAYED * nats, least_nats)
         )
         if stayed.any():
             i = int(np.argmax(stayed))
             return LossRise(
-                first_step=int(scale.starts[at[i]]), lowest_nats=float(before[i]), now_nats=float(now[i]),
+                first_step=int(scale.starts[at[i]]),
+                lowest_nats=float(before[i]),
+                now_nats=float(now[i]),
                 sds=float(nats[i] / sds[i]) if sds[i] > 0 else float("inf"),
                 seen_step=int(steps[(at[i] + _AFTER) * scale.num_lines - 1]),
-            )  # fmt: skip
+            )
     return None
 
 
-def _shifts(values: Floats, at: NDArray[np.int64], phi: Floats, innovation: Floats) -> tuple[Floats, Floats]:
-    """[C] The shift of level at each place by generalized least squares, and its standard deviation."""
+def _shifts(
+    values: Floats, at: NDArray[np.int64], phi: Floats, innovation: Floats
+) -> tuple[Floats, Floats]:
+    """[C] The shift of level at each place by generalized least squares, and its standard
+    deviation.
+    """
     y = values - values[0]
     sums = np.append(0.0, np.cumsum(y))
 
@@ -284,8 +330,12 @@ def _shifts(values: Floats, at: NDArray[np.int64], phi: Floats, innovation: Floa
     return shift, innovation * np.sqrt(level_level / determinant)
 
 
-def _climbs(values: Floats, at: NDArray[np.int64], phi: Floats, innovation: Floats) -> tuple[Floats, Floats]:
-    """[C] How far the mean after each place is above the lowest before it, and its standard deviation."""
+def _climbs(
+    values: Floats, at: NDArray[np.int64], phi: Floats, innovation: Floats
+) -> tuple[Floats, Floats]:
+    """[C] How far the mean after each place is above the lowest before it, and its standard
+    deviation.
+    """
     sums = np.append(0.0, np.cumsum(values - values[0]))
     lowest = np.full(len(at), np.inf)
     for gap in _GAPS:

@@ -11,7 +11,13 @@ from launcher.watch import pace
 from launcher.watch.alerts import AlertFinding, Severity, WatchedRun, alert
 from launcher.watch.logs.columns import Floats, LogColumns
 from launcher.watch.loss_rises import line_noise
-from proxies.core.notation import counted, format_duration, format_percent, format_significant, format_speed
+from proxies.core.notation import (
+    counted,
+    format_duration,
+    format_percent,
+    format_significant,
+    format_speed,
+)
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
 """Shares of throughput lost, or of time that a rank takes longer than the others."""
@@ -24,10 +30,14 @@ def _severity(share: float) -> Severity:
 
 
 @alert(
-    "slow", "notice", "alarm", next_command="machine",
+    "slow",
+    "notice",
+    "alarm",
+    next_command="machine",
     when=f"throughput of two consecutive blocks of {counted(pace.BLOCK_LINES, 'line')} is "
-    f"{format_percent(NOTICE_SHARE)} (alarm: {format_percent(ALARM_SHARE)}) below the best that this run sustained",
-)  # fmt: skip
+    f"{format_percent(NOTICE_SHARE)} (alarm: {format_percent(ALARM_SHARE)}) below the best that "
+    "this run sustained",
+)
 def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     """Throughput is below the run's own best, and stays there."""
     columns = run.columns
@@ -43,18 +53,28 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
     yield AlertFinding(
         first_step=first,
-        seen=f"throughput since step {first} is {format_speed(now, 'tokens')}, {format_percent(1 - now / best)} "
+        seen=f"throughput since step {first} is {format_speed(now, 'tokens')}, "
+        f"{format_percent(1 - now / best)} "
         f"below the {format_speed(best, 'tokens')} that this run sustained",
-        evidence={"tokens_per_second": now, "best_tokens_per_second": best, "lost_share": 1 - now / best},
+        evidence={
+            "tokens_per_second": now,
+            "best_tokens_per_second": best,
+            "lost_share": 1 - now / best,
+        },
         severity=_severity(1 - now / best),
     )
 
 
 @alert(
-    "straggler", "notice", "alarm", next_command="machine",
-    when=f"a rank computed {format_percent(NOTICE_SHARE)} longer than the other ranks' median in three quarters of "
-    f"the newest {STRAGGLER_LINES} lines (alarm: {format_percent(ALARM_SHARE)} longer at the median of those lines)",
-)  # fmt: skip
+    "straggler",
+    "notice",
+    "alarm",
+    next_command="machine",
+    when=f"a rank computed {format_percent(NOTICE_SHARE)} longer than the other ranks' median in "
+    "three quarters of "
+    f"the newest {STRAGGLER_LINES} lines (alarm: {format_percent(ALARM_SHARE)} longer at the "
+    "median of those lines)",
+)
 def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
     """Ranks that the others wait for; the slowest first."""
     steps, seconds_KR = pace.comparable_ranks(run.columns)
@@ -68,17 +88,29 @@ def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
     slow_ranks = np.flatnonzero(low_R > NOTICE_SHARE)
     for rank in slow_ranks[np.argsort(-shares_R[slow_ranks], kind="stable")].tolist():
         slower, start = slower_KR[:, rank], len(slower_KR) - STRAGGLER_LINES
-        while start >= pace.BLOCK_LINES and np.median(slower[start - pace.BLOCK_LINES : start]) > NOTICE_SHARE:
+        while (
+            start >= pace.BLOCK_LINES
+            and np.median(slower[start - pace.BLOCK_LINES : start]) > NOTICE_SHARE
+        ):
             start -= pace.BLOCK_LINES
         share, first = float(shares_R[rank]), int(steps[start])
-        seconds, others = (float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR))
+        seconds, others = (
+            float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR)
+        )
         yield AlertFinding(
             first_step=first,
-            seen=f"rank {rank} computes {format_significant(seconds)} s a step, {format_percent(share)} longer than "
-            f"the other ranks' median of {format_significant(others)} s, since step {first} or earlier: all "
+            seen=f"rank {rank} computes {format_significant(seconds)} s a step, "
+            f"{format_percent(share)} longer than "
+            f"the other ranks' median of {format_significant(others)} s, since step {first} or "
+            "earlier: all "
             "other ranks "
             "wait for it",
-            evidence={"rank": rank, "slower_share": share, "seconds": seconds, "others_seconds": others},
+            evidence={
+                "rank": rank,
+                "slower_share": share,
+                "seconds": seconds,
+                "others_seconds": others,
+            },
             severity=_severity(share),
         )
 
@@ -88,22 +120,32 @@ def medians_of_others(values_KR: Floats) -> Floats:
     num_ranks = values_KR.shape[1]
     ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
-    halves = [np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)]
+    halves = [
+        np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)
+    ]
     found: Floats = halves[0] + halves[1]
     return found
 
 
 def over(columns: LogColumns, num_steps: int) -> bool:
-    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come by itself."""
-    return pace.done(columns, num_steps) or bool(columns.events and columns.events[-1].get("event") in ENDINGS)
+    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come
+    by itself.
+    """
+    return pace.done(columns, num_steps) or bool(
+        columns.events and columns.events[-1].get("event") in ENDINGS
+    )
 
 
 @alert(
-    "stalled", "alarm", next_command="resume",
-    when=f"no line and no write below `checkpoints/` for the longest of {counted(pace.STALL_STEPS, 'median step')}, "
-    f"{format_duration(pace.LEAST_STALL_SECONDS)} and twice the longest step or save; from a launch, a restart or a "
+    "stalled",
+    "alarm",
+    next_command="resume",
+    when="no line and no write below `checkpoints/` for the longest of "
+    f"{counted(pace.STALL_STEPS, 'median step')}, "
+    f"{format_duration(pace.LEAST_STALL_SECONDS)} and twice the longest step or save; from a "
+    "launch, a restart or a "
     "rollback to the attempt's first step, one hour is allowed for loading and compiling",
-)  # fmt: skip
+)
 def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
     """A run that is not over and logs nothing."""
     columns, liveness = run.columns, run.liveness
@@ -115,7 +157,8 @@ def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
         said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
         yield AlertFinding(
             first_step=columns.step,
-            seen=f"no line for {format_duration(seconds)} {after}; at most {format_duration(allowed)} are normal{said}",
+            seen=f"no line for {format_duration(seconds)} {after}; at most "
+            f"{format_duration(allowed)} are normal{said}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 
@@ -128,7 +171,8 @@ def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
         reason = str(last.get("reason") or "")
         yield AlertFinding(
             first_step=columns.step,
-            seen=f"the run was {event} after step {columns.step}" + (f": {reason}" if reason else ""),
+            seen=f"the run was {event} after step {columns.step}"
+            + (f": {reason}" if reason else ""),
             evidence={"exit_code": last.get("exit_code")},
         )
 
@@ -139,7 +183,9 @@ def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
     return _ended(run, "aborted")
 
 
-@alert("interrupted", "notice", next_command="resume", when="a signal ended the newest attempt early")
+@alert(
+    "interrupted", "notice", next_command="resume", when="a signal ended the newest attempt early"
+)
 def interrupted(run: WatchedRun) -> Iterator[AlertFinding]:
     """A signal."""
     return _ended(run, "interrupted")

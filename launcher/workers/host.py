@@ -1,4 +1,6 @@
-"""What a worker runs: an engine of proxies behind the pool's `Host` protocol. Torch is loaded in the worker alone."""
+"""What a worker runs: an engine of proxies behind the pool's `Host` protocol. Torch is loaded in
+the worker alone.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,25 @@ if TYPE_CHECKING:
     from proxies.training.trainable_model import BuiltModel
 
     Engine = ResumableRuns | CommandEngine | Solo | Bank
-    """What trains: the user's own command, or a bank or one trial alone, saved now and then unless it runs again."""
+    """What trains: the user's own command, or a bank or one trial alone, saved now and then unless
+    it runs again."""
 
 _Made = TypeVar("_Made")
 
-# What keeps a worker to its share of a GPU's memory: torch's own limit, set before anything is allocated.
+# What keeps a worker to its share of a GPU's memory: torch's own limit, set before anything is
+# allocated.
 
 CONTEXT_BYTES = 768 * 2**20
-"""What every process takes on a device for its context and libraries, which torch cannot limit. Not measured
-on a device of each kind; half a gigabyte is usual."""
+"""What every process takes on a device for its context and libraries, which torch cannot limit. Not
+measured on a device of each kind; half a gigabyte is usual."""
 
 
 def cap_memory(share: float) -> None:
-    """Have an allocation beyond `share` of this process's GPU, contexts counted, fail as out of memory; none on a CPU.
+    """Have an allocation beyond `share` of this process's GPU, contexts counted, fail as out of
+    memory; none on a CPU.
 
-    So a neighbour's memory is never taken: the run that does not fit is tried again in smaller parts.
+    So a neighbour's memory is never taken: the run that does not fit is tried again in smaller
+    parts.
     """
     import torch  # a command's host needs none, and the driver's process neither
 
@@ -61,7 +67,9 @@ MOST_STEPS = sys.maxsize
 
 
 class UserCodeError(ForerunError):
-    """The user's own model fails while it trains; the message names the line of theirs it fails at."""
+    """The user's own model fails while it trains; the message names the line of theirs it
+    fails at.
+    """
 
     cause = "user_code"
 
@@ -90,7 +98,8 @@ class HostFactory:
     own_trainer: bool = False
     """The user's own command trains, in processes of its own."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
-    """A command's, as the user set it: a worker's own serves our code, and could hide the trainer's."""
+    """A command's, as the user set it: a worker's own serves our code, and could hide the
+    trainer's."""
 
     def __call__(self) -> WorkerHost:
         """A host with no engine yet."""
@@ -118,7 +127,9 @@ class WorkerHost:
         may_go_on, self._may_go_on = self._may_go_on, False
         if call.probe is not None:
             kind = next(kind for kind in _PROBES if kind in call.probe)
-            return HostAnswer(answer=cast(dict[str, Json], canon.to_json(_PROBES[kind](self, call.probe))))
+            return HostAnswer(
+                answer=cast(dict[str, Json], canon.to_json(_PROBES[kind](self, call.probe)))
+            )
         if not call.ahead:
             self._prepare(call)
         engine, own = self._engine, self._resumable
@@ -158,7 +169,9 @@ class WorkerHost:
             own.measure_noise(call.noise)
 
     def _device(self) -> str:
-        """The name of what trains here, as our engines record it; torch is loaded where it will train anyway."""
+        """The name of what trains here, as our engines record it; torch is loaded where it will
+        train anyway.
+        """
         if self._where.own_trainer or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             return gpu_name()
         import torch
@@ -168,9 +181,10 @@ class WorkerHost:
     def _drop(self) -> None:
         """Free what the engine holds before the next one takes its own.
 
-        A compiled model lies in a circle with its compiled self: of a bank of 1056 MB, 264 MB would wait for the
-        collector, and glibc does not fit a bank of other sizes into what is left. With both done, a worker that went
-        from that bank to an eager one of as many weights was at 2.4 GB, not at 2.8 to 3.0.
+        A compiled model lies in a circle with its compiled self: of a bank of 1056 MB, 264 MB would
+        wait for the collector, and glibc does not fit a bank of other sizes into what is left. With
+        both done, a worker that went from that bank to an eager one of as many weights was at 2.4
+        GB, not at 2.8 to 3.0.
         """
         if self._engine is not None:
             self._engine = self._resumable = None
@@ -186,15 +200,22 @@ class WorkerHost:
             if not theirs or classify(error) != "error":
                 raise
             last = theirs[-1]
-            sentence = f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: {type(error).__name__}: {error}"
-            tail = "\n".join(f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs)
+            sentence = (
+                f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: "
+                f"{type(error).__name__}: {error}"
+            )
+            tail = "\n".join(
+                f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs
+            )
             raise UserCodeError(sentence, f"{tail}\n{type(error).__name__}: {error}") from error
 
     def _told(self, slot: int, result: RunResult, curve: Curve) -> Finished:
         """An outcome as it travels, with where it was made."""
-        begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)  # its first steps are as any's
+        # its first steps are as any's
+        begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)
         here = site() | ({RESUMED: str(begun)} if begun else {})
-        here |= {DEVICE: self._device()} if DEVICE not in result.environment else {}  # a command's does not tell
+        # a command's does not tell
+        here |= {DEVICE: self._device()} if DEVICE not in result.environment else {}
         placed = dataclasses.replace(result, environment={**result.environment, **here})
         return Finished(
             slot=slot,
@@ -203,7 +224,9 @@ class WorkerHost:
         )
 
     def _open(self, spec: RunSpec, num_microbatches: int, *, again: bool) -> Engine:
-        """What trains runs like this one: their own command, we ourselves one at a time, or side by side."""
+        """What trains runs like this one: their own command, we ourselves one at a time, or side by
+        side.
+        """
         where = self._where
         if spec.command is not None:
             from proxies.external.command import CommandEngine, CommandSettings
@@ -228,23 +251,30 @@ class WorkerHost:
     def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
         """An empty engine of ours for runs like this one."""
         store = self._opened()
-        if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:  # a bank of one slot records its steps
+        # a bank of one slot records its steps
+        if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
             from proxies.training.solo import Solo
 
             return Solo(store, build=self._build, num_microbatches=num_microbatches)
         from proxies.training.bank import Bank
 
         return Bank(
-            spec.shape, spec.batch_tokens, spec.numerics, store, optimizer=spec.optimizer,
+            spec.shape,
+            spec.batch_tokens,
+            spec.numerics,
+            store,
+            optimizer=spec.optimizer,
             num_microbatches=num_microbatches,
-        )  # fmt: skip
+        )
 
     def _opened(self) -> TokenStore:
         """The corpus, once this worker is kept to its share of a GPU: what trains asks for both."""
         from proxies.data.tokens import TokenStore
 
         where = self._where
-        self._store = self._store or TokenStore(Path(where.corpus), trusted=True, weights=where.weights)
+        self._store = self._store or TokenStore(
+            Path(where.corpus), trusted=True, weights=where.weights
+        )
         if 0 < where.gpu_share < 1:
             cap_memory(where.gpu_share)
         return self._store
@@ -281,15 +311,22 @@ _PROBES: dict[str, Callable[[WorkerHost, dict[str, Json]], object]] = {
     "modes": WorkerHost._measured,
     "axis": WorkerHost._read,
 }
-"""What answers a probe, by a key that its kind alone has (`WHERE`, `CalibrationProbe`, `CoordinateProbe`)."""
+"""What answers a probe, by a key that its kind alone has (`WHERE`, `CalibrationProbe`,
+`CoordinateProbe`)."""
 
 
 def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:
-    """Where in the user's own files an error came through, the innermost last; our files may lie there too."""
+    """Where in the user's own files an error came through, the innermost last; our files may lie
+    there too.
+    """
     ours = [Path(__file__).parents[2] / room for room in ("proxies", "sweeps", "launcher")]
 
     def theirs(path: Path) -> bool:
         return path.is_relative_to(code_dir) and not any(map(path.is_relative_to, ours))
 
     frames = traceback.extract_tb(error.__traceback__) if code_dir else []
-    return [f for f in frames if theirs(Path(f.filename)) and "site-packages" not in Path(f.filename).parts]
+    return [
+        f
+        for f in frames
+        if theirs(Path(f.filename)) and "site-packages" not in Path(f.filename).parts
+    ]

@@ -1,10 +1,12 @@
 """Sizes of every layer's output on a batch that the model was trained on, for the coordinate check.
 
-`read_run` trains a run and reads it on the way, on this process's device: a worker's, as training is.
+`read_run` trains a run and reads it on the way, on this process's device: a worker's, as training
+is.
 
-Works on any module by hooks: the output of every module that owns parameters, of every block (a member of an outermost
-`nn.ModuleList`: the residual stream), and the logits of every call of `scaled_dot_product_attention`. Sizes are mean
-absolute values, mup's own (`mup.coord_check`, statistic `l1`).
+Works on any module by hooks: the output of every module that owns parameters, of every block (a
+member of an outermost `nn.ModuleList`: the residual stream), and the logits of every call of
+`scaled_dot_product_attention`. Sizes are mean absolute values, mup's own (`mup.coord_check`,
+statistic `l1`).
 """
 
 from __future__ import annotations
@@ -33,24 +35,30 @@ from proxies.training.solo import Solo
 from proxies.training.trainable_model import BuiltModel
 
 PROBE_TOKENS = 512
-"""Tokens of the probe batch (at least one sequence), and the most rows kept of an output to compare with later."""
+"""Tokens of the probe batch (at least one sequence), and the most rows kept of an output to compare
+with later."""
 LOGIT_ROWS = 128
-"""Queries, over all sequences, whose attention logits are looked at: their number grows with the square of length."""
+"""Queries, over all sequences, whose attention logits are looked at: their number grows with the
+square of length."""
 MAX_NONLINEAR_SHARE = 0.05
-"""Maximum deviation from linearity of a module whose rate is measured; the rounding of bfloat16 is far below it."""
+"""Maximum deviation from linearity of a module whose rate is measured; the rounding of bfloat16 is
+far below it."""
 _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "readout": "readout"}
 
 
 @dataclass(slots=True)
 class _Start:
-    """A matrix at step 0: its input with its size and its output, and an unrelated input with its output."""
+    """A matrix at step 0: its input with its size and its output, and an unrelated input with its
+    output.
+    """
 
     args: Any
     kwargs: Any
     entering: float
     output: Tensor | None = None
     unrelated: Tensor | None = None
-    """Gaussian noise of the input's shape and size; None if the fan-in is unknown or the module is not linear."""
+    """Gaussian noise of the input's shape and size; None if the fan-in is unknown or the module is
+    not linear."""
     unrelated_output: Tensor | None = None
 
 
@@ -63,13 +71,15 @@ class _OwnUpdate:
     entering: float
     """Size of that input."""
     rate: float
-    """Size of the change for unrelated input of that size, times the root of the fan-in; NaN if unknown."""
+    """Size of the change for unrelated input of that size, times the root of the fan-in; NaN if
+    unknown."""
 
 
 def read_run(
     probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None = None
 ) -> RunReadings:
-    """Train the run of a probe, uncompiled and alone, and read its layers at the steps that are recorded.
+    """Train the run of a probe, uncompiled and alone, and read its layers at the steps that are
+    recorded.
 
     Args:
         probe: the run.
@@ -110,28 +120,42 @@ def read_run(
 
 
 class ActivationProbe:
-    """Watches one model through its training. Make it before the first step: what it finds is the start.
+    """Watches one model through its training. Make it before the first step: what it finds is the
+    start.
 
     Args:
         module: the model, uncompiled.
-        kinds: of its parameters, by name; a module whose parameters have none shares them, as a tied readout does.
-        by_depth: name blocks `first`, `middle` and `last`, so that models of other depths have the same names.
+        kinds: of its parameters, by name; a module whose parameters have none shares them, as a
+            tied readout does.
+        by_depth: name blocks `first`, `middle` and `last`, so that models of other depths have the
+            same names.
     """
 
-    def __init__(self, module: nn.Module, kinds: Mapping[str, Kind], *, by_depth: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, kinds: Mapping[str, Kind], *, by_depth: bool = False
+    ) -> None:
         self._module = module
         self._blocks = _blocks(module, by_depth)
-        self._roles = {name: _role(name, owner, kinds) for name, owner in module.named_modules() if _owns(owner)}
+        self._roles = {
+            name: _role(name, owner, kinds)
+            for name, owner in module.named_modules()
+            if _owns(owner)
+        }
         self._first: dict[str, Tensor] = {}
         self._starts: dict[str, _Start] = {}
         self._within: list[str] = []
         self._is_measuring = False
-        """Whether a matrix's own update is being measured, so that its forward pass must not be recorded."""
+        """Whether a matrix's own update is being measured, so that its forward pass must not be
+        recorded."""
         self._found: dict[str, LayerReading] = {}
 
     @torch.no_grad()
-    def record(self, predict: Callable[[Tensor], Tensor], ids_BT: Tensor) -> dict[str, LayerReading]:
-        """One forward pass of `predict` (logits [N, V] of ids [B, T]); every layer's reading, in order of the calls."""
+    def record(
+        self, predict: Callable[[Tensor], Tensor], ids_BT: Tensor
+    ) -> dict[str, LayerReading]:
+        """One forward pass of `predict` (logits [N, V] of ids [B, T]); every layer's reading, in
+        order of the calls.
+        """
         self._found = {}
         with ExitStack() as stack:
             stack.enter_context(self._hooked())
@@ -144,7 +168,9 @@ class ActivationProbe:
                 after = size / reading.size if reading.size else 1.0
                 rate = None if reading.rate is None else reading.rate * after
                 change = reading.change * after
-                self._found[name] = dataclasses.replace(reading, size=size, change=change, rate=rate)
+                self._found[name] = dataclasses.replace(
+                    reading, size=size, change=change, rate=rate
+                )
         return self._found
 
     @contextmanager
@@ -156,7 +182,9 @@ class ActivationProbe:
             handles.append(block.register_forward_hook(functools.partial(self._leave, name)))
         for name in self._roles:
             owner = self._module.get_submodule(name)
-            handles.append(owner.register_forward_hook(functools.partial(self._called, name), with_kwargs=True))
+            handles.append(
+                owner.register_forward_hook(functools.partial(self._called, name), with_kwargs=True)
+            )
         try:
             yield
         finally:
@@ -191,8 +219,13 @@ class ActivationProbe:
             return
         rows_NF, role = _rows(out), self._roles[name]
         entering = _entering(args, kwargs)
-        own = self._measure_update(self._key(shown), module, args, kwargs) if role in ("hidden", "readout") else None
-        # The readout's input holds its multiplier: only a hidden matrix's update counts relative to its input
+        own = (
+            self._measure_update(self._key(shown), module, args, kwargs)
+            if role in ("hidden", "readout")
+            else None
+        )
+        # The readout's input holds its multiplier: only a hidden matrix's update counts relative to
+        # its input
         scale = own.entering if own and role == "hidden" else 1.0
         self._keep(
             shown,
@@ -204,7 +237,9 @@ class ActivationProbe:
             change=own.effect if own and role == "readout" else None,
         )
 
-    def _measure_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
+    def _measure_update(
+        self, key: str, module: nn.Module, args: Any, kwargs: Any
+    ) -> _OwnUpdate | None:
         self._is_measuring = True
         try:
             return self._own_update(key, module, args, kwargs)
@@ -212,9 +247,14 @@ class ActivationProbe:
             self._is_measuring = False
 
     def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
-        """Measure the effect of the update since step 0 on the input of step 0 and on unrelated input."""
-        start = self._starts.setdefault(key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs)))
-        # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is none of its own.
+        """Measure the effect of the update since step 0 on the input of step 0 and on unrelated
+        input.
+        """
+        start = self._starts.setdefault(
+            key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs))
+        )
+        # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is
+        # none of its own.
         out = _tensor(module.forward(*start.args, **start.kwargs))
         if out is None:
             return None
@@ -226,7 +266,9 @@ class ActivationProbe:
             unrelated_NF = _odd_part(module, start, start.unrelated)
             if start.unrelated_output is None:
                 start.unrelated_output = unrelated_NF
-            rate = _size(unrelated_NF - start.unrelated_output) * math.sqrt(start.unrelated.shape[-1])
+            rate = _size(unrelated_NF - start.unrelated_output) * math.sqrt(
+                start.unrelated.shape[-1]
+            )
         return _OwnUpdate(effect=_size(rows_NF - start.output), entering=start.entering, rate=rate)
 
     def _keep(
@@ -268,7 +310,9 @@ class ActivationProbe:
 
 
 def _blocks(module: nn.Module, by_depth: bool) -> dict[str, str]:
-    """Names of the members of outermost module lists, and what they are recorded as; by depth some are not: empty."""
+    """Names of the members of outermost module lists, and what they are recorded as; by depth some
+    are not: empty.
+    """
     lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList)]
     found: dict[str, str] = {}
     for outer in lists:
@@ -287,7 +331,10 @@ def _owns(module: nn.Module) -> bool:
 
 
 def _role(name: str, module: nn.Module, kinds: Mapping[str, Kind]) -> Role:
-    own = [f"{name}.{parameter}" if name else parameter for parameter, _ in module.named_parameters(recurse=False)]
+    own = [
+        f"{name}.{parameter}" if name else parameter
+        for parameter, _ in module.named_parameters(recurse=False)
+    ]
     kind = kinds.get(own[0])
     return "readout" if kind is None else _ROLES.get(kind, "norm")
 
@@ -302,27 +349,41 @@ def _tensor(output: Any) -> Tensor | None:
 
 
 def _unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
-    """Return Gaussian noise like the first tensor of a module's input; None if it would not show the rate."""
+    """Return Gaussian noise like the first tensor of a module's input; None if it would not show
+    the rate.
+    """
     given = _tensor(start.args or tuple(start.kwargs.values()))
     if given is None or not given.is_floating_point() or not given.dim():
         return None
-    if not any(given.shape[-1] in weights.shape for weights in module.parameters(recurse=False) if weights.dim() > 1):
+    if not any(
+        given.shape[-1] in weights.shape
+        for weights in module.parameters(recurse=False)
+        if weights.dim() > 1
+    ):
         return None
     # A generator of its own: the run's random numbers stay as they were
     noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(0)).to(given.device)
     unrelated = (noise * given.float().square().mean().sqrt()).to(given.dtype)
     once_NF, twice_NF = _odd_part(module, start, unrelated), _odd_part(module, start, 2 * unrelated)
     # The size of an update is known by sampling only where twice the input gives twice the output
-    return unrelated if _size(twice_NF - 2 * once_NF) <= MAX_NONLINEAR_SHARE * _size(twice_NF) else None
+    return (
+        unrelated
+        if _size(twice_NF - 2 * once_NF) <= MAX_NONLINEAR_SHARE * _size(twice_NF)
+        else None
+    )
 
 
 def _odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
-    """Return half the difference of the outputs for an input and for its negative, in which a bias cancels."""
+    """Return half the difference of the outputs for an input and for its negative, in which a bias
+    cancels.
+    """
     given = _tensor(start.args or tuple(start.kwargs.values()))
 
     def run(replacement: Tensor) -> Tensor:
         args = tuple(replacement if value is given else value for value in start.args)
-        kwargs = {name: replacement if value is given else value for name, value in start.kwargs.items()}
+        kwargs = {
+            name: replacement if value is given else value for name, value in start.kwargs.items()
+        }
         out = _tensor(module.forward(*args, **kwargs))
         assert out is not None, "the module gave a tensor at the input of step 0"
         return _rows(out)
@@ -377,8 +438,8 @@ def attention_logits(
 ) -> Tensor:
     """Dot products q . k times the scale, where attention may look: one row, [1, X].
 
-    Takes the arguments of `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E]. At most
-    `LOGIT_ROWS` queries are looked at, evenly spread, the last one among them.
+    Takes the arguments of `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E].
+    At most `LOGIT_ROWS` queries are looked at, evenly spread, the last one among them.
     """
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     sequences = max(1, query.shape[:-3].numel())
@@ -387,11 +448,19 @@ def attention_logits(
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     wide = torch.promote_types(query.dtype, torch.float32)
-    logits = query[..., at_R, :].to(wide) @ key.to(wide).mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    logits = (
+        query[..., at_R, :].to(wide)
+        @ key.to(wide).mT
+        * (query.shape[-1] ** -0.5 if scale is None else scale)
+    )
     allowed = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
     if is_causal:
         allowed = allowed.tril()
     if attn_mask is not None:
-        seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+        seen = (
+            attn_mask
+            if attn_mask.dtype == torch.bool
+            else attn_mask > torch.finfo(attn_mask.dtype).min / 2
+        )
         allowed = allowed & seen
     return logits[allowed[..., at_R, :].expand_as(logits)][None]

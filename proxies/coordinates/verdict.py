@@ -1,9 +1,11 @@
-"""The coordinate check's verdict on one layer: slopes against width (or depth), intervals over seeds, causes.
+"""The coordinate check's verdict on one layer: slopes against width (or depth), intervals over
+seeds, causes.
 
-A slope is that of log2(size) per doubling, by least squares for each seed, with a t-interval over the seeds. Thresholds
-are fixed, not fitted: the classic mistakes have slopes of a half and more. The size of a matrix's own update follows
-the rate rule exactly, whatever the data; the change of an output is that size times the alignment of updates with their
-inputs, which fades in small models without any mistake and is measured. No torch: the record is read without it.
+A slope is that of log2(size) per doubling, by least squares for each seed, with a t-interval over
+the seeds. Thresholds are fixed, not fitted: the classic mistakes have slopes of a half and more.
+The size of a matrix's own update follows the rate rule exactly, whatever the data; the change of an
+output is that size times the alignment of updates with their inputs, which fades in small models
+without any mistake and is measured. No torch: the record is read without it.
 """
 
 from __future__ import annotations
@@ -26,36 +28,42 @@ ORDER: tuple[Outcome, ...] = ("blows_up", "vanishes", "cannot_tell", "passes")
 """Worst first."""
 FLAGGED: tuple[Outcome, ...] = ("blows_up", "vanishes")
 NOISE_SLOPE = -0.5
-"""Slope of the effect of an update on unrelated input at a correct rate: the update's elements shrink as 1 / fan-in and
-add up at random. At a correct rate no effect fades faster."""
+"""Slope of the effect of an update on unrelated input at a correct rate: the update's elements
+shrink as 1 / fan-in and add up at random. At a correct rate no effect fades faster."""
 _FALSE_SCALING: dict[Outcome, str] = {"blows_up": "does not shrink", "vanishes": "shrinks too fast"}
 INITIAL_STD = "hidden matrices' initial std"
 
 MISTAKE = 0.5
-"""The smallest slope, in octaves per doubling, of a classic mistake (a root of the width too much)."""
+"""The smallest slope, in octaves per doubling, of a classic mistake (a root of the width too
+much)."""
 TOLERANCE = 0.25
-"""A slope surely so far beyond the expected ones is a mistake; surely within `MISTAKE` of them, a layer passes."""
+"""A slope surely so far beyond the expected ones is a mistake; surely within `MISTAKE` of them, a
+layer passes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerReading:
-    """The sizes of one layer at one step: mean absolute values over the batch of the first update."""
+    """The sizes of one layer at one step: mean absolute values over the batch of the first
+    update.
+    """
 
     layer: str
     role: Role
     size: float
     """Size of the output."""
     change: float
-    """Size of the change in the output since step 0; for the readout, only the effect of its own update on its input at
-    step 0."""
+    """Size of the change in the output since step 0; for the readout, only the effect of its own
+    update on its input at step 0."""
     update: float | None
-    """Effect of a matrix's own update since step 0 on its input at step 0, over that input's size; None for others."""
+    """Effect of a matrix's own update since step 0 on its input at step 0, over that input's size;
+    None for others."""
     gain: float | None
     """Size of the output over that of the input; None without parameters."""
     rate: float | None
-    """Effect of that update on unrelated input (its Frobenius norm, by sampling) times the root of the fan-in. With
-    AdamW this is the size of an element times the fan-in, whatever the data: the rate rule itself. The readout's is not
-    divided by the input's size, so that its multiplier counts. None for other roles."""
+    """Effect of that update on unrelated input (its Frobenius norm, by sampling) times the root of
+    the fan-in. With AdamW this is the size of an element times the fan-in, whatever the data: the
+    rate rule itself. The readout's is not divided by the input's size, so that its multiplier
+    counts. None for other roles."""
     head_dim: int = 0
     """Of attention logits: the width of a query."""
 
@@ -80,22 +88,24 @@ class LayerVerdict:
     layer: str
     role: Role
     change: tuple[float, ...]
-    """Mean absolute change of the output since step 0 (of the readout: by its own update) at the last step, at each
-    width (or depth): geometric means over seeds, to five digits."""
+    """Mean absolute change of the output since step 0 (of the readout: by its own update) at the
+    last step, at each width (or depth): geometric means over seeds, to five digits."""
     slope: float
-    """Of the change, the median over the steps (of each seed); 0 where the layer did not move, and cannot be judged."""
+    """Of the change, the median over the steps (of each seed); 0 where the layer did not move, and
+    cannot be judged."""
     interval: tuple[float, float]
     expected: tuple[float, float]
-    """Smallest and largest slope in a correct parametrization: (0, 0), except for rules that change with width or depth
-    by design, and for the measured fading of the updates' alignment with their inputs."""
+    """Smallest and largest slope in a correct parametrization: (0, 0), except for rules that change
+    with width or depth by design, and for the measured fading of the updates' alignment with their
+    inputs."""
     start: Slope | None
     """Slope of the size at step 0; None if a size is zero."""
     update: Slope | None
-    """Slope of the effect of the layer's first update on the batch of that update; for a hidden matrix, over the
-    input's size. None for roles without a rate rule, and if nothing moved."""
+    """Slope of the effect of the layer's first update on the batch of that update; for a hidden
+    matrix, over the input's size. None for roles without a rate rule, and if nothing moved."""
     rate: Slope | None
-    """Slope of the size of the layer's first update against the rate rule, before mistakes elsewhere affect it through
-    the gradients; None if `update` is None or the size is unknown."""
+    """Slope of the size of the layer's first update against the rate rule, before mistakes
+    elsewhere affect it through the gradients; None if `update` is None or the size is unknown."""
     outcome: Outcome
     cause: str
     """In words; empty for a layer that passes."""
@@ -103,8 +113,8 @@ class LayerVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One layer's readings (`LayerReading`), each an array [S, P, K]: S steps, the first 0, P widths or
-    depths, K seeds.
+    """One layer's readings (`LayerReading`), each an array [S, P, K]: S steps, the first 0, P
+    widths or depths, K seeds.
     """
 
     layer: str
@@ -141,11 +151,14 @@ def _slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.f
     return slopes_K
 
 
-def _with_interval(slopes_K: NDArray[np.float64], level: float, pooled: float | None = None) -> Slope:
+def _with_interval(
+    slopes_K: NDArray[np.float64], level: float, pooled: float | None = None
+) -> Slope:
     """Return the mean slope with its t-interval.
 
-    With few seeds a layer's variance is uncertain, so it is averaged with `pooled`, the variance between seeds over all
-    layers, which doubles the degrees of freedom (moderated t, Smyth 2004, doi 10.2202/1544-6115.1027).
+    With few seeds a layer's variance is uncertain, so it is averaged with `pooled`, the variance
+    between seeds over all layers, which doubles the degrees of freedom (moderated t, Smyth 2004,
+    doi 10.2202/1544-6115.1027).
     """
     num_seeds, slope, variance = len(slopes_K), float(slopes_K.mean()), float(slopes_K.var(ddof=1))
     free = num_seeds - 1
@@ -158,17 +171,27 @@ def _with_interval(slopes_K: NDArray[np.float64], level: float, pooled: float | 
 def fit_slope(
     size_PK: NDArray[np.float64], points: Sequence[int], level: float, pooled: float | None = None
 ) -> Slope | None:
-    """Fit the slope over the points, with its t-interval over seeds; None if a size is not a positive number."""
+    """Fit the slope over the points, with its t-interval over seeds; None if a size is not a
+    positive number.
+    """
     slopes_K = _slopes(size_PK, points)
     return None if slopes_K is None else _with_interval(slopes_K, level, pooled)
 
 
-def _typical_slopes(change_SPK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.float64] | None:
-    """Return the median slope over the steps for each seed, [K]; None if the layer has not moved at the last step.
+def _typical_slopes(
+    change_SPK: NDArray[np.float64], points: Sequence[int]
+) -> NDArray[np.float64] | None:
+    """Return the median slope over the steps for each seed, [K]; None if the layer has not moved at
+    the last step.
 
-    A mistake shows at every step, while the last steps alone may be chaotic in the smallest models at a high rate.
+    A mistake shows at every step, while the last steps alone may be chaotic in the smallest models
+    at a high rate.
     """
-    slopes_SK = [slopes_K for change_PK in change_SPK[1:] if (slopes_K := _slopes(change_PK, points)) is not None]
+    slopes_SK = [
+        slopes_K
+        for change_PK in change_SPK[1:]
+        if (slopes_K := _slopes(change_PK, points)) is not None
+    ]
     if _slopes(change_SPK[-1], points) is None:
         return None
     median_K: NDArray[np.float64] = np.median(np.stack(slopes_SK), axis=0)
@@ -177,7 +200,9 @@ def _typical_slopes(change_SPK: NDArray[np.float64], points: Sequence[int]) -> N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedVariances:
-    """Variances of slopes between seeds, as means over the layers of a check; None without a slope."""
+    """Variances of slopes between seeds, as means over the layers of a check; None without a
+    slope.
+    """
 
     change: float | None = None
     start: float | None = None
@@ -197,7 +222,9 @@ def pool_variances(layers: Sequence[Measured], points: Sequence[int]) -> SeedVar
 
 
 def judge_slope(slope: Slope | None, expected: tuple[float, float], share: float = 1.0) -> Outcome:
-    """Compare a slope with the smallest and largest expected ones; `share` scales the thresholds."""
+    """Compare a slope with the smallest and largest expected ones; `share` scales the
+    thresholds.
+    """
     if slope is None:
         return "cannot_tell"
     low, high = slope.interval
@@ -212,10 +239,10 @@ def judge_slope(slope: Slope | None, expected: tuple[float, float], share: float
 def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
     """Return the slope of the alignment of a matrix's updates with their inputs, from -1/2 to 0.
 
-    The effect of an update on its own batch is its size times its alignment. In a correct parametrization the size
-    follows the rate rule exactly, and the alignment tends to a constant as width grows. In small models and with few
-    tokens, much of the alignment is noise of unrelated inputs. Muon's updates have no such noise: on the span of their
-    inputs the effect is their size.
+    The effect of an update on its own batch is its size times its alignment. In a correct
+    parametrization the size follows the rate rule exactly, and the alignment tends to a constant as
+    width grows. In small models and with few tokens, much of the alignment is noise of unrelated
+    inputs. Muon's updates have no such noise: on the span of their inputs the effect is their size.
     """
     if measured.role not in ("hidden", "readout") or _by_muon(measured, setting):
         return 0.0
@@ -231,14 +258,17 @@ def _by_muon(measured: Measured, setting: CheckSettings) -> bool:
     return setting.parametrization.by_muon and measured.role == "hidden"
 
 
-def expected_change(layer: str, role: Role, setting: CheckSettings, fading: float = 0.0) -> tuple[float, float]:
+def expected_change(
+    layer: str, role: Role, setting: CheckSettings, fading: float = 0.0
+) -> tuple[float, float]:
     """Return the smallest and largest slope of the change in a correct parametrization.
 
     Args:
         layer: Name of the layer.
         role: Role of the layer.
         setting: Settings of the check.
-        fading: Steepest `alignment_slope` of the matrices up to this layer; for the readout, its own.
+        fading: Steepest `alignment_slope` of the matrices up to this layer; for the readout, its
+            own.
     """
     if setting.axis == "depth":
         return _expected_depth_change(layer, role, setting, fading)
@@ -248,23 +278,28 @@ def expected_change(layer: str, role: Role, setting: CheckSettings, fading: floa
     # What the embedding's update makes of later layers fades with it, their own updates do not.
     low = min(fading, expected_rate("embedding", setting))
     if role == "attention_logits":
-        # Fading changes of queries and of keys are multiplied; over head_dim they add up at random or aligned.
+        # Fading changes of queries and of keys are multiplied; over head_dim they add up at random
+        # or aligned.
         low = 2 * low - 0.5 * setting.head_dim_power
     return (low, 0.0)
 
 
-def _expected_depth_change(layer: str, role: Role, setting: CheckSettings, fading: float) -> tuple[float, float]:
+def _expected_depth_change(
+    layer: str, role: Role, setting: CheckSettings, fading: float
+) -> tuple[float, float]:
     """Return the smallest and largest slope of the change over depth."""
     if role == "embedding":
         return (0.0, 0.0)
     if role == "readout":
         return (fading, 0.0)
-    # The first block's stream carries one block's share of the change, or a share of that where one branch moves the
-    # next; what enters the last block lacks one. Only what comes after all blocks is compared like with like.
+    # The first block's stream carries one block's share of the change, or a share of that where one
+    # branch moves the next; what enters the last block lacks one. Only what comes after all blocks
+    # is compared like with like.
     if _is_within_blocks(layer):
         return (-2.0, 0.5)
-    # The blocks' updates add up at random or aligned. A norm divides by the stream's size, which fades with the root of
-    # the depth at most; with alpha 1/2, branches of few blocks still move one another (measured: up to 0.25).
+    # The blocks' updates add up at random or aligned. A norm divides by the stream's size, which
+    # fades with the root of the depth at most; with alpha 1/2, branches of few blocks still move
+    # one another (measured: up to 0.25).
     grows = 0.5 if role == "norm" else (1.0 - (setting.parametrization.depth_alpha or 1.0)) / 2
     return (-0.5, grows)
 
@@ -272,41 +307,59 @@ def _expected_depth_change(layer: str, role: Role, setting: CheckSettings, fadin
 def _is_within_blocks(layer: str) -> bool:
     """Return whether a layer of a check over depth comes before the end of the last block."""
     parts = layer.split(".")
-    return any(place in parts for place in ("first", "middle", "last")) and not layer.endswith(".last.stream")
+    return any(place in parts for place in ("first", "middle", "last")) and not layer.endswith(
+        ".last.stream"
+    )
 
 
 def expected_rate(role: Role, setting: CheckSettings) -> float:
-    """Return the slope of the size of a layer's own update by the rate rule, which does not depend on the data."""
+    """Return the slope of the size of a layer's own update by the rate rule, which does not depend
+    on the data.
+    """
     chosen = setting.parametrization
     if role == "hidden" and setting.axis == "depth":
         # The rates of blocks shrink as m_L^(alpha - 1) by design
         return (chosen.depth_alpha or 1.0) - 1.0
-    rooted = chosen.width == "mup" and chosen.embedding_rate == "inverse_root" and setting.axis == "width"
+    rooted = (
+        chosen.width == "mup"
+        and chosen.embedding_rate == "inverse_root"
+        and setting.axis == "width"
+    )
     return -0.5 if rooted and (role == "embedding" or (role == "readout" and setting.tied)) else 0.0
 
 
 def expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Return the smallest and largest slope of a layer's size at step 0."""
     if setting.axis == "depth":
-        # With alpha 1 the sum of random blocks fades with the root of the depth, and one block with the depth
+        # With alpha 1 the sum of random blocks fades with the root of the depth, and one block with
+        # the depth
         if role == "stream":
             return (-1.0 if _is_within_blocks(layer) else -0.5, 0.0)
         # The multiplier of a user's branch acts on the output of its last matrix
-        return (-(setting.parametrization.depth_alpha or 0.0), 0.0) if role == "hidden" else (0.0, 0.0)
+        return (
+            (-(setting.parametrization.depth_alpha or 0.0), 0.0) if role == "hidden" else (0.0, 0.0)
+        )
     if role == "readout":
-        return (-1.0, 0.0)  # random weights on an input of fixed size: fades in every correct parametrization
-    # Divided by head_dim, the product of random queries and keys fades with the root of head_dim. Divided by the root,
-    # it keeps its size, and grows once training aligns them: too slowly for a short check to notice.
+        # random weights on an input of fixed size: fades in every correct parametrization
+        return (-1.0, 0.0)
+    # Divided by head_dim, the product of random queries and keys fades with the root of head_dim.
+    # Divided by the root, it keeps its size, and grows once training aligns them: too slowly for a
+    # short check to notice.
     fading = -0.5 * setting.head_dim_power if role == "attention_logits" else 0.0
     return (fading, fading)
 
 
 def judge_layer(
-    measured: Measured, setting: CheckSettings, fading: float, variances: SeedVariances | None = None
+    measured: Measured,
+    setting: CheckSettings,
+    fading: float,
+    variances: SeedVariances | None = None,
 ) -> LayerVerdict:
-    """Judge one layer by its change, its size at step 0, and the size of its own first and last update.
+    """Judge one layer by its change, its size at step 0, and the size of its own first and last
+    update.
 
-    The worst outcome counts. The cause is a mistake of the layer's own weights; empty if there is none.
+    The worst outcome counts. The cause is a mistake of the layer's own weights; empty if there is
+    none.
 
     Args:
         measured: Readings of the layer.
@@ -322,16 +375,25 @@ def judge_layer(
     expected = expected_change(measured.layer, role, setting, fading)
     share = setting.head_dim_power or 1.0 if role == "attention_logits" else 1.0
     start_outcome: Outcome = (
-        "passes" if start is None else judge_slope(start, expected_size(measured.layer, role, setting), share)
+        "passes"
+        if start is None
+        else judge_slope(start, expected_size(measured.layer, role, setting), share)
     )
     rate, rate_outcomes = _judge_rate(measured, setting)
-    # The readout's change is the effect of its own update, whose size is known; its alignment is not a mistake
+    # The readout's change is the effect of its own update, whose size is known; its alignment is
+    # not a mistake
     explained = role == "readout" and rate is not None and final is not None
     change_outcome: Outcome = "passes" if explained else judge_slope(final, expected)
     worst = min((change_outcome, start_outcome, *rate_outcomes), key=ORDER.index)
-    cause = _cause(measured, setting, start_outcome, rate_outcomes[0] if rate_outcomes else "passes")
+    cause = _cause(
+        measured, setting, start_outcome, rate_outcomes[0] if rate_outcomes else "passes"
+    )
     if final is None:
-        unmoved = [point for point, change_K in zip(points, measured.change[-1], strict=True) if not change_K.all()]
+        unmoved = [
+            point
+            for point, change_K in zip(points, measured.change[-1], strict=True)
+            if not change_K.all()
+        ]
         cause = cause or f"it did not move at {setting.axis} {', '.join(map(str, unmoved))}"
     return LayerVerdict(
         layer=measured.layer,
@@ -355,7 +417,9 @@ def _geometric(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _own_effect(measured: Measured) -> NDArray[np.float64]:
-    """Return the effect of a layer's own update on its batch, [S, P, K]; NaN for roles without a rate rule."""
+    """Return the effect of a layer's own update on its batch, [S, P, K]; NaN for roles without a
+    rate rule.
+    """
     if measured.role in ("embedding", "readout"):
         return measured.change
     return measured.update if measured.role == "hidden" else np.full_like(measured.change, np.nan)
@@ -365,18 +429,22 @@ def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | Non
     """Judge the size of a layer's own update against the rate rule.
 
     Returns:
-        The slope of the first update's size, None if it is unknown; and the outcomes at the first update and at the
-        last step, none if there is no rate rule or nothing moved.
+        The slope of the first update's size, None if it is unknown; and the outcomes at the first
+        update and at the last step, none if there is no rate rule or nothing moved.
     """
     effect_SPK, rule = _own_effect(measured), expected_rate(measured.role, setting)
-    # The effect on the batch shows the rate of an embedding, whose rows are the output, and of Muon, whose update keeps
-    # the size of every input in the span of its gradient; the size of its elements depends on the gradient's rank.
+    # The effect on the batch shows the rate of an embedding, whose rows are the output, and of
+    # Muon, whose update keeps the size of every input in the span of its gradient; the size of its
+    # elements depends on the gradient's rank.
     is_direct = measured.role == "embedding" or _by_muon(measured, setting)
     size_SPK, expected = (effect_SPK if is_direct else measured.rate), (rule, rule)
     rate = _first_slope(size_SPK, setting)
     if rate is None:
         size_SPK, expected = effect_SPK, (rule + NOISE_SLOPE, rule)
-    first, last = _first_slope(size_SPK, setting), fit_slope(size_SPK[-1], setting.points, setting.level)
+    first, last = (
+        _first_slope(size_SPK, setting),
+        fit_slope(size_SPK[-1], setting.points, setting.level),
+    )
     return rate, [judge_slope(slope, expected) for slope in (first, last) if slope is not None]
 
 
@@ -387,21 +455,39 @@ def _first_slope(size_SPK: NDArray[np.float64], setting: CheckSettings) -> Slope
 
 
 def _cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Outcome) -> str:
-    """Describe the mistake of the layer's own weights, at step 0 or in their first update; empty if there is none."""
+    """Describe the mistake of the layer's own weights, at step 0 or in their first update; empty if
+    there is none.
+    """
     role, along = measured.role, setting.axis
     if role == "hidden":
         gain = judge_slope(fit_slope(measured.gain[0], setting.points, setting.level), (0.0, 0.0))
-        mistakes = [f"{INITIAL_STD} {_FALSE_SCALING[gain]} with fan-in"] if start in FLAGGED and gain in FLAGGED else []
-        grows = setting.parametrization.by_muon and rate == "blows_up"  # Muon's rate must not change
+        mistakes = (
+            [f"{INITIAL_STD} {_FALSE_SCALING[gain]} with fan-in"]
+            if start in FLAGGED and gain in FLAGGED
+            else []
+        )
+        # Muon's rate must not change
+        grows = setting.parametrization.by_muon and rate == "blows_up"
         word = "grows" if grows else _FALSE_SCALING.get(rate, "")
-        mistakes += [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []
+        mistakes += (
+            [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []
+        )
         return "; ".join(mistakes)
     if role == "embedding" and start in FLAGGED:
-        return f"the embedding's initial std {'grows' if start == 'blows_up' else 'shrinks'} with {along}"
+        return (
+            f"the embedding's initial std {'grows' if start == 'blows_up' else 'shrinks'} with "
+            f"{along}"
+        )
     if role == "readout" and "blows_up" in (start, rate):
-        return f"unscaled readout: its output multiplier (or learning rate) does not shrink with {along}"
+        return (
+            "unscaled readout: its output multiplier (or learning rate) does not shrink with "
+            f"{along}"
+        )
     if role == "readout" and rate == "vanishes":
         return f"the readout's output multiplier (or learning rate) shrinks too fast with {along}"
     if role == "embedding" and rate in FLAGGED:
-        return f"the embedding's learning rate {'grows' if rate == 'blows_up' else 'shrinks'} with {along}"
+        return (
+            f"the embedding's learning rate {'grows' if rate == 'blows_up' else 'shrinks'} with "
+            f"{along}"
+        )
     return ""

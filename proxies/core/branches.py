@@ -1,10 +1,11 @@
-"""Runs that share a stable phase: which do, where each leaves it, and what it costs beyond it. Standard library only.
+"""Runs that share a stable phase: which do, where each leaves it, and what it costs beyond it.
+Standard library only.
 
-With `wsd` the rate is constant between warmup and decay, so runs that differ only in their duration are one run until
-the shorter one decays. The longer one can go on from the shorter one's state at that step, its *branch step*: it is
-then, on one machine, bit by bit the run that it would have been from step 0 (arXiv 2405.18392 and 2404.06395 train
-ladders so). That shared phase is the *trunk*. Nothing here is part of a run's identity beyond its spec: trunk and
-branch step follow from it.
+With `wsd` the rate is constant between warmup and decay, so runs that differ only in their duration
+are one run until the shorter one decays. The longer one can go on from the shorter one's state at
+that step, its *branch step*: it is then, on one machine, bit by bit the run that it would have been
+from step 0 (arXiv 2405.18392 and 2404.06395 train ladders so). That shared phase is the *trunk*.
+Nothing here is part of a run's identity beyond its spec: trunk and branch step follow from it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ TRUNK, TRUNK_STEPS = "trunk", "trunk_steps"
 
 
 def trunk_id(spec: RunSpec) -> str:
-    """Content id of what a run computes until its decay; empty where its duration matters from the first step on.
+    """Content id of what a run computes until its decay; empty where its duration matters from the
+    first step on.
 
-    That is so with other schedules, where rates or decay follow the duration, where the batch warms up over a share
-    of it, and where the user's own command trains, whose state nobody else has.
+    That is so with other schedules, where rates or decay follow the duration, where the batch warms
+    up over a share of it, and where the user's own command trains, whose state nobody else has.
     """
     schedule = spec.schedule
-    by_duration = spec.parametrization.needs_tokens or spec.hparams.needs_tokens or schedule.batch_warmup_steps
+    by_duration = (
+        spec.parametrization.needs_tokens
+        or spec.hparams.needs_tokens
+        or schedule.batch_warmup_steps
+    )
     if schedule.kind != "wsd" or by_duration or spec.command is not None:
         return ""
     warmup_steps = schedule.warmup_steps
@@ -47,7 +53,8 @@ def trunk_order(spec: RunSpec) -> tuple[int, str]:
 
 
 def own_flops(specs: Iterable[RunSpec]) -> list[int]:
-    """Training FLOPs of each run beyond what it goes on from, if the shorter ones of its trunk among these come first.
+    """Training FLOPs of each run beyond what it goes on from, if the shorter ones of its trunk
+    among these come first.
 
     A run that stands in the list several times costs the same each time.
     """
@@ -65,10 +72,16 @@ def own_flops(specs: Iterable[RunSpec]) -> list[int]:
 
 
 def flops_between(spec: RunSpec, start_steps: int, num_steps: int) -> int:
-    """Training FLOPs of a run's steps from one to another, causal convention (`proxies.core.flops`)."""
+    """Training FLOPs of a run's steps from one to another, causal convention
+    (`proxies.core.flops`).
+    """
     return flops_per_token(spec.shape) * (spec.tokens_by(num_steps) - spec.tokens_by(start_steps))
 
 
 def trained_flops(run: Run) -> int:
-    """FLOPs of a run's schedule beyond what it went on from; of one that ended early, those that it was to take."""
-    return flops_between(run.spec, int(run.result.environment.get(TRUNK_STEPS, 0)), run.spec.schedule.num_steps)
+    """FLOPs of a run's schedule beyond what it went on from; of one that ended early, those that it
+    was to take.
+    """
+    return flops_between(
+        run.spec, int(run.result.environment.get(TRUNK_STEPS, 0)), run.spec.schedule.num_steps
+    )

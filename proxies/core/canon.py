@@ -1,7 +1,8 @@
 """Canonical JSON and content ids: one value has one text and one sha256. Standard library only.
 
-Two records are the same exactly when their canonical texts are the same bytes. Keys are sorted, there is no
-white space, floats are written in Python's shortest round-trip form, and `1` and `1.0` are different values.
+Two records are the same exactly when their canonical texts are the same bytes. Keys are sorted,
+there is no white space, floats are written in Python's shortest round-trip form, and `1` and `1.0`
+are different values.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 ID_LENGTH = 64  # hex digits of a sha256
 SHARED = {"shared": True}
-"""Metadata of a field that is the same in many records: equal values read from JSON are decoded once, as one object."""
+"""Metadata of a field that is the same in many records: equal values read from JSON are decoded
+once, as one object."""
 UNLESS_DEFAULT = {"unless_default": True}
-"""Metadata of a field that is written only where it differs from its default: records without it keep their id."""
+"""Metadata of a field that is written only where it differs from its default: records without it
+keep their id."""
 _MOST_SHARED = 1000
 """The most such objects kept; beyond it, all are forgotten and decoded anew."""
 
@@ -42,12 +45,15 @@ def canonical(value: object) -> str:
     """The canonical JSON text of `value` (a record, or plain JSON data).
 
     Raises:
-        CanonError: NaN, an infinity, a key that is not a string, a text UTF-8 cannot write, or a type JSON does not
-            know, with its path in the message; or a value nested some hundred levels deep.
+        CanonError: NaN, an infinity, a key that is not a string, a text UTF-8 cannot write, or a
+            type JSON does not know, with its path in the message; or a value nested some hundred
+            levels deep.
     """
     try:
         plain = to_json(value)
-        return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return json.dumps(
+            plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
     except RecursionError:
         raise CanonError("it is nested too deeply for a record") from None
 
@@ -76,7 +82,8 @@ def write_atomic(path: Path, content: bytes) -> None:
         with open_to_append(path) as device:
             device.write(content)
         return
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same report
+    # two processes may write the same report
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
             file.write(content)
@@ -102,7 +109,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, with those above it, so that each outlasts a power cut: its entry in the one above is synced."""
+    """Make a folder, with those above it, so that each outlasts a power cut: its entry in the one
+    above is synced.
+    """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -131,7 +140,8 @@ def to_json(value: object, path: str = "$") -> Json:
             raise CanonError(f"{path} is {value}: records hold finite numbers only")
         return value
     if isinstance(value, int):
-        return int(value)  # subclasses (an IntEnum, torch's version string) are not what JSON gives back
+        # subclasses (an IntEnum, torch's version string) are not what JSON gives back
+        return int(value)
     if isinstance(value, (list, tuple)):  # a union would be made anew for each value
         kinds = set(map(type, value))  # curves are long, and numbers of one kind
         if kinds == {int} or (kinds == {float} and all(map(math.isfinite, value))):
@@ -143,14 +153,21 @@ def to_json(value: object, path: str = "$") -> Json:
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
         return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        return {f.name: to_json(getattr(value, f.name), f"{path}.{f.name}") for f in written_fields(value)}
+        return {
+            f.name: to_json(getattr(value, f.name), f"{path}.{f.name}")
+            for f in written_fields(value)
+        }
     raise CanonError(f"{path} is {with_article(kind.__name__)}: not a JSON value")
 
 
 def written_fields(record: object) -> list[dataclasses.Field[typing.Any]]:
     """The fields of a record that its JSON has."""
     kind: type = type(record)
-    return [f for f in _fields(kind) if "unless_default" not in f.metadata or getattr(record, f.name) != f.default]
+    return [
+        f
+        for f in _fields(kind)
+        if "unless_default" not in f.metadata or getattr(record, f.name) != f.default
+    ]
 
 
 def _text(value: str, path: str) -> str:
@@ -158,7 +175,9 @@ def _text(value: str, path: str) -> str:
         if not value.isascii():
             value.encode()
     except UnicodeEncodeError as error:
-        raise CanonError(f"{path} holds half a surrogate pair, which UTF-8 cannot encode: {error.reason}") from None
+        raise CanonError(
+            f"{path} holds half a surrogate pair, which UTF-8 cannot encode: {error.reason}"
+        ) from None
     return str.__str__(value)  # not str(): an enumeration prints its name
 
 
@@ -169,23 +188,30 @@ def parse(text: str | bytes) -> Json:
         CanonError: the text is not JSON, or not strict.
     """
     try:
-        loaded: Json = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_refuse, parse_float=_finite)
+        loaded: Json = json.loads(
+            text, object_pairs_hook=_no_duplicates, parse_constant=_refuse, parse_float=_finite
+        )
     except CanonError:
         raise
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and integers of absurd length
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also bytes that are not UTF-8, and integers of absurd length
         raise CanonError(f"not JSON: {error}") from error
     return loaded
 
 
 MAX_DEPTH = 64
-"""Depth of objects and lists that `parse_deep` keeps where a text has more than Python's parser allows."""
+"""Depth of objects and lists that `parse_deep` keeps where a text has more than Python's parser
+allows."""
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def parse_deep(text: str, decode: Callable[[str], object] = json.loads) -> object:
     """Read JSON of any depth.
 
-    Python's parser allows some 1,000 levels. Of a deeper text, objects and lists below `MAX_DEPTH` are read as empty.
+    Python's parser allows some 1,000 levels. Of a deeper text, objects and lists below `MAX_DEPTH`
+    are read as empty.
 
     Args:
         text: The JSON.
@@ -239,7 +265,8 @@ _Record = typing.TypeVar("_Record")
 
 
 def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
-    """Build the record `kind` from JSON data, strictly: every field there, none unknown, each of its type.
+    """Build the record `kind` from JSON data, strictly: every field there, none unknown, each of
+    its type.
 
     An int is accepted in place of a float, and becomes one. Records then validate themselves.
 
@@ -306,13 +333,19 @@ def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tup
 
 def _decode_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, dict):
-        raise CanonError(f"{path} is {with_article(type(value).__name__)}: must be an object ({kind.__name__})")
+        raise CanonError(
+            f"{path} is {with_article(type(value).__name__)}: must be an object ({kind.__name__})"
+        )
     fields = _fields(kind)
     missing = [f.name for f in fields if f.name not in value and "unless_default" not in f.metadata]
     unknown = value.keys() - {f.name for f in fields}
     if missing or unknown:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has the unknown {', '.join(repr(n) for n in value if n in unknown)}"] if unknown else []
+        parts += (
+            [f"has the unknown {', '.join(repr(n) for n in value if n in unknown)}"]
+            if unknown
+            else []
+        )
         raise CanonError(f"{path} ({kind.__name__}) {' and '.join(parts)}")
     hints = _type_hints(kind)
     return kind(
@@ -330,7 +363,9 @@ _shared: dict[tuple[object, str], object] = {}
 
 
 def _decode_shared(kind: typing.Any, value: object, path: str) -> object:
-    """The one object for all equal values; their text tells 1, 1.0 and true apart, as equality does not."""
+    """The one object for all equal values; their text tells 1, 1.0 and true apart, as equality does
+    not.
+    """
     key = (kind, repr(value))
     if key not in _shared:
         made = _decode(kind, value, path)

@@ -1,4 +1,6 @@
-"""How every record checks itself: it reports everything that is wrong at once. Standard library only."""
+"""How every record checks itself: it reports everything that is wrong at once. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,19 @@ class Checks:
         for name in names:
             value = getattr(self.record, name)
             if type(value) is not int or value < least:
-                self.problems.append(f"{name} = {value!r}: must be a whole number, at least {least}")
+                self.problems.append(
+                    f"{name} = {value!r}: must be a whole number, at least {least}"
+                )
 
-    def number(self, name: str, *, above: float | None = None, least: float | None = None,
-               below: float | None = None, most: float | None = None) -> None:  # fmt: skip
+    def number(
+        self,
+        name: str,
+        *,
+        above: float | None = None,
+        least: float | None = None,
+        below: float | None = None,
+        most: float | None = None,
+    ) -> None:
         """A field that must be a finite number within bounds; a whole number becomes a float."""
         given = getattr(self.record, name)
         try:
@@ -46,12 +57,15 @@ class Checks:
             and (most is None or value <= most)
         )
         if fine:
-            # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it declares.
+            # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it
+            # declares.
             object.__setattr__(self.record, name, value)
         else:
             limits = (("above", above), ("at least", least), ("below", below), ("at most", most))
             bounds = " and ".join(f"{word} {bound}" for word, bound in limits if bound is not None)
-            self.problems.append(f"{name} = {given!r}: must be a finite number" + (f", {bounds}" if bounds else ""))
+            self.problems.append(
+                f"{name} = {given!r}: must be a finite number" + (f", {bounds}" if bounds else "")
+            )
 
     def one_of(self, name: str, choices: tuple[str, ...]) -> None:
         """A field that must be one of some words."""
@@ -70,6 +84,8 @@ class Checks:
         return not self.problems
 
     def done(self, name: str = "") -> None:
-        """Raise SpecError with every problem, if there is one; `name` replaces that of the record's class."""
+        """Raise SpecError with every problem, if there is one; `name` replaces that of the record's
+        class.
+        """
         if self.problems:
             raise SpecError(name or type(self.record).__name__, self.problems)

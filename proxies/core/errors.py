@@ -1,4 +1,6 @@
-"""The base of every error that ends a command, and the exit codes of commands. Standard library only."""
+"""The base of every error that ends a command, and the exit codes of commands. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class ExitCode(IntEnum):
 
 
 class ForerunError(Exception):
-    """An error of forerun; where nothing handles it, it ends the command with its class's exit code."""
+    """An error of forerun; where nothing handles it, it ends the command with its class's exit
+    code.
+    """
 
     exit_code: int = ExitCode.INPUT
 

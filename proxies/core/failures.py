@@ -1,7 +1,9 @@
-"""Why a run, a worker or an attempt at the main run failed: one word for it, and what to do. Standard library only.
+"""Why a run, a worker or an attempt at the main run failed: one word for it, and what to do.
+Standard library only.
 
-The one classifier: of an exception raised in this process (`classify`), and of a process that is gone, by its log and
-its exit code (`crash_of`). Sweeps and the main run's supervisor read the same table and the same patterns.
+The one classifier: of an exception raised in this process (`classify`), and of a process that is
+gone, by its log and its exit code (`crash_of`). Sweeps and the main run's supervisor read the same
+table and the same patterns.
 """
 
 from __future__ import annotations
@@ -17,10 +19,21 @@ from proxies.core.plain_files import open_plain
 from proxies.core.redaction import LineRedactor, redacted
 
 Cause = Literal[
-    "out_of_memory", "no_device", "disk_full", "port", "crashed", "lost_worker", "killed", "preempted", "hung",
-    "bad_data", "user_code", "error",
-]  # fmt: skip
-"""`error` is whatever none of the others is: an exception in our own code, say, or a result that is none."""
+    "out_of_memory",
+    "no_device",
+    "disk_full",
+    "port",
+    "crashed",
+    "lost_worker",
+    "killed",
+    "preempted",
+    "hung",
+    "bad_data",
+    "user_code",
+    "error",
+]
+"""`error` is whatever none of the others is: an exception in our own code, say, or a result that is
+none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,46 +47,64 @@ class FailureKind:
     launch_advice: str = ""
     """What to do when the main run failed, if that differs."""
     exit_code: int = 1
-    """Of a launch that gave up: 2 (bad input) if the machine must be fixed, 130 (resumable) if a restart may help."""
+    """Of a launch that gave up: 2 (bad input) if the machine must be fixed, 130 (resumable) if a
+    restart may help."""
     passes: bool = False
     """It may go away by itself a little later: failing at the same step twice proves nothing."""
 
 
 CAUSES: dict[Cause, FailureKind] = {
     "out_of_memory": FailureKind(
-        "out of memory", "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
-        "freeze with a smaller launch.microbatch_sequences, launch.activation_checkpointing or more ranks", exit_code=2,
+        "out of memory",
+        "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
+        "freeze with a smaller launch.microbatch_sequences, launch.activation_checkpointing or "
+        "more ranks",
+        exit_code=2,
     ),
     "no_device": FailureKind(
         "a GPU is missing or lost",
-        "see what `forerun doctor` and `nvidia-smi` show; leave the node out, or free the device", exit_code=2,
+        "see what `forerun doctor` and `nvidia-smi` show; leave the node out, or free the device",
+        exit_code=2,
     ),
     "disk_full": FailureKind(
-        "the disk is full", "free some space, then run the same command again",
-        "free some space; the last good checkpoint is untouched", exit_code=2,
+        "the disk is full",
+        "free some space, then run the same command again",
+        "free some space; the last good checkpoint is untouched",
+        exit_code=2,
     ),
     "port": FailureKind(
-        "the ranks did not meet", "name a free port and a host that every node reaches (--rdzv-endpoint HOST:PORT)",
-        exit_code=2, passes=True,
+        "the ranks did not meet",
+        "name a free port and a host that every node reaches (--rdzv-endpoint HOST:PORT)",
+        exit_code=2,
+        passes=True,
     ),
-    "crashed": FailureKind("crashed", "its last lines of output show where, usually in native code"),
+    "crashed": FailureKind(
+        "crashed", "its last lines of output show where, usually in native code"
+    ),
     "lost_worker": FailureKind(
         "worker lost", "the system log (dmesg, or the scheduler's log) shows what ended its process"
     ),
     "killed": FailureKind(
-        "killed from outside", "the system log (dmesg, or the scheduler's log) shows what ended its process",
-        exit_code=130, passes=True,
+        "killed from outside",
+        "the system log (dmesg, or the scheduler's log) shows what ended its process",
+        exit_code=130,
+        passes=True,
     ),
     "preempted": FailureKind("pre-empted", "nothing to fix: it resumes from its last checkpoint"),
     "hung": FailureKind(
-        "hung", "look for a deadlock, a dead network disk or a stuck device",
-        "the stacks in the log show where each rank waits: a dead link, a stuck device, a deadlock or a slow disk",
-        exit_code=130, passes=True,
+        "hung",
+        "look for a deadlock, a dead network disk or a stuck device",
+        "the stacks in the log show where each rank waits: a dead link, a stuck device, a deadlock "
+        "or a slow disk",
+        exit_code=130,
+        passes=True,
     ),
     "bad_data": FailureKind("bad data", "fix the corpus, then run the same command again"),
     "user_code": FailureKind("your code failed", "fix it, then run the same command again"),
-    "error": FailureKind("error", "its last lines of output may show more", "the last lines of the log show more"),
-}  # fmt: skip
+    "error": FailureKind(
+        "error", "its last lines of output may show more", "the last lines of the log show more"
+    ),
+}
 """In order: where several ranks of one worker fail, the first of these counts."""
 
 TAIL_BYTES = 2048
@@ -82,23 +113,39 @@ _DETAIL_CHARS = 2000
 _MOST_READ_BYTES = 256 * 2**10
 _PATTERNS: dict[Cause, re.Pattern[str]] = {
     "out_of_memory": re.compile(
-        r"OutOfMemoryError|(?:out of|not enough) memory|can(?:'t|not) allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.I
+        r"OutOfMemoryError|(?:out of|not enough) memory|can(?:'t|not) allocate "
+        r"memory|CUBLAS_STATUS_ALLOC_FAILED",
+        re.I,
     ),
     # The last is torch's, of a write that was cut short.
-    "disk_full": re.compile(r"No space left on device|Disk quota exceeded|File too large|unexpected pos \d"),
+    "disk_full": re.compile(
+        r"No space left on device|Disk quota exceeded|File too large|unexpected pos \d"
+    ),
     "no_device": re.compile(
-        r"no CUDA-capable device|No CUDA GPUs are available|invalid device ordinal|CUDA driver version is insufficient"
-        r"|uncorrectable ECC|GPU (?:is lost|has fallen off the bus)", re.I),
+        r"no CUDA-capable device|No CUDA GPUs are available|invalid device ordinal|CUDA driver "
+        r"version is insufficient"
+        r"|uncorrectable ECC|GPU (?:is lost|has fallen off the bus)",
+        re.I,
+    ),
     "port": re.compile(
-        r"EADDRINUSE|address already in use|Rendezvous\w*Error|The client socket has (?:timed out|failed to connect)"
-        r"|DistNetworkError|DistStoreError", re.I),
-}  # fmt: skip
-_CRASHED = re.compile(r"^(?:Fatal Python error:|.*\*\*\* SIG(?:SEGV|BUS|FPE|ILL|ABRT) received at)", re.M)
+        r"EADDRINUSE|address already in use|Rendezvous\w*Error|The client socket has (?:timed "
+        r"out|failed to connect)"
+        r"|DistNetworkError|DistStoreError",
+        re.I,
+    ),
+}
+_CRASHED = re.compile(
+    r"^(?:Fatal Python error:|.*\*\*\* SIG(?:SEGV|BUS|FPE|ILL|ABRT) received at)", re.M
+)
 """As Python's faulthandler says it, and Ray's own handler."""
 _EXITED = re.compile(r"exitcode\s*:\s*-(\d+)\b")
 """A rank that a signal ended, in torchrun's summary."""
-_RAISED = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)): ?(.*)$", re.M)
-_AFTERMATH = re.compile(r"ChildFailedError|SignalException|Connection (?:closed|reset)|gloo|NCCL", re.I)
+_RAISED = re.compile(
+    r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)): ?(.*)$", re.M
+)
+_AFTERMATH = re.compile(
+    r"ChildFailedError|SignalException|Connection (?:closed|reset)|gloo|NCCL", re.I
+)
 """What the other ranks and torchrun say once one is gone."""
 
 
@@ -114,8 +161,8 @@ def cause_in(text: str) -> tuple[Cause, str] | None:
 def classify(error: BaseException) -> Cause:
     """The cause of an exception. An error may name its own, as `cause`.
 
-    A RuntimeError that names none has that of the error it came up beside: where memory runs out while a CUDA graph is
-    recorded, torch ends the recording, and what it raises says of that alone.
+    A RuntimeError that names none has that of the error it came up beside: where memory runs out
+    while a CUDA graph is recorded, torch ends the recording, and what it raises says of that alone.
     """
     return _root(error)[0]
 
@@ -142,12 +189,16 @@ def _own_cause(error: BaseException) -> Cause:
 
 
 def crashed(log: str) -> bool:
-    """Whether a process says in its log that a signal of its own ends it; of a kill from outside it says nothing."""
+    """Whether a process says in its log that a signal of its own ends it; of a kill from outside it
+    says nothing.
+    """
     return _CRASHED.search(log) is not None
 
 
 def described(error: BaseException) -> str:
-    """An error in words, without secrets: an unclassified one with its type, for it may say little else."""
+    """An error in words, without secrets: an unclassified one with its type, for it may say little
+    else.
+    """
     cause, error = _root(error)
     text = str(error).strip()
     if cause == "out_of_memory":
@@ -176,7 +227,9 @@ class Crash:
         return f"{CAUSES[self.cause].words} {at}" + (f" ({self.detail})" if self.detail else "")
 
 
-def crash_of(log: str, *, step: int | None, exit_code: int, hung: str = "", num_oom_kills: int = 0) -> Crash:
+def crash_of(
+    log: str, *, step: int | None, exit_code: int, hung: str = "", num_oom_kills: int = 0
+) -> Crash:
     """How an attempt died.
 
     Args:
@@ -205,13 +258,18 @@ def _cause_of_death(log: str, exit_code: int, num_oom_kills: int) -> tuple[Cause
         signals = [number]
     if signals and not own:
         outside = {signal.SIGKILL, signal.SIGTERM}.issuperset(signals)
-        return "killed" if outside else "crashed", f"by signal {max(set(signals) - {9, 15}, default=signals[0])}"
+        return (
+            "killed" if outside else "crashed",
+            f"by signal {max(set(signals) - {9, 15}, default=signals[0])}",
+        )
     said = (own or raised)[:1]
     return "error", f"{said[0][1]}: {said[0][2]}" if said else f"exit code {exit_code}"
 
 
 def signal_of(exit_code: int) -> int:
-    """Return the number of the signal that ended a process, also from a shell's exit code (137: SIGKILL); 0 if none."""
+    """Return the number of the signal that ended a process, also from a shell's exit code (137:
+    SIGKILL); 0 if none.
+    """
     if exit_code < 0:
         return -exit_code
     signals_in_exit_codes = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
@@ -230,7 +288,9 @@ def end_of(path: Path, since_bytes: int) -> str:
 
 
 def log_tail(text: str) -> str:
-    """The last lines of a log, at most `TAIL_BYTES` bytes, control characters and what looks like a secret removed."""
+    """The last lines of a log, at most `TAIL_BYTES` bytes, control characters and what looks like a
+    secret removed.
+    """
     lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
     lines = [*map(LineRedactor(), (line.rstrip() for line in lines if line.strip()))][-_TAIL_LINES:]
     tail = "\n".join(lines).encode()[-TAIL_BYTES:]
@@ -238,7 +298,8 @@ def log_tail(text: str) -> str:
 
 
 def oom_kills() -> int:
-    """Processes of this machine (or container) that the kernel has killed for memory so far; 0 where none can be seen.
+    """Processes of this machine (or container) that the kernel has killed for memory so far; 0
+    where none can be seen.
 
     Counted for our own control group (`memory.events`, cgroup v2) and those below it.
     """
@@ -255,5 +316,9 @@ def _oom_counters() -> list[Path]:
     paths = [root / "memory.events"]
     with contextlib.suppress(OSError):
         own = Path("/proc/self/cgroup").read_text().splitlines()
-        paths += [root / line[len("0::") :].strip("/") / "memory.events" for line in own if line.startswith("0::")]
+        paths += [
+            root / line[len("0::") :].strip("/") / "memory.events"
+            for line in own
+            if line.startswith("0::")
+        ]
     return paths

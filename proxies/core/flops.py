@@ -1,14 +1,16 @@
 """Parameters and FLOPs of a shape, counted exactly, by named convention. Standard library only.
 
-A multiply-add is two FLOPs; a training step costs three forward passes. Conventions (per token), the same for every
-family: what is done to single elements (norms, QK-norm, biases, positions, activations) is counted where it says so.
+A multiply-add is two FLOPs; a training step costs three forward passes. Conventions (per token),
+the same for every family: what is done to single elements (norms, QK-norm, biases, positions,
+activations) is counted where it says so.
 
 - `causal`: 6 per matmul parameter (an untied input embedding is a look-up, so not counted) plus
   6 * layers * heads * head_dim * seq: only the lower triangle of the attention (Megatron-LM).
 - `full`: the same with the whole square of the attention, 12 * ... (torchtitan).
-- `palm`: 6 * all parameters (gains, biases and positions too) plus the whole square (arXiv 2204.02311, appendix B).
-- `chinchilla`: embedding look-up as a matmul, and softmax, counted too (arXiv 2203.15556, appendix F; its own models
-  have two feed-forward matrices and no grouped heads, as `gpt2` does).
+- `palm`: 6 * all parameters (gains, biases and positions too) plus the whole square (arXiv
+  2204.02311, appendix B).
+- `chinchilla`: embedding look-up as a matmul, and softmax, counted too (arXiv 2203.15556, appendix
+  F; its own models have two feed-forward matrices and no grouped heads, as `gpt2` does).
 """
 
 from __future__ import annotations

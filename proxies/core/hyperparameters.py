@@ -1,9 +1,10 @@
-"""The registry of hyperparameters: what everything else knows of one is declared here, once. Standard library
-only.
+"""The registry of hyperparameters: what everything else knows of one is declared here, once.
+Standard library only.
 
-Plans, search spaces, transfer tests, tables of runs, a trainer's placeholders, reports, explanations and completion
-read `HYPERPARAMETERS`. To add one: an entry here, a field of `Hparams`, and the code that trains by it. A plan may
-declare others of the user's own code, which `hyperparameter` knows by their name alone and a run holds as `OwnValue`.
+Plans, search spaces, transfer tests, tables of runs, a trainer's placeholders, reports,
+explanations and completion read `HYPERPARAMETERS`. To add one: an entry here, a field of `Hparams`,
+and the code that trains by it. A plan may declare others of the user's own code, which
+`hyperparameter` knows by their name alone and a run holds as `OwnValue`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from proxies.core.optimizers import GROUP_NUMBERS, OptimizerName
 from proxies.core.powers import UNSCALED, Powers, Ratios
 
 Scale = Literal["linear", "log2", "log2_complement"]
-"""`log2_complement`: evenly in log2 of 1 - value, the inverse of a moving average's memory in steps."""
+"""`log2_complement`: evenly in log2 of 1 - value, the inverse of a moving average's memory in
+steps."""
 Scaling = Literal["learning_rate", "weight_decay", "eps", "moments"]
-"""The rule of `proxies.core.rules` by which a parametrization moves a value from the base to another shape."""
+"""The rule of `proxies.core.rules` by which a parametrization moves a value from the base to
+another shape."""
 SetBy = Literal["search", "proxy", "axes"]
-"""Where a plan sets it: a range of its own in `[search]`; a value in `[proxy]`, and a range in `[search] axes` if it is
-to be searched; or only there."""
+"""Where a plan sets it: a range of its own in `[search]`; a value in `[proxy]`, and a range in
+`[search] axes` if it is to be searched; or only there."""
 LEARNING_RATE = "learning_rate"
 """The one that every study is about: always searched, always tested for transfer."""
 WARMUP = "warmup_fraction"
@@ -88,8 +91,8 @@ class Hyperparameter:
     optimizer: OptimizerName | None = None
     """The one that has it; None: all."""
     sets: str = ""
-    """The number of a group (`proxies.core.optimizers.GroupNumbers`) that it is, for parameters that AdamW steps beside
-    Muon; empty: the one of its own name, if any."""
+    """The number of a group (`proxies.core.optimizers.GroupNumbers`) that it is, for parameters
+    that AdamW steps beside Muon; empty: the one of its own name, if any."""
     multiplies: str = ""
     """The forward multiplier (`proxies.core.numbers.ForwardNumbers`) that it is part of."""
     convention: Convention | None = None
@@ -116,7 +119,9 @@ class Hyperparameter:
         return self.placeholder or self.name
 
     def to_log2(self, value: float) -> float:
-        """Octaves of a value; of a complement those of 1 - value. Raises ValueError where it has no logarithm."""
+        """Octaves of a value; of a complement those of 1 - value. Raises ValueError where it has no
+        logarithm.
+        """
         scale = 1 - value if self.scale == "log2_complement" else value
         if not 0 < scale < math.inf:
             raise ValueError(f"{self.name} = {value}: this value has no octaves")
@@ -149,83 +154,165 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
         one.name: one
         for one in (
             Hyperparameter(
-                name=LEARNING_RATE, meaning="Peak learning rate; under Muon that of hidden matrices.",
-                default=math.nan, above=0, set_by="search", scaling="learning_rate", placeholder="lr",
-                aliases=("lr", "max_lr", "peak_lr"), short="lr",
+                name=LEARNING_RATE,
+                meaning="Peak learning rate; under Muon that of hidden matrices.",
+                default=math.nan,
+                above=0,
+                set_by="search",
+                scaling="learning_rate",
+                placeholder="lr",
+                aliases=("lr", "max_lr", "peak_lr"),
+                short="lr",
             ),
             Hyperparameter(
-                name=WARMUP, meaning="Warmup as a share of the steps.", default=0.0,
-                scale="linear", unit=SHARE_OF_STEPS, least=0, below=1, set_by="search",
-                range=(0.02, 0.5), tested_over=("width",),
+                name=WARMUP,
+                meaning="Warmup as a share of the steps.",
+                default=0.0,
+                scale="linear",
+                unit=SHARE_OF_STEPS,
+                least=0,
+                below=1,
+                set_by="search",
+                range=(0.02, 0.5),
+                tested_over=("width",),
                 convention=Convention(
-                    value=0.01,  # Pythia (arXiv 2304.01373); OLMo (2402.00838) and Llama (2302.13971): 0.6 to 1 %
-                    source="1 % of the steps (Pythia, arXiv 2304.01373), at least 20 steps and at most 10 %",
+                    # Pythia (arXiv 2304.01373); OLMo (2402.00838) and Llama (2302.13971): 0.6 to 1
+                    # %
+                    value=0.01,
+                    source="1 % of the steps (Pythia, arXiv 2304.01373), at least 20 steps and at "
+                    "most 10 %",
                     least_steps=20,  # as many gradients as Adam's second moment remembers at 0.95
                     most=0.1,  # no published run warms up for longer
                     bears_less=True,
                 ),
-                placeholder="warmup_steps", aliases=("warmup", "warmup_iters", "num_warmup_steps"), short="warmup",
+                placeholder="warmup_steps",
+                aliases=("warmup", "warmup_iters", "num_warmup_steps"),
+                short="warmup",
             ),
             Hyperparameter(
-                name="clip_norm", meaning="Largest gradient norm.", default=1.0, above=0,
-                set_by="search", range=(0.25, 4.0), can_be_off=True, off=None, tested_over=("width",),
+                name="clip_norm",
+                meaning="Largest gradient norm.",
+                default=1.0,
+                above=0,
+                set_by="search",
+                range=(0.25, 4.0),
+                can_be_off=True,
+                off=None,
+                tested_over=("width",),
                 convention=Convention(value=1.0, source=_DECODERS),
-                aliases=("clip", "grad_clip", "max_grad_norm"), short="clip",
+                aliases=("clip", "grad_clip", "max_grad_norm"),
+                short="clip",
             ),
             Hyperparameter(
-                name="weight_decay", meaning="At the base width; under Muon that of hidden matrices.",
-                default=0.0, least=0, set_by="proxy", can_be_off=True, scaling="weight_decay",
-                convention=Convention(value=0.1, source=_DECODERS), aliases=("wd",),
+                name="weight_decay",
+                meaning="At the base width; under Muon that of hidden matrices.",
+                default=0.0,
+                least=0,
+                set_by="proxy",
+                can_be_off=True,
+                scaling="weight_decay",
+                convention=Convention(value=0.1, source=_DECODERS),
+                aliases=("wd",),
             ),
             Hyperparameter(
-                name="beta1", meaning="AdamW's.", default=0.9, scale="log2_complement", least=0, below=1,
-                set_by="proxy", scaling="moments", convention=Convention(value=0.9, source=_DECODERS),
+                name="beta1",
+                meaning="AdamW's.",
+                default=0.9,
+                scale="log2_complement",
+                least=0,
+                below=1,
+                set_by="proxy",
+                scaling="moments",
+                convention=Convention(value=0.9, source=_DECODERS),
             ),
             Hyperparameter(
-                name="beta2", meaning="AdamW's.", default=0.95, scale="log2_complement", least=0,
-                below=1, set_by="proxy", scaling="moments", convention=Convention(value=0.95, source=_DECODERS),
+                name="beta2",
+                meaning="AdamW's.",
+                default=0.95,
+                scale="log2_complement",
+                least=0,
+                below=1,
+                set_by="proxy",
+                scaling="moments",
+                convention=Convention(value=0.95, source=_DECODERS),
             ),
             Hyperparameter(
-                name="eps", meaning="AdamW's.", default=1e-8, above=0, most=1, set_by="proxy",
-                has_optimum=False, scaling="eps",
+                name="eps",
+                meaning="AdamW's.",
+                default=1e-8,
+                above=0,
+                most=1,
+                set_by="proxy",
+                has_optimum=False,
+                scaling="eps",
             ),
             Hyperparameter(
-                name="momentum", meaning="Muon's.", default=0.95, scale="log2_complement", above=0, below=1,
-                set_by="proxy", optimizer="muon",
+                name="momentum",
+                meaning="Muon's.",
+                default=0.95,
+                scale="log2_complement",
+                above=0,
+                below=1,
+                set_by="proxy",
+                optimizer="muon",
             ),
             Hyperparameter(
                 name="adamw_learning_rate",
-                meaning="Under Muon the peak learning rate of what AdamW steps; 0: as that of hidden matrices.",
-                default=0.0, least=0, set_by="proxy", scaling="learning_rate", optimizer="muon", sets=LEARNING_RATE,
+                meaning="Under Muon the peak learning rate of what AdamW steps; 0: as that of "
+                "hidden matrices.",
+                default=0.0,
+                least=0,
+                set_by="proxy",
+                scaling="learning_rate",
+                optimizer="muon",
+                sets=LEARNING_RATE,
                 short="adamw lr",
             ),
             Hyperparameter(
-                name="adamw_weight_decay", meaning="Under Muon the weight decay of what AdamW steps.", default=0.0,
-                least=0, set_by="proxy", scaling="weight_decay", optimizer="muon", sets="weight_decay",
+                name="adamw_weight_decay",
+                meaning="Under Muon the weight decay of what AdamW steps.",
+                default=0.0,
+                least=0,
+                set_by="proxy",
+                scaling="weight_decay",
+                optimizer="muon",
+                sets="weight_decay",
             ),
             Hyperparameter(
-                name="embedding_multiplier", meaning="Of the embeddings' output.", default=1.0, above=0,
+                name="embedding_multiplier",
+                meaning="Of the embeddings' output.",
+                default=1.0,
+                above=0,
                 multiplies="embedding",
             ),
             Hyperparameter(
-                name="output_multiplier", meaning="Of the readout's input.", default=1.0, above=0,
+                name="output_multiplier",
+                meaning="Of the readout's input.",
+                default=1.0,
+                above=0,
                 multiplies="output",
             ),
         )
     }
-)  # fmt: skip
+)
 """By name, in the order they are searched in."""
 
 
 @cache
 def hyperparameter_named(name: str) -> Hyperparameter:
-    """By its name: the registry's, or one that a plan declares, whose octaves are log2 of its value."""
-    return HYPERPARAMETERS.get(name) or Hyperparameter(name=name, meaning="Of the user's own code.", default=math.nan)
+    """By its name: the registry's, or one that a plan declares, whose octaves are log2 of its
+    value.
+    """
+    return HYPERPARAMETERS.get(name) or Hyperparameter(
+        name=name, meaning="Of the user's own code.", default=math.nan
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnValue:
-    """A value of the user's own code that a plan searches: as it is set at the base, and how it grows."""
+    """A value of the user's own code that a plan searches: as it is set at the base, and how it
+    grows.
+    """
 
     name: str
     value: float
@@ -254,8 +341,8 @@ class OwnValue:
 class Hparams:
     """Hyperparameters at the base shape; a parametrization carries them to any other.
 
-    A warmup is part of the run's schedule. Weight decay is decoupled, as PyTorch's AdamW and Muon have it: each step
-    multiplies a weight by `1 - lr * weight_decay`.
+    A warmup is part of the run's schedule. Weight decay is decoupled, as PyTorch's AdamW and Muon
+    have it: each step multiplies a weight by `1 - lr * weight_decay`.
     """
 
     learning_rate: float
@@ -265,7 +352,9 @@ class Hparams:
     eps: float = HYPERPARAMETERS["eps"].default
     clip_norm: float | None = HYPERPARAMETERS["clip_norm"].default
     """Largest global gradient norm; None never clips."""
-    momentum: float = dataclasses.field(default=HYPERPARAMETERS["momentum"].default, metadata=canon.UNLESS_DEFAULT)
+    momentum: float = dataclasses.field(
+        default=HYPERPARAMETERS["momentum"].default, metadata=canon.UNLESS_DEFAULT
+    )
     adamw_learning_rate: float = dataclasses.field(default=0.0, metadata=canon.UNLESS_DEFAULT)
     adamw_weight_decay: float = dataclasses.field(default=0.0, metadata=canon.UNLESS_DEFAULT)
     embedding_multiplier: float = HYPERPARAMETERS["embedding_multiplier"].default
@@ -277,16 +366,24 @@ class Hparams:
         checks = Checks(self)
         for one in map(HYPERPARAMETERS.__getitem__, HPARAMS):
             if getattr(self, one.name) is not None or one.off is not None:
-                checks.number(one.name, above=one.above, least=one.least, below=one.below, most=one.most)
+                checks.number(
+                    one.name, above=one.above, least=one.least, below=one.below, most=one.most
+                )
         checks.done()
 
     @classmethod
-    def at(cls, point: Mapping[str, float], rest: Mapping[str, float], own: Iterable[OwnValue] = ()) -> Hparams:
-        """Those of a point of a search, in which 0 is none of what can be off; of others, `rest`'s or the default; with
-        the values of the user's own code.
+    def at(
+        cls, point: Mapping[str, float], rest: Mapping[str, float], own: Iterable[OwnValue] = ()
+    ) -> Hparams:
+        """Those of a point of a search, in which 0 is none of what can be off; of others, `rest`'s
+        or the default; with the values of the user's own code.
         """
         given = {name: value for name, value in {**rest, **point}.items() if name in HPARAMS}
-        off = {name: HYPERPARAMETERS[name].off for name, value in given.items() if value == 0 and name in CAN_BE_OFF}
+        off = {
+            name: HYPERPARAMETERS[name].off
+            for name, value in given.items()
+            if value == 0 and name in CAN_BE_OFF
+        }
         return cls(**{**given, **off}, own=tuple(own))  # type: ignore[arg-type]
 
     @property
@@ -310,7 +407,9 @@ class Hparams:
         return {name: getattr(self, name) for name in HPARAMS}
 
 
-HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS)
+HPARAMS = tuple(
+    field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS
+)
 """Names of its fields that the registry knows."""
 OF_EVERY_OPTIMIZER = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].optimizer is None)
 """Those that mean something whatever the optimizer; a user's own trainer is told no others."""
@@ -326,9 +425,10 @@ def has_it(optimizer: OptimizerName, name: str) -> bool:
 
 
 RUN_WIDE = tuple(
-    one.name for one in map(HYPERPARAMETERS.__getitem__, HPARAMS)
+    one.name
+    for one in map(HYPERPARAMETERS.__getitem__, HPARAMS)
     if one.name not in GROUP_NUMBERS and not one.multiplies and not one.sets
-)  # fmt: skip
+)
 """Those of a frozen config's own keys, beside the numbers of groups and the forward multipliers."""
 
 

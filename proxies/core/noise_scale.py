@@ -1,13 +1,15 @@
-"""The gradient noise scale: the batch at which a gradient's noise is as large as the gradient. Standard library only.
+"""The gradient noise scale: the batch at which a gradient's noise is as large as the gradient.
+Standard library only.
 
-The gradient of a batch of B tokens has the expected squared norm |G|^2 + tr(S) / B, G being that over all data and S
-the covariance of a token's (a sequence's times its length: the tokens of one are not independent); two independent
-batches' gradients have the expected product |G|^2. So both are had without bias, and B_simple = tr(S) / |G|^2 (arXiv
-1812.06162, section 2 and appendix A). Estimated is its inverse, |G|^2 / tr(S): the error of that does not grow with it,
-and where it cannot be told from 0 the noise scale has no upper end.
+The gradient of a batch of B tokens has the expected squared norm |G|^2 + tr(S) / B, G being that
+over all data and S the covariance of a token's (a sequence's times its length: the tokens of one
+are not independent); two independent batches' gradients have the expected product |G|^2. So both
+are had without bias, and B_simple = tr(S) / |G|^2 (arXiv 1812.06162, section 2 and appendix A).
+Estimated is its inverse, |G|^2 / tr(S): the error of that does not grow with it, and where it
+cannot be told from 0 the noise scale has no upper end.
 
-The gradient is the plain one, before any optimizer. What Adam or Muon make of it has a critical batch of its own, of
-this order of magnitude (docs/noise-scale.md).
+The gradient is the plain one, before any optimizer. What Adam or Muon make of it has a critical
+batch of its own, of this order of magnitude (docs/noise-scale.md).
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from statistics import NormalDist
 from proxies.core.checks import Checks
 
 SHARE = 60
-"""A run's looks take one in so many of its passes at most; a pass of theirs makes no update, so it takes less."""
+"""A run's looks take one in so many of its passes at most; a pass of theirs makes no update, so it
+takes less."""
 LEAST_PASSES, USUAL_PASSES, MOST_PASSES, MOST_LOOKS = 3, 12, 16, 5
-"""Of a look; its precision grows with its passes and not with their root: a short run has one look, not five poor ones.
-"""
+"""Of a look; its precision grows with its passes and not with their root: a short run has one look,
+not five poor ones."""
 LAST_LOOK = 0.5
-"""Of a run; the looks before it at halves of that each: what a noise scale follows is a power of the tokens."""
+"""Of a run; the looks before it at halves of that each: what a noise scale follows is a power of
+the tokens."""
 
 
 def look_passes(num_steps: int, passes_per_step: int) -> dict[int, int]:
@@ -47,7 +51,8 @@ class NoiseLook:
     num_sequences: int
     """Of each part."""
     gram: tuple[tuple[float, ...], ...]
-    """Products of the parts' mean gradients, each with each, before clipping; up to one factor for all."""
+    """Products of the parts' mean gradients, each with each, before clipping; up to one factor for
+    all."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -55,9 +60,13 @@ class NoiseLook:
         checks.whole("num_sequences")
         size = len(self.gram)
         checks.that(
-            size >= 2 and all(len(row) == size for row in self.gram), "gram: must be square, for two parts or more"
+            size >= 2 and all(len(row) == size for row in self.gram),
+            "gram: must be square, for two parts or more",
         )
-        checks.that(all(math.isfinite(value) for row in self.gram for value in row), "gram: a value is not finite")
+        checks.that(
+            all(math.isfinite(value) for row in self.gram for value in row),
+            "gram: a value is not finite",
+        )
         checks.done()
 
 
@@ -82,9 +91,11 @@ def _sums(look: NoiseLook, without: int | None = None) -> tuple[float, float]:
 
 
 def inverse_scale(looks: Sequence[NoiseLook], seq_len: int) -> tuple[float, float, int]:
-    """|G|^2 / tr(S) per token over looks at neighbouring steps, its standard error and that one's degrees of freedom.
+    """|G|^2 / tr(S) per token over looks at neighbouring steps, its standard error and that one's
+    degrees of freedom.
 
-    The ratio of means, and the jackknife over parts within looks (a look without one of its parts, the others whole).
+    The ratio of means, and the jackknife over parts within looks (a look without one of its parts,
+    the others whole).
 
     Raises:
         ValueError: a look has less than three parts, or there is no noise.
@@ -109,7 +120,9 @@ def inverse_scale(looks: Sequence[NoiseLook], seq_len: int) -> tuple[float, floa
 
 
 def noise_scale(looks: Sequence[NoiseLook], seq_len: int, level: float = 0.9) -> NoiseScale:
-    """Over looks at neighbouring steps, with the interval by Student's t on the inverse. Raises ValueError as above."""
+    """Over looks at neighbouring steps, with the interval by Student's t on the inverse. Raises
+    ValueError as above.
+    """
     value, error, freedom = inverse_scale(looks, seq_len)
     reach = student_t(0.5 + level / 2, freedom) * error
     return NoiseScale(
@@ -120,23 +133,28 @@ def noise_scale(looks: Sequence[NoiseLook], seq_len: int, level: float = 0.9) ->
 
 
 def split(part: tuple[float, float], batch: tuple[float, float]) -> tuple[float, float]:
-    """Estimates of |G|^2 and of a token's tr(S), from a part of a batch and all of it: (tokens, squared norm) each.
+    """Estimates of |G|^2 and of a token's tr(S), from a part of a batch and all of it: (tokens,
+    squared norm) each.
 
     Raises:
         ValueError: the part is not smaller.
     """
     (part_tokens, part_square), (batch_tokens, batch_square) = part, batch
     if not 0 < part_tokens < batch_tokens:
-        raise ValueError(f"a part of {part_tokens} tokens of a batch of {batch_tokens}: must be smaller")
-    signal = (batch_tokens * batch_square - part_tokens * part_square) / (batch_tokens - part_tokens)
+        raise ValueError(
+            f"a part of {part_tokens} tokens of a batch of {batch_tokens}: must be smaller"
+        )
+    signal = (batch_tokens * batch_square - part_tokens * part_square) / (
+        batch_tokens - part_tokens
+    )
     return signal, (part_square - batch_square) / (1 / part_tokens - 1 / batch_tokens)
 
 
 def running_scale(splits: Sequence[tuple[float, float]], level: float = 0.9) -> NoiseScale | None:
     """Over the `split`s of many steps; None where no interval can be told.
 
-    The interval is Fieller's of |G|^2 / tr(S), a ratio of two means measured together, with Student's t: all ratios r
-    at which the mean of `signal - r noise` is not told from 0.
+    The interval is Fieller's of |G|^2 / tr(S), a ratio of two means measured together, with
+    Student's t: all ratios r at which the mean of `signal - r noise` is not told from 0.
     """
     num = len(splits)
     if num < LEAST_POINTS:
@@ -171,15 +189,18 @@ class NoisePoint:
 
 
 STEP_SCATTER = 0.4
-"""Standard deviation, as a share, between the noise scales of one run at steps near each other, beyond their errors:
-the weights' own swings (benchmarks/NOTES.md). A look is of one step, a law of them all."""
+"""Standard deviation, as a share, between the noise scales of one run at steps near each other,
+beyond their errors: the weights' own swings (benchmarks/NOTES.md). A look is of one step, a law of
+them all."""
 LEAST_POINTS = 5
 _ROUNDS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseLaw:
-    """The noise scale as a power of tokens trained on: its log is `log_scale` + `exponent` (log tokens - `centre`)."""
+    """The noise scale as a power of tokens trained on: its log is `log_scale` + `exponent` (log
+    tokens - `centre`).
+    """
 
     log_scale: float
     exponent: float
@@ -204,8 +225,9 @@ class NoiseLaw:
     def at(self, tokens: float) -> tuple[float, float, float]:
         """The noise scale in tokens after so many, and its interval.
 
-        Beyond the last point the interval also holds what it was there: critical batches were seen to grow fast at
-        first and then hardly (arXiv 2505.23971), and points of short runs do not show where that begins.
+        Beyond the last point the interval also holds what it was there: critical batches were seen
+        to grow fast at first and then hardly (arXiv 2505.23971), and points of short runs do not
+        show where that begins.
         """
         middle, low, high = self._on_the_line(tokens)
         _, last_low, last_high = self._on_the_line(min(tokens, self.last))
@@ -214,21 +236,28 @@ class NoiseLaw:
     def _on_the_line(self, tokens: float) -> tuple[float, float, float]:
         far = math.log(tokens) - self.centre
         variance = self.covariance[0] + 2 * far * self.covariance[1] + far**2 * self.covariance[2]
-        middle, reach = self.log_scale + self.exponent * far, self._quantile * math.sqrt(max(variance, 0.0))
+        middle, reach = (
+            self.log_scale + self.exponent * far,
+            self._quantile * math.sqrt(max(variance, 0.0)),
+        )
         return math.exp(middle), math.exp(middle - reach), math.exp(min(middle + reach, 700.0))
 
 
 def noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | None:
-    """The power law of points of several runs; None where they are too few, or at one length, or say nothing.
+    """The power law of points of several runs; None where they are too few, or at one length, or
+    say nothing.
 
-    Least squares on the inverse, whose errors are those of its measurement, also where it is not told from 0: no point
-    is left out, as each logarithm would have to be. Errors grow where the points scatter more than they say.
+    Least squares on the inverse, whose errors are those of its measurement, also where it is not
+    told from 0: no point is left out, as each logarithm would have to be. Errors grow where the
+    points scatter more than they say.
     """
     xs = [math.log(point.tokens) for point in points]
     weights = [1 / point.error**2 for point in points if point.error > 0]
     if len(weights) < max(LEAST_POINTS, len(points)) or max(xs) - min(xs) < math.log(2):
         return None
-    mean = math.fsum(w * p.inverse for w, p in zip(weights, points, strict=True)) / math.fsum(weights)
+    mean = math.fsum(w * p.inverse for w, p in zip(weights, points, strict=True)) / math.fsum(
+        weights
+    )
     if mean <= 0:
         return None
     centre = math.fsum(xs) / len(xs)
@@ -236,11 +265,18 @@ def noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | No
     for _ in range(_ROUNDS):
         expected = [math.exp(-level_log - slope * (x - centre)) for x in xs]
         weights = [
-            mu**2 / (p.error**2 + (STEP_SCATTER * mu) ** 2) for mu, p in zip(expected, points, strict=True)
+            mu**2 / (p.error**2 + (STEP_SCATTER * mu) ** 2)
+            for mu, p in zip(expected, points, strict=True)
         ]  # of the inverse as a share of what is expected
         off = [1 - p.inverse / mu for mu, p in zip(expected, points, strict=True)]
-        normal = [math.fsum(w * (x - centre) ** k for w, x in zip(weights, xs, strict=True)) for k in range(3)]
-        right = [math.fsum(w * o * (x - centre) ** k for w, o, x in zip(weights, off, xs, strict=True)) for k in (0, 1)]
+        normal = [
+            math.fsum(w * (x - centre) ** k for w, x in zip(weights, xs, strict=True))
+            for k in range(3)
+        ]
+        right = [
+            math.fsum(w * o * (x - centre) ** k for w, o, x in zip(weights, off, xs, strict=True))
+            for k in (0, 1)
+        ]
         determinant = normal[0] * normal[2] - normal[1] ** 2
         if not determinant > 0:
             return None
@@ -254,7 +290,11 @@ def noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | No
         return None
     freedom = len(points) - 2
     spread = max(1.0, math.fsum(w * o**2 for w, o in zip(weights, off, strict=True)) / freedom)
-    covariance = (spread * normal[2] / determinant, -spread * normal[1] / determinant, spread * normal[0] / determinant)
+    covariance = (
+        spread * normal[2] / determinant,
+        -spread * normal[1] / determinant,
+        spread * normal[0] / determinant,
+    )
     return NoiseLaw(
         log_scale=level_log,
         exponent=slope,
@@ -267,8 +307,8 @@ def noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | No
 
 
 def student_t(share: float, freedom: int) -> float:
-    """The quantile of Student's t, by the expansion about the normal one (Abramowitz and Stegun 26.7.5): within .2 %
-    from 3 degrees of freedom on, at shares up to .975.
+    """The quantile of Student's t, by the expansion about the normal one (Abramowitz and Stegun
+    26.7.5): within .2 % from 3 degrees of freedom on, at shares up to .975.
     """
     z = NormalDist().inv_cdf(share)
     terms = (

@@ -1,7 +1,7 @@
 """Notation of every number that a person reads: one form per quantity. Standard library only.
 
-JSON output keeps full precision and never passes through here. A space that must not break a line (`85.6 %`, `7.12 M`)
-is a no-break space.
+JSON output keeps full precision and never passes through here. A space that must not break a line
+(`85.6 %`, `7.12 M`) is a no-break space.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
 def format_number(value: float | None, spec: str = ".4g") -> str:
-    """Return a number by its format spec; one too large for fixed digits has four significant ones."""
+    """Return a number by its format spec; one too large for fixed digits has four significant
+    ones.
+    """
     if value is None:
         return NONE
     spec = ".4g" if abs(value) >= 1e6 and spec.endswith("f") else spec
     if spec.endswith("g") and "e+" in format(value, spec):
         return format_significant(value, int(spec.strip("+.g") or 6))
-    return format(value, f"+z{spec[1:]}" if spec[0] == "+" else f"z{spec}")  # z: what rounds to nothing has no sign
+    # z: what rounds to nothing has no sign
+    return format(value, f"+z{spec[1:]}" if spec[0] == "+" else f"z{spec}")
 
 
 def format_significant(value: float | None, digits: int = 3) -> str:
-    """Return a number rounded to significant digits, without an exponent from 0.0001 on: 370, 4,800, 0.012, 3.7 M."""
+    """Return a number rounded to significant digits, without an exponent from 0.0001 on: 370,
+    4,800, 0.012, 3.7 M.
+    """
     if value is None or value == 0 or not math.isfinite(value):
         return NONE if value is None else f"{value:g}"
     rounded = float(f"{value:.{digits}g}")
@@ -45,25 +50,37 @@ def format_factor(value: float, digits: int = 3) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """Return a number of things: whole below a million, then in millions (M), billions (B), trillions (T)."""
+    """Return a number of things: whole below a million, then in millions (M), billions (B),
+    trillions (T).
+    """
     if value is None:
         return NONE
     for size, suffix in _SUFFIXES:
         if abs(value) >= size:
             scaled = value / size
-            return f"{scaled:.3g}\u00a0{suffix}" if abs(scaled) < 999.5 else f"{scaled:,.0f}\u00a0{suffix}"
+            return (
+                f"{scaled:.3g}\u00a0{suffix}"
+                if abs(scaled) < 999.5
+                else f"{scaled:,.0f}\u00a0{suffix}"
+            )
     return f"{value:,.0f}"
 
 
 def format_interval(ends: Sequence[float] | None, spec: str = ".3f") -> str:
     """Return both ends in brackets, or that there are none."""
-    return "no interval" if ends is None else f"[{format_number(ends[0], spec)}, {format_number(ends[1], spec)}]"
+    return (
+        "no interval"
+        if ends is None
+        else f"[{format_number(ends[0], spec)}, {format_number(ends[1], spec)}]"
+    )
 
 
 # ---- Quantities ----
 
 
-def format_percent(share: float | None, digits: int = 3, *, is_signed: bool = False, is_whole: bool = False) -> str:
+def format_percent(
+    share: float | None, digits: int = 3, *, is_signed: bool = False, is_whole: bool = False
+) -> str:
     """Return a share in percent: `7.83 %`, `85.6 %`, `0.0035 %`; signed `+3.15 %`; whole `86 %`."""
     if share is None:
         return NONE
@@ -72,7 +89,9 @@ def format_percent(share: float | None, digits: int = 3, *, is_signed: bool = Fa
 
 
 def format_main_run_share(share: float) -> str:
-    """Return FLOPs beside those of the main run: `85.6 % of the main run's FLOPs`, `1.2 times the main run's FLOPs`."""
+    """Return FLOPs beside those of the main run: `85.6 % of the main run's FLOPs`, `1.2 times the
+    main run's FLOPs`.
+    """
     factor = format_factor(share)
     amount = f"{factor} times" if share >= 1 and factor != "1" else f"{format_percent(share)} of"
     return f"{amount} the main run's FLOPs"
@@ -123,7 +142,9 @@ def format_duration(seconds: float | None) -> str:
         return f"{seconds:g} s"
     whole = round(seconds)
     if whole < _MINUTE:
-        return f"{whole} s" if seconds < 0.005 or seconds >= 9.95 else f"{float(f'{seconds:.2g}'):g} s"
+        return (
+            f"{whole} s" if seconds < 0.005 or seconds >= 9.95 else f"{float(f'{seconds:.2g}'):g} s"
+        )
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
     if whole < 10 * _DAY:
@@ -132,15 +153,24 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_rough_duration(seconds: float, *others: float) -> tuple[str, ...]:
-    """Return durations that are known to two digits, in the unit of the first, which alone names it.
+    """Return durations that are known to two digits, in the unit of the first, which alone names
+    it.
 
     Args:
         seconds: The estimate.
         others: Bounds of the estimate.
     """
-    units = ((3 * _DAY, _DAY, "d"), (1.5 * _HOUR, _HOUR, "h"), (1.5 * _MINUTE, _MINUTE, "min"), (0, 1, "s"))
+    units = (
+        (3 * _DAY, _DAY, "d"),
+        (1.5 * _HOUR, _HOUR, "h"),
+        (1.5 * _MINUTE, _MINUTE, "min"),
+        (0, 1, "s"),
+    )
     _, size, unit = next(each for each in units if seconds >= each[0])
-    numbers = [format_significant(value / size, 2 if value < 100 * size else 3) for value in (seconds, *others)]
+    numbers = [
+        format_significant(value / size, 2 if value < 100 * size else 3)
+        for value in (seconds, *others)
+    ]
     return f"{numbers[0]} {unit}", *numbers[1:]
 
 

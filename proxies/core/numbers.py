@@ -1,4 +1,6 @@
-"""What a parametrization comes down to: plain numbers per parameter, and forward multipliers. Standard library only."""
+"""What a parametrization comes down to: plain numbers per parameter, and forward multipliers.
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,20 @@ from typing import Literal, get_args
 
 from proxies.core.optimizers import GroupNumbers
 
-Kind = Literal["embedding", "hidden", "readout", "block_gain", "block_bias", "qk_gain", "final_gain", "final_bias"]
-"""What a parameter is. `embedding`: token and position tables (one infinite dimension, the output). `hidden`: matrices
-between infinite dimensions. Gains start at one, biases at zero; `block_` inside the residual blocks, `qk_gain` those of
-the norm over a head's queries and keys, `final_` outside the blocks."""
+Kind = Literal[
+    "embedding",
+    "hidden",
+    "readout",
+    "block_gain",
+    "block_bias",
+    "qk_gain",
+    "final_gain",
+    "final_bias",
+]
+"""What a parameter is. `embedding`: token and position tables (one infinite dimension, the output).
+`hidden`: matrices between infinite dimensions. Gains start at one, biases at zero; `block_` inside
+the residual blocks, `qk_gain` those of the norm over a head's queries and keys, `final_` outside
+the blocks."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -1,6 +1,8 @@
-"""The registry of optimizers: what each needs to know of a parameter, and its state. Standard library only.
+"""The registry of optimizers: what each needs to know of a parameter, and its state. Standard
+library only.
 
-`proxies.model` has their rules; groups in a frozen config, proofs and explanations read the names from here.
+`proxies.model` has their rules; groups in a frozen config, proofs and explanations read the names
+from here.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ OptimizerName = Literal["adamw", "muon"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupNumbers:
-    """An optimizer's settings for parameters that share them all. Absolute numbers: nothing is left to multiply."""
+    """An optimizer's settings for parameters that share them all. Absolute numbers: nothing is left
+    to multiply.
+    """
 
     learning_rate: float
     """At the schedule's peak."""
     weight_decay: float
     """A step multiplies the weight by 1 - lr * weight_decay."""
     eps: float
-    """AdamW's, added to the root of the second moment; Muon's least norm of what it makes orthogonal."""
+    """AdamW's, added to the root of the second moment; Muon's least norm of what it makes
+    orthogonal."""
     beta1: float
     """Of AdamW's first moment; 0 under Muon."""
     beta2: float
@@ -57,18 +62,20 @@ class Optimizer:
     num_moments: int
     """Numbers of a weight's own size that it keeps, of the matrices of a model's blocks."""
     rates_by_shape: bool = False
-    """Whether the rate of a hidden matrix follows its shape, by a rule of its own (`proxies.core.muon.MuonRate`)."""
+    """Whether the rate of a hidden matrix follows its shape, by a rule of its own
+    (`proxies.core.muon.MuonRate`)."""
 
 
 OPTIMIZERS: Mapping[OptimizerName, Optimizer] = MappingProxyType(
     {
-        "adamw": Optimizer(
-            name="adamw", label="AdamW", source="arXiv 1711.05101", num_moments=2
-        ),
+        "adamw": Optimizer(name="adamw", label="AdamW", source="arXiv 1711.05101", num_moments=2),
         "muon": Optimizer(
-            name="muon", label="Muon, and AdamW for all but hidden matrices", num_moments=1, rates_by_shape=True,
+            name="muon",
+            label="Muon, and AdamW for all but hidden matrices",
+            num_moments=1,
+            rates_by_shape=True,
             source="Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon",
         ),
     }
-)  # fmt: skip
+)
 DEFAULT: OptimizerName = "adamw"

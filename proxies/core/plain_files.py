@@ -1,7 +1,8 @@
 """Opening files that must be plain files.
 
-A command that opens a named pipe waits until somebody writes to it, and a device may never end. Everything that reads a
-file whose path a person or another program chose opens it here, and what is not a plain file is refused at once.
+A command that opens a named pipe waits until somebody writes to it, and a device may never end.
+Everything that reads a file whose path a person or another program chose opens it here, and what is
+not a plain file is refused at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import BinaryIO, Literal
 from proxies.core.notation import counted
 
 MAX_RECORD_BYTES = 2**26
-"""Upper limit for a file that is read as a whole; a large study's evidence takes a hundredth of it."""
+"""Upper limit for a file that is read as a whole; a large study's evidence takes a hundredth
+of it."""
 
 _KINDS = {
     stat.S_IFREG: "file",
@@ -41,7 +43,8 @@ def require_plain(path: Path) -> None:
 
 
 def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
-    """Open a plain file, or the one that a link leads to, without ever waiting for a writer or reader.
+    """Open a plain file, or the one that a link leads to, without ever waiting for a writer or
+    reader.
 
     Raises:
         OSError: The file cannot be opened or is not a plain file.
@@ -93,7 +96,11 @@ def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     with open_plain(path) as file:
         num_bytes = os.fstat(file.fileno()).st_size
         if num_bytes > max_bytes:
-            raise OSError(errno.EFBIG, f"it has {counted(num_bytes, 'byte')}: must be at most {max_bytes}", str(path))
+            raise OSError(
+                errno.EFBIG,
+                f"it has {counted(num_bytes, 'byte')}: must be at most {max_bytes}",
+                str(path),
+            )
         return file.read(max_bytes + 1)
 
 
@@ -105,7 +112,9 @@ def _check_kind(mode: int, path: Path) -> None:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open with O_NONBLOCK, with which a pipe opens at once; it changes nothing for a plain file."""
+    """Open with O_NONBLOCK, with which a pipe opens at once; it changes nothing for a plain
+    file.
+    """
     try:
         return os.open(path, flags | os.O_NONBLOCK, 0o644)
     except OSError as error:

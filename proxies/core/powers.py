@@ -1,4 +1,6 @@
-"""How a run compares with its base run, and factors that are powers of that. Standard library only."""
+"""How a run compares with its base run, and factors that are powers of that. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Powers:
         except OverflowError:
             factor = math.inf
         if not 0 < factor < math.inf:
-            raise SpecError("Ratios", [f"{self} of {ratios} is {factor}: choose ratios nearer to 1"])
+            raise SpecError(
+                "Ratios", [f"{self} of {ratios} is {factor}: choose ratios nearer to 1"]
+            )
         return factor
 
     def times(self, other: Powers) -> Powers:
@@ -68,8 +72,20 @@ class Powers:
 
     def __str__(self) -> str:
         """As one would write it: `m_N^-1 m_L^-1/2`; `1` where nothing scales."""
-        parts = (("m_N", self.width), ("m_L", self.depth), ("m_B", self.batch), ("m_D", self.duration))
-        return " ".join(name if power == 1 else f"{name}^{_fraction(power)}" for name, power in parts if power) or "1"
+        parts = (
+            ("m_N", self.width),
+            ("m_L", self.depth),
+            ("m_B", self.batch),
+            ("m_D", self.duration),
+        )
+        return (
+            " ".join(
+                name if power == 1 else f"{name}^{_fraction(power)}"
+                for name, power in parts
+                if power
+            )
+            or "1"
+        )
 
 
 UNSCALED = Powers()

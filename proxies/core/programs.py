@@ -1,4 +1,6 @@
-"""The user's own code as part of a run: a model factory, or a whole trainer. Standard library only."""
+"""The user's own code as part of a run: a model factory, or a whole trainer. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,30 @@ class Factory:
     source_sha256: str
     """Of the module's source file: other code is another run."""
     dimensions: tuple[tuple[str, str], ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Patterns of parameter names, and what each of their dimensions is: (`*.experts.up`, `expert in out`)."""
+    """Patterns of parameter names, and what each of their dimensions is: (`*.experts.up`, `expert
+    in out`)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         for pattern, words in self.dimensions:
             named = words.split()
-            plain = bool(named) and all(word.isidentifier() for word in named) and bool({"in", "out"} & {*named})
+            plain = (
+                bool(named)
+                and all(word.isidentifier() for word in named)
+                and bool({"in", "out"} & {*named})
+            )
             twice = [word for word in ("in", "out") if named.count(word) > 1]
             checks.that(
                 plain and not twice,
-                f"{pattern!r} = {words!r}: must be one word for each dimension, `in`, `out` or both once among them, "
+                f"{pattern!r} = {words!r}: must be one word for each dimension, `in`, `out` or "
+                "both once among them, "
                 "such as 'expert in out'",
             )
         fine = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)
         checks.that(bool(fine), f"target = {self.target!r}: must be package.module:function")
-        checks.that(len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is not a sha256")
+        checks.that(
+            len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is not a sha256"
+        )
         checks.done()
 
 
@@ -70,20 +80,33 @@ class FactoryChangedError(InputError):
 
 PLACEHOLDERS = {
     **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in OF_EVERY_OPTIMIZER},
-    "num_steps": "optimizer steps", "warmup_steps": "warmup steps among them", "decay_steps": "decay steps (wsd)",
+    "num_steps": "optimizer steps",
+    "warmup_steps": "warmup steps among them",
+    "decay_steps": "decay steps (wsd)",
     "decay_shape": "linear or sqrt (wsd)",
-    "schedule": "cosine, linear, wsd or constant", "final_fraction": "last learning rate over the peak",
-    "num_layers": "blocks", "width": "d_model", "num_heads": "query heads", "num_kv_heads": "key and value heads",
-    "head_dim": "width of a head", "ffn_width": "feed-forward width", "vocab_size": "tokens known",
+    "schedule": "cosine, linear, wsd or constant",
+    "final_fraction": "last learning rate over the peak",
+    "num_layers": "blocks",
+    "width": "d_model",
+    "num_heads": "query heads",
+    "num_kv_heads": "key and value heads",
+    "head_dim": "width of a head",
+    "ffn_width": "feed-forward width",
+    "vocab_size": "tokens known",
     "seq_len": "tokens per sequence",
-    "base_width": "width the hyperparameters are set at", "base_num_layers": "blocks of the base shape",
-    "width_multiplier": "width / base_width", "parametrization": "its name",
-    "batch_tokens": "tokens per step", "batch_sequences": "sequences per step",
-    "batch_warmup_steps": "steps before the batch is full", "batch_warmup_stages": "equal stages; 1: no warmup",
+    "base_width": "width the hyperparameters are set at",
+    "base_num_layers": "blocks of the base shape",
+    "width_multiplier": "width / base_width",
+    "parametrization": "its name",
+    "batch_tokens": "tokens per step",
+    "batch_sequences": "sequences per step",
+    "batch_warmup_steps": "steps before the batch is full",
+    "batch_warmup_stages": "equal stages; 1: no warmup",
     "seed": "seed of weights and data order",
-    "run_dir": "an empty folder for this run", "run_json": "the file in it with all these values and the spec",
+    "run_dir": "an empty folder for this run",
+    "run_json": "the file in it with all these values and the spec",
     "data": "the corpus folder",
-}  # fmt: skip
+}
 """What a command template may name."""
 
 PLACES = ("run_dir", "run_json", "data")
@@ -112,8 +135,8 @@ class Command:
     """With `{placeholders}`; a brace of its own is written twice."""
     metrics_format: MetricsFormat
     metrics_path: str
-    """The JSONL file, or the folder below which the run or event files lie; `{placeholders}` allowed; a relative path
-    starts in `{run_dir}`."""
+    """The JSONL file, or the folder below which the run or event files lie; `{placeholders}`
+    allowed; a relative path starts in `{run_dir}`."""
     step_key: str
     train_loss_key: str
     validation_loss_key: str
@@ -131,12 +154,22 @@ class Command:
         checks.one_of("metrics_format", get_args(MetricsFormat))
         problems = [*template_problems(self.template, self.own), *_command_problems(self.template)]
         checks.problems += [f"template: {problem}" for problem in problems]
-        problems = [*template_problems(self.metrics_path, self.own), *_path_problems(self.metrics_path)]
+        problems = [
+            *template_problems(self.metrics_path, self.own),
+            *_path_problems(self.metrics_path),
+        ]
         checks.problems += [f"metrics_path: {problem}" for problem in problems]
         for name in ("step_key", "train_loss_key", "validation_loss_key"):
             checks.that(bool(getattr(self, name)), f"{name} is empty")
         keys = [
-            key for key in (self.step_key, self.train_loss_key, self.validation_loss_key, self.grad_norm_key) if key
+            key
+            for key in (
+                self.step_key,
+                self.train_loss_key,
+                self.validation_loss_key,
+                self.grad_norm_key,
+            )
+            if key
         ]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         checks.that(not twice, f"{', '.join(map(repr, twice))}: two metrics must not share one key")
@@ -145,13 +178,18 @@ class Command:
             checks.one_of(name, get_args(LossUnit))
             checks.that(
                 getattr(self, name) != "bits per byte" or self.bytes_per_token > 0,
-                f"{name} is bits per byte: set metrics_bytes_per_token to the bytes of the text over its tokens",
+                f"{name} is bits per byte: set metrics_bytes_per_token to the bytes of the text "
+                "over its tokens",
             )
         checks.done()
 
     def nats_per_unit(self, unit: LossUnit) -> float:
         """Return the factor that converts a loss in a unit to nats per token."""
-        return {"nats": 1.0, "bits": math.log(2), "bits per byte": math.log(2) * self.bytes_per_token}[unit]
+        return {
+            "nats": 1.0,
+            "bits": math.log(2),
+            "bits per byte": math.log(2) * self.bytes_per_token,
+        }[unit]
 
     @property
     def named(self) -> set[str]:
@@ -159,16 +197,24 @@ class Command:
         return placeholders_in(self.template)
 
     def reaches(self, placeholder: str) -> bool:
-        """Whether the trainer receives this value: a search over one that it does not receive has no effect."""
+        """Whether the trainer receives this value: a search over one that it does not receive has
+        no effect.
+        """
         return not {placeholder, "run_json"}.isdisjoint(placeholders_in(self.template))
 
 
 def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
-    """What is wrong with a template, which may also name a plan's `own` axes; nothing for a good one."""
+    """What is wrong with a template, which may also name a plan's `own` axes; nothing for a good
+    one.
+    """
     if not template.strip():
         return ["it is empty"]
     try:
-        fields = [(f, spec, how) for _, f, spec, how in string.Formatter().parse(template) if f is not None]
+        fields = [
+            (f, spec, how)
+            for _, f, spec, how in string.Formatter().parse(template)
+            if f is not None
+        ]
     except ValueError as error:
         return [f"{template!r} does not parse ({error}): write a literal brace twice"]
     problems, known = [], (*PLACEHOLDERS, *own)
@@ -176,9 +222,13 @@ def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             meant = f"did you mean {{{near[0]}}}?" if near else f"must be one of {', '.join(known)}"
-            problems.append(f"{{{name}}} is unknown, also to search.axes: {meant} (write a literal brace twice)")
+            problems.append(
+                f"{{{name}}} is unknown, also to search.axes: {meant} (write a literal brace twice)"
+            )
         elif spec or how:
-            problems.append(f"{{{name}}} has a format, which would change the value: write {{{name}}}")
+            problems.append(
+                f"{{{name}}} has a format, which would change the value: write {{{name}}}"
+            )
     return problems
 
 
@@ -196,16 +246,29 @@ def _command_problems(template: str) -> list[str]:
     try:
         shlex.split(template)
     except ValueError as error:
-        problems.append(f"{template!r} does not split into words ({error}): are its quotes balanced?")
+        problems.append(
+            f"{template!r} does not split into words ({error}): are its quotes balanced?"
+        )
     names = placeholders_in(template)
-    missing = {} if "run_json" in names else {name: why for name, why in NEEDED.items() if name not in names}
+    missing = (
+        {}
+        if "run_json" in names
+        else {name: why for name, why in NEEDED.items() if name not in names}
+    )
     return problems + [f"it lacks {{{name}}}: {why}" for name, why in missing.items()]
 
 
 def _path_problems(path: str) -> list[str]:
     """Two runs must never write, nor an attempt find, the same metrics."""
     names, pure = placeholders_in(path), PurePosixPath(path)
-    shared = pure.is_absolute() or path.startswith("~") or not names.isdisjoint(("data", "run_json"))
+    shared = (
+        pure.is_absolute() or path.startswith("~") or not names.isdisjoint(("data", "run_json"))
+    )
     if ".." in pure.parts or (shared and "run_dir" not in names):
-        return [f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with {{run_dir}}/"]
+        return [
+            (
+                f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with "
+                f"{{run_dir}}/"
+            )
+        ]
     return []

@@ -1,10 +1,12 @@
-"""Parametrizations as data: for every question that sources answer differently, one explicit choice. Standard library.
+"""Parametrizations as data: for every question that sources answer differently, one explicit
+choice. Standard library.
 
-A parametrization is a table of powers: how initial std, learning rate, weight decay and AdamW eps of each kind of
-parameter grow with the ratios of width (m_N), depth (m_L), batch (m_B) and duration in tokens (m_D) to the base run.
-`proxies.parametrization.parametrization` turns it into numbers. The presets are the named sources' own choices, but for
-what decays, which most sources leave to their user: hidden matrices and the readout, in all of them.
-`docs/parametrizations.md` says where the sources disagree, and which are quoted at second hand.
+A parametrization is a table of powers: how initial std, learning rate, weight decay and AdamW eps
+of each kind of parameter grow with the ratios of width (m_N), depth (m_L), batch (m_B) and duration
+in tokens (m_D) to the base run. `proxies.parametrization.parametrization` turns it into numbers.
+The presets are the named sources' own choices, but for what decays, which most sources leave to
+their user: hidden matrices and the readout, in all of them. `docs/parametrizations.md` says where
+the sources disagree, and which are quoted at second hand.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ IN_BLOCKS: tuple[Kind, ...] = ("hidden", "block_gain", "block_bias", "qk_gain")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindRule:
-    """How one kind's numbers scale. m_N is the model's; for hidden matrices and the readout, their own fan-in's."""
+    """How one kind's numbers scale. m_N is the model's; for hidden matrices and the readout, their
+    own fan-in's.
+    """
 
     init_std: Powers
     learning_rate: Powers
     weight_decay: Powers
-    """Of AdamW's coupled decay (lr * wd is the share a step takes); with independent decay, of that share itself."""
+    """Of AdamW's coupled decay (lr * wd is the share a step takes); with independent decay, of that
+    share itself."""
     eps: Powers
 
 
@@ -57,46 +62,50 @@ class Parametrization:
     name: Name
     """The source; with other answers than its own, where it began."""
     width: Literal["none", "mup"]
-    """`mup`: hidden init std m_N^-1/2 and learning rate m_N^-1 (Tensor Programs V, arXiv 2203.03466, Table 8)."""
+    """`mup`: hidden init std m_N^-1/2 and learning rate m_N^-1 (Tensor Programs V, arXiv
+    2203.03466, Table 8)."""
     attention: Attention
-    """Scale of q . k: sqrt(base head_dim) / head_dim, or 1 / sqrt(head_dim). Differs only where head_dim grows."""
+    """Scale of q . k: sqrt(base head_dim) / head_dim, or 1 / sqrt(head_dim). Differs only where
+    head_dim grows."""
     output: Readout
-    """Where the readout's 1 / m_N sits: a forward multiplier (mup, CompleteP), or in its init std, rate and decay
-    (Complete(d)P, Lingle arXiv 2404.05728). The same function under Adam only if eps and weight decay move too:
-    they do with `scaled` decay and the eps of `completedp`."""
+    """Where the readout's 1 / m_N sits: a forward multiplier (mup, CompleteP), or in its init std,
+    rate and decay (Complete(d)P, Lingle arXiv 2404.05728). The same function under Adam only if eps
+    and weight decay move too: they do with `scaled` decay and the eps of `completedp`."""
     depth_alpha: float | None
-    """Branches times m_L^-alpha, block learning rates times m_L^(alpha-1): 1 CompleteP (arXiv 2505.01618), 1/2 u-muP
-    (arXiv 2407.17465) and ArchScale; None: no depth rule (mup, Megatron-LM)."""
+    """Branches times m_L^-alpha, block learning rates times m_L^(alpha-1): 1 CompleteP (arXiv
+    2505.01618), 1/2 u-muP (arXiv 2407.17465) and ArchScale; None: no depth rule (mup, Megatron-LM).
+    """
     weight_decay: DecayScaling
-    """Of hidden matrices against width: `scaled` m_N (mup, CompleteP, Complete(d)P), `unscaled` (mup's GitHub head with
-    decoupled_wd, Megatron-LM, Cerebras), `root` m_N^1/2 (arXiv 2510.15262), `independent`: a step takes the share
-    given, whatever the learning rate (u-muP, ArchScale)."""
+    """Of hidden matrices against width: `scaled` m_N (mup, CompleteP, Complete(d)P), `unscaled`
+    (mup's GitHub head with decoupled_wd, Megatron-LM, Cerebras), `root` m_N^1/2 (arXiv 2510.15262),
+    `independent`: a step takes the share given, whatever the learning rate (u-muP, ArchScale)."""
     decayed: Decayed
-    """What decays: hidden matrices and readout (ours); those and the embeddings (nanoGPT); everything (mup given one
-    group, the table of Complete(d)P)."""
+    """What decays: hidden matrices and readout (ours); those and the embeddings (nanoGPT);
+    everything (mup given one group, the table of Complete(d)P)."""
     embedding_rate: EmbeddingRate
-    """The embeddings' learning rate against width: 1 (mup, CompleteP) or m_N^-1/2 (u-muP, nanochat)."""
+    """The embeddings' learning rate against width: 1 (mup, CompleteP) or m_N^-1/2 (u-muP,
+    nanochat)."""
     eps: EpsScaling
-    """AdamW's: unscaled (mup); m_N^-1 m_L^-alpha for hidden matrices (Megatron-LM's `--use-mup`, without a depth rule),
-    for blocks (CompleteP's Table 1) or for all (its code); `completedp`, as large as the gradients everywhere: blocks
-    so, but QK-norm gains without m_N; embeddings m_N^-1; a readout m_N^-1 where a multiplier makes its gradients small,
-    1 where that is absorbed."""
+    """AdamW's: unscaled (mup); m_N^-1 m_L^-alpha for hidden matrices (Megatron-LM's `--use-mup`,
+    without a depth rule), for blocks (CompleteP's Table 1) or for all (its code); `completedp`, as
+    large as the gradients everywhere: blocks so, but QK-norm gains without m_N; embeddings m_N^-1;
+    a readout m_N^-1 where a multiplier makes its gradients small, 1 where that is absorbed."""
     rate_batch_power: float
     """Of every learning rate: 1/2 with m_B (Complete(d)P, nanochat), 0 none."""
     rate_duration_power: float
-    """Of every learning rate with m_D: -1/2 (Complete(d)P), -0.32 (arXiv 2603.28743), -0.3 and -0.28 (Marin), 0 none
-    (a regression of StepLaw's public runs gives +0.03 [-0.01, 0.11])."""
+    """Of every learning rate with m_D: -1/2 (Complete(d)P), -0.32 (arXiv 2603.28743), -0.3 and
+    -0.28 (Marin), 0 none (a regression of StepLaw's public runs gives +0.03 [-0.01, 0.11])."""
     moments: Moments
-    """`scaled`: 1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P); independent
-    decay, a share in itself, times m_B/m_D."""
+    """`scaled`: 1 - beta times m_B/m_D, eps times (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2
+    (Complete(d)P); independent decay, a share in itself, times m_B/m_D."""
     muon_rate: MuonRate = field(default="none", metadata=canon.UNLESS_DEFAULT)
-    """What Muon's learning rate is multiplied with for a matrix of r rows and c columns: sqrt(max(1, r/c)) `original`
-    (Jordan), 0.2 sqrt(max(r, c)) `match_rms_adamw` (Moonlight, arXiv 2502.16982), sqrt(max(r, c)) `spectral`
-    (Megatron-LM's word), sqrt(r/c) `unit_rms` (the spectral condition, arXiv 2310.17813; Megatron-LM's word);
-    `none`: AdamW steps everything."""
+    """What Muon's learning rate is multiplied with for a matrix of r rows and c columns:
+    sqrt(max(1, r/c)) `original` (Jordan), 0.2 sqrt(max(r, c)) `match_rms_adamw` (Moonlight, arXiv
+    2502.16982), sqrt(max(r, c)) `spectral` (Megatron-LM's word), sqrt(r/c) `unit_rms` (the spectral
+    condition, arXiv 2310.17813; Megatron-LM's word); `none`: AdamW steps everything."""
     muon_width_power: float = field(default=0.0, metadata=canon.UNLESS_DEFAULT)
-    """And m_N to this power: 0 in every source; 1/2 keeps the size of a step's elements, as AdamW's has without a width
-    rule."""
+    """And m_N to this power: 0 in every source; 1/2 keeps the size of a step's elements, as AdamW's
+    has without a width rule."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -109,7 +118,10 @@ class Parametrization:
             self._check_no_width(checks)
         said = f"muon_width_power = {self.muon_width_power}: must be 0 where muon_rate is none"
         checks.that(self.by_muon or not self.muon_width_power, said)
-        said = "weight_decay = 'root': derived for AdamW's rates, so Muon's must be scaled, unscaled or independent"
+        said = (
+            "weight_decay = 'root': derived for AdamW's rates, so Muon's must be scaled, "
+            "unscaled or independent"
+        )
         checks.that(not self.by_muon or self.weight_decay != "root", said)
         checks.done()
 
@@ -122,7 +134,8 @@ class Parametrization:
             ("eps", ("unscaled",) if self.depth_alpha is None else CHOICES["eps"]),
         ):
             problem = (
-                f"{name} = {getattr(self, name)!r}: {self.name} has no width rule, so it must be {' or '.join(fine)}"
+                f"{name} = {getattr(self, name)!r}: {self.name} has no width rule, so it "
+                f"must be {' or '.join(fine)}"
             )
             checks.that(getattr(self, name) in fine, problem)
 
@@ -138,13 +151,17 @@ class Parametrization:
 
     @property
     def unscaled(self) -> Parametrization:
-        """The same at the base shape, and scaled by nothing: a step's elements stay as large as they were, by Muon
-        too.
+        """The same at the base shape, and scaled by nothing: a step's elements stay as large as
+        they were, by Muon too.
         """
         decay: DecayScaling = "independent" if self.weight_decay == "independent" else "unscaled"
         power = RMS_POWER - SHAPE_RULES[self.muon_rate].width_power if self.by_muon else 0.0
         return dataclasses.replace(
-            PRESETS["sp"], decayed=self.decayed, weight_decay=decay, muon_rate=self.muon_rate, muon_width_power=power
+            PRESETS["sp"],
+            decayed=self.decayed,
+            weight_decay=decay,
+            muon_rate=self.muon_rate,
+            muon_width_power=power,
         )
 
     @property
@@ -164,13 +181,18 @@ class Parametrization:
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    name: get_args(hint) for name, hint in get_type_hints(Parametrization).items() if get_origin(hint) is Literal
+    name: get_args(hint)
+    for name, hint in get_type_hints(Parametrization).items()
+    if get_origin(hint) is Literal
 }
 """Of every field that takes one of some words, the words."""
 
 POWERS: dict[str, tuple[float, float]] = {
-    "rate_batch_power": (-2, 2), "rate_duration_power": (-2, 2), "depth_alpha": (0.5, 1), "muon_width_power": (-2, 2),
-}  # fmt: skip
+    "rate_batch_power": (-2, 2),
+    "rate_duration_power": (-2, 2),
+    "depth_alpha": (0.5, 1),
+    "muon_width_power": (-2, 2),
+}
 """Of every field that is a number, its bounds."""
 
 _MUP = Parametrization(
@@ -193,7 +215,9 @@ PRESETS: dict[str, Parametrization] = {
         _MUP, name="sp", width="none", attention="inverse_sqrt_head_dim", weight_decay="unscaled"
     ),
     "mup": _MUP,
-    "mup_no_wd_scaling": dataclasses.replace(_MUP, name="mup_no_wd_scaling", weight_decay="unscaled"),
+    "mup_no_wd_scaling": dataclasses.replace(
+        _MUP, name="mup_no_wd_scaling", weight_decay="unscaled"
+    ),
     "completep": dataclasses.replace(_MUP, name="completep", depth_alpha=1.0, eps="blocks"),
     "completedp": dataclasses.replace(
         _MUP,
@@ -206,7 +230,11 @@ PRESETS: dict[str, Parametrization] = {
         moments="scaled",
     ),
     "umup": dataclasses.replace(
-        _MUP, name="umup", depth_alpha=0.5, weight_decay="independent", embedding_rate="inverse_root"
+        _MUP,
+        name="umup",
+        depth_alpha=0.5,
+        weight_decay="independent",
+        embedding_rate="inverse_root",
     ),
 }
 
@@ -220,7 +248,9 @@ def named(name: str, **changes: object) -> Parametrization:
     choices = [field.name for field in dataclasses.fields(Parametrization) if field.name != "name"]
     problems = [] if name in PRESETS else [f"parametrization = {name!r}: {_one_of(name, NAMES)}"]
     problems += [
-        f"{change} is not an option: {_one_of(change, choices)}" for change in changes if change not in choices
+        f"{change} is not an option: {_one_of(change, choices)}"
+        for change in changes
+        if change not in choices
     ]
     known = {change: value for change, value in changes.items() if change in choices}
     try:
@@ -237,12 +267,17 @@ def _one_of(word: str, words: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"must be one of {', '.join(words)}"
 
 
-def kind_rule(parametrization: Parametrization, kind: Kind, *, by_muon: bool | None = None) -> KindRule:
-    """How the numbers of one kind of parameter scale; `by_muon`: whether Muon steps it, None: as its kind says."""
+def kind_rule(
+    parametrization: Parametrization, kind: Kind, *, by_muon: bool | None = None
+) -> KindRule:
+    """How the numbers of one kind of parameter scale; `by_muon`: whether Muon steps it, None: as
+    its kind says.
+    """
     p = parametrization
     scaled = p.width == "mup"
     muon = p.by_muon and kind == "hidden" if by_muon is None else by_muon
-    # An absorbed readout is sized as mup's hidden matrices are, but for its init: half a power more.
+    # An absorbed readout is sized as mup's hidden matrices are, but for its init: half a power
+    # more.
     absorbed = scaled and kind == "readout" and p.output == "absorbed"
     as_hidden = absorbed or (scaled and kind == "hidden")
     rate_width = -1.0 if as_hidden else 0.0
@@ -268,7 +303,9 @@ def kind_rule(parametrization: Parametrization, kind: Kind, *, by_muon: bool | N
 
 
 def _noise(p: Parametrization) -> tuple[Powers, Powers]:
-    """Decay and eps follow the noise of the gradient: the root of batch over duration, and its inverse."""
+    """Decay and eps follow the noise of the gradient: the root of batch over duration, and its
+    inverse.
+    """
     if p.moments == "fixed":
         return Powers(), Powers()
     # A share is rate times decay, and each of them has the root.
@@ -276,19 +313,29 @@ def _noise(p: Parametrization) -> tuple[Powers, Powers]:
     return Powers(batch=half, duration=-half), Powers(batch=-0.5, duration=0.5)
 
 
-def rate_and_decay(parametrization: Parametrization, hparams: Hparams, *, by_muon: bool) -> tuple[float, float]:
+def rate_and_decay(
+    parametrization: Parametrization, hparams: Hparams, *, by_muon: bool
+) -> tuple[float, float]:
     """The learning rate and weight decay, at the base, of what Muon steps or of all else."""
     if by_muon or not parametrization.by_muon:
         return hparams.learning_rate, hparams.weight_decay
     return hparams.adamw_learning_rate or hparams.learning_rate, hparams.adamw_weight_decay
 
 
-def decay_share(parametrization: Parametrization, kind: Kind, ratios: Ratios, hparams: Hparams) -> float:
-    """The share of a weight that a step takes at the peak: the decay times the rate, or the decay itself."""
+def decay_share(
+    parametrization: Parametrization, kind: Kind, ratios: Ratios, hparams: Hparams
+) -> float:
+    """The share of a weight that a step takes at the peak: the decay times the rate, or the decay
+    itself.
+    """
     rule = kind_rule(parametrization, kind)
     rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
     share = decay * rule.weight_decay.at(ratios)
-    return share if parametrization.weight_decay == "independent" else share * rate * rule.learning_rate.at(ratios)
+    return (
+        share
+        if parametrization.weight_decay == "independent"
+        else share * rate * rule.learning_rate.at(ratios)
+    )
 
 
 def _eps(p: Parametrization, kind: Kind) -> Powers:
@@ -306,7 +353,9 @@ def _eps(p: Parametrization, kind: Kind) -> Powers:
 
 
 def forward_rule(parametrization: Parametrization) -> dict[Literal["residual", "output"], Powers]:
-    """How the forward multipliers scale; the attention's depends on head_dim, and is no power of these ratios."""
+    """How the forward multipliers scale; the attention's depends on head_dim, and is no power of
+    these ratios.
+    """
     multiplied = parametrization.width == "mup" and parametrization.output == "multiplier"
     return {
         "residual": Powers(depth=-(parametrization.depth_alpha or 0.0)),
@@ -318,7 +367,9 @@ def decays(parametrization: Parametrization, kind: Kind) -> bool:
     """Whether weight decay applies to a kind of parameter."""
     if parametrization.decayed == "all":
         return True
-    return kind in ("hidden", "readout") or (parametrization.decayed == "two_dimensional" and kind == "embedding")
+    return kind in ("hidden", "readout") or (
+        parametrization.decayed == "two_dimensional" and kind == "embedding"
+    )
 
 
 def scaled_kind(name: str) -> Kind:
@@ -327,7 +378,9 @@ def scaled_kind(name: str) -> Kind:
 
 
 def scaling(parametrization: Parametrization, name: str, kind: Kind | None = None) -> Powers:
-    """How a hyperparameter's value, of a complement's 1 - value, moves with the ratios for one kind of parameter."""
+    """How a hyperparameter's value, of a complement's 1 - value, moves with the ratios for one kind
+    of parameter.
+    """
     by, kind = HYPERPARAMETERS[name].scaling, kind or scaled_kind(name)
     if by is None:
         return Powers()
@@ -348,14 +401,17 @@ def scaled(parametrization: Parametrization, name: str, value: float, ratios: Ra
         return value * factor
     found = value if factor == 1 else 1 - (1 - value) * factor
     if not 0 <= found < 1:
-        problem = f"1 - {name} times m_B / m_D = {factor:.4g} gives {name} = {found:.4g}, outside [0, 1)"
+        problem = (
+            f"1 - {name} times m_B / m_D = {factor:.4g} gives {name} = {found:.4g}, outside [0, 1)"
+        )
         way = "a smaller batch, a longer run" if factor > 1 else "a larger batch, a shorter run"
         raise SpecError("Parametrization", [f"{problem}: use {way}, or moments = fixed"])
     return found
 
 
 def moments(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) -> dict[str, float]:
-    """The weights of the optimizer's moving averages: as set at the base, or 1 - beta scaled (arXiv 2512.22382).
+    """The weights of the optimizer's moving averages: as set at the base, or 1 - beta scaled (arXiv
+    2512.22382).
 
     Raises:
         SpecError: all of those that would leave [0, 1).
@@ -374,25 +430,36 @@ def moments(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) 
 
 
 def decay_problems(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) -> list[str]:
-    """Weight decay by which a step at the peak would take all of a weight, at the first kind of which it does."""
+    """Weight decay by which a step at the peak would take all of a weight, at the first kind of
+    which it does.
+    """
     problems = []
     for kind in KINDS:
-        if not decays(parametrization, kind) or (share := decay_share(parametrization, kind, ratios, hparams)) < 1:
+        if (
+            not decays(parametrization, kind)
+            or (share := decay_share(parametrization, kind, ratios, hparams)) < 1
+        ):
             continue
         rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
-        name = "adamw_weight_decay" if parametrization.by_muon and kind != "hidden" else "weight_decay"
+        name = (
+            "adamw_weight_decay" if parametrization.by_muon and kind != "hidden" else "weight_decay"
+        )
         problems.append(
-            f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of {with_article(kind)} weight"
+            f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of "
+            f"{with_article(kind)} weight"
         )
     return problems[:1]
 
 
-def refusals(parametrization: Parametrization, ratios: Ratios, hparams: Hparams, *, tied: bool) -> list[str]:
+def refusals(
+    parametrization: Parametrization, ratios: Ratios, hparams: Hparams, *, tied: bool
+) -> list[str]:
     """What is wrong with a run under a parametrization; nothing, if it is fine."""
     problems = []
     if tied and parametrization.output == "absorbed":
         problems.append(
-            f"tied = True under {parametrization}: output must be multiplier, because a matrix shared with the "
+            f"tied = True under {parametrization}: output must be multiplier, because a matrix "
+            "shared with the "
             "embedding has no init and rate of its own to absorb the readout's 1 / m_N"
         )
     try:

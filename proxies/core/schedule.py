@@ -1,8 +1,9 @@
 """Schedules of learning rate and batch, exact per step. Standard library only.
 
-Convention, frozen with every config because trainers differ: step t = 0 ... N-1 is the t-th update; warmup
-gives step t the share (t + 1) / W, so the first update is not wasted at zero and step W - 1 is at the peak.
-Decays run over the rest and would reach `final_fraction` at step N, one past the last.
+Convention, frozen with every config because trainers differ: step t = 0 ... N-1 is the t-th update;
+warmup gives step t the share (t + 1) / W, so the first update is not wasted at zero and step W - 1
+is at the peak. Decays run over the rest and would reach `final_fraction` at step N, one past the
+last.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ ScheduleKind = Literal["cosine", "linear", "wsd", "constant"]
 DecayShape = Literal["linear", "sqrt"]
 """Of `wsd`: 1 - x or 1 - sqrt(x), x the share of the decay that is done (arXiv 2405.18392)."""
 
-STEP_CONVENTION = "step 0 is the first update; warmup share (t + 1) / warmup_steps; final_fraction at t = num_steps"
+STEP_CONVENTION = (
+    "step 0 is the first update; warmup share (t + 1) / warmup_steps; final_fraction "
+    "at t = num_steps"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,10 @@ class Schedule:
             steps, stages = self.batch_warmup_steps, self.batch_warmup_stages
             checks.that(
                 (steps == 0) == (stages == 1) and stages <= steps + 1 and steps <= self.num_steps,
-                f"batch_warmup_steps = {steps} with batch_warmup_stages = {stages}: must be 0 steps and 1 stage, or "
-                f"at least 2 stages and from stages - 1 to num_steps = {counted(self.num_steps, 'step')}",
+                f"batch_warmup_steps = {steps} with batch_warmup_stages = {stages}: must be 0 "
+                "steps and 1 stage, or "
+                "at least 2 stages and from stages - 1 to num_steps = "
+                f"{counted(self.num_steps, 'step')}",
             )
         checks.done()
 
@@ -85,22 +91,31 @@ class Schedule:
         return Fraction(1 + step * (stages - 1) // self.batch_warmup_steps, stages)
 
     def sequences(self, step: int, batch_sequences: int) -> tuple[int, int]:
-        """Where update `step` stands in the data: the number of sequences before it, and its own."""
-        if not self.batch_warmup_steps:  # every step asks; fractions would take longer than the rest of a batch
+        """Where update `step` stands in the data: the number of sequences before it, and its
+        own.
+        """
+        # every step asks; fractions would take longer than the rest of a batch
+        if not self.batch_warmup_steps:
             return step * batch_sequences, batch_sequences
-        before = _shares_before(self)[min(step, self.batch_warmup_steps)] + max(0, step - self.batch_warmup_steps)
+        before = _shares_before(self)[min(step, self.batch_warmup_steps)] + max(
+            0, step - self.batch_warmup_steps
+        )
         return int(before * batch_sequences), int(self.batch_share(step) * batch_sequences)
 
 
 @functools.lru_cache(maxsize=64)
 def _shares_before(schedule: Schedule) -> tuple[Fraction, ...]:
-    """Full batches trained on before each step of the batch warmup, and before the first step after it."""
+    """Full batches trained on before each step of the batch warmup, and before the first step after
+    it.
+    """
     shares = (schedule.batch_share(step) for step in range(schedule.batch_warmup_steps))
     return tuple(itertools.accumulate(shares, initial=Fraction(0)))
 
 
 def whole_warmup(fraction: float, num_steps: int, decay_steps: int) -> int:
-    """Steps of a warmup over a share of a run: at least one, unless the final decay takes them all."""
+    """Steps of a warmup over a share of a run: at least one, unless the final decay takes
+    them all.
+    """
     return min(max(1, round(fraction * num_steps)), num_steps - decay_steps)
 
 
@@ -111,10 +126,16 @@ def lr_multiplier(schedule: Schedule, step: int) -> float:
         ValueError: the step is outside the schedule.
     """
     if not 0 <= step < schedule.num_steps:
-        raise ValueError(f"step {step} is outside a schedule of {counted(schedule.num_steps, 'step')}")
+        raise ValueError(
+            f"step {step} is outside a schedule of {counted(schedule.num_steps, 'step')}"
+        )
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
-    decay_steps = schedule.decay_steps if schedule.kind == "wsd" else schedule.num_steps - schedule.warmup_steps
+    decay_steps = (
+        schedule.decay_steps
+        if schedule.kind == "wsd"
+        else schedule.num_steps - schedule.warmup_steps
+    )
     start = schedule.num_steps - decay_steps
     if schedule.kind == "constant" or step < start:
         return 1.0

@@ -10,7 +10,8 @@ from proxies.core.checks import Checks
 from proxies.core.notation import counted
 
 Family = Literal["llama", "gpt2"]
-MAX_LAYERS = 10_000  # names of parameters are counted out layer by layer; a number beyond is a slip of the hand
+# names of parameters are counted out layer by layer; a number beyond is a slip of the hand
+MAX_LAYERS = 10_000
 MAX_SIZE = 2**31  # of a matrix's side: the number of its elements is one that torch can hold
 
 
@@ -18,7 +19,8 @@ MAX_SIZE = 2**31  # of a matrix's side: the number of its elements is one that t
 class Shape:
     """A decoder transformer's shape.
 
-    `llama`: RMSNorm, SwiGLU, rotary positions, no biases. `gpt2`: LayerNorm, GELU, learned positions, biases.
+    `llama`: RMSNorm, SwiGLU, rotary positions, no biases. `gpt2`: LayerNorm, GELU, learned
+    positions, biases.
     """
 
     num_layers: int
@@ -51,10 +53,18 @@ class Shape:
                 size = getattr(self, name)
                 checks.that(size <= MAX_SIZE, f"{name} = {size}: must be at most {MAX_SIZE}")
             heads, kv_heads = self.num_heads, self.num_kv_heads
-            checks.that(self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}")
-            checks.that(heads % kv_heads == 0, f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}")
+            checks.that(
+                self.width % heads == 0, f"num_heads = {heads} does not divide width = {self.width}"
+            )
+            checks.that(
+                heads % kv_heads == 0,
+                f"num_kv_heads = {kv_heads} does not divide num_heads = {heads}",
+            )
         if checks.fine and self.family == "llama":
-            odd = f"head_dim = {self.head_dim} is odd: must be even, because rotary positions rotate pairs"
+            odd = (
+                f"head_dim = {self.head_dim} is odd: must be even, because rotary positions "
+                "rotate pairs"
+            )
             checks.that(self.head_dim % 2 == 0, odd)
         checks.done()
 
@@ -77,12 +87,17 @@ class Shape:
         checks = Checks(self)
         whole = width > 0 and width % self.head_dim == 0
         checks.that(whole, f"width = {width} is not a multiple of the head dim {self.head_dim}")
-        checks.that(self.ffn_width * width % self.width == 0,
-                    f"width = {width} gives the FFN width {self.ffn_width * width / self.width:g}: "
-                    "choose a ratio that stays whole")  # fmt: skip
+        checks.that(
+            self.ffn_width * width % self.width == 0,
+            f"width = {width} gives the FFN width {self.ffn_width * width / self.width:g}: "
+            "choose a ratio that stays whole",
+        )
         checks.done()
         num_heads, ratio = width // self.head_dim, self.num_heads // self.num_kv_heads
-        uneven = f"width = {width} has {counted(num_heads, 'head')}, not a multiple of {ratio} per kv head"
+        uneven = (
+            f"width = {width} has {counted(num_heads, 'head')}, not a multiple of {ratio} per "
+            "kv head"
+        )
         checks.that(num_heads % ratio == 0, uneven)
         checks.done()
         return dataclasses.replace(
@@ -99,7 +114,9 @@ class Shape:
 
 
 def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and dimensions, as `proxies.model.decoder.Decoder` has them and in its order (tested)."""
+    """Every parameter's name and dimensions, as `proxies.model.decoder.Decoder` has them and in its
+    order (tested).
+    """
     llama, width = shape.family == "llama", shape.width
 
     def linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
@@ -110,19 +127,30 @@ def parameter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         return gain if llama else gain | {f"{name}.bias": (width,)}
 
     block = norm("attention_norm")
-    for name, rows in (("wq", width), ("wk", shape.kv_width), ("wv", shape.kv_width), ("wo", width)):
+    for name, rows in (
+        ("wq", width),
+        ("wk", shape.kv_width),
+        ("wv", shape.kv_width),
+        ("wo", width),
+    ):
         block |= linear(f"attention.{name}", rows, width)
     if shape.qk_norm:
         block |= {f"attention.{name}_norm.weight": (shape.head_dim,) for name in "qk"}
     block |= norm("ffn_norm")
-    block |= linear("feed_forward.w1", shape.ffn_width, width) | linear("feed_forward.w2", width, shape.ffn_width)
+    block |= linear("feed_forward.w1", shape.ffn_width, width) | linear(
+        "feed_forward.w2", width, shape.ffn_width
+    )
     if llama:
         block |= linear("feed_forward.w3", shape.ffn_width, width)
     table = (shape.vocab_size, width)
     return {
         "tok_embeddings.weight": table,
         **({} if llama else {"pos_embeddings.weight": (shape.seq_len, width)}),
-        **{f"layers.{layer}.{name}": size for layer in range(shape.num_layers) for name, size in block.items()},
+        **{
+            f"layers.{layer}.{name}": size
+            for layer in range(shape.num_layers)
+            for name, size in block.items()
+        },
         **norm("norm"),
         **({} if shape.tied else {"lm_head.weight": table}),
     }

@@ -1,9 +1,11 @@
 """The language of the project: what a run is, and what came of it. Standard library only.
 
-Every record is frozen, keyword-only and slotted, validates itself on creation (all problems at once), and has a
-canonical JSON form (`proxies.core.canon`). A run's identity is the sha256 of its spec: nothing is paid for twice.
+Every record is frozen, keyword-only and slotted, validates itself on creation (all problems at
+once), and has a canonical JSON form (`proxies.core.canon`). A run's identity is the sha256 of its
+spec: nothing is paid for twice.
 
-Units: losses in nats per token, batches in tokens, durations in optimizer steps, learning rates absolute.
+Units: losses in nats per token, batches in tokens, durations in optimizer steps, learning rates
+absolute.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 
 MAX_SEED = 2**31 - 1
 DIVERGED_ABOVE_NATS = 1.0
-"""A run past its warmup counts as diverged when its loss is this far above ln(vocabulary), that of a uniform guess."""
+"""A run past its warmup counts as diverged when its loss is this far above ln(vocabulary), that of
+a uniform guess."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,23 +42,27 @@ class Numerics:
     """How the arithmetic is done. Part of a run's identity: other numerics are another run."""
 
     dtype: Dtype = "float32"
-    """`bfloat16`: weights, gradients' sums and moments stay float32, all else is as the main run has it, the residual
-    stream too (`proxies.model.precision`). A user's own model computes under autocast."""
+    """`bfloat16`: weights, gradients' sums and moments stay float32, all else is as the main run
+    has it, the residual stream too (`proxies.model.precision`). A user's own model computes under
+    autocast."""
     matmul_precision: MatmulPrecision = "highest"
     """`torch.set_float32_matmul_precision`."""
     num_slots: int = 1
     """K, the trials a bank holds at once; a batched product may round differently at another K."""
     num_threads: int = 1
     microbatch_tokens: int | None = None
-    """Tokens per forward and backward pass, gradients accumulated; None: the whole batch at once."""
+    """Tokens per forward and backward pass, gradients accumulated; None: the whole batch at
+    once."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass: less memory, a third more time."""
     compiled: bool = False
     """`torch.compile`."""
     cuda_graphs: bool = False
-    """A whole step recorded once and replayed: the same arithmetic without its launches. Of a GPU alone."""
+    """A whole step recorded once and replayed: the same arithmetic without its launches. Of a GPU
+    alone."""
     fused_loss: bool = False
-    """Cross-entropy from hidden states, part by part: a batch's logits are never whole in memory."""
+    """Cross-entropy from hidden states, part by part: a batch's logits are never whole in
+    memory."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -65,13 +72,20 @@ class Numerics:
         if self.microbatch_tokens is not None:
             checks.whole("microbatch_tokens")
         if self.num_slots != 1:
-            alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(self, n)]
-            checks.that(not alone, f"num_slots = {self.num_slots}: {', '.join(alone)} needs one trial at a time")
+            alone = [
+                n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(self, n)
+            ]
+            checks.that(
+                not alone,
+                f"num_slots = {self.num_slots}: {', '.join(alone)} needs one trial at a time",
+            )
         checks.done()
 
 
 class _KeepsId:
-    """A place for an id once it is known. No field: no part of equality, JSON, copies or pickles."""
+    """A place for an id once it is known. No field: no part of equality, JSON, copies or
+    pickles.
+    """
 
     __slots__ = ("_id",)
     _id: str
@@ -105,31 +119,59 @@ class RunSpec(_KeepsId):
         checks.one_of("optimizer", tuple(OPTIMIZERS))
         checks.whole("batch_tokens")
         checks.whole("seed", least=0)
-        checks.that(type(self.seed) is not int or self.seed <= MAX_SEED, f"seed = {self.seed} > {MAX_SEED}")
+        checks.that(
+            type(self.seed) is not int or self.seed <= MAX_SEED, f"seed = {self.seed} > {MAX_SEED}"
+        )
         checks.that(bool(self.data_id), "data_id is empty")
         base = (self.base_batch_tokens, self.base_num_tokens)
         if self.parametrization.needs_tokens or self.hparams.needs_tokens:
             checks.whole("base_batch_tokens", "base_num_tokens")
         elif base != (None, None):
-            checks.that(False, f"base tokens = {base}: {self.parametrization} does not scale with them")
-        checks.that(self.factory is None or self.command is None, "factory and command: give only one of them")
+            checks.that(
+                False, f"base tokens = {base}: {self.parametrization} does not scale with them"
+            )
+        checks.that(
+            self.factory is None or self.command is None,
+            "factory and command: give only one of them",
+        )
         rule = self.parametrization.muon_rate
         by_shape = self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].rates_by_shape
         said = f"optimizer = {self.optimizer!r} with muon_rate = {rule!r}: must fit each other"
         checks.that(by_shape == self.parametrization.by_muon, said)
-        own = "a factory's model" if self.factory is not None else "a command" if self.command is not None else ""
+        own = (
+            "a factory's model"
+            if self.factory is not None
+            else "a command"
+            if self.command is not None
+            else ""
+        )
         several = f"num_slots = {self.numerics.num_slots}: {own} trains one trial at a time"
         checks.that(not own or self.numerics.num_slots == 1, several)
         recomputes = f"activation_checkpointing: {own} must do that itself"
         checks.that(not own or not self.numerics.activation_checkpointing, recomputes)
         if checks.fine:
             self._check_batch(checks)
-            fixed = ("family", "vocab_size", "tied", "qk_norm", *(("seq_len",) if self.shape.family == "gpt2" else ()))
-            unlike = [name for name in fixed if getattr(self.shape, name) != getattr(self.base_shape, name)]
-            problem = f"shape and base_shape differ in {', '.join(unlike)}: only width and depth may differ"
+            fixed = (
+                "family",
+                "vocab_size",
+                "tied",
+                "qk_norm",
+                *(("seq_len",) if self.shape.family == "gpt2" else ()),
+            )
+            unlike = [
+                name
+                for name in fixed
+                if getattr(self.shape, name) != getattr(self.base_shape, name)
+            ]
+            problem = (
+                f"shape and base_shape differ in {', '.join(unlike)}: only width and depth "
+                "may differ"
+            )
             checks.that(not unlike, problem)
         if checks.fine:
-            checks.problems += refusals(self.parametrization, self.ratios, self.hparams, tied=self.shape.tied)
+            checks.problems += refusals(
+                self.parametrization, self.ratios, self.hparams, tied=self.shape.tied
+            )
         checks.done()
 
     def _check_batch(self, checks: Checks) -> None:
@@ -146,7 +188,8 @@ class RunSpec(_KeepsId):
         micro, smallest = self.numerics.microbatch_tokens, self.batch_tokens // stages
         checks.that(
             micro is None or (micro % seq_len == 0 and smallest % micro == 0),
-            f"microbatch_tokens = {micro}: must be a multiple of seq_len = {seq_len} that divides {smallest}",
+            f"microbatch_tokens = {micro}: must be a multiple of seq_len = {seq_len} that divides "
+            f"{smallest}",
         )
 
     @property
@@ -213,14 +256,20 @@ class Curve:
         checks = Checks(self)
         lengths = {len(self.steps), len(self.train_loss_nats), len(self.grad_norm or self.steps)}
         checks.that(len(lengths) == 1, f"columns of different lengths: {sorted(lengths)}")
-        checks.that(list(self.steps) == sorted(set(self.steps)), "steps are not strictly increasing")
-        checks.that(all(map(math.isfinite, self.train_loss_nats + self.grad_norm)), "a value is not finite")
+        checks.that(
+            list(self.steps) == sorted(set(self.steps)), "steps are not strictly increasing"
+        )
+        checks.that(
+            all(map(math.isfinite, self.train_loss_nats + self.grad_norm)), "a value is not finite"
+        )
         checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """What came of a run. `loss_nats` is the validation loss at the end, and only a finished run has one."""
+    """What came of a run. `loss_nats` is the validation loss at the end, and only a finished run
+    has one.
+    """
 
     id: str
     status: Status
@@ -247,7 +296,8 @@ class RunResult:
         checks.that(len(self.id) == canon.ID_LENGTH, f"id = {self.id!r} is not a sha256")
         checks.that(
             (self.loss_nats is not None) == (self.status == "finished"),
-            f"status = {self.status} with loss_nats = {self.loss_nats}: only a finished run has a loss",
+            f"status = {self.status} with loss_nats = {self.loss_nats}: only a finished run has a "
+            "loss",
         )
         for name in ("loss_nats", "last_train_loss_nats"):
             if getattr(self, name) is not None:
@@ -255,7 +305,10 @@ class RunResult:
         checks.whole("num_steps", "tokens", least=0)
         checks.number("flops", least=0)
         checks.number("seconds", least=0)
-        checks.that(self.status == "finished" or bool(self.reason), f"status = {self.status} without a reason")
+        checks.that(
+            self.status == "finished" or bool(self.reason),
+            f"status = {self.status} without a reason",
+        )
         checks.done()
 
 
@@ -268,6 +321,9 @@ class Run:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.that(self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec")
+        checks.that(
+            self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec"
+        )
         checks.done()
-        object.__setattr__(self.result, "id", self.spec.id)  # one text for both: a study has thousands
+        # one text for both: a study has thousands
+        object.__setattr__(self.result, "id", self.spec.id)

@@ -1,4 +1,5 @@
-"""Making a corpus: documents out of files of any known kind into hashed shards and a manifest, in one pass.
+"""Making a corpus: documents out of files of any known kind into hashed shards and a manifest, in
+one pass.
 
 Memory does not grow with the corpus, but for the hashes of its documents.
 """
@@ -27,7 +28,13 @@ from proxies.data.documents import (
 )
 from proxies.data.mixture import weight_problems
 from proxies.data.pretokenized import check_range, dtype_of, vocabulary_of
-from proxies.data.shards import another_corpus, check_same_settings, publish, read_published, unfinished
+from proxies.data.shards import (
+    another_corpus,
+    check_same_settings,
+    publish,
+    read_published,
+    unfinished,
+)
 from proxies.data.tokenizer import (
     MAX_BPE_VOCAB,
     MIN_BPE_VOCAB,
@@ -63,17 +70,20 @@ def tokenize(
     progress: Callable[[SplitProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
-    """Write the shards and the manifest of `sources` into the folder `out`; identical documents count once.
+    """Write the shards and the manifest of `sources` into the folder `out`; identical documents
+    count once.
 
     Args:
-        sources: files and folders, as text also URIs of parquet; or several such lists by name, to be mixed.
+        sources: files and folders, as text also URIs of parquet; or several such lists by name, to
+            be mixed.
         out: the corpus folder.
         suffixes: files taken from folders.
         excluded: names of folders that are passed over.
         text_key: key of jsonl objects, or column of parquet files.
         tokenizer: `bytes`, or the path of a `tokenizer.json`.
         end_token: the token of that file that ends a document; None: found among the usual names.
-        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None to train none.
+        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None to
+            train none.
         vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
         end_id: of pre-tokenized files, the id that ends a document.
         raw_dtype: dtype of raw ids, one of `RAW_DTYPES`; None to recognize it file by file.
@@ -83,7 +93,8 @@ def tokenize(
         say: called with a line on what was recognised, and on what became of the documents.
 
     Raises:
-        DataError: nothing readable, another corpus in `out`, a source of fewer than two documents, or a full disk.
+        DataError: nothing readable, another corpus in `out`, a source of fewer than two documents,
+            or a full disk.
     """
     named = _name_sources(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
@@ -91,28 +102,46 @@ def tokenize(
     found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
     listings = {name: _sort_out(name, listing, suffixes, say) for name, listing in found.items()}
     every = [file for listing in listings.values() for file in listing.files]
-    options = ReaderOptions(text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype)
+    options = ReaderOptions(
+        text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype
+    )
     with unfinished(out) as folder:
         if bpe_vocab_size:
-            tokenizer = _train_bpe(every, folder, bpe_vocab_size, text_key, validation_fraction, say)
+            tokenizer = _train_bpe(
+                every, folder, bpe_vocab_size, text_key, validation_fraction, say
+            )
         chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
         job = SplitJob(
-            folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
-            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every), out=out, published=published,
-        )  # fmt: skip
+            folder=folder,
+            tokenizer=chosen,
+            reading=reading,
+            validation_fraction=validation_fraction,
+            progress=progress,
+            say=say,
+            total_bytes=sum(file.num_bytes for file in every),
+            out=out,
+            published=published,
+        )
         written = _write_sources(job, listings, is_mixture=isinstance(sources, Mapping))
         manifest = _manifest(job, written, weights, listings)
-        publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
+        publish(
+            folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None
+        )
     return manifest
 
 
-def _name_sources(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]]) -> dict[str, list[Path | str]]:
+def _name_sources(
+    sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]],
+) -> dict[str, list[Path | str]]:
     by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
     return {name: list(paths) for name, paths in by_name.items()}
 
 
-def _sort_out(name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> FoundFiles:
-    """Assign the files of a source to splits by their names, and say which files are read and which are not.
+def _sort_out(
+    name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
+) -> FoundFiles:
+    """Assign the files of a source to splits by their names, and say which files are read and which
+    are not.
 
     Cards and test splits move to the files that are not read.
     """
@@ -128,14 +157,17 @@ def _sort_out(name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Ca
         say(f"{name}: {sentence}")
     if not files:
         raise DataError(
-            f"source {name!r}: 0 documents with text found: of folders, files ending in {', '.join(suffixes)} are "
+            f"source {name!r}: 0 documents with text found: of folders, files ending in "
+            f"{', '.join(suffixes)} are "
             "read; --suffix names others, also .bin"
         )
     return FoundFiles(files, not_read)
 
 
 def describe_not_read(kinds: Sequence[NotRead]) -> str:
-    """Name the kinds of files that are not read: set aside by their content or name first, then by their bytes."""
+    """Name the kinds of files that are not read: set aside by their content or name first, then by
+    their bytes.
+    """
 
     def importance(kind: NotRead) -> tuple[bool, int]:
         is_suffix_alone = kind.suffix.startswith(".") and " " not in kind.suffix
@@ -146,7 +178,8 @@ def describe_not_read(kinds: Sequence[NotRead]) -> str:
     words = [*map(_describe, shown)]
     if left:
         words.append(
-            f"{sum(kind.num_files for kind in left)} files of {counted(len(left), 'other kind')} (--json names all)"
+            f"{sum(kind.num_files for kind in left)} files of {counted(len(left), 'other kind')} "
+            "(--json names all)"
         )
     return "; ".join(words)
 
@@ -186,10 +219,12 @@ def _check_published(
     bpe_vocab_size: int | None,
     say: Callable[[str], None],
 ) -> Manifest | None:
-    """Say that `out` holds a corpus, and return its manifest; refuse it if the new one is known to differ.
+    """Say that `out` holds a corpus, and return its manifest; refuse it if the new one is known to
+    differ.
 
     Raises:
-        DataError: The corpus has other sources, shares of them, or another tokenizer, or it cannot be read.
+        DataError: The corpus has other sources, shares of them, or another tokenizer, or it cannot
+            be read.
     """
     published = read_published(out)
     if published is None:
@@ -201,8 +236,10 @@ def _check_published(
     if bpe_vocab_size and not published.tokenizer.startswith("sha256:"):
         raise another_corpus(out, f"with tokenizer {published.tokenizer}, not a trained one")
     say(
-        f"{out} holds a corpus of {counted(published.num_documents, 'document')}, {published.num_tokens('train'):,} "
-        f"training and {published.num_tokens('validation'):,} validation tokens: the same text repairs its shards, "
+        f"{out} holds a corpus of {counted(published.num_documents, 'document')}, "
+        f"{published.num_tokens('train'):,} "
+        f"training and {published.num_tokens('validation'):,} validation tokens: the same text "
+        "repairs its shards, "
         "other text is refused at the first token that differs (name another --out for it)"
     )
     return published
@@ -214,12 +251,16 @@ def _bpe_problems(bpe_vocab_size: int | None, tokenizer: str, end_token: str | N
     problems = []
     if not MIN_BPE_VOCAB <= bpe_vocab_size <= MAX_BPE_VOCAB:
         problems.append(
-            f"train_bpe = {bpe_vocab_size}: must be {MIN_BPE_VOCAB} (256 bytes and the end token) to {MAX_BPE_VOCAB}"
+            f"train_bpe = {bpe_vocab_size}: must be {MIN_BPE_VOCAB} (256 bytes and the end token) "
+            f"to {MAX_BPE_VOCAB}"
         )
     if tokenizer != "bytes":
         problems.append(f"train_bpe and tokenizer = {tokenizer}: give one of them")
     if end_token is not None:
-        problems.append(f"train_bpe and end_token = {end_token}: a trained tokenizer has its own end token; omit this")
+        problems.append(
+            f"train_bpe and end_token = {end_token}: a trained tokenizer has its own end token; "
+            "omit this"
+        )
     return problems
 
 
@@ -236,7 +277,8 @@ def _train_bpe(
     texts = sample_documents(files, reading, validation_fraction)
     num_bytes = sum(map(len, texts))
     say(
-        f"training a byte-level BPE of {counted(vocab_size, 'entry')} on {counted(len(texts), 'training document')}, "
+        f"training a byte-level BPE of {counted(vocab_size, 'entry')} on "
+        f"{counted(len(texts), 'training document')}, "
         f"{num_bytes:,} bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
     )
     path = folder / TOKENIZER_FILE
@@ -245,17 +287,23 @@ def _train_bpe(
 
 
 def _vocabulary(
-    files: Sequence[SourceFile], tokenizer: Tokenizer, asked: ReaderOptions, say: Callable[[str], None]
+    files: Sequence[SourceFile],
+    tokenizer: Tokenizer,
+    asked: ReaderOptions,
+    say: Callable[[str], None],
 ) -> tuple[Tokenizer | None, ReaderOptions]:
     """The tokenizer, None if every file is ids without one, and what readers must be told."""
     ids = [file for file in files if file.ids_dtype]
     texts = [file for file in files if not file.ids_dtype]
     unnamed = bool(ids) and not isinstance(tokenizer, FileTokenizer)
     if asked.raw_dtype and not any(file.ids_dtype == RAW for file in ids):
-        raise DataError(f"--dtype {asked.raw_dtype}: no file of raw ids is among the sources: leave it out")
+        raise DataError(
+            f"--dtype {asked.raw_dtype}: no file of raw ids is among the sources: leave it out"
+        )
     if unnamed and texts:
         raise DataError(
-            f"{ids[0].path} holds ids, {texts[0].path} text: give the ids' own tokenizer with --tokenizer, or "
+            f"{ids[0].path} holds ids, {texts[0].path} text: give the ids' own tokenizer with "
+            "--tokenizer, or "
             "tokenize them separately"
         )
     if unnamed:
@@ -265,12 +313,18 @@ def _vocabulary(
         return None, reading
     if asked.end_id is not None and asked.end_id != tokenizer.end_id:
         raise DataError(
-            f"--end-id {asked.end_id}: the tokenizer ends documents with {tokenizer.end_id}; --end-token names another "
+            f"--end-id {asked.end_id}: the tokenizer ends documents with {tokenizer.end_id}; "
+            "--end-token names another "
             "token"
         )
     if asked.vocab_size and asked.vocab_size < tokenizer.vocab_size:
-        raise DataError(f"--vocab-size {asked.vocab_size}: the tokenizer has {counted(tokenizer.vocab_size, 'id')}")
-    reading = replace(asked, vocab_size=asked.vocab_size or tokenizer.vocab_size, end_id=tokenizer.end_id)
+        raise DataError(
+            f"--vocab-size {asked.vocab_size}: the tokenizer has "
+            f"{counted(tokenizer.vocab_size, 'id')}"
+        )
+    reading = replace(
+        asked, vocab_size=asked.vocab_size or tokenizer.vocab_size, end_id=tokenizer.end_id
+    )
     check_range(ids, reading.vocab_size, None, asked.raw_dtype)
     if isinstance(tokenizer, FileTokenizer):
         say(f"end of a document: {tokenizer.end_reason}; --end-token names another")
@@ -279,26 +333,43 @@ def _vocabulary(
     return tokenizer, reading
 
 
-def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Callable[[str], None]) -> None:
-    raw = Counter(dtype_of(file, reading.vocab_size, reading.raw_dtype) for file in ids if file.ids_dtype == RAW)
+def _say_about_ids(
+    ids: Sequence[SourceFile], reading: ReaderOptions, say: Callable[[str], None]
+) -> None:
+    raw = Counter(
+        dtype_of(file, reading.vocab_size, reading.raw_dtype)
+        for file in ids
+        if file.ids_dtype == RAW
+    )
     if raw:
         widths = ", ".join(f"{count} of {dtype}" for dtype, count in raw.items())
-        say(f"raw ids: {widths} ({'as --dtype says' if reading.raw_dtype else 'recognized; --dtype names another'})")
-    end = "none: long texts are cut; --end-id names one" if reading.end_id is None else f"id {reading.end_id}"
+        say(
+            f"raw ids: {widths} "
+            f"({'as --dtype says' if reading.raw_dtype else 'recognized; --dtype names another'})"
+        )
+    end = (
+        "none: long texts are cut; --end-id names one"
+        if reading.end_id is None
+        else f"id {reading.end_id}"
+    )
     say(f"end of a document in ids: {end}")
 
 
-def _write_sources(job: SplitJob, listings: Mapping[str, FoundFiles], *, is_mixture: bool) -> list[Source]:
+def _write_sources(
+    job: SplitJob, listings: Mapping[str, FoundFiles], *, is_mixture: bool
+) -> list[Source]:
     """Write the shards of every source, unless `job.out` holds a corpus of other settings."""
     if job.published is not None:
         check_same_settings(job.out, job.published, _settings(job))
         if job.published.source_bytes not in (0, job.total_bytes):
             job.say(
-                f"{job.out} was made from {counted(job.published.source_bytes, 'byte')}, and the sources have "
+                f"{job.out} was made from {counted(job.published.source_bytes, 'byte')}, and the "
+                "sources have "
                 f"{job.total_bytes:,}: a new document in them is refused when it is reached"
             )
     return [
-        write_source(job, name, listing.files, f"{name}-" if is_mixture else "") for name, listing in listings.items()
+        write_source(job, name, listing.files, f"{name}-" if is_mixture else "")
+        for name, listing in listings.items()
     ]
 
 
@@ -313,7 +384,10 @@ def _settings(job: SplitJob) -> dict[str, Any]:
 
 
 def _manifest(
-    job: SplitJob, sources: Sequence[Source], weights: Mapping[str, float] | None, listings: Mapping[str, FoundFiles]
+    job: SplitJob,
+    sources: Sequence[Source],
+    weights: Mapping[str, float] | None,
+    listings: Mapping[str, FoundFiles],
 ) -> Manifest:
     shares = {source.name: float(source.num_tokens("train")) for source in sources}
     manifest = Manifest(
@@ -324,5 +398,7 @@ def _manifest(
     not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
     num_bytes = sum(file.num_bytes for listing in listings.values() for file in listing.files)
     return replace(
-        manifest.reweighted(shares if weights is None else weights), not_read=not_read, source_bytes=num_bytes
+        manifest.reweighted(shares if weights is None else weights),
+        not_read=not_read,
+        source_bytes=num_bytes,
     )

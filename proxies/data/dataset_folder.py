@@ -1,4 +1,6 @@
-"""Dataset folders of the Hugging Face Hub: data files that are named by their split, and a README card."""
+"""Dataset folders of the Hugging Face Hub: data files that are named by their split, and a README
+card.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ _WORDS: dict[str, _NamedSplit] = {
     "eval": "test",
     "evaluation": "test",
 }
-"""The words of Hugging Face's `datasets` (data_files.py), between characters that are no letters."""
-_CARD = re.compile(r"(readme|licen[sc]e|citation|changelog|notice|data(set)?[-_]?card)\b.*|readme_.*", re.IGNORECASE)
+"""The words of Hugging Face's `datasets` (data_files.py), between characters that are no
+letters."""
+_CARD = re.compile(
+    r"(readme|licen[sc]e|citation|changelog|notice|data(set)?[-_]?card)\b.*|readme_.*",
+    re.IGNORECASE,
+)
 """Names of files that describe data."""
 _FREE_SUFFIXES = (".md", ".py")
 """Suffixes of texts whose names may mean anything: train.py is code."""
@@ -40,7 +46,8 @@ class SplitFiles:
     """The files of a source by their purpose."""
 
     files: list[SourceFile]
-    """Files to read; those of validation come first, so that a document in both splits is held out."""
+    """Files to read; those of validation come first, so that a document in both splits is
+    held out."""
     test: list[SourceFile]
     """Files of a test split, which are not read."""
     cards: list[SourceFile]
@@ -48,7 +55,8 @@ class SplitFiles:
     unmarked: list[SourceFile]
     """Files for training whose names do not say so, beside files that are named for validation."""
     ambiguous: list[SourceFile]
-    """Texts that are split by content although their names have the word of another split than training."""
+    """Texts that are split by content although their names have the word of another split than
+    training."""
 
     def describe(self) -> str:
         """Describe what the names of the files decide; empty if nothing."""
@@ -56,16 +64,22 @@ class SplitFiles:
         sentences = []
         if counts["validation"]:
             num_named = counts["train"] - len(self.unmarked)
-            sentences.append(f"split by their names: {num_named} for training, {counts['validation']} for validation")
+            sentences.append(
+                f"split by their names: {num_named} for training, {counts['validation']} for "
+                "validation"
+            )
             if self.unmarked:
-                sentences.append(f"files without a split's name are for training: {_list_names(self.unmarked)}")
+                sentences.append(
+                    f"files without a split's name are for training: {_list_names(self.unmarked)}"
+                )
             if counts[None]:
                 sentences.append(f"{counted(counts[None], 'other')} by content")
         elif self.test:
             sentences.append("no file is named for validation: split by content")
         if self.ambiguous:
             sentences.append(
-                f"split by content, since a text may be about anything: {_list_names(self.ambiguous)} (val.txt is a "
+                "split by content, since a text may be about anything: "
+                f"{_list_names(self.ambiguous)} (val.txt is a "
                 "name for validation, test.txt one for a test split)"
             )
         return "; ".join(sentences)
@@ -74,25 +88,32 @@ class SplitFiles:
 def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
     """Assign files to the splits that they are named by, and set cards and test splits aside.
 
-    Where some file is named for validation, those that are named for no split are for training. Where none is, the
-    content of each document decides. Texts among which there is code or Markdown have no split's names.
+    Where some file is named for validation, those that are named for no split are for training.
+    Where none is, the content of each document decides. Texts among which there is code or Markdown
+    have no split's names.
     """
     cards = [file for file in files if _is_card(file, files)]
     data = [file for file in files if file.format != "text"]
     texts = [file for file in files if file.format == "text" and not _has_card_name(file)]
     are_free = any(file.path.suffix in _FREE_SUFFIXES for file in texts)
     named_texts = {} if are_free else _find_text_splits(texts)
-    splits = _complete_splits(data if are_free else [*data, *texts], _find_data_splits(data) | named_texts)
+    splits = _complete_splits(
+        data if are_free else [*data, *texts], _find_data_splits(data) | named_texts
+    )
     if any(file in splits for file in texts):
         cards += [file for file in files if _has_card_name(file) and file not in cards]
     named = [(file, splits.get(file)) for file in files if file not in cards]
     to_read = [replace(file, split=split) for file, split in named if split != "test"]
-    ambiguous = [file for file in texts if file not in splits and _find_split(file) not in (None, "train")]
+    ambiguous = [
+        file for file in texts if file not in splits and _find_split(file) not in (None, "train")
+    ]
     return SplitFiles(
         files=sorted(to_read, key=lambda file: file.split != "validation"),
         test=[file for file, split in named if split == "test"],
         cards=cards,
-        unmarked=[file for file, split in named if split == "train" and _find_split(file) != "train"],
+        unmarked=[
+            file for file, split in named if split == "train" and _find_split(file) != "train"
+        ],
         ambiguous=[] if are_free or len(ambiguous) == len(named) else ambiguous,
     )
 
@@ -112,24 +133,32 @@ def _complete_splits(
 def _find_data_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
     """Return the splits in the names of tables, JSON lines, and ids.
 
-    Where no name says `train`, a folder's name counts only if it consists of a split's words: `dev-docs` does not.
+    Where no name says `train`, a folder's name counts only if it consists of a split's words:
+    `dev-docs` does not.
     """
     splits = {file: split for file in files if (split := _find_split(file)) is not None}
     if "train" in splits.values():
         return splits
-    return {file: split for file in files if (split := _find_split(file, needs_bare_folders=True)) is not None}
+    return {
+        file: split
+        for file in files
+        if (split := _find_split(file, needs_bare_folders=True)) is not None
+    }
 
 
 def _find_text_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
-    """Return the splits in the names of texts: of all, if each names one, or else of those that mean nothing else.
+    """Return the splits in the names of texts: of all, if each names one, or else of those that
+    mean nothing else.
 
-    These are named by a split's word alone (`val.txt`, `val/1.txt`), or as another text of the source is but for the
-    word (`wiki.txt`, `wiki-val.txt`).
+    These are named by a split's word alone (`val.txt`, `val/1.txt`), or as another text of the
+    source is but for the word (`wiki.txt`, `wiki-val.txt`).
     """
     splits = {file: split for file in files if (split := _find_split(file)) is not None}
     if len(splits) == len(files) and "train" in splits.values():
         return splits
-    top = os.path.commonpath([PurePath(file.relative_name).parent for file in files]) if files else ""
+    top = (
+        os.path.commonpath([PurePath(file.relative_name).parent for file in files]) if files else ""
+    )
     stems = Counter(_strip_split(_find_stem(file)) for file in files)
     bare: dict[SourceFile, _NamedSplit] = {}
     for file in files:
@@ -144,11 +173,16 @@ def _find_text_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSpl
 
 
 def _find_split(file: SourceFile, *, needs_bare_folders: bool = False) -> _NamedSplit | None:
-    """Return the split in a file's name, or else in the name of its nearest folder below the source; None if none."""
+    """Return the split in a file's name, or else in the name of its nearest folder below the
+    source; None if none.
+    """
     if file.format == "text" and file.path.suffix in _FREE_SUFFIXES:
         return None
     *folders, name = PurePath(file.relative_name).parts
-    for part in (name, *reversed([folder for folder in folders if not needs_bare_folders or _is_bare(folder)])):
+    for part in (
+        name,
+        *reversed([folder for folder in folders if not needs_bare_folders or _is_bare(folder)]),
+    ):
         if (split := _find_split_in(part)) is not None:
             return split
     return None
@@ -185,11 +219,15 @@ def _list_names(files: Sequence[SourceFile]) -> str:
 
 
 def _has_card_name(file: SourceFile) -> bool:
-    return file.from_folder and file.format == "text" and _CARD.fullmatch(file.path.name) is not None
+    return (
+        file.from_folder and file.format == "text" and _CARD.fullmatch(file.path.name) is not None
+    )
 
 
 def _is_card(file: SourceFile, files: Sequence[SourceFile]) -> bool:
-    """Return whether a file describes data: a README with a YAML header, or a card over tables, JSON lines, or ids."""
+    """Return whether a file describes data: a README with a YAML header, or a card over tables,
+    JSON lines, or ids.
+    """
     if not _has_card_name(file):
         return False
     with open_plain(file.path) as stream:

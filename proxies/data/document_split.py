@@ -1,7 +1,9 @@
-"""Documents of one source into its two splits: known by their hash, each once, each whole into one split.
+"""Documents of one source into its two splits: known by their hash, each once, each whole into one
+split.
 
-The hash of a document's content decides its split, whatever else is in the corpus; identical documents count once. So
-the splits share none. The hashes are all that grows with the corpus: some hundred bytes a document.
+The hash of a document's content decides its split, whatever else is in the corpus; identical
+documents count once. So the splits share none. The hashes are all that grows with the corpus: some
+hundred bytes a document.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def read_text(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """A text in pieces of some `PIECE_BYTES`, cut after lines: a huge file must be many documents to be split.
+    """A text in pieces of some `PIECE_BYTES`, cut after lines: a huge file must be many documents
+    to be split.
 
     Raises:
-        DataError: the file cannot be read, ends in the middle of compressed data, or is not in UTF-8.
+        DataError: the file cannot be read, ends in the middle of compressed data, or is not in
+            UTF-8.
     """
     pending = b""
     with _Stream(file) as stream:
@@ -65,7 +69,8 @@ def _checked(file: SourceFile, text: bytes) -> bytes:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file.name} is not UTF-8 text: it holds 0x{text[error.start]:02x} after "
-            f"{text[max(0, error.start - 20) : error.start].decode(errors='replace')!r}: convert it, or leave it out"
+            f"{text[max(0, error.start - 20) : error.start].decode(errors='replace')!r}: convert "
+            "it, or leave it out"
         ) from error
     return text
 
@@ -76,14 +81,19 @@ def _character_end(text: bytes, end: int) -> int:
 
 
 def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """The strings under `reading.text_key`, one object per line; empty lines are passed over, null is an empty text.
+    """The strings under `reading.text_key`, one object per line; empty lines are passed over, null
+    is an empty text.
 
-    Other keys may hold NaN, numbers beyond a float, bytes that are not UTF-8, values of any depth, and doubled keys.
+    Other keys may hold NaN, numbers beyond a float, bytes that are not UTF-8, values of any depth,
+    and doubled keys.
 
     Raises:
-        DataError: the file cannot be read, or a line is too long, not JSON, not an object or without its text.
+        DataError: the file cannot be read, or a line is too long, not JSON, not an object or
+            without its text.
     """
-    decode = json.JSONDecoder(object_pairs_hook=lambda pairs: _Object(pairs, reading.text_key), parse_int=float).decode
+    decode = json.JSONDecoder(
+        object_pairs_hook=lambda pairs: _Object(pairs, reading.text_key), parse_int=float
+    ).decode
     with _Stream(file) as stream:
         number = 0
         while line := stream.readline(LINE_BYTES + 1):
@@ -100,7 +110,9 @@ class _Object(dict[str, object]):
         self.is_doubled = len(pairs) != len(self) and sum(name == text_key for name, _ in pairs) > 1
 
 
-def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: Callable[[str], object]) -> bytes:
+def _text_of(
+    file: SourceFile, number: int, line: bytes, text_key: str, decode: Callable[[str], object]
+) -> bytes:
     where = f"{file.path} line {number}"
     if len(line) > LINE_BYTES:
         raise DataError(f"{where} is longer than {LINE_BYTES:,} bytes: is it one object per line?")
@@ -114,26 +126,38 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
         raise _array_error(file, where)
     if not isinstance(value, _Object):
         raise DataError(
-            f"{where} is {line.strip().decode(errors='replace')[:40]}: must be an object with a string `{text_key}`"
+            f"{where} is {line.strip().decode(errors='replace')[:40]}: must be an object with a "
+            f"string `{text_key}`"
         )
     if value.is_doubled:
-        raise DataError(f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of them")
+        raise DataError(
+            f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of "
+            "them"
+        )
     text = value.get(text_key, 0)
     if text is not None and not isinstance(text, str):
         strings = [name for name, content in value.items() if isinstance(content, str)]
-        choice = f"strings are under {', '.join(strings)}" if strings else "no key of this line holds a string"
+        choice = (
+            f"strings are under {', '.join(strings)}"
+            if strings
+            else "no key of this line holds a string"
+        )
         raise DataError(
-            f"{where}: must be an object with a string `{text_key}` ({choice}; --text-key names another key)"
+            f"{where}: must be an object with a string `{text_key}` ({choice}; --text-key names "
+            "another key)"
         )
     try:
         return (text or "").encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: `{text_key}` holds bytes that are not UTF-8, or half a surrogate pair") from None
+        raise DataError(
+            f"{where}: `{text_key}` holds bytes that are not UTF-8, or half a surrogate pair"
+        ) from None
 
 
 def _array_error(file: SourceFile, where: str) -> DataError:
     return DataError(
-        f"{where} begins a JSON array; JSON Lines are read, one object a line: write them, such as by "
+        f"{where} begins a JSON array; JSON Lines are read, one object a line: write them, such as "
+        "by "
         f"`jq -c '.[]' {file.path.name} > {file.path.stem}.jsonl`"
     )
 
@@ -152,9 +176,13 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         else:
             require_plain(file.path)
         # Not buffered ahead: a row group may be larger than memory.
-        with pyarrow.parquet.ParquetFile(source, pre_buffer=False, buffer_size=_CHUNK_BYTES) as table:
+        with pyarrow.parquet.ParquetFile(
+            source, pre_buffer=False, buffer_size=_CHUNK_BYTES
+        ) as table:
             _check_column(file, table.schema_arrow, reading.text_key)
-            for batch in table.iter_batches(batch_size=_ROWS, columns=[reading.text_key], use_threads=False):
+            for batch in table.iter_batches(
+                batch_size=_ROWS, columns=[reading.text_key], use_threads=False
+            ):
                 for value in batch.column(0).to_pylist():
                     text = value.encode() if isinstance(value, str) else value or b""
                     yield _checked(file, text)
@@ -180,9 +208,14 @@ def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
         advice = f"name one of {', '.join(texts)} with --text-key"
     else:
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
-        advice = f"no column holds texts ({columns[:300]}): write one first, such as each chat as one text"
+        advice = (
+            f"no column holds texts ({columns[:300]}): write one first, such as each chat as "
+            "one text"
+        )
     if len(fields) == 1:
-        raise DataError(f"{file.name} column {text_key!r} holds {str(fields[0].type)[:80]}, not text: {advice}")
+        raise DataError(
+            f"{file.name} column {text_key!r} holds {str(fields[0].type)[:80]}, not text: {advice}"
+        )
     raise DataError(f"{file.name} has {len(fields) or 'no'} column {text_key!r}: {advice}")
 
 
@@ -230,7 +263,8 @@ class _Stream:
             at = self._raw.tell()
             self._raw.close()
             raise DataError(
-                f"{self._path} cannot be read beyond byte {at:,}: {first_line(error)}; make it again, or leave it out"
+                f"{self._path} cannot be read beyond byte {at:,}: {first_line(error)}; make it "
+                "again, or leave it out"
             ) from error
 
 
@@ -286,8 +320,16 @@ class SplitJob:
 
     def open_writer(self, name: str, split: Split, stem: str) -> ShardWriter:
         """Return a writer of one split of a source."""
-        old = [source for source in self.published.sources if source.name == name] if self.published else []
-        published = PublishedShards(self.out, old[0].train if split == "train" else old[0].validation) if old else None
+        old = (
+            [source for source in self.published.sources if source.name == name]
+            if self.published
+            else []
+        )
+        published = (
+            PublishedShards(self.out, old[0].train if split == "train" else old[0].validation)
+            if old
+            else None
+        )
         return ShardWriter(self.folder, f"{stem}{split}", self.dtype, published)
 
 
@@ -299,8 +341,8 @@ def is_held_out(digest: bytes, validation_fraction: float) -> bool:
 def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: str) -> Source:
     """Write the shards of one source; its weight is left at one.
 
-    A source too small for one of its splits is gone through again, and the document of the smallest hash held out (or
-    that of the largest trained on).
+    A source too small for one of its splits is gone through again, and the document of the smallest
+    hash held out (or that of the largest trained on).
 
     Args:
         job: folder, tokenizer and what else the sources share.
@@ -312,12 +354,16 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
     """
     by_name = any(file.split for file in files)
-    with _Pass(job, name, stem, lambda digest: is_held_out(digest, job.validation_fraction)) as taken:
+    with _Pass(
+        job, name, stem, lambda digest: is_held_out(digest, job.validation_fraction)
+    ) as taken:
         taken.take_all(files)
         if len(taken.fresh) < 2:
             raise DataError(
-                f"source {name!r}: {counted(len(taken.fresh), 'new document')} with text found, and "
-                f"{taken.num_left_out:,} left out that are without text, or identical to one before, in this source or "
+                f"source {name!r}: {counted(len(taken.fresh), 'new document')} with text found, "
+                "and "
+                f"{taken.num_left_out:,} left out that are without text, or identical to one "
+                "before, in this source or "
                 "an earlier one: there must "
                 "be at least 2, one to train on and one to hold out"
             )
@@ -326,13 +372,16 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         if by_name:
             empty = next(split for split, count in taken.num_documents.items() if not count)
             raise DataError(
-                f"source {name!r}: the files that their names give to {empty} hold no new document with text: name "
+                f"source {name!r}: the files that their names give to {empty} hold no new document "
+                "with text: name "
                 "other files, or rename them all, and documents are split by content"
             )
         taken.remove()
     smallest, largest, few = taken.smallest, taken.largest, taken.num_documents["validation"] == 0
     job.total_bytes += sum(file.num_bytes for file in files)
-    with _Pass(job, name, stem, lambda digest: digest == smallest if few else digest != largest) as again:
+    with _Pass(
+        job, name, stem, lambda digest: digest == smallest if few else digest != largest
+    ) as again:
         again.take_all(files)
         return again.source()
 
@@ -340,7 +389,9 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
 class _Pass:
     """One pass over the files of a source."""
 
-    def __init__(self, job: SplitJob, name: str, stem: str, held_out: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self, job: SplitJob, name: str, stem: str, held_out: Callable[[bytes], bool]
+    ) -> None:
         self._job, self._name, self._held_out = job, name, held_out
         self.writers = {split: job.open_writer(name, split, stem) for split in SPLITS}
         self.num_documents: dict[Split, int] = dict.fromkeys(SPLITS, 0)
@@ -384,8 +435,10 @@ class _Pass:
         shards = {split: writer.close() for split, writer in self.writers.items()}
         tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
         self._job.say(
-            f"{self._name}: {counted(len(self.fresh), 'document')}, {tokens['train']:,} training and "
-            f"{tokens['validation']:,} validation tokens; left out: {self.num_left_out:,} without text, or identical "
+            f"{self._name}: {counted(len(self.fresh), 'document')}, {tokens['train']:,} training "
+            "and "
+            f"{tokens['validation']:,} validation tokens; left out: {self.num_left_out:,} without "
+            "text, or identical "
             "to one before"
         )
         return Source(name=self._name, weight=1.0, num_documents=len(self.fresh), **shards)
@@ -431,12 +484,16 @@ class _Pass:
         self._refuse_other_text()
 
     def _refuse_other_text(self) -> None:
-        """End the command where a written token is not the published one, unless this pass may be undone."""
+        """End the command where a written token is not the published one, unless this pass may be
+        undone.
+        """
         differing = [split for split, writer in self.writers.items() if writer.differs]
         if differing and all(self.num_documents.values()):
             names = {"train": "training", "validation": "validation"}
             tokens = " and ".join(names[split] for split in differing)
-            raise another_corpus(self._job.out, f"with other {tokens} tokens of source {self._name!r}")
+            raise another_corpus(
+                self._job.out, f"with other {tokens} tokens of source {self._name!r}"
+            )
 
     def _tell(self) -> None:
         job = self._job

@@ -1,4 +1,6 @@
-"""Files with documents in them: found in folders, recognised by their first bytes and their names. Stdlib only."""
+"""Files with documents in them: found in folders, recognised by their first bytes and their names.
+Stdlib only.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from proxies.data.raw_ids import NPY_MAGIC, read_npy_header
 from proxies.data.remote import find_remote, is_uri
 from proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead, Split
 
-TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".parquet")
+TEXT_SUFFIXES = (
+    ".txt",
+    ".md",
+    ".py",
+    ".jsonl",
+    ".jsonl.gz",
+    ".jsonl.zst",
+    ".json.gz",
+    ".json.zst",
+    ".parquet",
+)
 LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
 _LLMC_EVAL_MAGIC = 20240522
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -34,7 +46,9 @@ RAW = "raw"
 _OTHER_KINDS = {
     ".mds": "a shard of MosaicML's MDS",
     ".ds": "datatrove's tokens",
-    ".arrow": "an Arrow file of Hugging Face's datasets (`dataset.to_parquet(FILE)` writes what is read)",
+    ".arrow": (
+        "an Arrow file of Hugging Face's datasets (`dataset.to_parquet(FILE)` writes what is read)"
+    ),
     ".npz": "an archive of NumPy arrays (save its ids as .npy)",
     ".tar": "an archive",
     ".zip": "an archive",
@@ -47,15 +61,18 @@ class SourceFile:
 
     path: Path
     format: str
-    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `npy`, `llm.c`, `megatron`."""
+    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `npy`, `llm.c`,
+    `megatron`."""
     compression: str | None
     num_bytes: int
     ids_dtype: str | None
-    """Stored dtype of the ids of a pre-tokenized file; `RAW` if the file does not state it; None for text."""
+    """Stored dtype of the ids of a pre-tokenized file; `RAW` if the file does not state it; None
+    for text."""
     uri: str = ""
     """Where it lies, if that is no file system of this machine."""
     relative_name: str = ""
-    """Path below the folder that was named as a source; the file's name if the file itself was named."""
+    """Path below the folder that was named as a source; the file's name if the file itself was
+    named."""
     from_folder: bool = False
     """Whether the file was found in a folder, instead of being named as a source."""
     split: Split | None = None
@@ -92,22 +109,28 @@ Document = bytes | NDArray[np.uint32]
 
 
 def find_files(
-    paths: Iterable[Path | str], suffixes: tuple[str, ...], excluded: tuple[str, ...] = (), out: Path | None = None
+    paths: Iterable[Path | str],
+    suffixes: tuple[str, ...],
+    excluded: tuple[str, ...] = (),
+    out: Path | None = None,
 ) -> FoundFiles:
-    """The files, and the files of those suffixes below the folders, in sorted order, each recognised.
+    """The files, and the files of those suffixes below the folders, in sorted order, each
+    recognised.
 
-    Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie inside a source. Any
-    other file below a folder that is not taken is counted, and so is one of theirs that does not begin as UTF-8.
+    Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie
+    inside a source. Any other file below a folder that is not taken is counted, and so is one of
+    theirs that does not begin as UTF-8.
 
     Args:
-        paths: files, which must be readable, and folders; as text also URIs (`proxies.data.remote`).
+        paths: files, which must be readable, and folders; as text also URIs
+            (`proxies.data.remote`).
         suffixes: of the files taken from folders.
         excluded: names of folders.
         out: where the corpus will lie.
 
     Raises:
-        DataError: every path that is not a file or folder, and every file that cannot be read or is not what its name
-            says.
+        DataError: every path that is not a file or folder, and every file that cannot be read or is
+            not what its name says.
     """
     recognised_files: list[SourceFile] = []
     left = Leftovers()
@@ -130,18 +153,26 @@ def find_files(
             continue
         for file in files:
             try:
-                recognised = _recognise_listed(file, suffixes, left) if file != path else recognise(file)
+                recognised = (
+                    _recognise_listed(file, suffixes, left) if file != path else recognise(file)
+                )
             except DataError as error:
                 problems += error.problems
                 continue
             if recognised is not None:
                 name = str(file.relative_to(path)) if file != path else file.name
-                recognised_files.append(replace(recognised, relative_name=name, from_folder=file != path))
+                recognised_files.append(
+                    replace(recognised, relative_name=name, from_folder=file != path)
+                )
     if problems:
         raise DataError(*problems)
     return FoundFiles(
         recognised_files,
-        tuple(sorted([*left.to_records(), *elsewhere], key=lambda kind: (-kind.num_bytes, kind.suffix))),
+        tuple(
+            sorted(
+                [*left.to_records(), *elsewhere], key=lambda kind: (-kind.num_bytes, kind.suffix)
+            )
+        ),
     )
 
 
@@ -169,7 +200,9 @@ class Leftovers:
 
 
 def _recognise_listed(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
-    """Return a file of a folder if it is to be read; else add it to the leftovers and return None."""
+    """Return a file of a folder if it is to be read; else add it to the leftovers and return
+    None.
+    """
     try:
         stat = file.stat()
     except OSError:
@@ -223,7 +256,9 @@ def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator
         if not entry.is_dir():
             yield entry
             continue
-        passed_over = entry.name in excluded or (out is not None and out.exists() and out.samefile(entry))
+        passed_over = entry.name in excluded or (
+            out is not None and out.exists() and out.samefile(entry)
+        )
         if not passed_over and not entry.is_symlink():  # a link could lead round in a circle
             yield from _walk(entry, excluded, out)
 
@@ -232,7 +267,8 @@ def recognise(path: Path) -> SourceFile:
     """What a file is, by its first bytes and its name.
 
     Raises:
-        DataError: it cannot be read, is not what its name says, or is of a kind that holds no corpus.
+        DataError: it cannot be read, is not what its name says, or is of a kind that holds no
+            corpus.
     """
     try:
         with open_plain(path) as file:
@@ -242,21 +278,27 @@ def recognise(path: Path) -> SourceFile:
         raise DataError(f"{path} is not a file or folder") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    compression = next(
+        (name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None
+    )
     named = _COMPRESSED_SUFFIXES.get(path.suffix)
     if named and named != compression:
         raise DataError(
-            f"{path} is named {path.suffix} but does not begin as {named} does: it is truncated or misnamed"
+            f"{path} is named {path.suffix} but does not begin as {named} does: it is truncated or "
+            "misnamed"
         )
     inner = path.stem if named else path.name
     magic = struct.unpack("<i", start[:4])[0] if len(start) >= 4 else 0
     if path.suffix in _OTHER_KINDS:
-        raise DataError(f"{path} is {_OTHER_KINDS[path.suffix]}, which is not read: convert it, or leave it out")
+        raise DataError(
+            f"{path} is {_OTHER_KINDS[path.suffix]}, which is not read: convert it, or leave it out"
+        )
     if start.startswith(b"PAR1"):
         kind = "parquet"
     elif inner.endswith(".parquet"):
         raise DataError(
-            f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated or misnamed"
+            f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated "
+            "or misnamed"
         )
     elif inner.endswith(".npy"):
         kind = "npy" if start == NPY_MAGIC else "nanogpt"
@@ -269,36 +311,52 @@ def recognise(path: Path) -> SourceFile:
         dtype = index_of(path).dtype
     elif kind == "npy":
         dtype = read_npy_header(path)[0].name
-    return SourceFile(path=path, format=kind, compression=compression, num_bytes=num_bytes, ids_dtype=dtype)
+    return SourceFile(
+        path=path, format=kind, compression=compression, num_bytes=num_bytes, ids_dtype=dtype
+    )
 
 
 def _recognise_bin(path: Path, start: bytes, magic: int, compression: str | None) -> str:
     if start == NPY_MAGIC:
-        raise DataError(f"{path} is named .bin but begins as NumPy's .npy does: name it .npy, and its header is read")
+        raise DataError(
+            f"{path} is named .bin but begins as NumPy's .npy does: name it .npy, and its header "
+            "is read"
+        )
     if compression and magic not in LLMC_MAGICS and path.suffix != ".bin":
         raise DataError(f"{path} is a compressed .bin file, which is not read: decompress it first")
     with contextlib.suppress(FileNotFoundError):
         _refuse_chunk(path, path.parent / "index.json")
     if magic == _LLMC_EVAL_MAGIC:
-        raise DataError(f"{path} is llm.c's file of an evaluation (magic {magic}), not of text: leave it out")
+        raise DataError(
+            f"{path} is llm.c's file of an evaluation (magic {magic}), not of text: leave it out"
+        )
     return "llm.c" if magic in LLMC_MAGICS else "nanogpt"
 
 
 def _refuse_chunk(path: Path, index: Path) -> None:
-    """Raise DataError if a folder's index lists a file as a chunk of a format that is not plain ids."""
+    """Raise DataError if a folder's index lists a file as a chunk of a format that is not plain
+    ids.
+    """
     try:
         listed = json.loads(read_plain(index))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise DataError(f"{index} lies beside {path} and cannot be read ({reason}): remove one of them") from error
+        raise DataError(
+            f"{index} lies beside {path} and cannot be read ({reason}): remove one of them"
+        ) from error
     kinds = {"chunks": "litdata", "shards": "MosaicML's MDS"}
     for key in kinds.keys() & (listed if isinstance(listed, dict) else {}):
-        raise DataError(f"{path} is a chunk of {kinds[key]} ({index.name} beside it), which is not read: convert it")
+        raise DataError(
+            f"{path} is a chunk of {kinds[key]} ({index.name} beside it), which is not read: "
+            "convert it"
+        )
 
 
 def told(files: Iterable[SourceFile]) -> str:
     """What the files were recognised as, in words: `12 parquet, 1 jsonl (zstd)`."""
-    kinds = Counter(f"{file.format} ({file.compression})" if file.compression else file.format for file in files)
+    kinds = Counter(
+        f"{file.format} ({file.compression})" if file.compression else file.format for file in files
+    )
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no files"

@@ -1,4 +1,6 @@
-"""A keyed permutation of range(size), computed for any indices at once. numpy and the standard library only."""
+"""A keyed permutation of range(size), computed for any indices at once. numpy and the standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ _BLOCK = 512
 
 
 def permuted(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int64]:
-    """Where the indices [B] go under a keyed permutation of range(size): a four-round Feistel network, cycle-walked.
+    """Where the indices [B] go under a keyed permutation of range(size): a four-round Feistel
+    network, cycle-walked.
 
-    Nothing is stored, so any step of any epoch is found at once, at any corpus size. Indices lie in range(size), and
-    size is at most 2^62.
+    Nothing is stored, so any step of any epoch is found at once, at any corpus size. Indices lie in
+    range(size), and size is at most 2^62.
     """
-    first, last = (int(index_B.min()) // _BLOCK, int(index_B.max()) // _BLOCK) if len(index_B) else (0, 2)
+    first, last = (
+        (int(index_B.min()) // _BLOCK, int(index_B.max()) // _BLOCK) if len(index_B) else (0, 2)
+    )
     if last - first > 1:
         return _images(index_B, size, key)
     near = [_block_images(number, size, key) for number in range(first, last + 1)]
@@ -30,7 +35,9 @@ def permuted(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int6
 @functools.lru_cache(maxsize=256)
 def _block_images(number: int, size: int, key: str) -> NDArray[np.int64]:
     """The images of the block of that number, as many as lie in range(size)."""
-    return _images(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, size), dtype=np.int64), size, key)
+    return _images(
+        np.arange(number * _BLOCK, min((number + 1) * _BLOCK, size), dtype=np.int64), size, key
+    )
 
 
 def _images(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int64]:

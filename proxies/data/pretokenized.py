@@ -1,8 +1,9 @@
-"""Readers of token ids that another program wrote: raw ones (`proxies.data.raw_ids`), NumPy's `.npy`, llm.c's `.bin`
-with a header, and Megatron-LM's `.bin` with an index beside it (`proxies.data.megatron_index`).
+"""Readers of token ids that another program wrote: raw ones (`proxies.data.raw_ids`), NumPy's
+`.npy`, llm.c's `.bin` with a header, and Megatron-LM's `.bin` with an index beside it
+(`proxies.data.megatron_index`).
 
-llm.c (dev/data/data_common.py): 256 int32, of which magic 20240520 (uint16, GPT-2) or 20240801 (uint32, Llama 3),
-version 1 or 7, and the number of tokens; the ids begin at byte 1024.
+llm.c (dev/data/data_common.py): 256 int32, of which magic 20240520 (uint16, GPT-2) or 20240801
+(uint32, Llama 3), version 1 or 7, and the number of tokens; the ids begin at byte 1024.
 """
 
 from __future__ import annotations
@@ -25,42 +26,58 @@ _HEADER_BYTES = 1024
 _CHUNK_TOKENS = 2**20
 _GPT2_END_ID = 50256
 _GPT2_VOCAB_SIZES = range(50257, 50433)
-"""Sizes of GPT-2's vocabulary, also padded to a multiple of up to 256. In others the id 50256 is a word."""
+"""Sizes of GPT-2's vocabulary, also padded to a multiple of up to 256. In others the id 50256 is a
+word."""
 # What llm.c's magic numbers stand for: vocabulary, and the id it puts between documents.
 _IMPLIED = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
 
 
 def vocabulary_of(
-    files: Sequence[SourceFile], vocab_size: int | None, end_id: int | None, raw_dtype: str | None = None
+    files: Sequence[SourceFile],
+    vocab_size: int | None,
+    end_id: int | None,
+    raw_dtype: str | None = None,
 ) -> tuple[int, int | None]:
-    """Vocabulary size and end id of pre-tokenized files: as said, else what llm.c's headers imply; GPT-2's end id for
-    other files if the vocabulary is GPT-2's, else none.
+    """Vocabulary size and end id of pre-tokenized files: as said, else what llm.c's headers imply;
+    GPT-2's end id for other files if the vocabulary is GPT-2's, else none.
 
     Raises:
-        DataError: every file whose vocabulary nobody said, or whose ids cannot be of that vocabulary.
+        DataError: every file whose vocabulary nobody said, or whose ids cannot be of that
+            vocabulary.
     """
-    implied = {_IMPLIED[dtype] for file in files if file.format == "llm.c" and (dtype := file.ids_dtype)}
+    implied = {
+        _IMPLIED[dtype] for file in files if file.format == "llm.c" and (dtype := file.ids_dtype)
+    }
     if vocab_size is None:
         bare = [file for file in files if file.format != "llm.c"]
         if bare and not implied:
             raise DataError(
-                f"{bare[0].path} holds ids and does not state its vocabulary: give --vocab-size (50257 for GPT-2)"
+                f"{bare[0].path} holds ids and does not state its vocabulary: give --vocab-size "
+                "(50257 for GPT-2)"
             )
         if len(implied) > 1:
-            raise DataError(f"{files[0].path} and others hold ids of both GPT-2 and Llama 3: tokenize them separately")
+            raise DataError(
+                f"{files[0].path} and others hold ids of both GPT-2 and Llama 3: tokenize them "
+                "separately"
+            )
         vocab_size = next(iter(implied))[0]
     if end_id is None:
-        ends = {end for _, end in implied} or ({_GPT2_END_ID} if vocab_size in _GPT2_VOCAB_SIZES else set())
+        ends = {end for _, end in implied} or (
+            {_GPT2_END_ID} if vocab_size in _GPT2_VOCAB_SIZES else set()
+        )
         end_id = next((end for end in ends if len(ends) == 1 and end < vocab_size), None)
     check_range(files, vocab_size, end_id, raw_dtype)
     return vocab_size, end_id
 
 
-def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None, raw_dtype: str | None = None) -> None:
+def check_range(
+    files: Iterable[SourceFile], vocab_size: int, end_id: int | None, raw_dtype: str | None = None
+) -> None:
     """Whether ids of a vocabulary fit the files they are said to be in.
 
     Raises:
-        DataError: every file that cannot hold that vocabulary or whose width is not known, and an end id outside it.
+        DataError: every file that cannot hold that vocabulary or whose width is not known, and an
+            end id outside it.
     """
     problems = []
     if end_id is not None and not 0 <= end_id < vocab_size:
@@ -74,7 +91,8 @@ def check_range(files: Iterable[SourceFile], vocab_size: int, end_id: int | None
         limit = int(np.iinfo(dtype).max) + 1
         if vocab_size > limit:
             problems.append(
-                f"{file.path} holds {dtype} ids, {limit} at most: a vocabulary of {vocab_size} does not fit; "
+                f"{file.path} holds {dtype} ids, {limit} at most: a vocabulary of {vocab_size} "
+                "does not fit; "
                 "correct --vocab-size, or name another file"
             )
     if problems:
@@ -116,24 +134,28 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Documents of an llm.c file, each with its end id.
 
     Raises:
-        DataError: a header that is cut off, of another version or of another size than the file, or an id outside the
-            vocabulary.
+        DataError: a header that is cut off, of another version or of another size than the file, or
+            an id outside the vocabulary.
     """
     with open_plain(file.path) as stream:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise DataError(
-            f"{file.path} has {counted(len(header), 'byte')}, llm.c's header alone has {_HEADER_BYTES}: it is truncated"
+            f"{file.path} has {counted(len(header), 'byte')}, llm.c's header alone has "
+            f"{_HEADER_BYTES}: it is truncated"
         )
     magic, version, num_tokens = (int(number) for number in np.frombuffer(header, dtype="<i4")[:3])
     dtype = np.dtype(LLMC_MAGICS[magic]).newbyteorder("<")
     readable = {2: 1, 4: 7}[dtype.itemsize]
     if version != readable:
-        raise DataError(f"{file.path} has llm.c's version {version}: for magic {magic} it must be {readable}")
+        raise DataError(
+            f"{file.path} has llm.c's version {version}: for magic {magic} it must be {readable}"
+        )
     num_bytes = _HEADER_BYTES + num_tokens * dtype.itemsize
     if num_bytes != file.num_bytes:
         raise DataError(
-            f"{file.path} has {counted(file.num_bytes, 'byte')}, its header says {counted(num_tokens, 'id')}, which "
+            f"{file.path} has {counted(file.num_bytes, 'byte')}, its header says "
+            f"{counted(num_tokens, 'id')}, which "
             f"take {num_bytes:,}: it is truncated, or something was appended"
         )
     yield from _read_ids(file, reading, dtype, _HEADER_BYTES)
@@ -155,7 +177,8 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
         if outside.any():
             place = int(np.argmax(outside))
             raise DataError(
-                f"{file.path} token {start + place:,} is the id {int(document[place])}, outside the vocabulary of "
+                f"{file.path} token {start + place:,} is the id {int(document[place])}, outside "
+                "the vocabulary of "
                 f"{reading.vocab_size}: correct --vocab-size"
             )
         if reading.end_id is not None and (not length or document[-1] != reading.end_id):
@@ -164,7 +187,9 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
             yield document[piece : piece + PIECE_TOKENS].astype(np.uint32)
 
 
-def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integer], start: int) -> Iterator[Document]:
+def _read_ids(
+    file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integer], start: int
+) -> Iterator[Document]:
     end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
     pending, position = np.empty(0, dtype=np.uint32), 0
     for ids in _chunks(file, dtype, start):
@@ -172,8 +197,10 @@ def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integ
         if outside.any():
             place = int(np.argmax(outside))
             raise DataError(
-                f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the vocabulary of "
-                f"{reading.vocab_size} (read as {dtype.name}): correct --vocab-size or --dtype, or the file is damaged "
+                f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the "
+                "vocabulary of "
+                f"{reading.vocab_size} (read as {dtype.name}): correct --vocab-size or --dtype, or "
+                "the file is damaged "
                 "or of another format"
             )
         position += len(ids)
@@ -191,7 +218,9 @@ def _read_ids(file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integ
     yield pending
 
 
-def _chunks(file: SourceFile, dtype: np.dtype[np.integer], start: int) -> Iterator[NDArray[np.integer]]:
+def _chunks(
+    file: SourceFile, dtype: np.dtype[np.integer], start: int
+) -> Iterator[NDArray[np.integer]]:
     with open_plain(file.path) as stream:
         stream.seek(start)
         while content := stream.read(_CHUNK_TOKENS * dtype.itemsize):

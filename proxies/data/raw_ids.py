@@ -1,8 +1,10 @@
-"""The width of token ids in a raw file, which does not state it, and the header of NumPy's `.npy`, which does.
+"""The width of token ids in a raw file, which does not state it, and the header of NumPy's `.npy`,
+which does.
 
-nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. Read with another width, every number is
-still an id: every second uint16 of uint32 ids below 65,536 is 0. The width is the one with which the ids are inside the
-vocabulary and at least half of them are not 0; if that leaves two widths, the user must name one.
+nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. Read with another
+width, every number is still an id: every second uint16 of uint32 ids below 65,536 is 0. The width
+is the one with which the ids are inside the vocabulary and at least half of them are not 0; if that
+leaves two widths, the user must name one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 NPY_MAGIC = b"\x93NUMPY"
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 5
 _MIN_SHARE_INSIDE = 0.98
-"""Minimum share of ids inside the vocabulary: a few damaged ids do not change the width or the byte order."""
+"""Minimum share of ids inside the vocabulary: a few damaged ids do not change the width or the byte
+order."""
 _CONTAINERS = {
     b"PK\x03\x04": "a zip archive (numpy.savez and torch.save write one)",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
@@ -51,8 +54,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         raw_dtype: Dtype that the user named, one of `RAW_DTYPES`; None to recognize it.
 
     Raises:
-        DataError: The file is empty, holds something else than ids, is no whole number of them, is big-endian, or may
-            have more than one width.
+        DataError: The file is empty, holds something else than ids, is no whole number of them, is
+            big-endian, or may have more than one width.
     """
     if not num_bytes:
         raise DataError(f"{path} is empty: leave it out")
@@ -61,7 +64,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         raise DataError(f"{path} is {content}, and not plain ids: convert it, or leave it out")
     if num_bytes % (size := np.dtype(raw_dtype or "uint16").itemsize):
         raise DataError(
-            f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it is truncated, or "
+            f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it "
+            "is truncated, or "
             "its ids have another width (--dtype)"
         )
     if raw_dtype:
@@ -76,27 +80,37 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
     if wide:
         fitting = ([2] if shares[2] == 1.0 else []) + wide[::-1]
         names = " or ".join(f"uint{8 * width}" for width in fitting)
-        raise DataError(f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype")
+        raise DataError(
+            f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype"
+        )
 
     for width in widths:
         dtype = f">u{width}"
         is_inside = _find_share_inside(sample, dtype, vocab_size) == 1.0
-        if width == 2 and shares[2] >= _MIN_SHARE_INSIDE:  # inside in both byte orders: 1 is 256 in the other
+        # inside in both byte orders: 1 is 256 in the other
+        if width == 2 and shares[2] >= _MIN_SHARE_INSIDE:
             is_inside = False
         if is_inside and _is_mostly_nonzero(sample, dtype):
             raise DataError(
-                f"{path} holds big-endian ids of {counted(width, 'byte')}, which are not read: write them "
-                f"little-endian, such as by numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(other)"
+                f"{path} holds big-endian ids of {counted(width, 'byte')}, which are not read: "
+                "write them "
+                "little-endian, such as by numpy.fromfile(file, "
+                f"'>u{width}').astype('<u{width}').tofile(other)"
             )
     return "uint16"  # its reader names the first id outside the vocabulary
 
 
 def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
-    """Return what a file holds in place of plain ids, as far as its first bytes prove it; empty if they do not."""
+    """Return what a file holds in place of plain ids, as far as its first bytes prove it; empty if
+    they do not.
+    """
     for start, name in _CONTAINERS.items():
         if sample.startswith(start):
             return name
-    if sample[_SAFETENSORS_START:].startswith(b'{"') and int.from_bytes(sample[:8], "little") < num_bytes:
+    if (
+        sample[_SAFETENSORS_START:].startswith(b'{"')
+        and int.from_bytes(sample[:8], "little") < num_bytes
+    ):
         return "a safetensors file"
     if len(sample) >= _MIN_TEXT_BYTES and _TEXT_BYTES.issuperset(sample):
         return "text"
@@ -107,13 +121,20 @@ def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
         if values.size >= _MIN_IDS and are_ids.all() and values.any():
             return f"an array of float{8 * width}"
     words = np.frombuffer(sample, "<u4", len(sample) // 4)
-    # A chunk of litdata or MDS begins with the number of its samples, and with where each of them begins.
+    # A chunk of litdata or MDS begins with the number of its samples, and with where each of them
+    # begins.
     if words.size > 2 and words[1] == 4 * (int(words[0]) + 2) <= num_bytes:
         return "a chunk of litdata or of MosaicML's MDS"
     # Headers like llm.c's are zero behind the number of ids.
-    sizes = [_HEADER_BYTES + int(words[2]) * width for width in (2, 4)] if words.size >= _HEADER_BYTES // 4 else []
+    sizes = (
+        [_HEADER_BYTES + int(words[2]) * width for width in (2, 4)]
+        if words.size >= _HEADER_BYTES // 4
+        else []
+    )
     if num_bytes in sizes and not words[3 : _HEADER_BYTES // 4].any():
-        return f"ids behind a header of {_HEADER_BYTES} bytes with the unknown magic number {words[0]}"
+        return (
+            f"ids behind a header of {_HEADER_BYTES} bytes with the unknown magic number {words[0]}"
+        )
     return ""
 
 
@@ -136,20 +157,24 @@ def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
         raise DataError(f"{path} has a damaged NumPy header: {error}") from error
     if dtype.kind not in "iu" or len(shape) != 1:
         raise DataError(
-            f"{path} is a NumPy array of {dtype} with shape {shape}: must be one row of whole numbers; flatten it, or "
+            f"{path} is a NumPy array of {dtype} with shape {shape}: must be one row of whole "
+            "numbers; flatten it, or "
             "leave it out"
         )
     num_bytes = path.stat().st_size - start
     if num_bytes != shape[0] * dtype.itemsize:
         raise DataError(
-            f"{path} has {counted(num_bytes, 'byte')} of ids, its header says {shape[0] * dtype.itemsize:,}: it is "
+            f"{path} has {counted(num_bytes, 'byte')} of ids, its header says "
+            f"{shape[0] * dtype.itemsize:,}: it is "
             "truncated, or something was appended"
         )
     return dtype, shape[0], start
 
 
 def _read_sample(path: Path, num_bytes: int) -> bytes:
-    """Return the content of a file, or pieces from its beginning to its end; each starts at a multiple of 8 bytes."""
+    """Return the content of a file, or pieces from its beginning to its end; each starts at a
+    multiple of 8 bytes.
+    """
     with open_plain(path) as file:
         if num_bytes <= _SAMPLE_BYTES * _NUM_SAMPLES:
             return file.read()

@@ -1,7 +1,8 @@
-"""Parquet in object stores and on the Hugging Face Hub (`s3://`, `gs://`, `hf://`), through pyarrow's filesystems.
+"""Parquet in object stores and on the Hugging Face Hub (`s3://`, `gs://`, `hf://`), through
+pyarrow's filesystems.
 
-Credentials come from where each store's own client looks: environment, profile files, `hf auth login`. A URI is kept
-and shown, so one that holds a password is refused.
+Credentials come from where each store's own client looks: environment, profile files, `hf auth
+login`. A URI is kept and shown, so one that holds a password is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def filesystem_of(uri: str) -> tuple[Any, str]:
     """The pyarrow filesystem that a URI is of, and the path inside it.
 
     Raises:
-        DataError: another scheme, a URI with a password, or a client that is not installed or cannot be made.
+        DataError: another scheme, a URI with a password, or a client that is not installed or
+            cannot be made.
     """
     import pyarrow as pa
     import pyarrow.fs
@@ -51,10 +53,13 @@ def filesystem_of(uri: str) -> tuple[Any, str]:
     found = _URI.fullmatch(uri)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", "")
     if scheme not in SCHEMES:
-        raise DataError(f"{uri}: must be a path, or begin with {', '.join(f'{each}://' for each in SCHEMES)}")
+        raise DataError(
+            f"{uri}: must be a path, or begin with {', '.join(f'{each}://' for each in SCHEMES)}"
+        )
     if ":" in rest.partition("/")[0].rpartition("@")[0]:
         raise DataError(
-            f"{scheme}://...: holds a password, which would be kept and shown: leave it out, and put it where the "
+            f"{scheme}://...: holds a password, which would be kept and shown: leave it out, and "
+            "put it where the "
             "store's own client finds it, such as the environment"
         )
     try:
@@ -64,13 +69,16 @@ def filesystem_of(uri: str) -> tuple[Any, str]:
             return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(HfFileSystem())), rest
         return pyarrow.fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
     except ImportError:
-        raise DataError(f"{uri}: huggingface_hub is not installed: pip install huggingface_hub") from None
+        raise DataError(
+            f"{uri}: huggingface_hub is not installed: pip install huggingface_hub"
+        ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{uri} cannot be opened: {first_line(error)}") from error
 
 
 def find_remote(uri: str) -> RemoteFiles:
-    """The parquet file at a URI, or those below it, in sorted order; what else lies there is counted.
+    """The parquet file at a URI, or those below it, in sorted order; what else lies there is
+    counted.
 
     Raises:
         DataError: nothing is there, no parquet is, or it cannot be listed.
@@ -85,15 +93,22 @@ def find_remote(uri: str) -> RemoteFiles:
             below = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
     except Exception as error:  # each store's client raises its own
         raise DataError(f"{uri} cannot be listed: {first_line(error)}") from error
-    held = sorted((each for each in below if each.type == fs.FileType.File), key=lambda each: each.path)
+    held = sorted(
+        (each for each in below if each.type == fs.FileType.File), key=lambda each: each.path
+    )
     taken = [each for each in held if each.path.endswith(_SUFFIX)]
     if not taken:
         raise DataError(
-            f"{uri}: no {_SUFFIX} file is there ({counted(len(held), 'other')}); from a store only parquet is read"
+            f"{uri}: no {_SUFFIX} file is there ({counted(len(held), 'other')}); from a store only "
+            "parquet is read"
         )
     scheme, query = uri.partition("://")[0], uri.partition("?")[2]
     files = [
-        RemoteFile(f"{scheme}://{each.path}" + (f"?{query}" if query else ""), each.path, int(each.size or 0))
+        RemoteFile(
+            f"{scheme}://{each.path}" + (f"?{query}" if query else ""),
+            each.path,
+            int(each.size or 0),
+        )
         for each in taken
     ]
     left: dict[str, list[Any]] = {}

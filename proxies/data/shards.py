@@ -1,4 +1,6 @@
-"""Writing shards: a corpus is put together in a folder within its own, and shows itself whole or not at all."""
+"""Writing shards: a corpus is put together in a folder within its own, and shows itself whole or
+not at all.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ UNFINISHED = ".unfinished"
 
 
 class PublishedShards:
-    """The shards of one split that a corpus folder holds already, to compare new ones with as they are written.
+    """The shards of one split that a corpus folder holds already, to compare new ones with as they
+    are written.
 
     Args:
         folder: The corpus folder.
@@ -74,7 +77,9 @@ class ShardWriter:
         published: shards to compare with; None if there are none.
     """
 
-    def __init__(self, folder: Path, stem: str, dtype: str, published: PublishedShards | None = None) -> None:
+    def __init__(
+        self, folder: Path, stem: str, dtype: str, published: PublishedShards | None = None
+    ) -> None:
         self._folder, self._stem, self._dtype = folder, stem, np.dtype(dtype).newbyteorder("<")
         self._published = published
         self.differs = False
@@ -96,7 +101,10 @@ class ShardWriter:
             DataError: the disk is full, or fails.
         """
         while ids.size:
-            part, ids = ids[: SHARD_TOKENS - self._num_tokens], ids[SHARD_TOKENS - self._num_tokens :]
+            part, ids = (
+                ids[: SHARD_TOKENS - self._num_tokens],
+                ids[SHARD_TOKENS - self._num_tokens :],
+            )
             content = part.astype(self._dtype).tobytes()
             if self._published is not None and not self.differs:
                 offset = self._num_tokens * self._dtype.itemsize
@@ -137,7 +145,10 @@ class ShardWriter:
             file.flush()
             os.fsync(file.fileno())
         shard = Shard(
-            file=self._path.name, num_tokens=self._num_tokens, max_id=self._max_id, sha256=self._hash.hexdigest()
+            file=self._path.name,
+            num_tokens=self._num_tokens,
+            max_id=self._max_id,
+            sha256=self._hash.hexdigest(),
         )
         self._shards.append(shard)
         self._file, self._hash, self._num_tokens, self._max_id = None, hashlib.sha256(), 0, 0
@@ -157,11 +168,12 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """A folder to put the corpus `out` together in; gone at the end, whatever happens. A killed run's is replaced.
+    """A folder to put the corpus `out` together in; gone at the end, whatever happens. A killed
+    run's is replaced.
 
     Raises:
-        DataError: another process is writing into `out`, it holds files that are no corpus but are named like one, or
-            it cannot be made.
+        DataError: another process is writing into `out`, it holds files that are no corpus but are
+            named like one, or it cannot be made.
     """
     folder, made = out / UNFINISHED, not out.exists()
     read_published(out)
@@ -173,7 +185,9 @@ def unfinished(out: Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             made = False
-            raise DataError(f"{out} is being written by another process: wait for it, or name another --out") from error
+            raise DataError(
+                f"{out} is being written by another process: wait for it, or name another --out"
+            ) from error
         try:
             for left in folder.iterdir():
                 left.unlink()
@@ -191,7 +205,8 @@ def read_published(out: Path) -> Manifest | None:
     """Return the manifest of the corpus that a folder holds; None if it holds none.
 
     Raises:
-        DataError: The folder holds a damaged manifest, or files that are named like a corpus's, or it is a file.
+        DataError: The folder holds a damaged manifest, or files that are named like a corpus's, or
+            it is a file.
     """
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file: name a folder with --out")
@@ -201,10 +216,14 @@ def read_published(out: Path) -> Manifest | None:
         except DataError as error:
             raise DataError(f"{out} cannot be written: {error}; or name another --out") from error
     if out.is_dir() and not (out / UNFINISHED).exists():
-        names = [*(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in ("train", "validation")), TOKENIZER_FILE]
+        names = [
+            *(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in ("train", "validation")),
+            TOKENIZER_FILE,
+        ]
         if strangers := sorted(file.name for name in names for file in out.glob(name)):
             raise DataError(
-                f"{out} has no {MANIFEST} but has {strangers[0]}, which would be overwritten: name another --out"
+                f"{out} has no {MANIFEST} but has {strangers[0]}, which would be overwritten: name "
+                "another --out"
             )
     return None
 
@@ -232,12 +251,14 @@ def _shorten(value: object) -> str:
 def another_corpus(out: Path, difference: str) -> DataError:
     """Return the error that a folder holds another corpus than the one to be written."""
     return DataError(
-        f"{out} holds another corpus ({difference}), which runs may depend on: name another --out, or remove the folder"
+        f"{out} holds another corpus ({difference}), which runs may depend on: name another --out, "
+        "or remove the folder"
     )
 
 
 def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
-    """Move a finished corpus from `folder` to `out`: its files and the tokenizer's first, the manifest last.
+    """Move a finished corpus from `folder` to `out`: its files and the tokenizer's first, the
+    manifest last.
 
     Raises:
         DataError: `out` holds another corpus, or the disk is full.
@@ -246,8 +267,10 @@ def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None
     if known and (published := read_manifest(out)).data_id != manifest.data_id:
         raise another_corpus(
             out,
-            f"of {published.num_tokens('train'):,} training and {published.num_tokens('validation'):,} validation "
-            f"tokens, not {manifest.num_tokens('train'):,} and {manifest.num_tokens('validation'):,}",
+            f"of {published.num_tokens('train'):,} training and "
+            f"{published.num_tokens('validation'):,} validation "
+            f"tokens, not {manifest.num_tokens('train'):,} and "
+            f"{manifest.num_tokens('validation'):,}",
         )
     targets = {file: out / file.name for file in sorted(folder.iterdir())}
     try:

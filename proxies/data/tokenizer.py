@@ -1,4 +1,6 @@
-"""Tokenizers: bytes, or a `tokenizer.json` of Hugging Face's `tokenizers`, which enters the house here alone."""
+"""Tokenizers: bytes, or a `tokenizer.json` of Hugging Face's `tokenizers`, which enters the house
+here alone.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ CONFIG_FILE = "tokenizer_config.json"
 _MAP_FILE = "special_tokens_map.json"
 _LOAD, _ENCODE = 0, 1
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
-"""Limits for the size of a trained BPE: 256 bytes and the end token, and the largest vocabulary in use (Gemma 3)."""
+"""Limits for the size of a trained BPE: 256 bytes and the end token, and the largest vocabulary in
+use (Gemma 3)."""
 
 
 class BytesTokenizer:
@@ -63,9 +66,9 @@ class BytesTokenizer:
 class FileTokenizer:
     """What a `tokenizer.json` says, and its end-of-document token after each text.
 
-    Text is only ever text: where it spells a special token, it is not that token. Nothing is put around documents,
-    cut off or padded, whatever the file says. The file is loaded and applied by another process
-    (`proxies.data.tokenizer_process`).
+    Text is only ever text: where it spells a special token, it is not that token. Nothing is put
+    around documents, cut off or padded, whatever the file says. The file is loaded and applied by
+    another process (`proxies.data.tokenizer_process`).
 
     Args:
         file: a `tokenizer.json`.
@@ -104,7 +107,9 @@ class FileTokenizer:
         seconds = BATCH_SECONDS + len(message) / BYTES_PER_SECOND
         ids = np.frombuffer(self._process.ask(_ENCODE, message, seconds), dtype="<u4")
         ends = np.cumsum(ids[1 : 1 + ids[0]], dtype=np.int64)
-        return np.insert(ids[1 + ids[0] :], ends, np.uint32(self.end_id)).astype(np.uint32, copy=False)
+        return np.insert(ids[1 + ids[0] :], ends, np.uint32(self.end_id)).astype(
+            np.uint32, copy=False
+        )
 
 
 MAX_TOKENIZER_BYTES = 2**28
@@ -123,9 +128,10 @@ def choose_end_token(
 ) -> EndToken:
     """Choose the token that ends a document.
 
-    The order of preference is: the token that the user named; `eos_token` of the `tokenizer_config.json`, or of the
-    `special_tokens_map.json`, in the file's folder; a usual name that the file or its configuration marks as special; a
-    usual name in the vocabulary, which may be a word.
+    The order of preference is: the token that the user named; `eos_token` of the
+    `tokenizer_config.json`, or of the `special_tokens_map.json`, in the file's folder; a usual name
+    that the file or its configuration marks as special; a usual name in the vocabulary, which may
+    be a word.
 
     Args:
         file: The tokenizer's file.
@@ -138,27 +144,40 @@ def choose_end_token(
     """
     if end_token is not None:
         if end_token not in vocabulary:
-            raise DataError(f"{file} has no token {end_token}: name with --end-token the token that ends a document")
+            raise DataError(
+                f"{file} has no token {end_token}: name with --end-token the token that ends a "
+                "document"
+            )
         return EndToken(end_token, "as --end-token says")
     config = _read_config(file.parent / CONFIG_FILE)
     configured, source = _get_content(config.get("eos_token")), CONFIG_FILE
     if not configured:
-        configured, source = _get_content(_read_config(file.parent / _MAP_FILE).get("eos_token")), _MAP_FILE
+        configured, source = (
+            _get_content(_read_config(file.parent / _MAP_FILE).get("eos_token")),
+            _MAP_FILE,
+        )
     if configured in vocabulary:
         return EndToken(configured, f"the eos_token of {source}")
     note = f" ({source} says {configured}, which the file does not have)" if configured else ""
     decoder = config.get("added_tokens_decoder")
     added = decoder.values() if isinstance(decoder, dict) else ()
-    special |= {_get_content(token) for token in added if isinstance(token, dict) and token.get("special") is True}
+    special |= {
+        _get_content(token)
+        for token in added
+        if isinstance(token, dict) and token.get("special") is True
+    }
     special &= vocabulary.keys()
     for token in END_TOKENS:
         if token in special:
             return EndToken(token, f"a usual name that the file marks as special{note}")
     for token in END_TOKENS:
         if token in vocabulary:
-            return EndToken(token, f"a usual name, although the file does not mark it as special{note}")
+            return EndToken(
+                token, f"a usual name, although the file does not mark it as special{note}"
+            )
     raise DataError(
-        f"{file} has no token {' or '.join(END_TOKENS)}{note}: name with --end-token the token that ends a document"
+        f"{file} has no token {' or '.join(END_TOKENS)}{note}: name with --end-token the token "
+        "that ends a document"
         + (f"; its special tokens are {', '.join(sorted(special)[:20])}" if special else "")
     )
 
@@ -175,7 +194,9 @@ def _read_config(path: Path) -> dict[str, object]:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise DataError(f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token") from error
+        raise DataError(
+            f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token"
+        ) from error
     return config if isinstance(config, dict) else {}
 
 
@@ -205,14 +226,19 @@ def _make_answer_function() -> Callable[[int, bytes], bytes]:
         if not vocabulary:
             return {"problem": "has no tokens"}
         added = tokenizer.get_added_tokens_decoder().values()
-        return {"vocabulary": vocabulary, "special": [token.content for token in added if token.special]}
+        return {
+            "vocabulary": vocabulary,
+            "special": [token.content for token in added if token.special],
+        }
 
     def answer(kind: int, message: bytes) -> bytes:
         if kind == _LOAD:
             return json.dumps(load(message)).encode()
         encodings = loaded[0].encode_batch_fast(unpack_texts(message), add_special_tokens=False)
         parts = [np.array(encoding.ids, dtype="<u4") for encoding in encodings]
-        return np.concatenate([np.array([len(parts), *map(len, parts)], dtype="<u4"), *parts]).tobytes()
+        return np.concatenate(
+            [np.array([len(parts), *map(len, parts)], dtype="<u4"), *parts]
+        ).tobytes()
 
     return answer
 
@@ -224,12 +250,16 @@ def load_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
     """The tokenizer of `--tokenizer`: `bytes`, or the path of a `tokenizer.json`.
 
     Raises:
-        DataError: the file cannot be read, or does not know the end token; or bytes with an end token.
+        DataError: the file cannot be read, or does not know the end token; or bytes with an end
+            token.
     """
     if name != "bytes":
         return FileTokenizer(Path(name), end_token)
     if end_token is not None:
-        raise DataError(f"--end-token {end_token}: the byte tokenizer ends documents by NUL; name a file's tokenizer")
+        raise DataError(
+            f"--end-token {end_token}: the byte tokenizer ends documents by NUL; name a file's "
+            "tokenizer"
+        )
     return BytesTokenizer()
 
 
@@ -257,7 +287,8 @@ def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         raise DataError(
-            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; ask for fewer, or add text"
+            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; ask for "
+            "fewer, or add text"
         )
     return bytes(tokenizer.to_str(), "utf-8")
 

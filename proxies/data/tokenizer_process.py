@@ -1,7 +1,8 @@
 """A child process that loads and applies a tokenizer, because its file is not trusted.
 
-A regular expression or a normalizer of a `tokenizer.json` may panic, hang, or take all memory, and Python handles no
-signal while it runs. The child has a time limit, and the kernel kills it when its parent ends.
+A regular expression or a normalizer of a `tokenizer.json` may panic, hang, or take all memory, and
+Python handles no signal while it runs. The child has a time limit, and the kernel kills it when its
+parent ends.
 
 A message is a header of two integers (kind, number of bytes) and that many bytes.
 """
@@ -29,9 +30,11 @@ from numpy.typing import NDArray
 from proxies.data.tokens import DataError
 
 START_SECONDS = 120.0
-"""Time limit for starting Python and loading a tokenizer; 250,000 entries take half a second on an idle machine."""
+"""Time limit for starting Python and loading a tokenizer; 250,000 entries take half a second on an
+idle machine."""
 BATCH_SECONDS, BYTES_PER_SECOND = 30.0, 50_000
-"""Time limit for a batch: a constant, plus its size over a speed. BPE encodes text at 1 to 5 MB/s on a core."""
+"""Time limit for a batch: a constant, plus its size over a speed. BPE encodes text at 1 to 5 MB/s
+on a core."""
 _HEADER = struct.Struct("<qq")
 _ANSWER, _PROBLEM = 0, 1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -72,8 +75,8 @@ class TokenizerProcess:
             seconds: Time limit.
 
         Raises:
-            DataError: The tokenizer failed, or there was no answer within the limit. In the second case the process is
-                killed.
+            DataError: The tokenizer failed, or there was no answer within the limit. In the second
+                case the process is killed.
         """
         try:
             self._deadline = time.monotonic() + seconds
@@ -82,7 +85,9 @@ class TokenizerProcess:
             answer = self._receive(num_bytes)
         except _NoAnswerError as error:
             self._end()
-            raise DataError(f"{self._path}: the tokenizer {error}; use another tokenizer file") from None
+            raise DataError(
+                f"{self._path}: the tokenizer {error}; use another tokenizer file"
+            ) from None
         except BaseException:  # also Ctrl-C
             self._end()
             raise
@@ -115,7 +120,9 @@ class TokenizerProcess:
     def _wait(self, to_read: list[int], to_write: list[int]) -> None:
         seconds = self._deadline - time.monotonic()
         if seconds <= 0 or not any(select.select(to_read, to_write, [], seconds)):
-            raise _NoAnswerError("took longer than its limit for this text: one of its patterns may never end")
+            raise _NoAnswerError(
+                "took longer than its limit for this text: one of its patterns may never end"
+            )
 
     def _describe_end(self) -> str:
         try:
@@ -146,13 +153,15 @@ def serve(answer: Callable[[int, bytes], bytes], parent: int) -> None:
     """Answer the messages on standard input until it ends.
 
     Args:
-        answer: Function of a message's kind and content. An error that it raises is sent to the parent.
+        answer: Function of a message's kind and content. An error that it raises is sent to the
+            parent.
         parent: Id of the process that started this one.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the line above
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    # Ctrl-C reaches the whole process group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while header := source.read(_HEADER.size):
         kind, num_bytes = _HEADER.unpack(header)
@@ -176,7 +185,10 @@ def unpack_texts(message: bytes) -> list[str]:
     num_texts = int(np.frombuffer(message, "<i8", 1)[0])
     lengths: NDArray[np.int64] = np.frombuffer(message, "<i8", num_texts, 8)
     ends = np.cumsum(lengths) + 8 * (num_texts + 1)
-    return [message[end - length : end].decode() for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    return [
+        message[end - length : end].decode()
+        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+    ]
 
 
 def unpack_json(message: bytes) -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""The sample of a corpus that a new tokenizer is trained on: limited in size, and independent of the files' order."""
+"""The sample of a corpus that a new tokenizer is trained on: limited in size, and independent of
+the files' order.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,24 @@ from proxies.data.documents import ReaderOptions, SourceFile
 from proxies.data.tokens import DataError
 
 MAX_SAMPLE_BYTES = 2**24
-"""Maximum size of a sample. Training a BPE on it takes 6 s on one core for 4,096 entries, and 7 s for 32,768."""
+"""Maximum size of a sample. Training a BPE on it takes 6 s on one core for 4,096 entries, and 7 s
+for 32,768."""
 
 
-def sample_documents(files: Sequence[SourceFile], reading: ReaderOptions, validation_fraction: float) -> list[bytes]:
-    """Return the documents with the largest hashes, up to `MAX_SAMPLE_BYTES` in all, sorted by hash.
+def sample_documents(
+    files: Sequence[SourceFile], reading: ReaderOptions, validation_fraction: float
+) -> list[bytes]:
+    """Return the documents with the largest hashes, up to `MAX_SAMPLE_BYTES` in all, sorted by
+    hash.
 
-    Documents of the validation split are left out, so that the tokenizer does not fit the text on which models are
-    evaluated.
+    Documents of the validation split are left out, so that the tokenizer does not fit the text on
+    which models are evaluated.
 
     Args:
         files: All files of the corpus.
         reading: Options of the readers.
-        validation_fraction: Share of the documents that is held out; these have the smallest hashes.
+        validation_fraction: Share of the documents that is held out; these have the smallest
+            hashes.
 
     Raises:
         DataError: A file cannot be read, or holds token ids.

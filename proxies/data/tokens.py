@@ -1,8 +1,10 @@
-"""A corpus of token shards, mapped into memory and read in an order that is a pure function of (seed, position).
+"""A corpus of token shards, mapped into memory and read in an order that is a pure function of
+(seed, position).
 
-A corpus folder holds `manifest.json`, the tokenizer's file if there is one, and raw little-endian shards (uint16, or
-uint32 for large vocabularies; no header) of one source or several. The manifest's content id is the `data_id` of every
-run on it. numpy and the standard library only: exports carry this module to other machines.
+A corpus folder holds `manifest.json`, the tokenizer's file if there is one, and raw little-endian
+shards (uint16, or uint32 for large vocabularies; no header) of one source or several. The
+manifest's content id is the `data_id` of every run on it. numpy and the standard library only:
+exports carry this module to other machines.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ SPLITS: tuple[Split, Split] = ("train", "validation")
 
 
 class DataError(InputError):
-    """The corpus cannot be read, or is not what its manifest says. `problems` lists all that is wrong."""
+    """The corpus cannot be read, or is not what its manifest says. `problems` lists all that is
+    wrong.
+    """
 
     cause, refuses_study = "bad_data", True
 
@@ -66,7 +70,9 @@ class Shard:
     def __post_init__(self) -> None:
         checks = Checks(self)
         plain = re.fullmatch(r"[\w-]+\.bin", self.file) is not None
-        checks.that(plain, f"file = {self.file!r}: must be the name of a .bin file in the corpus folder")
+        checks.that(
+            plain, f"file = {self.file!r}: must be the name of a .bin file in the corpus folder"
+        )
         checks.whole("num_tokens", "max_id", least=0)
         checks.done()
 
@@ -100,11 +106,14 @@ class NotRead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a corpus is: everything a run's data depends on, no path or date; and what was left out when it was made."""
+    """What a corpus is: everything a run's data depends on, no path or date; and what was left out
+    when it was made.
+    """
 
     schema_version: int
     tokenizer: str
-    """`bytes`, `sha256:` and the hash of the tokenizer's file, or `unnamed` for ids that came without one."""
+    """`bytes`, `sha256:` and the hash of the tokenizer's file, or `unnamed` for ids that came
+    without one."""
     vocab_size: int
     dtype: Dtype
     end_id: int | None
@@ -118,30 +127,44 @@ class Manifest:
     def __post_init__(self) -> None:
         checks = Checks(self)
         checks.that(
-            self.schema_version == SCHEMA_VERSION, f"schema_version = {self.schema_version}: must be {SCHEMA_VERSION}"
+            self.schema_version == SCHEMA_VERSION,
+            f"schema_version = {self.schema_version}: must be {SCHEMA_VERSION}",
         )
         checks.whole("vocab_size")
         checks.whole("source_bytes", least=0)
         checks.that(bool(self.sources), "sources is empty: there must be at least one")
         names = self.names
-        checks.that(len(set(names)) == len(names), f"sources are {', '.join(names)}: a name appears twice")
+        checks.that(
+            len(set(names)) == len(names), f"sources are {', '.join(names)}: a name appears twice"
+        )
         if checks.fine:
             limit = int(np.iinfo(self.dtype).max) + 1
             checks.that(
                 self.vocab_size <= limit,
-                f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold {counted(limit, 'id')} at most",
+                f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold "
+                f"{counted(limit, 'id')} at most",
             )
             in_range = self.end_id is None or 0 <= self.end_id < self.vocab_size
-            checks.that(in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}")
+            checks.that(
+                in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}"
+            )
             largest = max(
-                (shard.max_id for each in self.sources for shard in (*each.train, *each.validation)), default=0
+                (
+                    shard.max_id
+                    for each in self.sources
+                    for shard in (*each.train, *each.validation)
+                ),
+                default=0,
             )
             least = max(256 if self.tokenizer == "bytes" else 2, largest + 1)
             checks.that(
                 self.vocab_size >= least,
-                f"vocab_size = {self.vocab_size}: must be at least {least} ({self.tokenizer}, largest id {largest})",
+                f"vocab_size = {self.vocab_size}: must be at least {least} ({self.tokenizer}, "
+                f"largest id {largest})",
             )
-            checks.problems += weight_problems(names, {source.name: source.weight for source in self.sources})
+            checks.problems += weight_problems(
+                names, {source.name: source.weight for source in self.sources}
+            )
         checks.done()
 
     @property
@@ -169,22 +192,28 @@ class Manifest:
         return sum(source.num_tokens(split) for source in self.sources)
 
     def reweighted(self, weights: Mapping[str, float]) -> Manifest:
-        """The same shards drawn in other shares, which is another corpus; weights are made to add up to one.
+        """The same shards drawn in other shares, which is another corpus; weights are made to add
+        up to one.
 
         Raises:
-            DataError: every problem: a source that is unknown or has no weight; a weight that is negative or not
-                finite; all zero.
+            DataError: every problem: a source that is unknown or has no weight; a weight that is
+                negative or not finite; all zero.
         """
         if problems := weight_problems(self.names, weights):
             raise DataError(*problems)
         total = math.fsum(weights.values())
-        total = 1.0 if math.isclose(total, 1.0, rel_tol=1e-12) else total  # shares stay as they were given
-        sources = tuple(replace(source, weight=weights[source.name] / total) for source in self.sources)
+        # shares stay as they were given
+        total = 1.0 if math.isclose(total, 1.0, rel_tol=1e-12) else total
+        sources = tuple(
+            replace(source, weight=weights[source.name] / total) for source in self.sources
+        )
         return replace(self, sources=sources)
 
 
 def has_other_files(folder: Path) -> bool:
-    """Return whether a place that should hold a corpus holds something else, such as the text itself."""
+    """Return whether a place that should hold a corpus holds something else, such as the text
+    itself.
+    """
     if folder.is_dir():
         # What an interrupted `tokenize` leaves is hidden.
         has_files = any(not entry.name.startswith(".") for entry in folder.iterdir())
@@ -193,9 +222,14 @@ def has_other_files(folder: Path) -> bool:
 
 
 def advise_corpus(folder: Path) -> str:
-    """Say that there is no corpus at a place, and how to make one: never among the files of its own text."""
+    """Say that there is no corpus at a place, and how to make one: never among the files of its own
+    text.
+    """
     if not has_other_files(folder):
-        return f"no corpus there; make it by `forerun tokenize SOURCE... --out {shlex.quote(str(folder))}`"
+        return (
+            "no corpus there; make it by `forerun tokenize SOURCE... --out "
+            f"{shlex.quote(str(folder))}`"
+        )
     out = folder.with_name("corpus" if folder.name != "corpus" else "tokens")
     kind = f"a folder without {MANIFEST}" if folder.is_dir() else "a file"
     return (
@@ -223,7 +257,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Return problems of shards (missing, or of another size than recorded) and of the tokenizer. Reads no shard."""
+    """Return problems of shards (missing, or of another size than recorded) and of the tokenizer.
+    Reads no shard.
+    """
     shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
     return [
         f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"
@@ -236,7 +272,9 @@ def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
-    """What is wrong with a shard's file before it is read, after the file's name; empty where nothing is."""
+    """What is wrong with a shard's file before it is read, after the file's name; empty where
+    nothing is.
+    """
     try:
         require_plain(path)
     except FileNotFoundError:
@@ -244,7 +282,11 @@ def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
-    return "" if found and found == expected else f"has {counted(found, 'byte')}, the manifest says {expected:,}"
+    return (
+        ""
+        if found and found == expected
+        else f"has {counted(found, 'byte')}, the manifest says {expected:,}"
+    )
 
 
 def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
@@ -258,7 +300,13 @@ def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
     except OSError as error:
         return [f"{TOKENIZER_FILE} cannot be read: {error.strerror}"]
     if f"sha256:{canon.file_sha256(path)}" != tokenizer:
-        return [f"{TOKENIZER_FILE} does not match the manifest's hash: it is another tokenizer, or was edited"]
+        return [
+            (
+                f"{TOKENIZER_FILE} does not match the manifest's hash: it is another tokenizer, or "
+                "was "
+                "edited"
+            )
+        ]
     return []
 
 
@@ -268,13 +316,15 @@ class TokenStore:
     Args:
         folder: what `forerun tokenize` wrote.
         trusted: look at sizes alone; for workers, whose driver has just read every byte.
-        weights: shares of the sources other than the manifest's; the store's manifest is then the reweighted one.
-        on_shard: called before each shard is read, with its file and the share of all tokens before it.
+        weights: shares of the sources other than the manifest's; the store's manifest is then the
+            reweighted one.
+        on_shard: called before each shard is read, with its file and the share of all tokens before
+            it.
 
     Raises:
         DataError: there is no manifest, or the weights do not fit its sources.
-        CorruptCorpusError: a shard is missing, truncated or grown, its hash is not the manifest's, or the tokenizer's
-            file is missing or another. All problems are named at once.
+        CorruptCorpusError: a shard is missing, truncated or grown, its hash is not the manifest's,
+            or the tokenizer's file is missing or another. All problems are named at once.
     """
 
     def __init__(
@@ -292,7 +342,10 @@ class TokenStore:
         self._trusted = trusted
         problems = [] if trusted else _tokenizer_problems(folder, stored.tokenizer)
         self._shards: dict[Split, list[list[NDArray[np.integer]]]] = {
-            split: [[self._open(folder, s, problems) for s in getattr(source, split)] for source in stored.sources]
+            split: [
+                [self._open(folder, s, problems) for s in getattr(source, split)]
+                for source in stored.sources
+            ]
             for split in SPLITS
         }
         if problems:
@@ -310,7 +363,8 @@ class TokenStore:
         if wrong := _size_problem(path, shard, self.manifest.dtype):
             problems.append(f"{shard.file} {wrong}")
             return np.empty(0, dtype=dtype)
-        tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r"))  # a plain array: its slices are made faster
+        # a plain array: its slices are made faster
+        tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
         if self._trusted:
             return tokens
         if canon.file_sha256(path) != shard.sha256:
@@ -318,25 +372,34 @@ class TokenStore:
         return tokens
 
     def num_windows(self, split: Split, seq_len: int) -> int:
-        """Sequences of `seq_len` tokens (each with its next token) that can be drawn before a window comes again.
+        """Sequences of `seq_len` tokens (each with its next token) that can be drawn before a
+        window comes again.
 
-        Windows do not overlap. Of several sources the one that is soonest used up decides, at the corpus's weights;
-        one without a window leaves none.
+        Windows do not overlap. Of several sources the one that is soonest used up decides, at the
+        corpus's weights; one without a window leaves none.
         """
         there = [len(windows) for windows in self._windows(split, seq_len)]
-        if any(source.weight > 0 and not have for source, have in zip(self.manifest.sources, there, strict=True)):
+        if any(
+            source.weight > 0 and not have
+            for source, have in zip(self.manifest.sources, there, strict=True)
+        ):
             return 0
 
         def comes_again(num_sequences: int) -> bool:
-            return any(count > have for count, have in zip(self._mixture.counts(num_sequences), there, strict=True))
+            return any(
+                count > have
+                for count, have in zip(self._mixture.counts(num_sequences), there, strict=True)
+            )
 
         return bisect.bisect_left(range(sum(there) + 1), True, key=comes_again) - 1
 
-    def train_batch(self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
+    def train_batch(
+        self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int
+    ) -> NDArray[np.int64]:
         """The batch after the first `first_sequence` sequences of a run: ids [B, T + 1].
 
-        Sources take turns by their weights; of each, every window comes once per epoch, in an order of (seed, epoch,
-        source) alone.
+        Sources take turns by their weights; of each, every window comes once per epoch, in an order
+        of (seed, epoch, source) alone.
 
         Raises:
             DataError: a source of the mixture holds no window of that length.
@@ -345,7 +408,9 @@ class TokenStore:
         for source, there in zip(self.manifest.sources, windows, strict=True):
             if source.weight > 0 and not len(there):
                 of = f" of source {source.name!r}" if len(windows) > 1 else ""
-                raise DataError(f"the training split{of} is shorter than one window of {seq_len + 1} tokens")
+                raise DataError(
+                    f"the training split{of} is shorter than one window of {seq_len + 1} tokens"
+                )
         source_B, index_B = self._mixture.draw(first_sequence, num_sequences)
         batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)
         for number, there in enumerate(windows):
@@ -354,7 +419,8 @@ class TokenStore:
         return batch_BT
 
     def validation_batch(self, *, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
-        """The same evenly spread windows for everybody, in the weights of the sources: ids [B, T + 1].
+        """The same evenly spread windows for everybody, in the weights of the sources: ids [B, T +
+        1].
 
         Raises:
             DataError: the split holds fewer windows.
@@ -362,7 +428,8 @@ class TokenStore:
         num_windows = self.num_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
-                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: {num_sequences:,} "
+                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: "
+                f"{num_sequences:,} "
                 "are needed"
             )
         source_B, index_B = self._mixture.draw(0, num_sequences)
@@ -375,8 +442,13 @@ class TokenStore:
     def _windows(self, split: Split, seq_len: int) -> list[Windows]:
         """Of each source; the only one of a corpus needs no key to tell its order from others'."""
         if (split, seq_len) not in self._windows_of:
-            keys = [f"/{name}" for name in self.manifest.names] if len(self.manifest.sources) > 1 else [""]
+            keys = (
+                [f"/{name}" for name in self.manifest.names]
+                if len(self.manifest.sources) > 1
+                else [""]
+            )
             self._windows_of[split, seq_len] = [
-                Windows(shards, seq_len, key) for shards, key in zip(self._shards[split], keys, strict=True)
+                Windows(shards, seq_len, key)
+                for shards, key in zip(self._shards[split], keys, strict=True)
             ]
         return self._windows_of[split, seq_len]

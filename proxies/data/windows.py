@@ -1,4 +1,6 @@
-"""Windows of `seq_len` tokens over the shards of one source. numpy and the standard library only."""
+"""Windows of `seq_len` tokens over the shards of one source. numpy and the standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Windows:
         return int(self._before[-1])
 
     def shuffled(self, index_B: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """The windows [B] that the draws of these numbers [B] are: each once per epoch, in an order of its own."""
+        """The windows [B] that the draws of these numbers [B] are: each once per epoch, in an order
+        of its own.
+        """
         window_B = np.empty_like(index_B)
         if not len(index_B):
             return window_B
@@ -38,10 +42,16 @@ class Windows:
             window_B[rows] = permuted(place_B[rows], len(self), f"{seed}/{epoch}{self._key}")
         return window_B
 
-    def copy_into(self, batch_BT: NDArray[np.int64], rows: NDArray[np.int64], window_B: NDArray[np.int64]) -> None:
-        """Copy windows into rows of a batch [B, T + 1]: a slice each, which beats an index per token."""
+    def copy_into(
+        self, batch_BT: NDArray[np.int64], rows: NDArray[np.int64], window_B: NDArray[np.int64]
+    ) -> None:
+        """Copy windows into rows of a batch [B, T + 1]: a slice each, which beats an index per
+        token.
+        """
         num_tokens = self._seq_len + 1
         shard_B = np.searchsorted(self._before, window_B, side="right") - 1
         start_B = (window_B - self._before[shard_B]) * self._seq_len
-        for row, shard, start in zip(rows.tolist(), shard_B.tolist(), start_B.tolist(), strict=True):
+        for row, shard, start in zip(
+            rows.tolist(), shard_B.tolist(), start_B.tolist(), strict=True
+        ):
             batch_BT[row] = self._shards[shard][start : start + num_tokens]

@@ -1,8 +1,10 @@
-"""The user's own trainer as an engine: a command per run, its metrics, and what came of it. No torch.
+"""The user's own trainer as an engine: a command per run, its metrics, and what came of it. No
+torch.
 
-The engine has a bank's interface with one slot: `admit` begins a run, `advance` looks after it for a second or so.
-The command is no child of a shell; `proxies.external.keeper` sees that nothing of it outlives its run or its
-worker. Every attempt has a folder of its own, `RUNS_DIR/RUN_ID/attempt-N`, with `run.json`, `log.txt` and the metrics.
+The engine has a bank's interface with one slot: `admit` begins a run, `advance` looks after it for
+a second or so. The command is no child of a shell; `proxies.external.keeper` sees that nothing of
+it outlives its run or its worker. Every attempt has a folder of its own,
+`RUNS_DIR/RUN_ID/attempt-N`, with `run.json`, `log.txt` and the metrics.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from proxies.external.supervised_command import SupervisedCommand
 
 
 def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, str] | None:
-    """Where and why a run has diverged: a loss that is NaN, or after the warmup worse than a uniform guess.
+    """Where and why a run has diverged: a loss that is NaN, or after the warmup worse than a
+    uniform guess.
 
     Only the last validation loss is compared with the ceiling, once the run has `ended`.
     """
@@ -44,7 +47,14 @@ def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, 
     above += [(last, logged.validation_loss[last])] if ended and last is not None else []
     found = [logged.bad] if logged.bad else []
     found += [
-        (step, f"loss {loss:.6g} at step {step} is above {format_loss(ceiling)} nats, worse than a uniform guess")
+        (
+            step,
+            (
+                f"loss {loss:.6g} at step {step} is above {format_loss(ceiling)} nats, worse than "
+                "a "
+                "uniform guess"
+            ),
+        )
         for step, loss in above
         if loss > ceiling and step > spec.schedule.warmup_steps + 1
     ]
@@ -56,13 +66,15 @@ def judge(
 ) -> tuple[RunResult, Curve]:
     """The outcome of a run that has ended, or is stopped for its `trouble`.
 
-    Steps may be counted from 0 or from 1: a trainer whose first training loss is of step 0 counts from 0. Its last
-    validation loss must be of the run's last step (or of the one before: the last one's name, counted from 0).
+    Steps may be counted from 0 or from 1: a trainer whose first training loss is of step 0 counts
+    from 0. Its last validation loss must be of the run's last step (or of the one before: the last
+    one's name, counted from 0).
 
     Args:
         spec: the run.
         metrics: what it has logged.
-        said: what was wrong with its end; empty for exit code 0, and for one that was stopped because of its metrics.
+        said: what was wrong with its end; empty for exit code 0, and for one that was stopped
+            because of its metrics.
         seconds: that it took.
         ended: whether it has, by itself.
 
@@ -76,7 +88,11 @@ def judge(
     if problem and logged.nulls:  # strict JSON writers log null for NaN
         step, key = min((step, key) for key, step in logged.nulls.items())
         return _outcome(
-            spec, logged, seconds, reason=f"{key} is null at step {step}, and no number after it", until=step
+            spec,
+            logged,
+            seconds,
+            reason=f"{key} is null at step {step}, and no number after it",
+            until=step,
         )
     if problem:
         raise MetricsError(f"{problem}; {metrics.hint()}")
@@ -98,7 +114,10 @@ def _incomplete(spec: RunSpec, logged: LoggedMetrics) -> str:
         return f"it ended with exit code 0 at step {last} of {num_steps}"
     if judged < num_steps - 1:
         name = command.validation_loss_key
-        return f"its last {name!r} is of step {judged}: it must also log one at the end, at step {num_steps}"
+        return (
+            f"its last {name!r} is of step {judged}: it must also log one at the end, at step "
+            f"{num_steps}"
+        )
     return ""
 
 
@@ -107,7 +126,9 @@ def _outcome(
 ) -> tuple[RunResult, Curve]:
     shift = 1 if 0 in logged.train_loss else 0
     wanted = spec.schedule.num_steps
-    steps = sorted(step for step in logged.train_loss if step <= until and 1 <= step + shift <= wanted)
+    steps = sorted(
+        step for step in logged.train_loss if step <= until and 1 <= step + shift <= wanted
+    )
     has_norms = bool(steps) and all(step in logged.grad_norm for step in steps)
     losses = [logged.train_loss[step] for step in steps]
     curve = Curve(
@@ -140,7 +161,9 @@ _GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 class CommandError(InputError):
-    """A command that could not begin, or gave nothing to judge. The message says why, and where to look."""
+    """A command that could not begin, or gave nothing to judge. The message says why, and where to
+    look.
+    """
 
     cause: Cause = "user_code"
     log_tail: str = ""
@@ -162,7 +185,8 @@ class CommandSettings:
     python_path: str | None = None
     """The commands' PYTHONPATH; a worker's own serves our code, and may hide the trainer's."""
     redact: Callable[[], Callable[[str], str]] = lambda: str
-    """Makes what takes the secrets out of one log's lines, one after another; the log is kept with the study."""
+    """Makes what takes the secrets out of one log's lines, one after another; the log is kept with
+    the study."""
 
 
 class CommandEngine:
@@ -186,16 +210,20 @@ class CommandEngine:
         """Begin a run.
 
         Raises:
-            CommandError: the slot is taken, the run is none of a command, or its program cannot begin.
+            CommandError: the slot is taken, the run is none of a command, or its program cannot
+                begin.
         """
         if index or self._run:
-            raise CommandError(f"slot {index} is taken: a worker runs one command at a time (num_slots = 1)")
+            raise CommandError(
+                f"slot {index} is taken: a worker runs one command at a time (num_slots = 1)"
+            )
         self._run = _Running(spec, self._place)
 
     def advance(self, num_steps: int, seconds: float = 1.0) -> list[tuple[int, RunResult, Curve]]:
         """Look after the run for so long, or until it ends: (slot, result, curve) then.
 
-        However many steps `num_steps` are. Reading its files may take two seconds more, whatever the command does.
+        However many steps `num_steps` are. Reading its files may take two seconds more, whatever
+        the command does.
 
         Raises:
             CommandError: the run gave nothing to judge; the slot is free, its processes are gone.
@@ -232,8 +260,12 @@ class _Running:
         values = placeholder_values(spec, self.run_dir, place.corpus)
         argv = filled(spec.command.template, values)
         find_program(argv[0], place.code_dir)
-        canon.write_atomic(self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv}))
-        self._metrics = MetricFiles(spec.command, self.run_dir / _fill(spec.command.metrics_path, values))
+        canon.write_atomic(
+            self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv})
+        )
+        self._metrics = MetricFiles(
+            spec.command, self.run_dir / _fill(spec.command.metrics_path, values)
+        )
         self._began = time.monotonic()
         self.kept = SupervisedCommand(
             argv,
@@ -272,12 +304,20 @@ class _Running:
         number = signal_of(ended)
         if number == signal.SIGKILL:
             return f"it was killed by SIGKILL ({_exit_words(ended)}), probably for memory"
-        return f"it was killed by signal {number}" if ended < 0 else f"it ended with {_exit_words(ended)}"
+        return (
+            f"it was killed by signal {number}"
+            if ended < 0
+            else f"it ended with {_exit_words(ended)}"
+        )
 
     def _failure(self, problem: str) -> CommandError:
-        """Return the error of a run that gave nothing to judge, with its cause if that is not the command itself."""
+        """Return the error of a run that gave nothing to judge, with its cause if that is not the
+        command itself.
+        """
         lines = read_last_lines(self._log)
-        failure = CommandError(f"{self._where()}: {problem}" + ("" if lines else f"; {LOG_FILE} is empty"))
+        failure = CommandError(
+            f"{self._where()}: {problem}" + ("" if lines else f"; {LOG_FILE} is empty")
+        )
         failure.log_tail = "\n".join(lines)
         ended = self.kept.ended
         if self.kept.keeper_killed:
@@ -294,7 +334,10 @@ class _Running:
             return judge(self.spec, self._metrics, said="", seconds=self._seconds, ended=False)
         if self._seconds is None and time.monotonic() - self._began > self._timeout_seconds:
             self.kept.stop()
-            said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; {self._metrics.hint()}"
+            said = (
+                f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; "
+                f"{self._metrics.hint()}"
+            )
             raise self._failure(said)
         return None
 
@@ -322,29 +365,45 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     values: dict[str, canon.Json] = {
         **{HYPERPARAMETERS[name].told_as: getattr(hparams, name) for name in OF_EVERY_OPTIMIZER},
         **spec.own_values,
-        "num_steps": schedule.num_steps, "warmup_steps": schedule.warmup_steps, "decay_steps": schedule.decay_steps,
-        "schedule": schedule.kind, "decay_shape": schedule.decay_shape, "final_fraction": schedule.final_fraction,
-        **size_values(shape, base), "vocab_size": shape.vocab_size, "seq_len": shape.seq_len,
-        "base_width": base.width, "base_num_layers": base.num_layers,
+        "num_steps": schedule.num_steps,
+        "warmup_steps": schedule.warmup_steps,
+        "decay_steps": schedule.decay_steps,
+        "schedule": schedule.kind,
+        "decay_shape": schedule.decay_shape,
+        "final_fraction": schedule.final_fraction,
+        **size_values(shape, base),
+        "vocab_size": shape.vocab_size,
+        "seq_len": shape.seq_len,
+        "base_width": base.width,
+        "base_num_layers": base.num_layers,
         "parametrization": spec.parametrization.name,
-        "batch_tokens": spec.batch_tokens, "batch_sequences": spec.batch_sequences,
-        "batch_warmup_steps": schedule.batch_warmup_steps, "batch_warmup_stages": schedule.batch_warmup_stages,
-        "seed": spec.seed, "run_dir": str(run_dir), "run_json": str(run_dir / RUN_FILE),
-    }  # fmt: skip
+        "batch_tokens": spec.batch_tokens,
+        "batch_sequences": spec.batch_sequences,
+        "batch_warmup_steps": schedule.batch_warmup_steps,
+        "batch_warmup_stages": schedule.batch_warmup_stages,
+        "seed": spec.seed,
+        "run_dir": str(run_dir),
+        "run_json": str(run_dir / RUN_FILE),
+    }
     return values if corpus is None else {**values, "data": str(corpus)}
 
 
 def size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
     """Placeholders of a model's size, which differ from run to run of one trainer."""
     return {
-        "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "ffn_width": shape.ffn_width,
+        "num_layers": shape.num_layers,
+        "width": shape.width,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "ffn_width": shape.ffn_width,
         "width_multiplier": shape.width / base.width,
-    }  # fmt: skip
+    }
 
 
 def filled(template: str, values: dict[str, canon.Json]) -> list[str]:
-    """The words of a command, placeholders filled in after splitting: a value is never split, nor read by a shell.
+    """The words of a command, placeholders filled in after splitting: a value is never split, nor
+    read by a shell.
 
     Raises:
         CommandError: it names what has no value here.
@@ -354,7 +413,9 @@ def filled(template: str, values: dict[str, canon.Json]) -> list[str]:
 
 def _fill(word: str, values: dict[str, canon.Json]) -> str:
     """Numbers exactly, as Python writes them; None, which is a clip norm's alone, as inf."""
-    texts = {name: repr(math.inf) if value is None else str(value) for name, value in values.items()}
+    texts = {
+        name: repr(math.inf) if value is None else str(value) for name, value in values.items()
+    }
     try:
         return word.format_map(texts)
     except KeyError as error:
@@ -387,7 +448,9 @@ def _fresh_folder(folder: Path) -> Path:
 
 
 def command_environment(command: Command, run_dir: Path, python_path: str | None) -> dict[str, str]:
-    """This process's own, but for what it needs itself; a W&B run is written into the run's folder, without network."""
+    """This process's own, but for what it needs itself; a W&B run is written into the run's folder,
+    without network.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     if python_path is not None:

@@ -1,8 +1,8 @@
 """A user's model factory, called: what it may be, what it returns, and what went wrong, in words.
 
-A factory is `build(shape) -> nn.Module`, or `build(shape, forward)` where it applies the attention scale and the
-residual multiplier of `forward` itself. The module takes ids [B, T] (int64) and returns logits [B, T, V], or an object
-with `.logits`.
+A factory is `build(shape) -> nn.Module`, or `build(shape, forward)` where it applies the attention
+scale and the residual multiplier of `forward` itself. The module takes ids [B, T] (int64) and
+returns logits [B, T, V], or an object with `.logits`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from proxies.core.numbers import ForwardNumbers
 from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
 
-# How widely a factory's initial tensors are spread, measured; and what brings them to a parametrization's law.
+# How widely a factory's initial tensors are spread, measured; and what brings them to a
+# parametrization's law.
 #
-# A factory starts its weights by a law of its own (constant 0.02, 1 / sqrt(fan-in), ...). At the base shape that law
-# stands. Elsewhere a tensor is multiplied by the wanted ratio of stds, wide over base, over its own law's.
+# A factory starts its weights by a law of its own (constant 0.02, 1 / sqrt(fan-in), ...). At the
+# base shape that law stands. Elsewhere a tensor is multiplied by the wanted ratio of stds, wide
+# over base, over its own law's.
 
 SAMPLES = 50_000
-"""Elements an std is measured from: its standard error is then 0.3 %, that of a ratio of two 0.45 %."""
+"""Elements an std is measured from: its standard error is then 0.3 %, that of a ratio of two 0.45
+%."""
 MAX_BUILDS = 64
 MAX_ELEMENTS = 2 * 10**8
 """Drawn per shape in all: a large model is built once."""
@@ -50,7 +53,9 @@ class Spread:
 
     @property
     def random(self) -> bool:
-        """Drawn around zero: what a law of stds applies to. Values scattered around one are left alone."""
+        """Drawn around zero: what a law of stds applies to. Values scattered around one are left
+        alone.
+        """
         return not self.constant and self.std > abs(self.mean)
 
 
@@ -67,24 +72,33 @@ class _Sum:
         self.total += values.sum().item()
         self.squares += values.square().sum().item()
         self.num_elements += values.numel()
-        self.least, self.most = min(self.least, values.min().item()), max(self.most, values.max().item())
+        self.least, self.most = (
+            min(self.least, values.min().item()),
+            max(self.most, values.max().item()),
+        )
 
     def spread(self) -> Spread:
         mean = self.total / self.num_elements
         constant = self.least == self.most
-        std = 0.0 if constant else math.sqrt(max(0.0, self.squares / self.num_elements - mean * mean))
+        std = (
+            0.0 if constant else math.sqrt(max(0.0, self.squares / self.num_elements - mean * mean))
+        )
         return Spread(mean=mean, std=std, constant=constant)
 
 
 def block_prefixes(module: nn.Module, num_layers: int) -> frozenset[str]:
-    """Paths of the lists of blocks: module lists, and whatever else is numbered from 0 to `num_layers` - 1."""
+    """Paths of the lists of blocks: module lists, and whatever else is numbered from 0 to
+    `num_layers` - 1.
+    """
     members: dict[str, set[str]] = {}
     for name, _ in module.named_parameters():
         if (prefix := _numbered(name)) is not None:
             members.setdefault(prefix, set()).add(name[len(prefix) :].split(".")[0])
     layers = {str(i) for i in range(num_layers)}
     named = dict(module.named_modules())
-    listed = {prefix for prefix in members if isinstance(named.get(prefix.rstrip(".")), nn.ModuleList)}
+    listed = {
+        prefix for prefix in members if isinstance(named.get(prefix.rstrip(".")), nn.ModuleList)
+    }
     return frozenset(listed | {prefix for prefix, found in members.items() if found == layers})
 
 
@@ -130,8 +144,12 @@ Build = Callable[..., nn.Module]
 
 
 def neutral(shape: Shape) -> ForwardNumbers:
-    """The forward multipliers of a plain model: 1 / sqrt(head_dim) in the attention, nothing else."""
-    return ForwardNumbers(embedding=1.0, attention=1 / math.sqrt(shape.head_dim), residual=1.0, output=1.0)
+    """The forward multipliers of a plain model: 1 / sqrt(head_dim) in the attention, nothing
+    else.
+    """
+    return ForwardNumbers(
+        embedding=1.0, attention=1 / math.sqrt(shape.head_dim), residual=1.0, output=1.0
+    )
 
 
 def name_of(build: Build) -> str:
@@ -167,11 +185,17 @@ def takes_forward(build: Build) -> bool:
 
 
 def construct(
-    build: Build, shape: Shape, forward: ForwardNumbers | None = None, *, seed: int = 0, device: str = "cpu"
+    build: Build,
+    shape: Shape,
+    forward: ForwardNumbers | None = None,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> nn.Module:
     """The factory's model of a shape, drawn from `seed`; torch's own generator is left as it was.
 
-    Embedding and output multipliers are never handed on: hooks apply them, and twice would be once too often.
+    Embedding and output multipliers are never handed on: hooks apply them, and twice would be once
+    too often.
 
     Args:
         build: the factory.
@@ -193,11 +217,21 @@ def construct(
             torch.default_generator.manual_seed(seed)
             module = build(shape, **given)
     except (Exception, SystemExit) as error:
-        said = f"fails at width {shape.width} with {counted(shape.num_layers, 'layer')}: {quoted(error)}"
+        said = (
+            f"fails at width {shape.width} with {counted(shape.num_layers, 'layer')}: "
+            f"{quoted(error)}"
+        )
         raise FactoryError(target, [said]) from error
     if not isinstance(module, nn.Module):
         raise FactoryError(
-            target, [f"returns {with_article(type(module).__name__)} at width {shape.width}: must be a torch.nn.Module"]
+            target,
+            [
+                (
+                    f"returns {with_article(type(module).__name__)} at width {shape.width}: must "
+                    "be a "
+                    "torch.nn.Module"
+                )
+            ],
         )
     return module
 
@@ -218,10 +252,15 @@ def logits_of(module: nn.Module, ids_BT: Tensor) -> Tensor:
 
 
 def quoted(error: BaseException) -> str:
-    """An error with the line of the user's code it came from: the innermost that is no installed package's."""
+    """An error with the line of the user's code it came from: the innermost that is no installed
+    package's.
+    """
     said = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SyntaxError):
-        return f"{Path(error.filename or '?').name}, line {error.lineno}: `{(error.text or '').strip()}`: {said}"
+        return (
+            f"{Path(error.filename or '?').name}, line {error.lineno}: "
+            f"`{(error.text or '').strip()}`: {said}"
+        )
     ours = Path(__file__).parents[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

@@ -1,8 +1,9 @@
 """A user's own model as a proxy: `[proxy] factory = "package.module:function"`.
 
-The module is imported from the plan's folder or the installed packages, never from a study folder. What it builds is
-described against base shapes from the same factory, started by the parametrization's law, and hooked for the forward
-multipliers; at the base shape it is what the factory builds, value by value.
+The module is imported from the plan's folder or the installed packages, never from a study folder.
+What it builds is described against base shapes from the same factory, started by the
+parametrization's law, and hooked for the forward multipliers; at the base shape it is what the
+factory builds, value by value.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
 def hook_multipliers(
     module: nn.Module, forward: ForwardNumbers, embeddings: Sequence[str], readouts: Sequence[str]
 ) -> None:
-    """Have the embedding multiplier scale what `embeddings` give, and the output multiplier what `readouts` get."""
+    """Have the embedding multiplier scale what `embeddings` give, and the output multiplier what
+    `readouts` get.
+    """
     for name in embeddings if forward.embedding != 1 else ():
         module.get_submodule(name).register_forward_hook(_scale_output(forward.embedding))
     for name in readouts if forward.output != 1 else ():
@@ -92,7 +95,8 @@ def _scale_input(factor: float) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
 
 
 def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
-    """What the parameters of a run's model are trained with, ours or that of a factory found from `folder`.
+    """What the parameters of a run's model are trained with, ours or that of a factory found from
+    `folder`.
 
     Raises:
         FactoryChangedError, FactoryError: as `build_model`.
@@ -102,14 +106,17 @@ def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
     return outline_of(checked_load(spec.factory, folder, spec.own_values), spec).numbers
 
 
-def load(target: str, folder: Path, values: Mapping[str, float | int | str] | None = None) -> tuple[Build, Factory]:
-    """Import `package.module:function` from `folder` (first on `sys.path` from now on) or what is installed.
+def load(
+    target: str, folder: Path, values: Mapping[str, float | int | str] | None = None
+) -> tuple[Build, Factory]:
+    """Import `package.module:function` from `folder` (first on `sys.path` from now on) or what is
+    installed.
 
     It gets `values`, those of a plan's own axes, as keywords.
 
     Raises:
-        FactoryError: no such module or function, an error in it, or arguments other than `(shape)` and
-            `(shape, forward)` and these keywords.
+        FactoryError: no such module or function, an error in it, or arguments other than `(shape)`
+            and `(shape, forward)` and these keywords.
         SpecError: the target is not of that form.
     """
     Factory(target=target, source_sha256="0" * 64)  # the form of the target
@@ -117,7 +124,9 @@ def load(target: str, folder: Path, values: Mapping[str, float | int | str] | No
     module = _imported(target, name, folder.resolve())
     build = getattr(module, function, None)
     if module.__file__ is None or not callable(build):
-        raise FactoryError(target, [f"{module.__file__ or folder / name} has no function {function}"])
+        raise FactoryError(
+            target, [f"{module.__file__ or folder / name} has no function {function}"]
+        )
     build = with_values(build, tuple((values or {}).items()))
     takes_forward(build)
     return build, Factory(target=target, source_sha256=_loaded[name][1])
@@ -133,8 +142,10 @@ def checked_load(factory: Factory, folder: Path, values: Mapping[str, float | in
     build, found = load(factory.target, folder, values)
     if found.source_sha256 != factory.source_sha256:
         raise FactoryChangedError(
-            f"{factory.target} has changed: its source's sha256 was {factory.source_sha256[:12]} and is "
-            f"{found.source_sha256[:12]}; another model is another study: put the source back, or start a new one"
+            f"{factory.target} has changed: its source's sha256 was {factory.source_sha256[:12]} "
+            "and is "
+            f"{found.source_sha256[:12]}; another model is another study: put the source back, or "
+            "start a new one"
         )
     return build
 
@@ -148,7 +159,8 @@ def _imported(target: str, name: str, folder: Path) -> ModuleType:
     _forget_changed(name, local)
     if name in _loaded and name in sys.modules:
         return sys.modules[name]
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder is the user's, and its files change
+    # the folder is the user's, and its files change
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         with contextlib.redirect_stdout(sys.stderr):
             module = importlib.import_module(name)
@@ -166,7 +178,9 @@ def _imported(target: str, name: str, folder: Path) -> ModuleType:
 
 
 def _forget_changed(name: str, local: Path) -> None:
-    """Forget a module that was edited since it was imported, or that came from another plan's folder."""
+    """Forget a module that was edited since it was imported, or that came from another plan's
+    folder.
+    """
     if name not in _loaded:
         return
     file, sha256 = _loaded[name]

@@ -30,7 +30,8 @@ class GrowingFile:
         self._inode = 0
 
     def read(self, max_bytes: int) -> tuple[bytes, bool]:
-        """Up to `max_bytes` more, and whether they are the file's first: of a new file, what was pending is void.
+        """Up to `max_bytes` more, and whether they are the file's first: of a new file, what was
+        pending is void.
 
         Raises:
             OSError: it cannot be read, or is no plain file; a file that is not there yet is empty.
@@ -52,7 +53,9 @@ class GrowingFile:
 
 
 class Rows(ABC):
-    """A metrics file as rows of what was logged together, in its order: what is not whole yet waits for its rest."""
+    """A metrics file as rows of what was logged together, in its order: what is not whole yet waits
+    for its rest.
+    """
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.names: set[str] = set()
@@ -66,7 +69,8 @@ class Rows(ABC):
         self._damage: MetricsError | None = None
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """The next rows, wanted names only, from up to that many bytes. Damage is raised after the rows before it.
+        """The next rows, wanted names only, from up to that many bytes. Damage is raised after the
+        rows before it.
 
         Raises:
             MetricsError, OSError: the file is not what it should be, or cannot be read.

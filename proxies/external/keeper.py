@@ -1,15 +1,17 @@
-"""Runs a command and leaves nothing of it behind, whatever happens to the one who asked. Run as a script, isolated.
+"""Runs a command and leaves nothing of it behind, whatever happens to the one who asked. Run as a
+script, isolated.
 
     python -I -S keeper.py GRACE_SECONDS PROGRAM ARGUMENTS...
 
-Standard input is the asker's lifeline: a byte asks for an end in order (SIGTERM, after the grace SIGKILL), its end
-says that the asker is gone (SIGKILL at once). Standard error becomes the command's output and error. When the command
-and everything it started are gone, standard output says how it ended: an exit code, -N for signal N, or why it could
-not begin.
+Standard input is the asker's lifeline: a byte asks for an end in order (SIGTERM, after the grace
+SIGKILL), its end says that the asker is gone (SIGKILL at once). Standard error becomes the
+command's output and error. When the command and everything it started are gone, standard output
+says how it ended: an exit code, -N for signal N, or why it could not begin.
 
-Process groups are not enough: torchrun gives every rank a session of its own. So the keeper adopts whatever the
-command's children leave behind (PR_SET_CHILD_SUBREAPER), and ends the whole tree below itself. It leaves its asker's
-own tree by a second fork: Ray kills a worker's children with it, and a killed keeper keeps nothing. Linux alone.
+Process groups are not enough: torchrun gives every rank a session of its own. So the keeper adopts
+whatever the command's children leave behind (PR_SET_CHILD_SUBREAPER), and ends the whole tree below
+itself. It leaves its asker's own tree by a second fork: Ray kills a worker's children with it, and
+a killed keeper keeps nothing. Linux alone.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Tree:
         """Its exit code or minus its signal; None while it runs."""
 
     def wait(self) -> bool:
-        """Until the leader has ended or the asker wants it to; whether what is left may end in order."""
+        """Until the leader has ended or the asker wants it to; whether what is left may end in
+        order.
+        """
         awake, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -124,8 +128,11 @@ class Tree:
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                # pid (name) state parent ...: the name may hold anything, so count from its last bracket.
-                state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                # pid (name) state parent ...: the name may hold anything, so count from its last
+                # bracket.
+                state, parent = (
+                    (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                )
                 if state not in "ZX":
                     parents[int(folder.name)] = int(parent)
         found, layer = [], [os.getpid()]

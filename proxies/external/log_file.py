@@ -1,4 +1,6 @@
-"""What a command prints, written into a log without its secrets, and how a log ends. Standard library only."""
+"""What a command prints, written into a log without its secrets, and how a log ends. Standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in s
 _READ_BYTES = 2**16  # a pipe of Linux
 _PIPE_BYTES = 2**20  # the largest pipe that Linux allows everybody
 MAX_PENDING_BYTES = 2**26
-"""Maximum size of output that waits to be redacted; output beyond it is left out of the log, with a note."""
+"""Maximum size of output that waits to be redacted; output beyond it is left out of the log, with a
+note."""
 _LINE_CHARS, _TAIL_BYTES = 200, 16384
 NUM_LINES = 8
 """Number of last lines of a log that a message shows."""
@@ -26,9 +29,10 @@ NUM_LINES = 8
 class RedactedLog:
     """A log file behind a pipe: lines written to `fileno()` are redacted, then stored.
 
-    One thread reads and another redacts, so that a command does not wait for the redaction of its output. Secrets are
-    removed before anything is on disk, so a kill of reader or writer leaves none there. If the reader is killed, lines
-    that it has not stored are lost, and the writers get SIGPIPE.
+    One thread reads and another redacts, so that a command does not wait for the redaction of its
+    output. Secrets are removed before anything is on disk, so a kill of reader or writer leaves
+    none there. If the reader is killed, lines that it has not stored are lost, and the writers get
+    SIGPIPE.
     """
 
     def __init__(self, path: Path, redact: Callable[[str], str], *, append: bool = False) -> None:
@@ -66,12 +70,16 @@ class RedactedLog:
             os.close(sink)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Wait until what was printed is in the log: a writer that lives on is not waited for longer than `seconds`."""
+        """Wait until what was printed is in the log: a writer that lives on is not waited for
+        longer than `seconds`.
+        """
         self.release()
         self._thread.join(seconds)
 
     def _read(self) -> None:
-        """Read output as soon as there is any, until the last writer ends, without waiting for its redaction."""
+        """Read output as soon as there is any, until the last writer ends, without waiting for its
+        redaction.
+        """
         num_left_out = 0
         with os.fdopen(self._source, "rb", buffering=0) as source:
             while part := source.read(_READ_BYTES):
@@ -123,16 +131,24 @@ class RedactedLog:
 
 def _note_gap(num_bytes: int) -> bytes:
     """Return a line for the log about output that was left out; empty if nothing was."""
-    return f"\n[forerun: left out here: {counted(num_bytes, 'byte')} of output]\n".encode() if num_bytes else b""
+    return (
+        f"\n[forerun: left out here: {counted(num_bytes, 'byte')} of output]\n".encode()
+        if num_bytes
+        else b""
+    )
 
 
 def read_last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log that are not blank, without control characters; none if it cannot be read."""
+    """Return the last lines of a log that are not blank, without control characters; none if it
+    cannot be read.
+    """
     with contextlib.suppress(OSError):
         with open_plain(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
-        lines = ["".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()]
+        lines = [
+            "".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()
+        ]
         return [line for line in lines if line.strip()][-NUM_LINES:]
     return []
 

@@ -1,7 +1,9 @@
-"""What a trainer has logged so far, from wherever it logs: losses by step, and the first that is not a number.
+"""What a trainer has logged so far, from wherever it logs: losses by step, and the first that is
+not a number.
 
-Several files are one run's (ranks, restarts, writers): they are read in the order of their names, and of a step that
-was logged twice, as after a trainer's own resume, the last value counts. Standard library only.
+Several files are one run's (ranks, restarts, writers): they are read in the order of their names,
+and of a step that was logged twice, as after a trainer's own resume, the last value counts.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from proxies.external.wandb_run import WandbRun
 
 # A JSONL file that a trainer appends to, as rows of metrics. Standard library only.
 
-# Python's `f"{loss}"` and C's printf write these; JSON knows none, and Python's own reader only NaN and Infinity.
+# Python's `f"{loss}"` and C's printf write these; JSON knows none, and Python's own reader only NaN
+# and Infinity.
 _BARE = re.compile(r"(?<=[:,\[\s])([-+]?)(nan|inf|infinity)(?=[,}\]\s])", re.IGNORECASE)
 
 
 class JsonLines(Rows):
-    """Objects, one a line. What is no object is passed over and counted; nested keys are written with dots."""
+    """Objects, one a line. What is no object is passed over and counted; nested keys are written
+    with dots.
+    """
 
     _num_odd = 0
 
@@ -38,7 +43,9 @@ class JsonLines(Rows):
         *lines, self._pending = self._pending.split(b"\n")
         rows += [row for line in lines if (row := self._row(line))]
         if len(self._pending) > MAX_PENDING_BYTES:
-            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is not a JSONL file")
+            raise MetricsError(
+                f"no end of line within {MAX_PENDING_BYTES} bytes: this is not a JSONL file"
+            )
 
     def end(self) -> list[dict[str, object]]:
         """See `Rows`: the last line, if it is whole but for its end."""
@@ -74,13 +81,17 @@ def _parsed(line: str) -> object:
     except ValueError:
         pass
     try:
-        return parse_deep(_BARE.sub(lambda m: m[1].strip("+") + ("NaN" if m[2][0] in "nN" else "Infinity"), line))
+        return parse_deep(
+            _BARE.sub(lambda m: m[1].strip("+") + ("NaN" if m[2][0] in "nN" else "Infinity"), line)
+        )
     except ValueError:
         return None
 
 
 def _flat(found: dict[str, object], prefix: str = "") -> dict[str, object]:
-    """What lies in an object, also deeper down, by its path with dots; a name that has dots itself comes first."""
+    """What lies in an object, also deeper down, by its path with dots; a name that has dots itself
+    comes first.
+    """
     flat: dict[str, object] = {}
     for key, value in found.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
@@ -89,9 +100,10 @@ def _flat(found: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 # TensorBoard's event files, read without TensorBoard: scalars by step. Standard library only.
 #
-# Framing (TFRecord): length of 8 bytes, its masked crc32c, the data, the data's masked crc32c. The data is an `Event`
-# (tensorflow/core/util/event.proto): step = 2, summary = 5; Summary.value = 1; Value.tag = 1, simple_value = 2, tensor
-# = 8; TensorProto.dtype = 1, tensor_content = 4, float_val = 5, double_val = 6.
+# Framing (TFRecord): length of 8 bytes, its masked crc32c, the data, the data's masked crc32c. The
+# data is an `Event` (tensorflow/core/util/event.proto): step = 2, summary = 5; Summary.value = 1;
+# Value.tag = 1, simple_value = 2, tensor = 8; TensorProto.dtype = 1, tensor_content = 4, float_val
+# = 5, double_val = 6.
 
 _FLOAT, _DOUBLE = 1, 2  # tensorflow/core/framework/types.proto
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed: RFC 3720, section 12.1
@@ -110,7 +122,9 @@ _TABLE = _crc_table()
 
 
 def masked_crc32c(data: bytes) -> int:
-    """TFRecord's checksum: crc32c, rotated right by 15 bits, plus a constant (some 10 MB/s here)."""
+    """TFRecord's checksum: crc32c, rotated right by 15 bits, plus a constant (some 10 MB/s
+    here).
+    """
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -130,11 +144,16 @@ class EventFile(Rows):
         while len(self._pending) >= used + 12:
             size, crc = struct.unpack_from("<QI", self._pending, used)
             if masked_crc32c(self._pending[used : used + 8]) != crc or size > MAX_PENDING_BYTES:
-                raise MetricsError(f"the event at byte {self._at + used} is damaged (its length's checksum)")
+                raise MetricsError(
+                    f"the event at byte {self._at + used} is damaged (its length's checksum)"
+                )
             end = used + 12 + size
             if len(self._pending) < end + 4:
                 break
-            data, (crc,) = self._pending[used + 12 : end], struct.unpack_from("<I", self._pending, end)
+            data, (crc,) = (
+                self._pending[used + 12 : end],
+                struct.unpack_from("<I", self._pending, end),
+            )
             rows += self._rows(data, crc, self._at + used)
             used = end + 4
         self._pending, self._at = self._pending[used:], self._at + used
@@ -180,10 +199,14 @@ def _scalar(tensor: bytes, name: str) -> float:
         elif number in (4, 5, 6) and isinstance(value, bytes):
             numbers += value
     if kind not in (_FLOAT, _DOUBLE):
-        raise MetricsError(f"{name} is a tensor of type {kind}: log it as a float32 or float64 scalar")
+        raise MetricsError(
+            f"{name} is a tensor of type {kind}: log it as a float32 or float64 scalar"
+        )
     values = wire.floats(numbers, 4 if kind == _FLOAT else 8)
     if len(values) != 1:
-        raise MetricsError(f"{name} is a tensor of {counted(len(values), 'number')}: must be a scalar")
+        raise MetricsError(
+            f"{name} is a tensor of {counted(len(values), 'number')}: must be a scalar"
+        )
     return values[0]
 
 
@@ -202,7 +225,8 @@ class LoggedMetrics:
     bad: tuple[int, str] | None = None
     """The first loss that is NaN or infinite: its step, and a sentence."""
     nulls: dict[str, int] = field(default_factory=dict)
-    """Step of the first null of each loss after its last number, from rows in which every loss is null.
+    """Step of the first null of each loss after its last number, from rows in which every loss is
+    null.
 
     A null alone proves nothing: many loggers write null for a column without a value.
     """
@@ -223,8 +247,8 @@ class LoggedMetrics:
 def counts_from_zero(loss_steps: Collection[int], num_steps: int) -> bool:
     """Return whether a log numbers the first step of a run 0, not 1.
 
-    A log that has a training loss at step 0 and at `num_steps` counts steps done: its first loss was measured before
-    the first update.
+    A log that has a training loss at step 0 and at `num_steps` counts steps done: its first loss
+    was measured before the first update.
 
     Args:
         loss_steps: Steps that have a training loss, as the log numbers them.
@@ -246,10 +270,17 @@ class MetricFiles:
     """A run's metrics, read on whenever asked."""
 
     def __init__(self, command: Command, path: Path) -> None:
-        """`path` is the JSONL file, or the folder below which the others lie; it need not exist yet."""
+        """`path` is the JSONL file, or the folder below which the others lie; it need not exist
+        yet.
+        """
         self.path = path
         self._command = command
-        keys = (command.step_key, command.train_loss_key, command.validation_loss_key, command.grad_norm_key)
+        keys = (
+            command.step_key,
+            command.train_loss_key,
+            command.validation_loss_key,
+            command.grad_norm_key,
+        )
         self._wanted = frozenset(key for key in keys if key)
         self._files: dict[Path, tuple[Rows, LoggedMetrics]] = {}
         self._steps: dict[Path, int] = {}
@@ -265,7 +296,10 @@ class MetricFiles:
         more = False
         for path in self._found():
             if path not in self._files:
-                self._files[path] = (rows_of(path, self._wanted, self._command.step_key), LoggedMetrics())
+                self._files[path] = (
+                    rows_of(path, self._wanted, self._command.step_key),
+                    LoggedMetrics(),
+                )
             rows, logged = self._files[path]
             num_beginnings = rows.num_beginnings
             try:
@@ -298,18 +332,26 @@ class MetricFiles:
                 self._command.train_loss_key: later.train_loss,
                 self._command.validation_loss_key: later.validation_loss,
             }
-            whole.nulls = {key: step for key, step in whole.nulls.items() if not losses[key]} | later.nulls
+            whole.nulls = {
+                key: step for key, step in whole.nulls.items() if not losses[key]
+            } | later.nulls
         return whole
 
     def held_steps(self) -> set[int]:
-        """Return the steps with a loss that the files hold now, as far as they have been read; see `logged` for all."""
+        """Return the steps with a loss that the files hold now, as far as they have been read; see
+        `logged` for all.
+        """
         files = [steps for path, steps in self._held.items() if path.exists()]
         return set[int]().union(*files)
 
     def hint(self) -> str:
         """What there is instead, for the message that something is missing."""
         if not self._files:
-            what = "file" if self._command.metrics_format == "jsonl" else f"{_PATTERNS[self._command.metrics_format]}"
+            what = (
+                "file"
+                if self._command.metrics_format == "jsonl"
+                else f"{_PATTERNS[self._command.metrics_format]}"
+            )
             return f"there is no {what} at {self.path}"
         names = sorted({name for rows, _ in self._files.values() for name in rows.names})
         complaints = [rows.complaint for rows, _ in self._files.values() if rows.complaint]
@@ -321,10 +363,18 @@ class MetricFiles:
                 return []
             require_plain(self.path)
             return [self.path]
-        return sorted(path for path in self.path.rglob(_PATTERNS[self._command.metrics_format]) if path.is_file())
+        return sorted(
+            path
+            for path in self.path.rglob(_PATTERNS[self._command.metrics_format])
+            if path.is_file()
+        )
 
     def _take_nulls(self, row: dict[str, object], logged: LoggedMetrics, step: int) -> None:
-        keys = [key for key in (self._command.train_loss_key, self._command.validation_loss_key) if key in row]
+        keys = [
+            key
+            for key in (self._command.train_loss_key, self._command.validation_loss_key)
+            if key in row
+        ]
         if all(row[key] is None for key in keys):
             for key in keys:
                 logged.nulls.setdefault(key, step)
@@ -332,12 +382,17 @@ class MetricFiles:
             if row[key] is not None:
                 logged.nulls.pop(key, None)
 
-    def _take(self, path: Path, row: dict[str, object], logged: LoggedMetrics, max_step: int) -> None:
+    def _take(
+        self, path: Path, row: dict[str, object], logged: LoggedMetrics, max_step: int
+    ) -> None:
         """One row; a loss without a step is of the last step seen."""
         command = self._command
         if command.step_key in row:
             self._steps[path] = _step(row[command.step_key], command.step_key, max_step)
-        losses = {command.train_loss_key: logged.train_loss, command.validation_loss_key: logged.validation_loss}
+        losses = {
+            command.train_loss_key: logged.train_loss,
+            command.validation_loss_key: logged.validation_loss,
+        }
         units = {
             command.train_loss_key: command.train_loss_unit,
             command.validation_loss_key: command.validation_loss_unit,
@@ -345,7 +400,9 @@ class MetricFiles:
         if not {*losses, command.grad_norm_key} & row.keys():
             return
         if path not in self._steps:
-            raise MetricsError(f"{', '.join(row)} without a step: {command.step_key!r} is not in it")
+            raise MetricsError(
+                f"{', '.join(row)} without a step: {command.step_key!r} is not in it"
+            )
         step = self._steps[path]
         self._take_nulls(row, logged, step)
         for key, series in losses.items():
@@ -353,7 +410,10 @@ class MetricFiles:
             if value is None:
                 continue
             if not math.isfinite(value):
-                logged.bad = logged.bad or (step, f"{key} is {'NaN' if math.isnan(value) else value} at step {step}")
+                logged.bad = logged.bad or (
+                    step,
+                    f"{key} is {'NaN' if math.isnan(value) else value} at step {step}",
+                )
             elif value < 0:
                 raise MetricsError(f"{key} is {value:g} at step {step}: a loss must be at least 0")
             else:
@@ -365,13 +425,18 @@ class MetricFiles:
 
 
 MAX_LOSS_RATIO = 1.33
-"""Maximum ratio of a validation loss and the training loss near it, either way; bits are 1.44 times nats."""
-UNIT_KEYS = "proxy.metrics_train_loss_unit, proxy.metrics_validation_loss_unit (nats, bits, bits per byte)"
+"""Maximum ratio of a validation loss and the training loss near it, either way; bits are 1.44 times
+nats."""
+UNIT_KEYS = (
+    "proxy.metrics_train_loss_unit, proxy.metrics_validation_loss_unit (nats, bits, bits per byte)"
+)
 """Keys of a plan that declare the units of logged losses, for messages."""
 
 
 def units_agree(training: float, validation: float) -> bool:
-    """Return whether two losses of one run may have the same unit: neither is much larger than the other."""
+    """Return whether two losses of one run may have the same unit: neither is much larger than the
+    other.
+    """
     low, high = sorted((training, validation))
     return high <= MAX_LOSS_RATIO * low or high - low < 0.3  # near zero a ratio says nothing
 
@@ -382,7 +447,8 @@ def _step(value: object, key: str, max_step: int) -> int:
         raise MetricsError(f"{key} is {_as_logged(value)}: must be a whole number of steps")
     if step > max_step:
         raise MetricsError(
-            f"{key} is {value!s:.20}, and {counted(max_step, 'optimizer step')} were asked for: does it count "
+            f"{key} is {value!s:.20}, and {counted(max_step, 'optimizer step')} were asked for: "
+            "does it count "
             "something else, or "
             "does the trainer not obey {num_steps}?"
         )

@@ -1,11 +1,14 @@
-"""What each parameter of a factory's model is, from the dimensions that grow with width and from how it is used.
+"""What each parameter of a factory's model is, from the dimensions that grow with width and from
+how it is used.
 
-A matrix between two dimensions that grow is hidden (arXiv 2203.03466, Table 8); a table that ids look up is an
-embedding; the map from a width to the vocabulary is the readout. A matrix with one fixed side is treated by its own
-fan-in: where that grows its std and rate shrink as any hidden matrix's, where it does not they stay.
+A matrix between two dimensions that grow is hidden (arXiv 2203.03466, Table 8); a table that ids
+look up is an embedding; the map from a width to the vocabulary is the readout. A matrix with one
+fixed side is treated by its own fan-in: where that grows its std and rate shrink as any hidden
+matrix's, where it does not they stay.
 
-A parameter of more dimensions is a stack of matrices: a convolution's over the taps of its kernel, or one over experts,
-whose two dimensions that grow are the matrix. Where they cannot be told apart, or one alone grows, the user names them.
+A parameter of more dimensions is a stack of matrices: a convolution's over the taps of its kernel,
+or one over experts, whose two dimensions that grow are the matrix. Where they cannot be told apart,
+or one alone grows, the user names them.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from proxies.external.construction import (
 )
 from proxies.parametrization.parametrization import delta_shape, width_multipliers
 
-# A factory's model called once at the base shape: how each parameter is used, and whether it can be a proxy at all.
+# A factory's model called once at the base shape: how each parameter is used, and whether it can be
+# a proxy at all.
 
 LONGEST_SEQUENCE = 64
 How = Literal["table", "map", "convolution", "other"]
@@ -52,7 +56,8 @@ class ParameterUse:
 
     module: str
     how: How
-    """`table`: looked up by ids; `map`: a product over the last dimension, [out, in]; `convolution`: [out, in, tap]."""
+    """`table`: looked up by ids; `map`: a product over the last dimension, [out, in];
+    `convolution`: [out, in, tap]."""
     called: bool
     """Whether the module itself is called, so that a hook on it is."""
 
@@ -82,7 +87,8 @@ def usage_of(build: Build, shape: Shape) -> ModelUsage:
     Raises:
         FactoryError: the factory fails.
     """
-    # Roles do not depend on the length, and the logits of a long sequence over a large vocabulary take gigabytes.
+    # Roles do not depend on the length, and the logits of a long sequence over a large vocabulary
+    # take gigabytes.
     shape = dataclasses.replace(shape, seq_len=min(shape.seq_len, LONGEST_SEQUENCE))
     module = construct(build, shape)
     calls: dict[str, _Call] = {}
@@ -116,12 +122,16 @@ def _recorder(name: str, calls: dict[str, _Call], called: set[str]) -> Callable[
 
 
 def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | None) -> ParameterUse:
-    """By the module's type; of one of the user's own that holds no others, by what it takes and gives."""
+    """By the module's type; of one of the user's own that holds no others, by what it takes and
+    gives.
+    """
     how: How = "other"
     alone = call is not None and next(module.children(), None) is None
     if isinstance(module, nn.Embedding) or (alone and call and call.ids):
         how = "table"
-    elif isinstance(module, nn.Linear) or (alone and call and call.sizes == tuple(parameter.shape)[::-1]):
+    elif isinstance(module, nn.Linear) or (
+        alone and call and call.sizes == tuple(parameter.shape)[::-1]
+    ):
         how = "map"
     elif isinstance(module, nn.modules.conv._ConvNd) and not module.transposed:
         how = "convolution"
@@ -131,9 +141,12 @@ def _use(path: str, module: nn.Module, parameter: nn.Parameter, call: _Call | No
 def _draws(module: nn.Module, again: nn.Module) -> list[str]:
     """The same seed must give the same weights."""
     first, second = dict(module.named_parameters()), dict(again.named_parameters())
-    unlike = [name for name in first if name not in second or not torch.equal(first[name], second[name])]
+    unlike = [
+        name for name in first if name not in second or not torch.equal(first[name], second[name])
+    ]
     said = (
-        f"starts {_some(unlike)} from different values at every call: draw them from torch's generator, which is seeded"
+        f"starts {_some(unlike)} from different values at every call: draw them from torch's "
+        "generator, which is seeded"
     )
     return [said] if unlike else []
 
@@ -142,32 +155,63 @@ def _passes(module: nn.Module, shape: Shape) -> list[str]:
     """What a forward and a backward pass over random ids shows to be wrong."""
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(shape.vocab_size, (2, shape.seq_len), generator=generator)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():  # the caller may be drawing initial values
+    # the caller may be drawing initial values
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
             logits_BTV = logits_of(module, ids_BT)
             wanted = (*ids_BT.shape, shape.vocab_size)
             if not isinstance(logits_BTV, Tensor) or tuple(logits_BTV.shape) != wanted:
-                got = list(logits_BTV.shape) if isinstance(logits_BTV, Tensor) else type(logits_BTV).__name__
-                return [f"its model returns {got} for ids {list(ids_BT.shape)}: it must be logits {list(wanted)}"]
+                got = (
+                    list(logits_BTV.shape)
+                    if isinstance(logits_BTV, Tensor)
+                    else type(logits_BTV).__name__
+                )
+                return [
+                    (
+                        f"its model returns {got} for ids {list(ids_BT.shape)}: it must be logits "
+                        f"{list(wanted)}"
+                    )
+                ]
             if not logits_BTV.isfinite().all():
-                return [f"its model's logits are not finite at width {shape.width}, before any step"]
+                return [
+                    f"its model's logits are not finite at width {shape.width}, before any step"
+                ]
             logits_BTV.square().mean().backward()  # type: ignore[no-untyped-call]
-            unreached = [name for name, parameter in module.named_parameters() if parameter.grad is None]
-            said = f"{_some(unreached)}: does not affect the logits, so it gets no gradient: remove it"
+            unreached = [
+                name for name, parameter in module.named_parameters() if parameter.grad is None
+            ]
+            said = (
+                f"{_some(unreached)}: does not affect the logits, so it gets no gradient: remove it"
+            )
             with torch.no_grad():
                 return _repeats(module, ids_BT, logits_BTV) + ([said] if unreached else [])
         except Exception as error:
-            return [f"its model fails on ids {list(ids_BT.shape)} at width {shape.width}: {quoted(error)}"]
+            return [
+                (
+                    f"its model fails on ids {list(ids_BT.shape)} at width {shape.width}: "
+                    f"{quoted(error)}"
+                )
+            ]
 
 
 def _repeats(module: nn.Module, ids_BT: Tensor, logits_BTV: Tensor) -> list[str]:
     if not torch.equal(logits_of(module, ids_BT), logits_BTV):
-        return ["its model gives different logits at every call, as with dropout: set its random parts to zero"]
+        return [
+            (
+                "its model gives different logits at every call, as with dropout: set its random "
+                "parts "
+                "to zero"
+            )
+        ]
     changed_BT = ids_BT.clone()
     changed_BT[:, -1] = (changed_BT[:, -1] + 1) % (int(ids_BT.max()) + 1)
     early_BTV = logits_of(module, changed_BT)[:, :-1]
     close = torch.allclose(early_BTV, logits_BTV[:, :-1], rtol=1e-3, atol=1e-5)
-    return [] if close else ["its model looks ahead: logits change with a later token; add a causal mask"]
+    return (
+        []
+        if close
+        else ["its model looks ahead: logits change with a later token; add a causal mask"]
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -227,11 +271,14 @@ def roles_of(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = (
         problems = _parameter_problems(models[0], dimensions)
     if len(models) < 3:
         raise FactoryError(name_of(build), problems)
-    here, at_base, at_delta = ({name: tuple(p.shape) for name, p in m.named_parameters()} for m in models)
+    here, at_base, at_delta = (
+        {name: tuple(p.shape) for name, p in m.named_parameters()} for m in models
+    )
     multipliers: dict[str, tuple[float, int]] = {}
     if at_base == at_delta:
         problems.append(
-            f"no parameter grows from width {base.width} to {delta.width}: base and delta are the same model, so "
+            f"no parameter grows from width {base.width} to {delta.width}: base and delta are the "
+            "same model, so "
             "nothing could be scaled (does the factory read shape.width?)"
         )
     else:
@@ -243,7 +290,16 @@ def roles_of(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = (
     if problems := [*problems, *usage.problems]:
         raise FactoryError(name_of(build), problems)
     blocks = block_prefixes(models[0], shape.num_layers)
-    found = _Finder(here, at_base, at_delta, usage.uses, blocks, spreads(build, base), shape.vocab_size, dimensions)
+    found = _Finder(
+        here,
+        at_base,
+        at_delta,
+        usage.uses,
+        blocks,
+        spreads(build, base),
+        shape.vocab_size,
+        dimensions,
+    )
     parameters = tuple(found.role(name, multipliers[name][0]) for name in here)
     if found.problems:
         raise FactoryError(name_of(build), found.problems)
@@ -264,7 +320,9 @@ def _parameter_problems(module: nn.Module, dimensions: Dimensions) -> list[str]:
             problems.append(f"proxy.dimensions: no parameter is named {pattern!r}")
         if other := [name for name in claimed if len(words.split()) != len(sizes[name])]:
             said = f"{_some(other)} has the dimensions {sizes[other[0]]}"
-            problems.append(f"proxy.dimensions.{pattern!r} = {words!r}: {said}: must be one word for each")
+            problems.append(
+                f"proxy.dimensions.{pattern!r} = {words!r}: {said}: must be one word for each"
+            )
     return problems + [
         f"proxy.dimensions: {name} has two patterns"
         for name in sizes
@@ -275,9 +333,17 @@ def _parameter_problems(module: nn.Module, dimensions: Dimensions) -> list[str]:
 class _Finder:
     """Assigns roles, and collects what has none."""
 
-    def __init__(self, here: Sizes, base: Sizes, delta: Sizes, uses: Mapping[str, tuple[ParameterUse, ...]],
-                 blocks: frozenset[str], starts: Mapping[str, Spread], vocab_size: int,
-                 dimensions: Dimensions) -> None:  # fmt: skip
+    def __init__(
+        self,
+        here: Sizes,
+        base: Sizes,
+        delta: Sizes,
+        uses: Mapping[str, tuple[ParameterUse, ...]],
+        blocks: frozenset[str],
+        starts: Mapping[str, Spread],
+        vocab_size: int,
+        dimensions: Dimensions,
+    ) -> None:
         self._here, self._base, self._uses = here, base, uses
         self._grows = {
             name: tuple(one != other for one, other in zip(size, delta[name], strict=True))
@@ -292,7 +358,9 @@ class _Finder:
         group, size, uses = group_of(name, self._blocks), self._here[name], self._uses.get(name, ())
         used = any(use.how != "other" for use in uses)
         kind: Kind
-        if words := next((w.split() for p, w in self._dimensions if fnmatch.fnmatchcase(name, p)), None):
+        if words := next(
+            (w.split() for p, w in self._dimensions if fnmatch.fnmatchcase(name, p)), None
+        ):
             kind, width_multiplier = self._told(name, group, words)
         elif len(size) < 2 or (not used and sum(dim > 1 for dim in size) < 2):
             kind = self._vector(name, group)
@@ -309,22 +377,34 @@ class _Finder:
     def roles(self, parameters: tuple[Role, ...]) -> Roles:
         """All of them, and the modules that multipliers hook."""
         embeddings = [r.name for r in parameters if r.kind == "embedding" and r.group == r.name]
-        tables = [use for name in embeddings for use in self._uses[name] if use.how == "table" and use.called]
+        tables = [
+            use
+            for name in embeddings
+            for use in self._uses[name]
+            if use.how == "table" and use.called
+        ]
         readouts = [
             use.module
             for r in parameters
             for use in self._uses.get(r.name, ())
-            if r.kind in ("readout", "embedding") and use.how == "map" and use.called and self._is_readout(r.name)
+            if r.kind in ("readout", "embedding")
+            and use.how == "map"
+            and use.called
+            and self._is_readout(r.name)
         ]
         return Roles(
             parameters=parameters,
             embeddings=tuple(dict.fromkeys(use.module for use in tables)),
-            unscaled_embeddings=tuple(n for n in embeddings if not any(use in tables for use in self._uses[n])),
+            unscaled_embeddings=tuple(
+                n for n in embeddings if not any(use in tables for use in self._uses[n])
+            ),
             readouts=tuple(dict.fromkeys(readouts)),
         )
 
     def _vector(self, name: str, group: str) -> Kind:
-        """One dimension, or several of which one is more than 1 and which no product or look-up uses."""
+        """One dimension, or several of which one is more than 1 and which no product or look-up
+        uses.
+        """
         start = self._starts[group]
         bias = start.random or (start.constant and start.mean == 0)
         if group == name:
@@ -339,7 +419,9 @@ class _Finder:
         return grows[of] and not grows[to] and self._here[name][to] == self._vocab_size
 
     def _map(self, name: str, group: str, to: int, of: int) -> tuple[Kind, float]:
-        """A product over dimension `of` that gives `to`: its kind, and how often its fan-in is the base's."""
+        """A product over dimension `of` that gives `to`: its kind, and how often its fan-in is the
+        base's.
+        """
         here, base, grows = self._here[name], self._base[name], self._grows[name]
         if self._is_readout(name, to, of) and group == name:
             return "readout", here[of] / base[of]
@@ -348,7 +430,9 @@ class _Finder:
         return "hidden", here[of] / base[of]
 
     def _told(self, name: str, group: str, words: list[str]) -> tuple[Kind, float]:
-        """As the user names its dimensions; without an input it is a vector, without an output a sum over the input."""
+        """As the user names its dimensions; without an input it is a vector, without an output a
+        sum over the input.
+        """
         if "in" not in words:
             return self._vector(name, group), 1.0
         of = words.index("in")
@@ -357,26 +441,36 @@ class _Finder:
         return self._map(name, group, words.index("out"), of)
 
     def _stacked(self, name: str) -> float:
-        """Matrices in one parameter, of the two dimensions that grow: how often their fan-in is the base's."""
+        """Matrices in one parameter, of the two dimensions that grow: how often their fan-in is the
+        base's.
+        """
         here, base = self._here[name], self._base[name]
-        ratios = {there / at for there, at, grows in zip(here, base, self._grows[name], strict=True) if grows}
+        ratios = {
+            there / at
+            for there, at, grows in zip(here, base, self._grows[name], strict=True)
+            if grows
+        }
         if sum(self._grows[name]) == 2 and len(ratios) == 1:
             return ratios.pop()
         self.problems.append(
-            f"{name} {list(here)}: cannot tell which dimension is its input and which its output: name them, such as "
+            f"{name} {list(here)}: cannot tell which dimension is its input and which its output: "
+            "name them, such as "
             f'proxy.dimensions = {{ "{name}" = "expert in out" }}'
         )
         return 1.0
 
     def _unseen(self, name: str) -> Kind:
-        """A matrix that no module of its own looks up or multiplies by: positions, or one side of a block."""
+        """A matrix that no module of its own looks up or multiplies by: positions, or one side of a
+        block.
+        """
         grows, size = self._grows[name], self._here[name]
         if len(size) == 2 and all(grows):
             return "hidden"
         fixed = [dim for dim, grown in zip(size, grows, strict=True) if not grown]
         if group_of(name, self._blocks) != name or self._vocab_size in fixed or not any(grows):
             self.problems.append(
-                f"{name} {list(size)}: cannot tell whether it is an embedding, a readout or hidden; keep it in an "
+                f"{name} {list(size)}: cannot tell whether it is an embedding, a readout or "
+                "hidden; keep it in an "
                 "nn.Embedding or nn.Linear that the model calls, or name its dimensions, such as "
                 f'proxy.dimensions = {{ "{name}" = "out in" }}'
             )

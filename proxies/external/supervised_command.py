@@ -1,4 +1,6 @@
-"""A command that dies with whoever began it: the asker's side of `proxies.external.keeper`. Standard library only."""
+"""A command that dies with whoever began it: the asker's side of `proxies.external.keeper`.
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ _START_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _TOKEN_VARIABLE = "FORERUN_COMMAND"
-"""Environment variable of the keeper and of the command's processes; it holds the token of the command."""
+"""Environment variable of the keeper and of the command's processes; it holds the token of the
+command."""
 
 
 class SupervisedCommand:
     """One command under a keeper of its own."""
 
     def __init__(
-        self, argv: list[str], *, folder: Path, environment: dict[str, str], log: RedactedLog, grace_seconds: float
+        self,
+        argv: list[str],
+        *,
+        folder: Path,
+        environment: dict[str, str],
+        log: RedactedLog,
+        grace_seconds: float,
     ) -> None:
         """Begin.
 
@@ -44,12 +53,14 @@ class SupervisedCommand:
         self.ended: int | str | None = None
         """An exit code, -N for signal N, or why there is none; None while anything of it runs."""
         self.end_time: float | None = None
-        """Time at which the end was noticed (`time.monotonic`); the log may be complete only later."""
+        """Time at which the end was noticed (`time.monotonic`); the log may be complete only
+        later."""
         self.keeper_killed = False
         """Whether the keeper was killed from outside, so that the command's own end is unknown."""
         self._token, self._grace_seconds = secrets.token_hex(16), grace_seconds
         self._answer = b""
-        # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's in its way.
+        # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's
+        # in its way.
         command = [sys.executable, "-I", "-S", keeper.__file__, str(grace_seconds), *argv]
         self._log = log
         try:
@@ -95,7 +106,9 @@ class SupervisedCommand:
                 self._end()
 
     def _end(self) -> None:
-        """Read the keeper's answer. If it gave none, kill the command's processes, which it has left."""
+        """Read the keeper's answer. If it gave none, kill the command's processes, which it has
+        left.
+        """
         self.end_time = time.monotonic()
         if not self._answer:
             self.keeper_killed = True
@@ -118,7 +131,9 @@ def _read_answer(answer: bytes) -> int | str:
         return int(text)
     except ValueError:
         return (
-            f"it {text}" if text else "forerun's keeper of the command was killed from outside, and the command with it"
+            f"it {text}"
+            if text
+            else "forerun's keeper of the command was killed from outside, and the command with it"
         )
 
 

@@ -1,9 +1,10 @@
-"""The file a W&B run writes, read without wandb: what was logged, row by row. Standard library only.
+"""The file a W&B run writes, read without wandb: what was logged, row by row. Standard library
+only.
 
-After a header of 7 bytes it is LevelDB's log format (blocks of 32 kB; frames of crc32, length and kind; a record may
-span frames), and every record a protocol buffer message. Field numbers are those of wandb 0.31's
-`wandb_internal.proto`: Record.history = 2, HistoryRecord.item = 1, HistoryItem.key = 1, nested_key = 2,
-value_json = 16. wandb's crc is the plain CRC-32 of kind and data.
+After a header of 7 bytes it is LevelDB's log format (blocks of 32 kB; frames of crc32, length and
+kind; a record may span frames), and every record a protocol buffer message. Field numbers are those
+of wandb 0.31's `wandb_internal.proto`: Record.history = 2, HistoryRecord.item = 1, HistoryItem.key
+= 1, nested_key = 2, value_json = 16. wandb's crc is the plain CRC-32 of kind and data.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ class WandbRun(Rows):
     def _take(self, rows: list[dict[str, object]]) -> None:
         for record in self._records():
             try:
-                rows += [row for number, part in wire.fields(record) if number == 2 and (row := self._row(part))]
+                rows += [
+                    row
+                    for number, part in wire.fields(record)
+                    if number == 2 and (row := self._row(part))
+                ]
             except (wire.WireError, ValueError, RecursionError) as error:
-                raise MetricsError(f"a record before byte {self._at} is not a W&B record: {error}") from error
+                raise MetricsError(
+                    f"a record before byte {self._at} is not a W&B record: {error}"
+                ) from error
 
     def _records(self) -> Iterator[bytes]:
         """The records that are whole by now."""
@@ -53,17 +60,25 @@ class WandbRun(Rows):
             if len(data) < used + _FRAME_BYTES + size:
                 break
             part = data[used + _FRAME_BYTES : used + _FRAME_BYTES + size]
-            if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or zlib.crc32(part, zlib.crc32(bytes([kind]))) != crc:
+            if (
+                kind not in (_FULL, _FIRST, _MIDDLE, _LAST)
+                or zlib.crc32(part, zlib.crc32(bytes([kind]))) != crc
+            ):
                 if kind == 0 and size == 0 and len(data) >= used + left:
                     used += left  # the rest of the block was left empty
                     continue
-                raise MetricsError(f"the frame at byte {self._at + used} is damaged (its checksum does not fit)")
+                raise MetricsError(
+                    f"the frame at byte {self._at + used} is damaged (its checksum does not fit)"
+                )
             used += _FRAME_BYTES + size
             self._record = part if kind in (_FULL, _FIRST) else self._record + part
             if kind in (_FULL, _LAST):
                 yield self._record
             elif len(self._record) > MAX_PENDING_BYTES:
-                raise MetricsError(f"a record before byte {self._at + used} is longer than {MAX_PENDING_BYTES} bytes")
+                raise MetricsError(
+                    f"a record before byte {self._at + used} is longer than {MAX_PENDING_BYTES} "
+                    "bytes"
+                )
         self._pending, self._at = data[used:], self._at + used
 
     def _row(self, history: int | bytes) -> dict[str, object]:

@@ -1,7 +1,9 @@
-"""Protocol buffers without their compiler: the fields of a message, as they come. Standard library only.
+"""Protocol buffers without their compiler: the fields of a message, as they come. Standard library
+only.
 
-The encoding is documented at protobuf.dev/programming-guides/encoding. A message is a row of tag and value; the tag
-gives the field's number and one of four live wire types: varint, 8 bytes, length and bytes, 4 bytes.
+The encoding is documented at protobuf.dev/programming-guides/encoding. A message is a row of tag
+and value; the tag gives the field's number and one of four live wire types: varint, 8 bytes, length
+and bytes, 4 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class WireError(InputError):
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) in order: whole numbers for varints, raw little-endian bytes for all else.
+    """(field number, value) in order: whole numbers for varints, raw little-endian bytes for all
+    else.
 
     A repeated field comes repeatedly. Groups, which nobody has written since 2008, are refused.
 
@@ -45,7 +48,9 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise WireError(f"wire type {kind} at byte {at}")
         if at + size > len(message):
-            raise WireError(f"field {number} of {counted(size, 'byte')} at byte {at} of {len(message)}")
+            raise WireError(
+                f"field {number} of {counted(size, 'byte')} at byte {at} of {len(message)}"
+            )
         yield number, message[at : at + size]
         at += size
 

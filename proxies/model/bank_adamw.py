@@ -1,5 +1,5 @@
-"""AdamW (arXiv 1711.05101) for the trials of a bank, over a flat [K, P] buffer: all parameters are views into it, and
-each row sees only itself.
+"""AdamW (arXiv 1711.05101) for the trials of a bank, over a flat [K, P] buffer: all parameters are
+views into it, and each row sees only itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from proxies.core.hyperparameters import Hparams
 from proxies.core.numbers import ParameterNumbers
 
 SHARED_RECOMPILE_LIMIT = 64
-"""Of all banks of a process together, where torch counts them so: two graphs of each, training and validation; torch's
-own limit of 8 is for one."""
+"""Of all banks of a process together, where torch counts them so: two graphs of each, training and
+validation; torch's own limit of 8 is for one."""
 
 
 def isolated() -> dict[str, Any]:
@@ -35,7 +35,9 @@ def isolated() -> dict[str, Any]:
 
 
 def fail_past_recompile_limit() -> None:
-    """Have a model that is compiled again too often raise: torch would quietly run it uncompiled."""
+    """Have a model that is compiled again too often raise: torch would quietly run it
+    uncompiled.
+    """
     from torch._dynamo import config  # 2.9's `torch.compiler.config` lacks the name
 
     config.fail_on_recompile_limit_hit = True
@@ -44,9 +46,10 @@ def fail_past_recompile_limit() -> None:
 class BankAdamW:
     """Decoupled AdamW (arXiv 1711.05101) for K trials of P parameters in S tensors each.
 
-    Equal to `torch.optim.AdamW` with one group per tensor, after `clip_grad_norm_`. On a CPU torch's own fused kernel
-    updates row by row, in one pass over the memory; elsewhere all rows are updated at once, by as few launches whatever
-    K, and without a word from the host, so that a step can be recorded.
+    Equal to `torch.optim.AdamW` with one group per tensor, after `clip_grad_norm_`. On a CPU
+    torch's own fused kernel updates row by row, in one pass over the memory; elsewhere all rows are
+    updated at once, by as few launches whatever K, and without a word from the host, so that a step
+    can be recorded.
     """
 
     left_out: frozenset[str] = frozenset()
@@ -62,17 +65,24 @@ class BankAdamW:
         by_row: bool | None = None,
         compiled: bool = False,
     ) -> None:
-        """`by_row` None: on a CPU. `compiled`: one kernel for the update of all rows, where that is how it is done."""
+        """`by_row` None: on a CPU. `compiled`: one kernel for the update of all rows, where that is
+        how it is done.
+        """
         parameters = list(model.named_parameters())
         num_params = sum(p[0].numel() for _, p in parameters)
         make = partial(torch.zeros, dtype=dtype, device=device)
         self.weights_KP, self.gradients_KP, self.first_KP, self.second_KP = (
             make(num_trials, num_params) for _ in range(4)
         )
-        # A trial's own numbers in float64: 1 - beta2 ** updates in float32 would keep few of its digits.
-        self.beta1_K1, self.beta2_K1, self.updates_K1 = (make(num_trials, 1, dtype=torch.float64) for _ in range(3))
+        # A trial's own numbers in float64: 1 - beta2 ** updates in float32 would keep few of its
+        # digits.
+        self.beta1_K1, self.beta2_K1, self.updates_K1 = (
+            make(num_trials, 1, dtype=torch.float64) for _ in range(3)
+        )
         self.clip_K1 = torch.full_like(self.beta1_K1, torch.inf)
-        self.peak_lr_KS, self.decay_KS = (make(num_trials, len(parameters), dtype=torch.float64) for _ in range(2))
+        self.peak_lr_KS, self.decay_KS = (
+            make(num_trials, len(parameters), dtype=torch.float64) for _ in range(2)
+        )
         self.eps_KS = torch.ones_like(self.peak_lr_KS)
         self._by_row = self.weights_KP.device.type == "cpu" if by_row is None else by_row
         self._update: Callable[..., None] = _update
@@ -87,13 +97,17 @@ class BankAdamW:
             parameter.data = self.weights_KP[:, start:stop].view(parameter.shape)
             start = stop
         self._alone: list[Tensor] | None = None
-        """On a GPU, where a lone trial's gradients go: places in one piece each, copied to at full speed."""
+        """On a GPU, where a lone trial's gradients go: places in one piece each, copied to at full
+        speed."""
         if num_trials == 1 and not self._by_row:
             self._alone = [
                 self.gradients_KP[:, start:stop].view(parameter.shape)
-                for (start, stop), parameter in zip(self.spans.values(), self._parameters, strict=True)
+                for (start, stop), parameter in zip(
+                    self.spans.values(), self._parameters, strict=True
+                )
             ]
-        # Which tensor a weight is of, alike in all trials: where all rows are updated at once, rates are found by it.
+        # Which tensor a weight is of, alike in all trials: where all rows are updated at once,
+        # rates are found by it.
         sizes_S = torch.tensor([stop - start for start, stop in self.spans.values()], device=device)
         order_S = torch.arange(len(parameters), dtype=torch.int32, device=device)
         self._tensor_P = None if self._by_row else order_S.repeat_interleave(sizes_S)
@@ -105,7 +119,9 @@ class BankAdamW:
         weights: Mapping[str, Tensor],
         hparams: Hparams,
     ) -> None:
-        """Give a trial its weights and rates, by parameter name, with fresh moments; betas are alike for all."""
+        """Give a trial its weights and rates, by parameter name, with fresh moments; betas are
+        alike for all.
+        """
         self.clear(trial)
         named = {parameter.name: parameter for parameter in numbers}
         rates = []
@@ -115,7 +131,9 @@ class BankAdamW:
             own = (parameter.learning_rate, parameter.weight_decay, parameter.eps)
             rates.append((0.0, 0.0, 1.0) if name in self.left_out else own)  # which change nothing
         columns_3S = torch.tensor(rates, dtype=torch.float64).T
-        for rate_KS, column_S in zip((self.peak_lr_KS, self.decay_KS, self.eps_KS), columns_3S, strict=True):
+        for rate_KS, column_S in zip(
+            (self.peak_lr_KS, self.decay_KS, self.eps_KS), columns_3S, strict=True
+        ):
             rate_KS[trial] = column_S
         one = next(parameter for parameter in numbers if parameter.name not in self.left_out)
         self.beta1_K1[trial], self.beta2_K1[trial] = one.beta1, one.beta2
@@ -135,15 +153,23 @@ class BankAdamW:
     def clear(self, trial: int) -> None:
         """Empty a trial's row: weights, moments and rates to zero, so that it computes zeros."""
         for tensor in (
-            self.weights_KP, self.first_KP, self.second_KP, self.peak_lr_KS, self.decay_KS, self.beta1_K1,
-            self.beta2_K1, self.updates_K1,
-        ):  # fmt: skip
+            self.weights_KP,
+            self.first_KP,
+            self.second_KP,
+            self.peak_lr_KS,
+            self.decay_KS,
+            self.beta1_K1,
+            self.beta2_K1,
+            self.updates_K1,
+        ):
             tensor[trial] = 0
         self.eps_KS[trial] = 1
         self.clip_K1[trial] = torch.inf
 
     def gather_gradients(self) -> Tensor:
-        """Move the parameters' gradients into the flat buffer; returns their norms per trial, [K]."""
+        """Move the parameters' gradients into the flat buffer; returns their norms per trial,
+        [K].
+        """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._alone is not None:
             torch._foreach_copy_(self._alone, gradients)
@@ -155,14 +181,15 @@ class BankAdamW:
         return norms_K
 
     def shrink(self, grad_norm_K1: Tensor) -> Tensor:
-        """What clipping multiplies gradients of these norms with: `torch.nn.utils.clip_grad_norm_`'s own form, its 1e-6
-        included.
+        """What clipping multiplies gradients of these norms with:
+        `torch.nn.utils.clip_grad_norm_`'s own form, its 1e-6 included.
         """
         return (self.clip_K1 / (grad_norm_K1 + 1e-6)).clamp(max=1.0)
 
     @torch.no_grad()
     def step(self, lr_multiplier_K1: Tensor, active_K1: Tensor, grad_norm_K1: Tensor) -> None:
-        """One update of the active trials, clipped by their gradient norms; an inactive row does not move.
+        """One update of the active trials, clipped by their gradient norms; an inactive row does
+        not move.
 
         Args:
             lr_multiplier_K1: the schedule's share of the peak rates.
@@ -172,7 +199,10 @@ class BankAdamW:
         shrink_K1 = self.shrink(grad_norm_K1)
         self.updates_K1 += active_K1
         if self._by_row:
-            rows = zip(*(t_K1.flatten().tolist() for t_K1 in (active_K1, lr_multiplier_K1, shrink_K1)), strict=True)
+            rows = zip(
+                *(t_K1.flatten().tolist() for t_K1 in (active_K1, lr_multiplier_K1, shrink_K1)),
+                strict=True,
+            )
             for trial, (active, lr_multiplier, shrink) in enumerate(rows):
                 if active:
                     self._update_row(trial, lr_multiplier, shrink)
@@ -201,17 +231,29 @@ class BankAdamW:
         for (learning_rate, decay, eps), indices in alike.items():
             weights, gradients, first, second = ([row[index] for index in indices] for row in rows)
             torch._fused_adamw_(
-                weights, gradients, first, second, [],
+                weights,
+                gradients,
+                first,
+                second,
+                [],
                 [self.updates_K1[trial]] * len(indices),
-                lr=learning_rate * lr_multiplier, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps,
-                amsgrad=False, maximize=False,
-            )  # fmt: skip
+                lr=learning_rate * lr_multiplier,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=decay,
+                eps=eps,
+                amsgrad=False,
+                maximize=False,
+            )
 
 
 def _update(
-    buffers_KP: tuple[Tensor, ...], rates_KS: tuple[Tensor, ...], tensor_P: Tensor, numbers_K1: tuple[Tensor, ...],
+    buffers_KP: tuple[Tensor, ...],
+    rates_KS: tuple[Tensor, ...],
+    tensor_P: Tensor,
+    numbers_K1: tuple[Tensor, ...],
     active_K1: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """The rule for all rows at once; every operation is by row or by element."""
     weights_KP, gradients_KP, first_KP, second_KP = buffers_KP
     beta1_K1, beta2_K1, updates_K1, lr_multiplier_K1, shrink_K1 = numbers_K1
@@ -222,7 +264,9 @@ def _update(
     # where, not times: NaN * 0 is NaN, and a diverged row must not write.
     gradients_KP = torch.where(active_K1, gradients_KP * shrink_K1.to(dtype), 0)
     first_KP.lerp_(gradients_KP, (1 - beta1_K1).to(dtype))
-    second_KP.mul_(beta2_K1.to(dtype)).addcmul_(gradients_KP, gradients_KP * (1 - beta2_K1).to(dtype))
+    second_KP.mul_(beta2_K1.to(dtype)).addcmul_(
+        gradients_KP, gradients_KP * (1 - beta2_K1).to(dtype)
+    )
     peak_lr_KS, decay_KS, eps_KS = (rate_KS.to(dtype) for rate_KS in rates_KS)
     kept_KP, rate_KP, eps_KP = (
         own_KS.index_select(1, tensor_P)

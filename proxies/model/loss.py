@@ -1,10 +1,12 @@
-"""The loss per token: of logits, or by parts from hidden states, so that a batch's logits are never whole in memory.
+"""The loss per token: of logits, or by parts from hidden states, so that a batch's logits are never
+whole in memory.
 
-By parts, the forward pass computes each part's loss and its gradients at once, so a part's logits are made once and
-dropped, and what stays is the gradient of the hidden states and of the weight. With p the softmax of a token's logits
-W h, y its target and N tokens, the gradient of the mean loss by the logits is (p - one_hot(y)) / N; by h it is W^T
-times that, by W its outer product with h, summed over tokens. With a leading K every trial is its own; its numbers do
-not depend on the others'.
+By parts, the forward pass computes each part's loss and its gradients at once, so a part's logits
+are made once and dropped, and what stays is the gradient of the hidden states and of the weight.
+With p the softmax of a token's logits W h, y its target and N tokens, the gradient of the mean loss
+by the logits is (p - one_hot(y)) / N; by h it is W^T times that, by W its outer product with h,
+summed over tokens. With a leading K every trial is its own; its numbers do not depend on the
+others'.
 
 Shape suffixes: K trials, N = B * T tokens (B sequences of T), D width, V vocabulary.
 """
@@ -23,7 +25,9 @@ from proxies.model.precision import wide_of, widened
 
 
 def token_loss(logits_KNV: Tensor, targets_KBT: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token, in float32 at least: one number per trial, [K], or a scalar without."""
+    """Mean cross-entropy in nats per token, in float32 at least: one number per trial, [K], or a
+    scalar without.
+    """
     losses_KN = functional.cross_entropy(
         widened(logits_KNV.flatten(0, -2)),
         targets_KBT.flatten(),
@@ -44,7 +48,12 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_KND: Tensor, weight_KVD: Tensor, targets_KN: Tensor, part_tokens: int, of_part: OfPart
+        ctx: Any,
+        hidden_KND: Tensor,
+        weight_KVD: Tensor,
+        targets_KN: Tensor,
+        part_tokens: int,
+        of_part: OfPart,
     ) -> Tensor:
         num_tokens = hidden_KND.shape[1]
         # Sums of many parts: in float32 at least.
@@ -75,10 +84,15 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def fused_token_loss(
-    hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor, *, part_tokens: int | None = None,
+    hidden_KND: Tensor,
+    weight_KVD: Tensor,
+    targets_KBT: Tensor,
+    *,
+    part_tokens: int | None = None,
     of_part: OfPart | None = None,
-) -> Tensor:  # fmt: skip
-    """`token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar without K.
+) -> Tensor:
+    """`token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar without
+    K.
 
     Args:
         hidden_KND: what the readout is applied to, any multiplier included; [N, D] without K.
@@ -89,7 +103,9 @@ def fused_token_loss(
     """
     if hidden_KND.dim() == 2:
         hidden_KND, weight_KVD, targets_KBT = hidden_KND[None], weight_KVD[None], targets_KBT[None]
-        return fused_token_loss(hidden_KND, weight_KVD, targets_KBT, part_tokens=part_tokens, of_part=of_part)[0]
+        return fused_token_loss(
+            hidden_KND, weight_KVD, targets_KBT, part_tokens=part_tokens, of_part=of_part
+        )[0]
     num_trials, vocab_size, _ = weight_KVD.shape
     part = part_tokens or max(1, PART_LOGITS[hidden_KND.device.type] // (num_trials * vocab_size))
     targets_KN = targets_KBT.flatten(1)
@@ -98,7 +114,8 @@ def fused_token_loss(
         losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part, each)  # type: ignore[no-untyped-call]
         return losses_K
     sums = [
-        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1) for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
+        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1)
+        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
     ]
     return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
 
@@ -107,7 +124,8 @@ class FusedLoss(nn.Module):
     """`fused_token_loss` of a model; what it makes of a part's logits can be compiled by itself."""
 
     of_part: OfPart | None = None
-    """`surprise_and_gradient`, compiled; None: as it stands. The whole would be compiled part by part, all alike."""
+    """`surprise_and_gradient`, compiled; None: as it stands. The whole would be compiled part by
+    part, all alike."""
 
     def forward(self, hidden_KND: Tensor, weight_KVD: Tensor, targets_KBT: Tensor) -> Tensor:
         """Losses [K], or a scalar without K."""
@@ -115,7 +133,11 @@ class FusedLoss(nn.Module):
 
 
 def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tuple[Tensor, Tensor]]:
-    return zip(torch.split(hidden_KND, part_tokens, dim=1), torch.split(targets_KN, part_tokens, dim=1), strict=True)
+    return zip(
+        torch.split(hidden_KND, part_tokens, dim=1),
+        torch.split(targets_KN, part_tokens, dim=1),
+        strict=True,
+    )
 
 
 def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,16 +146,22 @@ def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
     return -log_shares_KNV.gather(2, targets_KN[..., None])[..., 0], log_shares_KNV
 
 
-def surprise_and_gradient(logits_KNV: Tensor, targets_KN: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N] nats in float32 at least; the gradient of the mean of `num_tokens` by their logits.
+def surprise_and_gradient(
+    logits_KNV: Tensor, targets_KN: Tensor, num_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Each token's loss, [K, N] nats in float32 at least; the gradient of the mean of `num_tokens`
+    by their logits.
 
     Inside they are in float32 at least; the gradient is as the logits are.
     """
     if torch.compiler.is_compiling():
-        # The target by comparison: then the compiler makes one kernel of it all, which reads logits and writes their
-        # gradient, in their own dtype. A scatter would end that kernel, with a float32 copy of all shares in memory.
+        # The target by comparison: then the compiler makes one kernel of it all, which reads logits
+        # and writes their gradient, in their own dtype. A scatter would end that kernel, with a
+        # float32 copy of all shares in memory.
         log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
-        hit_KNV = targets_KN[..., None] == torch.arange(logits_KNV.shape[-1], device=logits_KNV.device)
+        hit_KNV = targets_KN[..., None] == torch.arange(
+            logits_KNV.shape[-1], device=logits_KNV.device
+        )
         surprise_KN = -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1)
         d_logits_KNV = log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
     else:

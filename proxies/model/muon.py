@@ -1,9 +1,9 @@
-"""Muon (Jordan 2024, kellerjordan.github.io/posts/muon): hidden matrices step by their momentum made orthogonal, all
-else by AdamW.
+"""Muon (Jordan 2024, kellerjordan.github.io/posts/muon): hidden matrices step by their momentum
+made orthogonal, all else by AdamW.
 
-`Muon` trains one model, sharded or not, and equals `torch.optim.Muon` with `torch.optim.AdamW` for the rest. It takes a
-matrix's learning rate as it is: what a rule multiplies it with by its shape (`proxies.core.muon`) is in it already.
-Exports carry this file: what it imports, they carry too.
+`Muon` trains one model, sharded or not, and equals `torch.optim.Muon` with `torch.optim.AdamW` for
+the rest. It takes a matrix's learning rate as it is: what a rule multiplies it with by its shape
+(`proxies.core.muon`) is in it already. Exports carry this file: what it imports, they carry too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ BUFFER = "momentum_buffer"
 
 
 def iteration_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
-    """What Newton-Schulz computes in: bfloat16 on a GPU, as published; on a CPU, where that is slow, as the weights."""
+    """What Newton-Schulz computes in: bfloat16 on a GPU, as published; on a CPU, where that is
+    slow, as the weights.
+    """
     return torch.bfloat16 if device.type == "cuda" else weights
 
 
 def orthogonalized(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices [N, R, C] with their singular values moved near one, in `dtype`: to 0.7 to 1.2, but for the smallest.
+    """Matrices [N, R, C] with their singular values moved near one, in `dtype`: to 0.7 to 1.2, but
+    for the smallest.
 
     Each by itself: a matrix's result does not depend on the others'. Zero stays zero.
     """
@@ -61,14 +64,16 @@ class Muon(torch.optim.Optimizer):
     """Muon for groups whose `momentum` is above 0, AdamW for the others.
 
     Args:
-        params: torch's parameter groups, each with `lr`, `weight_decay`, `eps`, `betas` and `momentum`.
+        params: torch's parameter groups, each with `lr`, `weight_decay`, `eps`, `betas` and
+            `momentum`.
         dtype: of the iteration; None: see `iteration_dtype`.
 
-    A matrix sharded by rows, as FSDP2 has it, is gathered by one rank, made orthogonal there and sent back, a rank to
-    each of so many matrices; `step` is collective then.
+    A matrix sharded by rows, as FSDP2 has it, is gathered by one rank, made orthogonal there and
+    sent back, a rank to each of so many matrices; `step` is collective then.
 
     Raises:
-        ValueError: a group of Muon's holds what is no matrix; at a step, a matrix is sharded otherwise.
+        ValueError: a group of Muon's holds what is no matrix; at a step, a matrix is sharded
+            otherwise.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], dtype: torch.dtype | None = None) -> None:
@@ -79,7 +84,9 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             wrong = [tuple(p.shape) for p in group["params"] if group["momentum"] and p.dim() != 2]
             if wrong:
-                raise ValueError(f"Muon steps matrices only, and got parameters of shape {wrong[0]}")
+                raise ValueError(
+                    f"Muon steps matrices only, and got parameters of shape {wrong[0]}"
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -110,14 +117,26 @@ class Muon(torch.optim.Optimizer):
         states = [self.state[p] for p in parameters]
         beta1, beta2 = group["betas"]
         adamw(
-            parameters, [p.grad for p in parameters if p.grad is not None], [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states], [], [s["step"] for s in states], foreach=True, amsgrad=False,
-            maximize=False, beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"],
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [],
+            [s["step"] for s in states],
+            foreach=True,
+            amsgrad=False,
+            maximize=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
             eps=group["eps"],
-        )  # fmt: skip
+        )
 
     def _step_muon(self, matrices: list[tuple[Tensor, dict[str, Any]]]) -> None:
-        directions = self._directions([self._averaged(p, group["momentum"]) for p, group in matrices])
+        directions = self._directions(
+            [self._averaged(p, group["momentum"]) for p, group in matrices]
+        )
         for (p, group), direction in zip(matrices, directions, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
             p.add_(direction.to(p.dtype), alpha=-group["lr"])
@@ -141,10 +160,14 @@ class Muon(torch.optim.Optimizer):
         whole = []
         for index, average in enumerate(averages):
             if _is_sharded(average):
-                by_rows.setdefault((average.device_mesh, _rows_dimension(average)), []).append(index)
+                by_rows.setdefault((average.device_mesh, _rows_dimension(average)), []).append(
+                    index
+                )
             else:
                 whole.append(index)
-        for index, direction in zip(whole, self._orthogonalized([averages[i] for i in whole]), strict=True):
+        for index, direction in zip(
+            whole, self._orthogonalized([averages[i] for i in whole]), strict=True
+        ):
             found[index] = direction
         for (mesh, dimension), indices in by_rows.items():
             parts = [average for average in (averages[i] for i in indices) if _is_sharded(average)]
@@ -152,7 +175,9 @@ class Muon(torch.optim.Optimizer):
             num_ranks = dist.get_world_size(group)
             for start in range(0, len(parts), num_ranks):  # a rank holds one whole matrix at a time
                 turn = slice(start, start + num_ranks)
-                for index, direction in zip(indices[turn], self._taking_turns(parts[turn], group), strict=True):
+                for index, direction in zip(
+                    indices[turn], self._taking_turns(parts[turn], group), strict=True
+                ):
                     found[index] = direction
         return found
 
@@ -166,7 +191,9 @@ class Muon(torch.optim.Optimizer):
         return found
 
     def _taking_turns(self, parts: list[DTensor], group: dist.ProcessGroup) -> list[DTensor]:
-        """Those of no more sharded matrices than there are ranks: each rank gathers one and makes it orthogonal."""
+        """Those of no more sharded matrices than there are ranks: each rank gathers one and makes
+        it orthogonal.
+        """
         me, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         averages = [part.to_local().contiguous() for part in parts]
         directions = [torch.empty_like(local) for local in averages]
@@ -178,7 +205,12 @@ class Muon(torch.optim.Optimizer):
         _exchange(rows, directions, me, group)
         return [
             type(part).from_local(
-                local, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+                local,
+                part.device_mesh,
+                part.placements,
+                run_check=False,
+                shape=part.shape,
+                stride=part.stride(),
             )
             for local, part in zip(directions, parts, strict=True)
         ]
@@ -196,9 +228,16 @@ def _rows_dimension(part: DTensor) -> int:
     Raises:
         ValueError: it is sharded otherwise.
     """
-    over = [dimension for dimension, placement in enumerate(part.placements) if not placement.is_replicate()]
+    over = [
+        dimension
+        for dimension, placement in enumerate(part.placements)
+        if not placement.is_replicate()
+    ]
     if len(over) != 1 or not part.placements[over[0]].is_shard(0):
-        raise ValueError(f"placements = {part.placements}: Muon needs matrices sharded by rows over one dimension")
+        raise ValueError(
+            f"placements = {part.placements}: Muon needs matrices sharded by rows over one "
+            "dimension"
+        )
     return over[0]
 
 
@@ -208,8 +247,12 @@ def _rows_by_rank(matrix: Tensor, num_ranks: int) -> list[Tensor]:
     return [*pieces, *[matrix[:0]] * (num_ranks - len(pieces))]
 
 
-def _exchange(sent: list[Tensor], received: list[Tensor], me: int, group: dist.ProcessGroup) -> None:
-    """Send the k-th tensor to the k-th rank of a group, and receive the k-th from it; empty ones are not sent."""
+def _exchange(
+    sent: list[Tensor], received: list[Tensor], me: int, group: dist.ProcessGroup
+) -> None:
+    """Send the k-th tensor to the k-th rank of a group, and receive the k-th from it; empty ones
+    are not sent.
+    """
     operations = []
     for index in range(max(len(sent), len(received))):
         peer = dist.get_global_rank(group, index)

@@ -1,6 +1,8 @@
-"""Optimizers by name, made from the numbers of a parametrization: of one model, and of the trials of a bank.
+"""Optimizers by name, made from the numbers of a parametrization: of one model, and of the trials
+of a bank.
 
-AdamW (arXiv 1711.05101) is torch's own for one model, and `bank_adamw`'s for a bank; Muon is `muon`'s for both.
+AdamW (arXiv 1711.05101) is torch's own for one model, and `bank_adamw`'s for a bank; Muon is
+`muon`'s for both.
 """
 
 from __future__ import annotations
@@ -27,32 +29,40 @@ DIRECTION = "direction"
 
 
 def torch_optimizer(
-    name: OptimizerName, groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]], *, fused: bool = False
+    name: OptimizerName,
+    groups: Iterable[tuple[GroupNumbers, Sequence[nn.Parameter]]],
+    *,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, with one parameter group per entry, in that order, at the peak rates.
 
-    `fused`: as torch's one kernel, where there is one: the same up to rounding, its count of steps is on the device,
-    and it can skip updates (`skips_on`).
+    `fused`: as torch's one kernel, where there is one: the same up to rounding, its count of steps
+    is on the device, and it can skip updates (`skips_on`).
     """
     make, _, _, one_kernel = _OF_TORCH[name]
     return make(
         [
             {
-                "params": list(parameters), "lr": rates.learning_rate, "weight_decay": rates.weight_decay,
-                "eps": rates.eps, "betas": (rates.beta1, rates.beta2),
+                "params": list(parameters),
+                "lr": rates.learning_rate,
+                "weight_decay": rates.weight_decay,
+                "eps": rates.eps,
+                "betas": (rates.beta1, rates.beta2),
                 **({"momentum": rates.momentum} if rates.by_muon else {}),
             }
             for rates, parameters in groups
         ],
         **(one_kernel if fused else {}),
-    )  # fmt: skip
+    )
 
 
 def skips_on(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> bool:
-    """Have an optimizer's steps change nothing while `found_inf`, a float32 scalar beside its parameters, is 1.
+    """Have an optimizer's steps change nothing while `found_inf`, a float32 scalar beside its
+    parameters, is 1.
 
     Returns:
-        Whether it can: torch's fused ones do, without a word from the host (the protocol of `torch.amp.GradScaler`).
+        Whether it can: torch's fused ones do, without a word from the host (the protocol of
+            `torch.amp.GradScaler`).
     """
     able = getattr(optimizer, "_step_supports_amp_scaling", False)
     if able:
@@ -78,13 +88,19 @@ def live_numbers(group: Mapping[str, Any]) -> dict[str, float]:
 def _numbers_of(group: Mapping[str, Any]) -> GroupNumbers:
     beta1, beta2 = group["betas"]
     return GroupNumbers(
-        learning_rate=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], beta1=beta1, beta2=beta2,
+        learning_rate=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        beta1=beta1,
+        beta2=beta2,
         momentum=group.get("momentum", 0.0),
-    )  # fmt: skip
+    )
 
 
 def keep_directions(optimizer: torch.optim.Optimizer, keep: bool) -> None:
-    """Whether the next steps keep what `last_update` needs beside the moments: Muon's orthogonal matrices."""
+    """Whether the next steps keep what `last_update` needs beside the moments: Muon's orthogonal
+    matrices.
+    """
     if isinstance(optimizer, Muon):
         optimizer.kept = {} if keep else None
 
@@ -97,10 +113,11 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[
 
 
 def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:
-    """What the last step of the optimizer added to a parameter, out of its moments: no older weights are kept.
+    """What the last step of the optimizer added to a parameter, out of its moments: no older
+    weights are kept.
 
-    The step took w to w (1 - lr decay) - lr u, with u from the moments as they are now, or Muon's direction; so of the
-    new weights v it added -lr (u + decay v) / (1 - lr decay).
+    The step took w to w (1 - lr decay) - lr u, with u from the moments as they are now, or Muon's
+    direction; so of the new weights v it added -lr (u + decay v) / (1 - lr decay).
 
     Args:
         weights: after the step; of a sharded parameter this rank's part, as in `state`.
@@ -113,7 +130,9 @@ def last_update(weights: Tensor, group: Mapping[str, Any], state: Mapping[str, T
     else:
         direction = _adamw_direction(numbers, state)
     share = 1 - numbers.decay_share
-    update: Tensor = direction.add_(weights, alpha=numbers.weight_decay).mul_(-numbers.learning_rate / share)
+    update: Tensor = direction.add_(weights, alpha=numbers.weight_decay).mul_(
+        -numbers.learning_rate / share
+    )
     return update
 
 
@@ -138,7 +157,9 @@ def clip_to(parameters: Iterable[nn.Parameter], limit: float | None, norm: Tenso
 def grouped(
     numbers: Iterable[ParameterNumbers], parameters: Mapping[str, nn.Parameter]
 ) -> list[tuple[ParameterNumbers, list[nn.Parameter]]]:
-    """Parameters by their numbers: those that share them all are one group, under the first one's."""
+    """Parameters by their numbers: those that share them all are one group, under the first
+    one's.
+    """
     groups: dict[tuple[float, ...], tuple[ParameterNumbers, list[nn.Parameter]]] = {}
     for n in numbers:
         key = tuple(getattr(n, name) for name in GROUP_NUMBERS)
@@ -146,14 +167,20 @@ def grouped(
     return list(groups.values())
 
 
-def set_rates(optimizer: torch.optim.Optimizer, rates: Iterable[GroupNumbers], share: float) -> None:
+def set_rates(
+    optimizer: torch.optim.Optimizer, rates: Iterable[GroupNumbers], share: float
+) -> None:
     """Every group's learning rate: its peak times the schedule's `share`."""
     for live, group in zip(optimizer.param_groups, rates, strict=True):
         live["lr"] = group.learning_rate * share
 
 
-def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state by `MOMENTS` + its own key + parameter; nothing of those that have no gradient."""
+def moments_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """The optimizer's state by `MOMENTS` + its own key + parameter; nothing of those that have no
+    gradient.
+    """
     return {
         f"{MOMENTS}{key}.{name}": value
         for name, parameter in parameters.items()
@@ -162,7 +189,9 @@ def moments_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Par
 
 
 def restore_moments(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    moments: Mapping[str, Tensor],
 ) -> None:
     """Give a fresh optimizer what `moments_of` took from another.
 
@@ -173,13 +202,20 @@ def restore_moments(
         key, _, parameter_name = name.removeprefix(MOMENTS).partition(".")
         parameter = parameters.get(parameter_name)
         if parameter is None or value.shape not in (parameter.shape, torch.Size()):
-            raise ValueError(f"{name} of shape {tuple(value.shape)} belongs to no parameter of this model")
+            raise ValueError(
+                f"{name} of shape {tuple(value.shape)} belongs to no parameter of this model"
+            )
         # The count of steps is where torch itself keeps it: on the CPU, but for the fused form.
         beside = value.dim() > 0 or optimizer.defaults.get("fused")
         optimizer.state[parameter][key] = value.to(parameter.device if beside else "cpu", copy=True)
 
 
-_Made = tuple[Callable[..., torch.optim.Optimizer], type[torch.optim.Optimizer], tuple[str, ...], dict[str, bool]]
+_Made = tuple[
+    Callable[..., torch.optim.Optimizer],
+    type[torch.optim.Optimizer],
+    tuple[str, ...],
+    dict[str, bool],
+]
 _OF_TORCH: Mapping[OptimizerName, _Made] = {
     "adamw": (
         partial(torch.optim.AdamW, foreach=True),
@@ -189,6 +225,10 @@ _OF_TORCH: Mapping[OptimizerName, _Made] = {
     ),
     "muon": (Muon, Muon, (), {}),
 }
-"""By name: how one is made, its class, options of a group that make another optimizer of it, those of one kernel."""
-BANK_OPTIMIZERS: dict[OptimizerName, Callable[..., BankAdamW]] = {"adamw": BankAdamW, "muon": BankMuon}
+"""By name: how one is made, its class, options of a group that make another optimizer of it, those
+of one kernel."""
+BANK_OPTIMIZERS: dict[OptimizerName, Callable[..., BankAdamW]] = {
+    "adamw": BankAdamW,
+    "muon": BankMuon,
+}
 """The same for the trials of a bank."""

@@ -1,14 +1,16 @@
 """What a run's `dtype` means: one definition, for proxies and for the main run.
 
 - Weights, gradients' sums and the optimizer are in `weights`, float32 under "bfloat16".
-- A model computes in `compute`: each weight is cast to it before it is used (gains, biases and token tables too), and
-  activations, the residual stream and logits are in it. So the gradient of a weight is in it as well, before it is
-  added to those in `weights`.
-- Statistics of norms, rotary positions, the softmax and the loss are in float32 at least (`widened`).
+- A model computes in `compute`: each weight is cast to it before it is used (gains, biases and
+  token tables too), and activations, the residual stream and logits are in it. So the gradient of a
+  weight is in it as well, before it is added to those in `weights`.
+- Statistics of norms, rotary positions, the softmax and the loss are in float32 at least
+  (`widened`).
 
-That is what FSDP2's `MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=weights)` makes of the same model, to the
-bit on one device, but for a matrix that is token table and readout at once: its two gradients are added in `weights`
-here and in `compute` there. It is not torch.autocast, which leaves the residual stream in float32.
+That is what FSDP2's `MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=weights)` makes of the
+same model, to the bit on one device, but for a matrix that is token table and readout at once: its
+two gradients are added in `weights` here and in `compute` there. It is not torch.autocast, which
+leaves the residual stream in float32.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an eps; and forward
-multipliers. The only module that imports `mup`, whose infinite dimensions are the source of the width multipliers.
-Numbers alone load no torch.
+"""Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an
+eps; and forward multipliers. The only module that imports `mup`, whose infinite dimensions are the
+source of the width multipliers. Numbers alone load no torch.
 
-The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup 1.0.0 gives, tensor
-by tensor (tested). At the base shape every parametrization is the same function. What is handed on is these numbers,
-never `infshape`: FSDP2, deepcopy and meta tensors drop it, and a wrong base is silent.
+The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup
+1.0.0 gives, tensor by tensor (tested). At the base shape every parametrization is the same
+function. What is handed on is these numbers, never `infshape`: FSDP2, deepcopy and meta tensors
+drop it, and a wrong base is silent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from proxies.core.muon import EPS, shape_factor, stepped_by_muon
 from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers, kind_of
 from proxies.core.powers import Ratios
-from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, moments, rate_and_decay
+from proxies.core.rules import (
+    Parametrization,
+    decays,
+    forward_rule,
+    kind_rule,
+    moments,
+    rate_and_decay,
+)
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.core.spec import RunSpec
 
@@ -50,22 +58,27 @@ class Parameter:
     width_multiplier: float
     """mup's, against the base shape."""
     base_std: float
-    """Init std before its rule: the base shape's; without a width rule, the shape's own; 0 for gains and biases."""
+    """Init std before its rule: the base shape's; without a width rule, the shape's own; 0 for
+    gains and biases."""
 
 
 def width_multipliers(
-    sizes: Mapping[str, tuple[int, ...]], base: Mapping[str, tuple[int, ...]], delta: Mapping[str, tuple[int, ...]]
+    sizes: Mapping[str, tuple[int, ...]],
+    base: Mapping[str, tuple[int, ...]],
+    delta: Mapping[str, tuple[int, ...]],
 ) -> dict[str, tuple[float, int]]:
     """Per parameter mup's width multiplier against the base, and its number of infinite dimensions.
 
     Args:
         sizes: every parameter's name and dimensions.
         base: the same parameters' at the base shape.
-        delta: at a shape that differs from the base in every dimension that is to count as infinite.
+        delta: at a shape that differs from the base in every dimension that is to count as
+            infinite.
 
     Raises:
-        SpecError: a parameter that not all have, a dimension that differs from the base's, yet not in `delta`, or a
-            `delta` like the base, by which nothing would count as infinite; all at once.
+        SpecError: a parameter that not all have, a dimension that differs from the base's, yet not
+            in `delta`, or a `delta` like the base, by which nothing would count as infinite; all at
+            once.
     """
     if problems := _incomparable(sizes, base, delta):
         raise SpecError("base shapes", problems)
@@ -78,7 +91,8 @@ def width_multipliers(
 
 @functools.cache
 def _mup_infshape() -> Any:
-    """Mup's own module of infinite dimensions, which imports nothing; `import mup` would load torch, for seconds.
+    """Mup's own module of infinite dimensions, which imports nothing; `import mup` would load
+    torch, for seconds.
 
     Raises:
         ImportError: mup is not installed.
@@ -86,7 +100,9 @@ def _mup_infshape() -> Any:
     package = importlib.util.find_spec("mup")
     if package is None or package.origin is None:
         raise ImportError("mup is not installed: pip install mup==1.0.0", name="mup")
-    spec = importlib.util.spec_from_file_location("_mup_infshape", Path(package.origin).with_name("infshape.py"))
+    spec = importlib.util.spec_from_file_location(
+        "_mup_infshape", Path(package.origin).with_name("infshape.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -94,29 +110,41 @@ def _mup_infshape() -> Any:
 
 
 def _incomparable(
-    sizes: Mapping[str, tuple[int, ...]], base: Mapping[str, tuple[int, ...]], delta: Mapping[str, tuple[int, ...]]
+    sizes: Mapping[str, tuple[int, ...]],
+    base: Mapping[str, tuple[int, ...]],
+    delta: Mapping[str, tuple[int, ...]],
 ) -> list[str]:
     """What mup would pass over in silence, or stumble on."""
     shared = [name for name in sizes if name in base and name in delta]
     known = dict.fromkeys((*sizes, *base, *delta))
-    problems = [f"{name} is not in all of model, base and delta" for name in known if name not in shared]
+    problems = [
+        f"{name} is not in all of model, base and delta" for name in known if name not in shared
+    ]
     if shared and all(base[name] == delta[name] for name in shared):
         said = "base and delta are of equal width, so nothing would scale"
         return [*problems, f"{said}; delta must differ from the base in every dimension that grows"]
     for name in shared:
         if len({len(sizes[name]), len(base[name]), len(delta[name])}) > 1:
-            problems.append(f"{name} has {counted(len(sizes[name]), 'dimension')}, {len(base[name])} at the base and "
-                            f"{len(delta[name])} in delta")  # fmt: skip
+            problems.append(
+                f"{name} has {counted(len(sizes[name]), 'dimension')}, {len(base[name])} at the "
+                "base and "
+                f"{len(delta[name])} in delta"
+            )
             continue
         problems += [
-            f"{name}: dimension {i} is {here} here and {there} at the base, but does not vary between base and delta"
-            for i, (here, there, other) in enumerate(zip(sizes[name], base[name], delta[name], strict=True))
+            f"{name}: dimension {i} is {here} here and {there} at the base, but does not vary "
+            "between base and delta"
+            for i, (here, there, other) in enumerate(
+                zip(sizes[name], base[name], delta[name], strict=True)
+            )
             if here != there == other
         ]
     return problems
 
 
-def parameters_of(parametrization: Parametrization, shape: Shape, base_shape: Shape) -> tuple[Parameter, ...]:
+def parameters_of(
+    parametrization: Parametrization, shape: Shape, base_shape: Shape
+) -> tuple[Parameter, ...]:
     """The parameters of `proxies.model.decoder.Decoder`, in the module's own order."""
     base = base_shape.at_depth(shape.num_layers)  # depth is no dimension of a tensor
     sizes, base_sizes = parameter_shapes(shape), parameter_shapes(base)
@@ -158,7 +186,10 @@ def _base_std(name: str, size: tuple[int, ...], tied: bool) -> float:
 
 
 def table_of(
-    parametrization: Parametrization, parameters: Iterable[Parameter], ratios: Ratios, hparams: Hparams
+    parametrization: Parametrization,
+    parameters: Iterable[Parameter],
+    ratios: Ratios,
+    hparams: Hparams,
 ) -> tuple[ParameterNumbers, ...]:
     """The numbers of every parameter.
 
@@ -170,15 +201,23 @@ def table_of(
 
 
 def _numbers(
-    parametrization: Parametrization, parameter: Parameter, ratios: Ratios, hparams: Hparams, averages: dict[str, float]
+    parametrization: Parametrization,
+    parameter: Parameter,
+    ratios: Ratios,
+    hparams: Hparams,
+    averages: dict[str, float],
 ) -> ParameterNumbers:
-    kind, muon = parameter.kind, parametrization.by_muon and stepped_by_muon(parameter.kind, parameter.size)
+    kind, muon = (
+        parameter.kind,
+        parametrization.by_muon and stepped_by_muon(parameter.kind, parameter.size),
+    )
     rule = kind_rule(parametrization, kind, by_muon=muon)
     base_rate, base_decay = rate_and_decay(parametrization, hparams, by_muon=muon)
     # A matrix scales with its own fan-in, everything else with the width.
     own = kind in ("hidden", "readout")
     scale = dataclasses.replace(ratios, width=parameter.width_multiplier) if own else ratios
-    # Muon's width rule is a function of the matrix's own shape; decay takes the share lr * wd as given.
+    # Muon's width rule is a function of the matrix's own shape; decay takes the share lr * wd as
+    # given.
     by_shape = _muon_factor(parametrization, parameter) if muon else 1.0
     rated = dataclasses.replace(scale, width=1.0) if muon else scale
     learning_rate = base_rate * rule.learning_rate.at(rated) * by_shape
@@ -190,7 +229,8 @@ def _numbers(
         width_multiplier=parameter.width_multiplier,
         init_std=parameter.base_std * rule.init_std.at(scale),
         learning_rate=learning_rate,
-        weight_decay=decay / (learning_rate if parametrization.weight_decay == "independent" else by_shape),
+        weight_decay=decay
+        / (learning_rate if parametrization.weight_decay == "independent" else by_shape),
         eps=EPS if muon else hparams.eps * rule.eps.at(scale),
         momentum=hparams.momentum if muon else 0.0,
         **(dict.fromkeys(averages, 0.0) if muon else averages),
@@ -203,7 +243,9 @@ def _muon_factor(parametrization: Parametrization, parameter: Parameter) -> floa
 
 
 def parameter_table(spec: RunSpec) -> tuple[ParameterNumbers, ...]:
-    """The numbers of every parameter of the run's `proxies.model.decoder.Decoder`, in the module's own order."""
+    """The numbers of every parameter of the run's `proxies.model.decoder.Decoder`, in the module's
+    own order.
+    """
     return table_of(
         spec.parametrization,
         parameters_of(spec.parametrization, spec.shape, spec.base_shape),
@@ -218,11 +260,21 @@ def forward_numbers(spec: RunSpec) -> ForwardNumbers:
 
 
 def forward_of(
-    parametrization: Parametrization, shape: Shape, base_shape: Shape, ratios: Ratios, hparams: Hparams
+    parametrization: Parametrization,
+    shape: Shape,
+    base_shape: Shape,
+    ratios: Ratios,
+    hparams: Hparams,
 ) -> ForwardNumbers:
-    """Forward multipliers of a shape (mup's MuReadout for the output; its README for the attention)."""
+    """Forward multipliers of a shape (mup's MuReadout for the output; its README for the
+    attention).
+    """
     rule = forward_rule(parametrization)
-    growth = base_shape.head_dim / shape.head_dim if parametrization.attention == "inverse_head_dim" else 1.0
+    growth = (
+        base_shape.head_dim / shape.head_dim
+        if parametrization.attention == "inverse_head_dim"
+        else 1.0
+    )
     return ForwardNumbers(
         embedding=hparams.embedding_multiplier,
         # In this order it is 1 / sqrt(head_dim) to the bit at the base.
@@ -238,15 +290,20 @@ def name_seed(seed: int, name: str) -> int:
 
 
 def initial_tensor(numbers: ParameterNumbers, seed: int) -> Tensor:
-    """The parameter's initial value, float32 on the CPU: ones for gains, zeros for biases, else normal(0, init_std)."""
+    """The parameter's initial value, float32 on the CPU: ones for gains, zeros for biases, else
+    normal(0, init_std).
+    """
     return drawn(numbers.name, numbers.size, numbers.kind, numbers.init_std, seed)
 
 
 def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: int) -> Tensor:
-    """An initial value from the numbers it depends on, for those who have no whole `ParameterNumbers`."""
+    """An initial value from the numbers it depends on, for those who have no whole
+    `ParameterNumbers`.
+    """
     import torch
 
-    # Said each time: torch's default dtype and device are the user's to set, and weights do not depend on them.
+    # Said each time: torch's default dtype and device are the user's to set, and weights do not
+    # depend on them.
     here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     if kind.endswith("gain"):
         return torch.ones(size, **here)
@@ -265,7 +322,9 @@ def stack_forward_numbers(
     from proxies.model.decoder import Multipliers
 
     columns = {
-        field.name: torch.tensor([getattr(n, field.name) for n in numbers], dtype=dtype, device=device)[:, None, None]
+        field.name: torch.tensor(
+            [getattr(n, field.name) for n in numbers], dtype=dtype, device=device
+        )[:, None, None]
         for field in dataclasses.fields(ForwardNumbers)
     }
     return Multipliers(**columns)

@@ -1,9 +1,10 @@
 """A bank: K trials of one shape trained as one batched model, a slot refilled as its trial ends.
 
-Slots share the shape, batch and numerics; each has its own parametrization, hyperparameters, schedule, seed and step
-counter. Every operation works row by row, so on a CPU a slot's curve is bitwise the same whatever its neighbours are,
-at one K and mode (empty slots compute zeros). A diverging slot is stopped as data and cleared. The host learns how a
-step went once, from its report; on a GPU, after the next one has begun.
+Slots share the shape, batch and numerics; each has its own parametrization, hyperparameters,
+schedule, seed and step counter. Every operation works row by row, so on a CPU a slot's curve is
+bitwise the same whatever its neighbours are, at one K and mode (empty slots compute zeros). A
+diverging slot is stopped as data and cleared. The host learns how a step went once, from its
+report; on a GPU, after the next one has begun.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ from proxies.training.step_loop import Ended, StepReport, default_steps_ahead, p
 from proxies.training.torch_device import set_arithmetic
 
 NUM_WARMUPS = 3
-"""Runs before the recording, in which libraries and the compiler make what they keep (torch's notes on CUDA graphs)."""
+"""Runs before the recording, in which libraries and the compiler make what they keep (torch's notes
+on CUDA graphs)."""
 
 
 class NoGpuError(InputError):
-    """Steps are to be recorded, and there is no GPU here: no further attempt of this study can help."""
+    """Steps are to be recorded, and there is no GPU here: no further attempt of this study can
+    help.
+    """
 
     refuses_study = True
 
@@ -55,12 +59,12 @@ class NoGpuError(InputError):
 class CudaGraph:
     """A function without arguments, recorded on the current CUDA device.
 
-    It may read and write tensors that stay where they are, must not ask the device for anything, and is run
-    `NUM_WARMUPS` times before. What it returns is one tensor, overwritten by every call.
+    It may read and write tensors that stay where they are, must not ask the device for anything,
+    and is run `NUM_WARMUPS` times before. What it returns is one tensor, overwritten by every call.
 
     Raises:
-        RuntimeError: it cannot be recorded. Where that was for want of memory, its context says so, and
-            `proxies.core.failures.classify` finds it there.
+        RuntimeError: it cannot be recorded. Where that was for want of memory, its context says so,
+            and `proxies.core.failures.classify` finds it there.
     """
 
     def __init__(self, step: Callable[[], Tensor]) -> None:
@@ -71,7 +75,8 @@ class CudaGraph:
                 step()
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        # Where the end of a recording fails, torch leaves its own stream the current one: what comes next needs ours.
+        # Where the end of a recording fails, torch leaves its own stream the current one: what
+        # comes next needs ours.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
             self._result = step()
 
@@ -116,27 +121,35 @@ class Bank:
         num_microbatches: int = 1,
         steps_ahead: int | None = None,
     ) -> None:
-        """Args other than a run's own:
-        device: where to train; None: the GPU if there is one.
-        compile_backend: of `torch.compile`, where the numerics ask for it.
-        num_microbatches: passes that a batch is split into, gradients accumulated: the same up to rounding.
-        steps_ahead: steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a GPU.
+        """Args other than a run's own: device: where to train; None: the GPU if there is one.
+        compile_backend: of `torch.compile`, where the numerics ask for it. num_microbatches: passes
+        that a batch is split into, gradients accumulated: the same up to rounding. steps_ahead:
+        steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a
+        GPU.
         """
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._steps_ahead = default_steps_ahead(self.device) if steps_ahead is None else steps_ahead
         self._lap_began = 0.0
         _refuse(shape, numerics, store, self.device)
         if numerics.compiled:
-            gc.collect()  # of a compiled bank before this one: its model lies in a circle with its compiled self
+            # of a compiled bank before this one: its model lies in a circle with its compiled self
+            gc.collect()
         keep_freed_memory()
         set_arithmetic(numerics)
         self.shape, self.numerics, self._store = shape, numerics, store
-        self._num_sequences, self._num_microbatches = batch_tokens // shape.seq_len, num_microbatches
+        self._num_sequences, self._num_microbatches = (
+            batch_tokens // shape.seq_len,
+            num_microbatches,
+        )
         self._part_sequences = math.ceil(self._num_sequences / num_microbatches)
         precision = PRECISIONS[numerics.dtype]
         dtype, num_slots = precision.weights, numerics.num_slots
         self.model = Decoder(
-            shape, num_trials=num_slots, device=self.device, fused_loss=numerics.fused_loss, compute=precision.compute
+            shape,
+            num_trials=num_slots,
+            device=self.device,
+            fused_loss=numerics.fused_loss,
+            compute=precision.compute,
         )
         self.optimizer = BANK_OPTIMIZERS[optimizer](
             self.model, num_slots, dtype, self.device, compiled=numerics.compiled
@@ -148,14 +161,15 @@ class Bank:
         """Takes the gradient noise of the runs, where somebody puts it there."""
         # What a step reads, at one place for good: a recorded one knows no other.
         self._forward = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
-        self._ids_KBT = torch.zeros(num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64).to(
-            self.device
-        )
+        self._ids_KBT = torch.zeros(
+            num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64
+        ).to(self.device)
         self._share_K1 = torch.zeros(num_slots, 1, dtype=torch.float64, device=self.device)
-        # Who trains: occupied, and every loss and gradient finite so far. A step begun beyond one that was not, and not
-        # yet read, changes nothing.
+        # Who trains: occupied, and every loss and gradient finite so far. A step begun beyond one
+        # that was not, and not yet read, changes nothing.
         self._active_K1 = torch.zeros(num_slots, 1, dtype=torch.bool, device=self.device)
-        # Not the bound method itself where nothing is recorded: a circle, whose memory would wait for the collector.
+        # Not the bound method itself where nothing is recorded: a circle, whose memory would wait
+        # for the collector.
         self._recorded = CudaGraph(self._trained) if numerics.cuda_graphs else None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
@@ -169,9 +183,14 @@ class Bank:
             raise ValueError(f"slot {index} is taken")
         mine = (self.shape, self._num_sequences, self.numerics, self._store.manifest.data_id)
         if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != mine:
-            raise ValueError(f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ")
+            raise ValueError(
+                f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ"
+            )
         if spec.factory or spec.command or spec.schedule.batch_warmup_steps:
-            raise ValueError(f"run {spec.id[:12]}: a factory, a command or batch warmup needs one trial at a time")
+            raise ValueError(
+                f"run {spec.id[:12]}: a factory, a command or batch warmup needs one trial at a "
+                "time"
+            )
         run = RunProgress(spec, num_microbatches=self._num_microbatches)
         if state is not None:
             run = resumed(spec, state, self.optimizer.state(index), self._num_microbatches)
@@ -210,15 +229,21 @@ class Bank:
         self._set_forward()
 
     def pause_at(self, index: int, step: int | None) -> None:
-        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or more; None: go on."""
+        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or
+        more; None: go on.
+        """
         self._runs[index].pause_step = step
 
     def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
-        """The outcome of a run if it is given up as it was after `num_steps`; nothing changes here."""
+        """The outcome of a run if it is given up as it was after `num_steps`; nothing changes
+        here.
+        """
         return self._runs[index].pruned(num_steps, reason, self.device)
 
     def predict(self, ids_KBT: Tensor) -> Tensor:
-        """Logits of every slot's model, [K, N, V], for token ids [K, B, T], in the arithmetic of training."""
+        """Logits of every slot's model, [K, N, V], for token ids [K, B, T], in the arithmetic of
+        training.
+        """
         logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
         return logits_KNV
 
@@ -228,15 +253,17 @@ class Bank:
         return [i for i, slot in enumerate(self._slots) if slot is None]
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[Ended]:
-        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot, result, curve),
-        when runs end, or with nothing when one is where it was to pause.
+        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot,
+        result, curve), when runs end, or with nothing when one is where it was to pause.
         """
         self._lap_began = time.perf_counter()
         return run_steps(
             num_steps,
             seconds,
             self._steps_ahead,
-            may_begin=lambda ahead: bool(self._runs) and all(run.goes_on(ahead) for run in self._runs.values()),
+            may_begin=lambda ahead: (
+                bool(self._runs) and all(run.goes_on(ahead) for run in self._runs.values())
+            ),
             alone=self._looks,
             begin=self._begin,
             settle=self._settle,
@@ -245,7 +272,9 @@ class Bank:
     def _looks(self, ahead: int) -> bool:
         """Whether the gradient noise of a run is looked at before the step after `ahead` more."""
         noise, runs = self.noise, self._runs.values()
-        return noise is not None and any(noise.due(r.spec, r.step + ahead, self._num_microbatches) for r in runs)
+        return noise is not None and any(
+            noise.due(r.spec, r.step + ahead, self._num_microbatches) for r in runs
+        )
 
     def _begin(self, ahead: int) -> _Begun:
         """Begin the step after `ahead` that are not yet read."""
@@ -260,8 +289,12 @@ class Bank:
         """Read a step: take it in, end the runs that it ends and free their slots."""
         busy, report = begun
         losses, norms = report.read()
-        busy = {i: slot for i, slot in busy.items() if self._slots[i] is slot}  # not who ended in the step before
-        reasons = {i: slot.progress.record(losses[i], norms[i], DIVERGED_ABOVE_NATS) for i, slot in busy.items()}
+        # not who ended in the step before
+        busy = {i: slot for i, slot in busy.items() if self._slots[i] is slot}
+        reasons = {
+            i: slot.progress.record(losses[i], norms[i], DIVERGED_ABOVE_NATS)
+            for i, slot in busy.items()
+        }
         done = [i for i, slot in busy.items() if not reasons[i] and slot.progress.finished]
         validation = self._validate() if done else []
         began, self._lap_began = self._lap_began, time.perf_counter()
@@ -294,7 +327,9 @@ class Bank:
             noise.look(spec, step, self.model, weights, self._store, self._num_microbatches)
 
     def _trained(self) -> Tensor:
-        """One step of all who train, on what was handed over: their losses and gradient norms, [2, K]."""
+        """One step of all who train, on what was handed over: their losses and gradient norms, [2,
+        K].
+        """
         losses_K = self._forward_backward()
         norms_K = self.optimizer.gather_gradients()
         self._active_K1 &= (losses_K.isfinite() & norms_K.isfinite())[:, None]
@@ -302,9 +337,12 @@ class Bank:
         return torch.stack([losses_K, norms_K])
 
     def _forward_backward(self) -> Tensor:
-        total_K = torch.zeros(len(self._slots), dtype=self.optimizer.weights_KP.dtype, device=self.device)
+        total_K = torch.zeros(
+            len(self._slots), dtype=self.optimizer.weights_KP.dtype, device=self.device
+        )
         for part_KBT in torch.split(self._ids_KBT, self._part_sequences, dim=1):
-            # The mean over the whole batch is the parts' means weighted by their sequences; a whole one's weight is 1.
+            # The mean over the whole batch is the parts' means weighted by their sequences; a whole
+            # one's weight is 1.
             losses_K = self._losses(part_KBT) * (part_KBT.shape[1] / self._num_sequences)
             # The gradient of a sum of independent losses is each one's own.
             losses_K.sum().backward()  # type: ignore[no-untyped-call]
@@ -321,7 +359,9 @@ class Bank:
         held_BT = validation_ids(self._store, self.shape.seq_len).to(self.device)
         total_K = torch.zeros(len(self._slots), dtype=torch.float64, device=self.device)
         for part_BT in torch.split(held_BT, self._part_sequences):
-            total_K += self._losses(part_BT.expand(len(self._slots), -1, -1)).double() * len(part_BT)
+            total_K += self._losses(part_BT.expand(len(self._slots), -1, -1)).double() * len(
+                part_BT
+            )
         return (total_K / len(held_BT)).tolist()
 
     def _set_forward(self) -> None:
@@ -336,16 +376,20 @@ def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.d
     vocab_size = store.manifest.vocab_size
     refusals = {
         f"{', '.join(alone)}: only a single trial can do that, not a bank": not alone,
-        f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size >= vocab_size,
+        f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size  # noqa: E501
+        >= vocab_size,
     }
     if problems := [problem for problem, holds in refusals.items() if not holds]:
         raise ValueError("; ".join(problems))
     if numerics.cuda_graphs and device.type != "cuda":
-        raise NoGpuError("cuda_graphs: needs a GPU, and none is visible here: give one with cluster.worker_gpus")
+        raise NoGpuError(
+            "cuda_graphs: needs a GPU, and none is visible here: give one with cluster.worker_gpus"
+        )
 
 
 def _compile(model: Decoder, backend: str) -> None:
-    # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own; and a graph is for
-    # its very sizes, so that what a neighbour's end makes it compile (validation) never changes how training rounds.
+    # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own;
+    # and a graph is for its very sizes, so that what a neighbour's end makes it compile
+    # (validation) never changes how training rounds.
     fail_past_recompile_limit()
     model.compile(backend=backend, fullgraph=True, dynamic=False, **isolated())

@@ -1,7 +1,9 @@
-"""How fast a device trains runs of one shape, by how it does so: slots, threads, compilation, precision. Measured.
+"""How fast a device trains runs of one shape, by how it does so: slots, threads, compilation,
+precision. Measured.
 
-Modes are `Numerics`. Their engines are built side by side and advanced in turns, so that what else the machine does
-falls on all of them alike: what counts is a mode's rate over the first one's, round by round. No torch here.
+Modes are `Numerics`. Their engines are built side by side and advanced in turns, so that what else
+the machine does falls on all of them alike: what counts is a mode's rate over the first one's,
+round by round. No torch here.
 """
 
 from __future__ import annotations
@@ -59,11 +61,13 @@ class Rate:
     trial_steps_per_second: tuple[float, ...] = ()
     """By round, of all its slots together; as many as the first mode has."""
     first_seconds: float = 0.0
-    """From nothing to the end of the first step, beyond what a step takes: building, and compiling from nothing."""
+    """From nothing to the end of the first step, beyond what a step takes: building, and compiling
+    from nothing."""
     again_seconds: float = 0.0
     """The same of one more run in the same engine."""
     peak_bytes: int = 0
-    """The most it held while it was built and took its first steps, or more; 0 where nobody can tell."""
+    """The most it held while it was built and took its first steps, or more; 0 where nobody can
+    tell."""
     refused: str = ""
     """Why it does not train here."""
 
@@ -72,7 +76,9 @@ class Rate:
         for name in ("first_seconds", "again_seconds"):
             checks.number(name, least=0)
         checks.whole("peak_bytes", least=0)
-        checks.that(all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate must be positive")
+        checks.that(
+            all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate must be positive"
+        )
         checks.done()
 
 
@@ -141,21 +147,28 @@ def measure(
     for mode in probe.modes:
         try:
             built.append(_build(probe.spec, mode, open_engine, device, clock))
-        except Exception as error:  # no room, no compiler, not for this engine: another mode does without
+        except (
+            Exception
+        ) as error:  # no room, no compiler, not for this engine: another mode does without
             if not built:
                 raise
             found[mode] = _refused(mode, error)
     found |= _rounds(built, device, clock, probe.seconds)
     found |= {
         one.mode: Rate(
-            mode=one.mode, trial_steps_per_second=tuple(one.rates), first_seconds=one.first_seconds,
-            again_seconds=one.again_seconds, peak_bytes=one.peak_bytes,
+            mode=one.mode,
+            trial_steps_per_second=tuple(one.rates),
+            first_seconds=one.first_seconds,
+            again_seconds=one.again_seconds,
+            peak_bytes=one.peak_bytes,
         )
         for one in built
-    }  # fmt: skip
+    }
     built.clear()
     device.forget()  # before anybody is asked again, and looks at what is free
-    return Answer(rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes)
+    return Answer(
+        rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes
+    )
 
 
 def _refused(mode: Numerics, error: Exception) -> Rate:
@@ -168,7 +181,8 @@ def _rounds(
     """A turn of each, again and again. Of its own, so that no name here holds an engine beyond it.
 
     Returns:
-        The modes that failed in their turn, out of memory beside the others for instance; they are out of `built`.
+        The modes that failed in their turn, out of memory beside the others for instance; they are
+        out of `built`.
     """
     failed: dict[Numerics, Rate] = {}
     began = clock()
@@ -193,12 +207,17 @@ def _build(
 ) -> _Built:
     """Every slot occupied, and its steps known to take some time."""
     # A run that does not end meanwhile: an end is a validation, and no step's time.
-    rules = dataclasses.replace(spec.parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0)
+    rules = dataclasses.replace(
+        spec.parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0
+    )
     endless = dataclasses.replace(
-        spec, numerics=mode, schedule=Schedule(kind="constant", num_steps=ENDLESS_STEPS), parametrization=rules,
+        spec,
+        numerics=mode,
+        schedule=Schedule(kind="constant", num_steps=ENDLESS_STEPS),
+        parametrization=rules,
         base_batch_tokens=spec.base_batch_tokens if rules.needs_tokens else None,
         base_num_tokens=spec.base_num_tokens if rules.needs_tokens else None,
-    )  # fmt: skip
+    )
     runs = [dataclasses.replace(endless, seed=seed) for seed in range(mode.num_slots)]
     device.prepare(mode)
     device.watch()
@@ -215,9 +234,13 @@ def _build(
     engine.advance(1)
     step = max(clock() - began, 1e-9)
     return _Built(
-        mode=mode, engine=engine, first_seconds=max(0.0, first - step), again_seconds=max(0.0, again - step),
-        peak_bytes=device.peak_bytes(), num_steps=max(1, round(BLOCK_SECONDS / step)),
-    )  # fmt: skip
+        mode=mode,
+        engine=engine,
+        first_seconds=max(0.0, first - step),
+        again_seconds=max(0.0, again - step),
+        peak_bytes=device.peak_bytes(),
+        num_steps=max(1, round(BLOCK_SECONDS / step)),
+    )
 
 
 def _turn(one: _Built, device: TorchDevice, clock: Callable[[], float]) -> float:
@@ -232,11 +255,17 @@ def _enough(built: Sequence[_Built], seconds: float, most_seconds: float) -> boo
     """Whether the rounds so far tell the modes apart, or time is up."""
     rounds = len(built[0].rates)
     if rounds < LEAST_ROUNDS:
-        return rounds >= 2 and seconds > 3 * most_seconds  # of a step that takes seconds, a few have to do
+        # of a step that takes seconds, a few have to do
+        return rounds >= 2 and seconds > 3 * most_seconds
     if rounds >= MOST_ROUNDS or seconds > most_seconds:
         return True
-    pairs = [(one, built[0], MARGIN) for one in built[1:]] + ([(built[-1], built[-2], STEP)] if built[2:] else [])
-    return all(clear([a / b for a, b in zip(one.rates, to.rates, strict=True)], 1 + by) for one, to, by in pairs)
+    pairs = [(one, built[0], MARGIN) for one in built[1:]] + (
+        [(built[-1], built[-2], STEP)] if built[2:] else []
+    )
+    return all(
+        clear([a / b for a, b in zip(one.rates, to.rates, strict=True)], 1 + by)
+        for one, to, by in pairs
+    )
 
 
 def clear(ratios: Sequence[float], limit: float) -> bool:
@@ -246,7 +275,9 @@ def clear(ratios: Sequence[float], limit: float) -> bool:
 
 
 def surely(ratios: Sequence[float]) -> float:
-    """What the median of so many ratios is not below, but in one case of ten: an order statistic (sign test)."""
+    """What the median of so many ratios is not below, but in one case of ten: an order statistic
+    (sign test).
+    """
     ordered, chance, below = sorted(ratios), 0.0, 0
     while (chance := chance + math.comb(len(ordered), below) / 2 ** len(ordered)) <= 0.1:
         below += 1

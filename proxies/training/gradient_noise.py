@@ -1,7 +1,9 @@
-"""A look at a run's gradient noise: at a few steps, gradients of several passes at the weights as they are.
+"""A look at a run's gradient noise: at a few steps, gradients of several passes at the weights as
+they are.
 
-What the run computes stays as it is to the bit: a look reads weights, and writes none, no `.grad` and no random state.
-It takes at most a sixtieth of the run's passes, and the run's own next sequences, which it has not trained on.
+What the run computes stays as it is to the bit: a look reads weights, and writes none, no `.grad`
+and no random state. It takes at most a sixtieth of the run's passes, and the run's own next
+sequences, which it has not trained on.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from proxies.parametrization.parametrization import forward_numbers
 from proxies.training.outcome import batch_of
 
 MOST_KEPT = 2**20
-"""Of a gradient's entries, evenly spaced: all of a small model's. Gradients of several passes are held at once, and a
-sum of squares over so many of a larger one's entries is its share of the whole within a few thousandths.
+"""Of a gradient's entries, evenly spaced: all of a small model's. Gradients of several passes are
+held at once, and a sum of squares over so many of a larger one's entries is its share of the whole
+within a few thousandths.
 """
 
 
@@ -41,9 +44,14 @@ class NoiseLooks:
         return look_passes(spec.schedule.num_steps, passes_per_step).get(step, 0)
 
     def look(
-        self, spec: RunSpec, step: int, module: Decoder, weights: Mapping[str, Tensor], store: TokenStore,
+        self,
+        spec: RunSpec,
+        step: int,
+        module: Decoder,
+        weights: Mapping[str, Tensor],
+        store: TokenStore,
         num_microbatches: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Measure before update `step` of a run, if it is a step for it.
 
         Args:
@@ -58,7 +66,9 @@ class NoiseLooks:
             ids_NT = batch_of(store, spec, step, num_passes * spec.pass_sequences(num_microbatches))
             found = gram(spec, module, weights, ids_NT, num_passes)
             if all(value < float("inf") for row in found for value in row):
-                look = NoiseLook(step=step, num_sequences=spec.pass_sequences(num_microbatches), gram=found)
+                look = NoiseLook(
+                    step=step, num_sequences=spec.pass_sequences(num_microbatches), gram=found
+                )
                 self.taken.append((spec.id, look))
 
 

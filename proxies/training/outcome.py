@@ -1,6 +1,7 @@
 """What every engine holds of a run while it trains, and what it says when the run ends.
 
-One rule of divergence, one validation set, one form of result: a bank and a trial alone are told apart by nothing here.
+One rule of divergence, one validation set, one form of result: a bank and a trial alone are told
+apart by nothing here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> Tensor:
-    """The windows every run is judged on: ids [B, T + 1], so many at most; None: `VALIDATION_SEQUENCES`.
+    """The windows every run is judged on: ids [B, T + 1], so many at most; None:
+    `VALIDATION_SEQUENCES`.
 
     Raises:
         DataError: the split holds no window of that length.
@@ -42,15 +44,21 @@ def validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> 
     return torch.from_numpy(store.validation_batch(num_sequences=num_sequences, seq_len=seq_len))
 
 
-def batch_of(store: TokenStore, spec: RunSpec, step: int, num_sequences: int | None = None) -> Tensor:
-    """The batch of update `step` of a run, or so many sequences from its first on: ids [B, T + 1], on the CPU.
+def batch_of(
+    store: TokenStore, spec: RunSpec, step: int, num_sequences: int | None = None
+) -> Tensor:
+    """The batch of update `step` of a run, or so many sequences from its first on: ids [B, T + 1],
+    on the CPU.
 
     Raises:
         DataError: the training split holds no window of that length.
     """
     first, count = spec.schedule.sequences(step, spec.batch_sequences)
     batch_BT = store.train_batch(
-        seed=spec.seed, first_sequence=first, num_sequences=num_sequences or count, seq_len=spec.shape.seq_len
+        seed=spec.seed,
+        first_sequence=first,
+        num_sequences=num_sequences or count,
+        seq_len=spec.shape.seq_len,
     )
     return torch.from_numpy(batch_BT)
 
@@ -73,12 +81,15 @@ class RunProgress:
     """Where somebody wants to look at it before it goes on."""
 
     def goes_on(self, num_begun: int = 0) -> bool:
-        """Whether a step may begin while so many are not yet read: it is neither at its end nor where it is to pause.
+        """Whether a step may begin while so many are not yet read: it is neither at its end nor
+        where it is to pause.
 
         A run that went on from a state beyond its pause is there at once.
         """
         step = self.step + num_begun
-        return step < self.spec.schedule.num_steps and (self.pause_step is None or step < self.pause_step)
+        return step < self.spec.schedule.num_steps and (
+            self.pause_step is None or step < self.pause_step
+        )
 
     @property
     def finished(self) -> bool:
@@ -86,11 +97,13 @@ class RunProgress:
         return self.step == self.spec.schedule.num_steps
 
     def record(self, loss_nats: float, grad_norm: float, diverged_above_nats: float) -> str:
-        """Take in one more step: its batch's loss before the update, and its gradient's norm before clipping.
+        """Take in one more step: its batch's loss before the update, and its gradient's norm before
+        clipping.
 
         Returns:
-            Why the run has diverged; empty if it has not. A step whose loss or gradient is not finite does not count:
-            its update was not made. Past the warmup, a loss `diverged_above_nats` over ln(vocabulary) is divergence.
+            Why the run has diverged; empty if it has not. A step whose loss or gradient is not
+            finite does not count: its update was not made. Past the warmup, a loss
+            `diverged_above_nats` over ln(vocabulary) is divergence.
         """
         if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
             return f"loss or gradient not finite at step {self.step + 1}"
@@ -103,18 +116,31 @@ class RunProgress:
             return f"loss {format_loss(loss_nats)} at step {self.step} is above {limit}"
         return ""
 
-    def outcome(self, reason: str, validation_nats: float, device: torch.device) -> tuple[RunResult, Curve]:
-        """The result and the curve of a run that ends here: diverged for a `reason`, else finished."""
+    def outcome(
+        self, reason: str, validation_nats: float, device: torch.device
+    ) -> tuple[RunResult, Curve]:
+        """The result and the curve of a run that ends here: diverged for a `reason`, else
+        finished.
+        """
         if not reason and not math.isfinite(validation_nats):
             reason = "validation loss not finite"
-        return self._ended("diverged" if reason else "finished", self.step, reason, validation_nats, device)
+        return self._ended(
+            "diverged" if reason else "finished", self.step, reason, validation_nats, device
+        )
 
     def pruned(self, num_steps: int, reason: str, device: torch.device) -> tuple[RunResult, Curve]:
-        """The same of a run that is given up, as it was after `num_steps`: it may have gone on meanwhile."""
+        """The same of a run that is given up, as it was after `num_steps`: it may have gone on
+        meanwhile.
+        """
         return self._ended("pruned", num_steps, reason, math.nan, device)
 
     def _ended(
-        self, status: Status, num_steps: int, reason: str, validation_nats: float, device: torch.device
+        self,
+        status: Status,
+        num_steps: int,
+        reason: str,
+        validation_nats: float,
+        device: torch.device,
     ) -> tuple[RunResult, Curve]:
         spec = self.spec
         curve = Curve(
@@ -123,8 +149,12 @@ class RunProgress:
             grad_norm=tuple(self.grad_norms[:num_steps]),
         )
         # Equal up to rounding only.
-        parts = {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
-        trunk = {TRUNK: trunk_id(spec), TRUNK_STEPS: str(self.trunk_steps)} if self.trunk_steps else {}
+        parts = (
+            {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
+        )
+        trunk = (
+            {TRUNK: trunk_id(spec), TRUNK_STEPS: str(self.trunk_steps)} if self.trunk_steps else {}
+        )
         result = RunResult(
             id=spec.id,
             status=status,

@@ -1,8 +1,10 @@
-"""The state of a run between two steps, as one file: whole and of this very run, or refused. Never pickled.
+"""The state of a run between two steps, as one file: whole and of this very run, or refused. Never
+pickled.
 
-A file is safetensors with a JSON header, named `step-STEP-SHA256.safetensors` after the hash of all its bytes. It is
-written beside, synced and renamed, and the one before it is kept: at every moment the newest good one is there, also
-after a power cut. What is not good is put aside under another name, and the one before it is used.
+A file is safetensors with a JSON header, named `step-STEP-SHA256.safetensors` after the hash of all
+its bytes. It is written beside, synced and renamed, and the one before it is kept: at every moment
+the newest good one is there, also after a power cut. What is not good is put aside under another
+name, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class SlotState:
 
     header: Header
     tensors: dict[str, Tensor]
-    """On the CPU: the engine's own by name, and what was logged, [step] each: `loss_nats` and `grad_norm`."""
+    """On the CPU: the engine's own by name, and what was logged, [step] each: `loss_nats` and
+    `grad_norm`."""
 
 
 def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tensor]) -> SlotState:
@@ -85,7 +88,9 @@ def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tenso
     )
     logged = {_LOSSES: run.losses_nats, _NORMS: run.grad_norms}
     columns = {name: torch.tensor(values, dtype=torch.float64) for name, values in logged.items()}
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    copies = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
     return SlotState(header=header, tensors={**copies, **columns})
 
 
@@ -95,18 +100,23 @@ def of_trunk(state: SlotState, trunk: str) -> SlotState:
 
 
 def of_branch(state: SlotState, run_id: str) -> SlotState:
-    """The state of a trunk, as that of a run that goes on from it: the time until there is not its own."""
+    """The state of a trunk, as that of a run that goes on from it: the time until there is not its
+    own.
+    """
     header = replace(state.header, run_id=run_id, trunk_steps=state.header.step, seconds=0.0)
     return replace(state, header=header)
 
 
-def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int) -> RunProgress:
+def resumed(
+    spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int
+) -> RunProgress:
     """The progress to go on from.
 
     Args:
         spec: the run.
         state: of that run.
-        like: tensors with the names, shapes and dtypes that the engine expects beside what was logged.
+        like: tensors with the names, shapes and dtypes that the engine expects beside what was
+            logged.
         num_microbatches: passes that each batch is split into from now on, at least.
 
     Raises:
@@ -119,10 +129,14 @@ def resumed(spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_mic
         for name in sorted(expected.keys() | state.tensors.keys())
         if name not in expected
         or name not in state.tensors
-        or (expected[name].shape, expected[name].dtype) != (state.tensors[name].shape, state.tensors[name].dtype)
+        or (expected[name].shape, expected[name].dtype)
+        != (state.tensors[name].shape, state.tensors[name].dtype)
     ]
     if unlike or header.step >= spec.schedule.num_steps:
-        raise StateError(f"step {header.step} of {spec.schedule.num_steps}: unlike the run in {', '.join(unlike)}")
+        raise StateError(
+            f"step {header.step} of {spec.schedule.num_steps}: unlike the run in "
+            f"{', '.join(unlike)}"
+        )
     return RunProgress(
         spec,
         step=header.step,
@@ -140,10 +154,13 @@ def store(folder: Path, state: SlotState) -> Path:
     Raises:
         StateError: it does not fit, or cannot be written; the states before it are untouched.
     """
-    scratch = folder / f"{socket.gethostname()}-{os.getpid()}.part"  # two workers may hold attempts of one run
+    # two workers may hold attempts of one run
+    scratch = folder / f"{socket.gethostname()}-{os.getpid()}.part"
     try:
         canon.make_folder(folder)
-        safetensors.torch.save_file(state.tensors, scratch, {"header": canon.canonical(state.header)})
+        safetensors.torch.save_file(
+            state.tensors, scratch, {"header": canon.canonical(state.header)}
+        )
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
         path = folder / f"step-{state.header.step:08d}-{canon.file_sha256(scratch)}.safetensors"
@@ -159,14 +176,20 @@ def store(folder: Path, state: SlotState) -> Path:
 
 
 def newest(
-    folder: Path, run_id: str, found: Mapping[str, str], notes: list[str], most_steps: float = math.inf
+    folder: Path,
+    run_id: str,
+    found: Mapping[str, str],
+    notes: list[str],
+    most_steps: float = math.inf,
 ) -> SlotState | None:
-    """The newest good state of a run, or None: it starts over. A bad one is put aside, with a note in `notes`.
+    """The newest good state of a run, or None: it starts over. A bad one is put aside, with a note
+    in `notes`.
 
     Args:
         folder: where the states of the run lie.
         run_id: the run's.
-        found: the environment that it would go on in; a state of another one is not bitwise its own.
+        found: the environment that it would go on in; a state of another one is not bitwise its
+            own.
         notes: sentences for the user are added here.
         most_steps: a state after more is passed over.
     """
@@ -175,7 +198,13 @@ def newest(
             continue
         try:
             return _verified(path, run_id, found)
-        except (OSError, safetensors.SafetensorError, canon.CanonError, SpecError, StateError) as error:
+        except (
+            OSError,
+            safetensors.SafetensorError,
+            canon.CanonError,
+            SpecError,
+            StateError,
+        ) as error:
             _put_aside(path, str(error), notes)
     return None
 
@@ -188,7 +217,8 @@ def put_newest_aside(folder: Path, why: str, notes: list[str]) -> None:
 def _put_aside(path: Path, why: str, notes: list[str]) -> None:
     """Rename it; it is removed with its folder, once the run has its outcome."""
     notes.append(f"checkpoint {path.name[:22]} of run {path.parent.name[:12]} is not used: {why}")
-    with contextlib.suppress(FileNotFoundError):  # another worker, with an attempt of the same run, has removed it
+    # another worker, with an attempt of the same run, has removed it
+    with contextlib.suppress(FileNotFoundError):
         path.rename(path.with_name(path.name + _ASIDE))
 
 
@@ -206,9 +236,15 @@ def _verified(path: Path, run_id: str, found: Mapping[str, str]) -> SlotState:
         header = canon.decode(Header, canon.parse((file.metadata() or {}).get("header", "null")))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if header.schema_version != SCHEMA_VERSION:
-        raise StateError(f"it has schema {header.schema_version}, this version reads {SCHEMA_VERSION}")
+        raise StateError(
+            f"it has schema {header.schema_version}, this version reads {SCHEMA_VERSION}"
+        )
     if header.run_id != run_id:
         raise StateError(f"it belongs to run {header.run_id[:12]}")
-    if other := [f"{key} {header.environment.get(key)}" for key in found if found[key] != header.environment.get(key)]:
+    if other := [
+        f"{key} {header.environment.get(key)}"
+        for key in found
+        if found[key] != header.environment.get(key)
+    ]:
         raise StateError(f"it was written under {', '.join(other)}")
     return SlotState(header=header, tensors=tensors)

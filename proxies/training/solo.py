@@ -1,8 +1,9 @@
 """One trial alone: our decoder or a user's own model, at any size that a device holds.
 
-The bank's interface with one slot, and what a batched model cannot do: gradient accumulation, activation checkpointing,
-`torch.compile`, batch warmup. The same trial in a bank gives the same curve up to rounding. On a CPU a run repeats bit
-by bit; on a GPU up to the order of its atomic additions.
+The bank's interface with one slot, and what a batched model cannot do: gradient accumulation,
+activation checkpointing, `torch.compile`, batch warmup. The same trial in a bank gives the same
+curve up to rounding. On a CPU a run repeats bit by bit; on a GPU up to the order of its atomic
+additions.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class _Trial:
     rates: tuple[ParameterNumbers, ...]
     """One per group of the optimizer."""
     lost: Tensor | None = None
-    """float32 scalar, 1 from the first step whose loss or gradient was not finite: the optimizer then changes nothing.
+    """float32 scalar, 1 from the first step whose loss or gradient was not finite: the optimizer
+    then changes nothing.
     None: it cannot be told so, and the host decides about every update."""
 
 
@@ -59,16 +61,19 @@ class Solo:
 
     Args:
         store: the corpus.
-        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has diverged.
+        diverged_above_nats: over ln(vocabulary), the loss at which a run past its warmup has
+            diverged.
         build: makes the model of a run that names a factory.
         device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, for runs whose numerics ask for it.
-        num_microbatches: least number of passes that a batch is split into: the same up to rounding.
-        steps_ahead: steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a GPU.
+        num_microbatches: least number of passes that a batch is split into: the same up to
+            rounding.
+        steps_ahead: steps begun before a step's report is read (`proxies.training.step_loop`);
+            None: one on a GPU.
 
     Attributes:
-        noise: takes the gradient noise of the run, where somebody puts it there; a user's own model has none, for it
-            may change as it computes.
+        noise: takes the gradient noise of the run, where somebody puts it there; a user's own model
+            has none, for it may change as it computes.
     """
 
     def __init__(
@@ -94,14 +99,16 @@ class Solo:
         """Start a run from its own initial weights, or go on from a `state` of it.
 
         Raises:
-            ValueError: the slot is taken or is not slot 0, the run is of another corpus, or a built model's numbers
-                are not those of its parameters.
+            ValueError: the slot is taken or is not slot 0, the run is of another corpus, or a built
+                model's numbers are not those of its parameters.
             StateError: the state is not one of this run; the slot is free.
         """
         self._refuse(index, spec)
         keep_freed_memory()
         if spec.numerics.compiled or (spec.factory is not None and self.device.type == "cuda"):
-            gc.collect()  # of a model before this one: compiled, it lies in a circle, and holds its memory till then
+            # of a model before this one: compiled, it lies in a circle, and holds its memory till
+            # then
+            gc.collect()
         numerics = spec.numerics
         set_arithmetic(numerics)
         build = our_model if spec.factory is None else self._build
@@ -110,7 +117,9 @@ class Solo:
         module = built.module.train().to(self.device, PRECISIONS[numerics.dtype].weights)
         parameters = dict(module.named_parameters())
         if unlike := sorted(parameters.keys() ^ {n.name for n in built.numbers}):
-            raise ValueError(f"the model's parameters and their numbers differ in {', '.join(unlike)}")
+            raise ValueError(
+                f"the model's parameters and their numbers differ in {', '.join(unlike)}"
+            )
         if numerics.compiled:
             self._compile(module, whole=spec.factory is None)
         groups = grouped(built.numbers, parameters)
@@ -129,7 +138,9 @@ class Solo:
     def _restored(self, trial: _Trial, state: SlotState) -> RunProgress:
         """Put a fresh trial where `state` was taken. Raises StateError."""
         own = _tensors(trial)
-        moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)}
+        moments = {
+            name: tensor for name, tensor in state.tensors.items() if name.startswith(MOMENTS)
+        }
         run = resumed(trial.progress.spec, state, {**own, **moments}, self._num_microbatches)
         try:
             restore_moments(trial.optimizer, dict(trial.built.module.named_parameters()), moments)
@@ -144,7 +155,11 @@ class Solo:
         """What the run in the slot can go on from."""
         trial = self._held()
         parameters = dict(trial.built.module.named_parameters())
-        return captured(trial.progress, self.device, {**_tensors(trial), **moments_of(trial.optimizer, parameters)})
+        return captured(
+            trial.progress,
+            self.device,
+            {**_tensors(trial), **moments_of(trial.optimizer, parameters)},
+        )
 
     @property
     def steps(self) -> dict[int, int]:
@@ -161,16 +176,17 @@ class Solo:
         refusals = {
             f"slot {index} is taken": index == 0 and self._trial is None,
             f"run {spec.id[:12]} uses another corpus": spec.data_id == manifest.data_id,
-            f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's {manifest.vocab_size}": (
-                spec.shape.vocab_size >= manifest.vocab_size
-            ),
+            (
+                f"vocab_size = {spec.shape.vocab_size} is smaller than the corpus's "
+                f"{manifest.vocab_size}"
+            ): (spec.shape.vocab_size >= manifest.vocab_size),
         }
         if problems := [problem for problem, holds in refusals.items() if not holds]:
             raise ValueError("; ".join(problems))
 
     def _compile(self, module: nn.Module, *, whole: bool) -> None:
-        # Past a limit on recompilations torch would quietly run uncompiled. A new trial is a new model, and what was
-        # compiled for the last one must not count against it.
+        # Past a limit on recompilations torch would quietly run uncompiled. A new trial is a new
+        # model, and what was compiled for the last one must not count against it.
         fail_past_recompile_limit()
         torch.compiler.reset()
         module.compile(backend=self._compile_backend, fullgraph=whole)
@@ -184,7 +200,9 @@ class Solo:
         self._held().progress.pause_step = step
 
     def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
-        """The outcome of the run if it is given up as it was after `num_steps`; nothing changes here."""
+        """The outcome of the run if it is given up as it was after `num_steps`; nothing changes
+        here.
+        """
         return self._held().progress.pruned(num_steps, reason, self.device)
 
     @property
@@ -219,14 +237,16 @@ class Solo:
             return trial.built(ids_BT)
 
     def _arithmetic(self, trial: _Trial) -> torch.autocast:
-        """Of a user's own model: what it would cast where, nobody but torch.autocast knows. Ours casts by itself."""
+        """Of a user's own model: what it would cast where, nobody but torch.autocast knows. Ours
+        casts by itself.
+        """
         own = not isinstance(trial.built, DecoderModel)
         bfloat16 = trial.progress.spec.numerics.dtype == "bfloat16"
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=own and bfloat16)
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[Ended]:
-        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0, result, curve), when
-        the run ends.
+        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (0,
+        result, curve), when the run ends.
         """
         if (trial := self._trial) is None:
             return []
@@ -244,13 +264,26 @@ class Solo:
     def _looks(self, trial: _Trial, step: int) -> bool:
         """Whether the gradient noise is looked at before update `step`."""
         ours = isinstance(trial.built, DecoderModel)
-        return ours and self.noise is not None and self.noise.due(trial.progress.spec, step, self._num_microbatches) > 0
+        return (
+            ours
+            and self.noise is not None
+            and self.noise.due(trial.progress.spec, step, self._num_microbatches) > 0
+        )
 
     def _begin(self, trial: _Trial, step: int) -> StepReport:
-        """Make update `step`, if its batch's loss in nats per token and gradient's norm, reported, are finite."""
+        """Make update `step`, if its batch's loss in nats per token and gradient's norm, reported,
+        are finite.
+        """
         if self.noise is not None and isinstance(trial.built, DecoderModel):
             module, spec = trial.built.module, trial.progress.spec
-            self.noise.look(spec, step, module, dict(module.named_parameters()), self._store, self._num_microbatches)
+            self.noise.look(
+                spec,
+                step,
+                module,
+                dict(module.named_parameters()),
+                self._store,
+                self._num_microbatches,
+            )
         loss, norm = self._forward_backward(trial, step)
         values_2 = torch.stack([loss, norm.double()])
         report = StepReport(values_2)
@@ -278,11 +311,15 @@ class Solo:
         return [(0, *run.outcome(reason, validation_nats, self.device))]
 
     def _forward_backward(self, trial: _Trial, step: int) -> tuple[Tensor, Tensor]:
-        """The batch's loss in nats per token and its gradient's norm; the gradients are left in the parameters."""
+        """The batch's loss in nats per token and its gradient's norm; the gradients are left in the
+        parameters.
+        """
         ids_BT = to_device(batch_of(self._store, trial.progress.spec, step), self.device)
         trial.optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for part_BT in torch.split(ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)):
+        for part_BT in torch.split(
+            ids_BT, trial.progress.spec.pass_sequences(self._num_microbatches)
+        ):
             # The mean over the whole batch is the parts' means weighted by their tokens.
             loss = self._loss(trial, part_BT) * (len(part_BT) / len(ids_BT))
             loss.backward()  # type: ignore[no-untyped-call]

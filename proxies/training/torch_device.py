@@ -1,4 +1,6 @@
-"""The device that torch trains on here, as a calibration wants it: its memory, and what is set of the whole process."""
+"""The device that torch trains on here, as a calibration wants it: its memory, and what is set of
+the whole process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class TorchDevice:
         """`probe` says what the worker may take."""
         self.kind = "cuda" if torch.cuda.is_available() else "cpu"
         gpus, cpus = min(1.0, probe.worker_gpus or 1.0), probe.worker_cpus / (os.cpu_count() or 1)
-        self._share, self._most_bytes = gpus if self.kind == "cuda" else min(1.0, cpus), probe.most_bytes
+        self._share, self._most_bytes = (
+            gpus if self.kind == "cuda" else min(1.0, cpus),
+            probe.most_bytes,
+        )
         self._before = 0
         if not TorchDevice._resident_at_first:
             TorchDevice._resident_at_first = _bytes("/proc/self/status", "VmRSS:")
@@ -39,7 +44,11 @@ class TorchDevice:
 
     def free_bytes(self) -> int:
         """Memory that nobody has, at most this worker's share; 0 if unknown."""
-        free = torch.cuda.mem_get_info()[0] if self.kind == "cuda" else _bytes("/proc/meminfo", "MemAvailable:")
+        free = (
+            torch.cuda.mem_get_info()[0]
+            if self.kind == "cuda"
+            else _bytes("/proc/meminfo", "MemAvailable:")
+        )
         said = [each for each in (int(self._share * free), self._most_bytes) if each]
         return min(said, default=0)
 
@@ -52,8 +61,8 @@ class TorchDevice:
     def peak_bytes(self) -> int:
         """The most that was held since, beyond what was then; 0 if unknown.
 
-        On a CPU it is the process's own peak, all modes so far together: what was freed is kept for the next
-        (`proxies.training.memory`), so that no mode's share of it can be told.
+        On a CPU it is the process's own peak, all modes so far together: what was freed is kept for
+        the next (`proxies.training.memory`), so that no mode's share of it can be told.
         """
         if self.kind == "cuda":
             return max(0, torch.cuda.max_memory_allocated() - self._before)

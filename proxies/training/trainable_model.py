@@ -1,4 +1,6 @@
-"""A model to train with the numbers it is trained with: our decoder's, and the protocol of a user's own."""
+"""A model to train with the numbers it is trained with: our decoder's, and the protocol of a user's
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from proxies.parametrization.parametrization import forward_numbers, initial_ten
 
 
 class BuiltModel(Protocol):
-    """A model to train: its parameters initialised for the run's seed, and the numbers they are trained with."""
+    """A model to train: its parameters initialised for the run's seed, and the numbers they are
+    trained with.
+    """
 
     @property
     def module(self) -> nn.Module:
@@ -56,9 +60,12 @@ def our_model(spec: RunSpec) -> DecoderModel:
     numbers, forward = parameter_table(spec), forward_numbers(spec)
     numerics = spec.numerics
     module = Decoder(
-        spec.shape, device="cpu", checkpointing=numerics.activation_checkpointing, fused_loss=numerics.fused_loss,
+        spec.shape,
+        device="cpu",
+        checkpointing=numerics.activation_checkpointing,
+        fused_loss=numerics.fused_loss,
         compute=PRECISIONS[numerics.dtype].compute,
-    )  # fmt: skip
+    )
     parameters = dict(module.named_parameters())
     for parameter in numbers:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))

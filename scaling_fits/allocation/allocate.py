@@ -1,12 +1,14 @@
 """From a compute budget to parameters and tokens.
 
-With C = 6 N D and a law of inner terms A N^-alpha + B D^-beta the optimum is (arXiv 2203.15556, section 3.3)
+With C = 6 N D and a law of inner terms A N^-alpha + B D^-beta the optimum is (arXiv 2203.15556,
+section 3.3)
 
-    N* = G (C / 6)^(beta / (alpha + beta)),   D* = C / (6 N*),   G = (alpha A / (beta B))^(1 / (alpha + beta)),
+    N* = G (C / 6)^(beta / (alpha + beta)),   D* = C / (6 N*),   G = (alpha A / (beta B))^(1 /
+    (alpha + beta)),
 
-with or without an outer exponent, which does not move it. The best size is the median of the optima of all draws of
-the law. Budgets that pay for serving or repeat their data have no closed form; but the log loss of a law is convex in
-log N along C, so its optimum is the one root of its derivative.
+with or without an outer exponent, which does not move it. The best size is the median of the optima
+of all draws of the law. Budgets that pay for serving or repeat their data have no closed form; but
+the log loss of a law is convex in log N along C, so its optimum is the one root of its derivative.
 """
 
 from __future__ import annotations
@@ -37,17 +39,20 @@ from scaling_fits.laws.law import LARGEST, NEXT_RUNG, CannotTellError, exp_finit
 
 FLAT = 0.003  # shapes within 0.3 % of the best loss are as good: below the noise of a run
 WIDEST_SIZE = 1e3
-"""Largest over smallest size of an interval that tells one: public isoFLOP families are missed by factors below 4."""
+"""Largest over smallest size of an interval that tells one: public isoFLOP families are missed by
+factors below 4."""
 USUAL_TOKENS_PER_PARAM = (1.0, 1e4)
-"""Compute-optimal tokens per parameter that published runs ask for are 1.7 (arXiv 2001.08361) to some hundreds; models
-trained to be served reach 2,000, and tiny ones 1e4."""
+"""Compute-optimal tokens per parameter that published runs ask for are 1.7 (arXiv 2001.08361) to
+some hundreds; models trained to be served reach 2,000, and tiny ones 1e4."""
 LAW_BEND_SD = 0.15
-"""Standard deviation of log N* for each factor e of FLOPs beyond the runs, of a law of loss without isoFLOP minima: how
-far laws were off over 91 tasks of public families (`benchmarks/best_sizes.py`)."""
+"""Standard deviation of log N* for each factor e of FLOPs beyond the runs, of a law of loss without
+isoFLOP minima: how far laws were off over 91 tasks of public families (`benchmarks/best_sizes.py`).
+"""
 
 
 _NO_SIZE = (
-    f"the best size is not determined: laws and refits disagree by a factor of {WIDEST_SIZE:g} or more: add runs with "
+    f"the best size is not determined: laws and refits disagree by a factor of {WIDEST_SIZE:g} or "
+    "more: add runs with "
     "other tokens per parameter, at larger budgets"
 )
 
@@ -90,7 +95,9 @@ class Allocation:
 
     @property
     def size_determined(self) -> bool:
-        """Whether the interval of the size tells one: it holds runs only, over less than a factor of a thousand."""
+        """Whether the interval of the size tells one: it holds runs only, over less than a factor
+        of a thousand.
+        """
         if self.params_interval is None or self.tokens_interval is None:
             return True
         low, high = self.params_interval
@@ -103,46 +110,65 @@ class Allocation:
 
 
 def allocate(
-    fitted: FittedRuns, flops: float, *, inference_tokens: float = 0.0, unique_tokens: float | None = None
+    fitted: FittedRuns,
+    flops: float,
+    *,
+    inference_tokens: float = 0.0,
+    unique_tokens: float | None = None,
 ) -> Allocation:
     """N, D and their loss for a budget of `flops` FLOPs.
 
-    It pays for 6 N D, and, with `inference_tokens` T, for 2 N T. With `unique_tokens` what is trained beyond them
-    repeats.
+    It pays for 6 N D, and, with `inference_tokens` T, for 2 N T. With `unique_tokens` what is
+    trained beyond them repeats.
 
     Raises:
         SpecError: budgets or tokens out of range, all at once.
         NoRunError: the budget pays for less than one parameter or one token.
         CannotTellError: the runs identify no law.
     """
-    spending = Spending(flops=float(flops), inference_tokens=float(inference_tokens), unique_tokens=unique_tokens)
+    spending = Spending(
+        flops=float(flops), inference_tokens=float(inference_tokens), unique_tokens=unique_tokens
+    )
     fitted.require_area()
     if unique_tokens is not None:
-        spending = dataclasses.replace(spending, unique_params=repeats.fitting_params(fitted, unique_tokens))
+        spending = dataclasses.replace(
+            spending, unique_params=repeats.fitting_params(fitted, unique_tokens)
+        )
     try:
         with np.errstate(all="ignore"):
             found = _allocate(fitted, spending)
     except OverflowError as error:
         raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs") from error
-    if not all(map(math.isfinite, (found.loss_nats, *(found.interval or ()), *found.flat_params, *found.flat_tokens))):
+    if not all(
+        map(
+            math.isfinite,
+            (found.loss_nats, *(found.interval or ()), *found.flat_params, *found.flat_tokens),
+        )
+    ):
         raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
     return found
 
 
 def no_number(fitted: FittedRuns, what: str) -> CannotTellError:
     """The refusal of a question that a fit has no finite answer to."""
-    return CannotTellError((f"the fit is {fitted.status} and has no finite number for {what}", *fitted.fit.warnings))
+    return CannotTellError(
+        (f"the fit is {fitted.status} and has no finite number for {what}", *fitted.fit.warnings)
+    )
 
 
 def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
     if all(1 <= size <= LARGEST for size in (params, tokens)):
         return
     run = (
-        f"a budget of {format_flops(spending.flops)} FLOPs pays for {format_significant(params)} parameters on "
+        f"a budget of {format_flops(spending.flops)} FLOPs pays for {format_significant(params)} "
+        "parameters on "
         f"{format_significant(tokens)} tokens"
     )
     if fitted.status != "converged":
-        reasons = f"{run}, by a fit that is {fitted.status} and determines no size", *fitted.fit.warnings
+        reasons = (
+            f"{run}, by a fit that is {fitted.status} and determines no size",
+            *fitted.fit.warnings,
+        )
         raise CannotTellError(reasons)
     raise NoRunError(f"{run}: both must be from 1 to {LARGEST:g}")
 
@@ -160,8 +186,10 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
     limit = None
     if spending.unique_tokens is not None:
         limit = DataLimit(
-            unique_tokens=spending.unique_tokens, epochs=tokens / spending.unique_tokens, effective_tokens=at.tokens
-        )  # fmt: skip
+            unique_tokens=spending.unique_tokens,
+            epochs=tokens / spending.unique_tokens,
+            effective_tokens=at.tokens,
+        )
     flat = range_within(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _intervals(fitted, spending, best)
     warnings = at.warnings
@@ -182,7 +210,11 @@ def _allocate(fitted: FittedRuns, spending: Spending) -> Allocation:
         spending=spending,
         data_limit=limit,
     )
-    return found if found.size_determined else dataclasses.replace(found, warnings=(_NO_SIZE, *found.warnings))
+    return (
+        found
+        if found.size_determined
+        else dataclasses.replace(found, warnings=(_NO_SIZE, *found.warnings))
+    )
 
 
 def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
@@ -191,8 +223,10 @@ def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
     if least <= tokens_per_param <= most:
         return ()
     warning = (
-        f"{format_significant(tokens_per_param)} tokens per parameter: the best runs of published studies have "
-        f"{least:g} to {most:g}. Check what the table's params and tokens count, and whether each row is a run that "
+        f"{format_significant(tokens_per_param)} tokens per parameter: the best runs of published "
+        "studies have "
+        f"{least:g} to {most:g}. Check what the table's params and tokens count, and whether each "
+        "row is a run that "
         "ended its schedule"
     )
     return (warning,)
@@ -201,7 +235,9 @@ def _ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
 def _intervals(
     fitted: FittedRuns, spending: Spending, best: float
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """Return the intervals of N and D: of the runs' own minima, or of the draws' optima and how sizes' laws bend."""
+    """Return the intervals of N and D: of the runs' own minima, or of the draws' optima and how
+    sizes' laws bend.
+    """
     if not fitted.has_intervals:
         return None, None
     if fitted.optima is not None:
@@ -209,18 +245,28 @@ def _intervals(
         assert there.params_interval is not None
         low, high = (best + math.log(end / there.params) for end in there.params_interval)
         low, high = min(low, spending.ceiling), min(high, spending.ceiling)
-        return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
+        return (exp_finite(low), exp_finite(high)), (
+            tokens_at(spending, high),
+            tokens_at(spending, low),
+        )
     posterior = fitted.require_area()
     middle_S = log_best_params(posterior.theta, spending)
     reach = math.log(NEXT_RUNG * max(spending.flops / fitted.span.six_nd[1], 1.0))
     sd_S = np.full(len(middle_S), LAW_BEND_SD * reach)
     tail = (1 - fitted.level) / 2
     low, high = (
-        float(np.clip(mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling))
+        float(
+            np.clip(
+                mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling
+            )
+        )
         for share in (tail, 1 - tail)
     )
     low, high = min(low, best), max(high, best)
-    return (exp_finite(low), exp_finite(high)), (tokens_at(spending, high), tokens_at(spending, low))
+    return (exp_finite(low), exp_finite(high)), (
+        tokens_at(spending, high),
+        tokens_at(spending, low),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,11 +279,13 @@ class ExactRun:
 
 
 def exact_run(fitted: FittedRuns, allocation: Allocation, option: ShapeOption) -> ExactRun | None:
-    """The run of `option` that the allocation's budget pays for, exactly counted; None when serving alone eats it.
+    """The run of `option` that the allocation's budget pays for, exactly counted; None when serving
+    alone eats it.
 
-    6 N leaves the attention out and counts an untied input embedding, a look-up, as a product: at long contexts and
-    small widths it is far off. Training costs the shape's own FLOPs per token, serving a third of them.
-    The loss is of the law at the shape's own N and these tokens; the law knows nothing of contexts or aspects.
+    6 N leaves the attention out and counts an untied input embedding, a look-up, as a product: at
+    long contexts and small widths it is far off. Training costs the shape's own FLOPs per token,
+    serving a third of them. The loss is of the law at the shape's own N and these tokens; the law
+    knows nothing of contexts or aspects.
     """
     spending = allocation.spending
     served = spending.inference_tokens * option.flops_per_token / 3

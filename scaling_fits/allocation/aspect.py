@@ -1,13 +1,15 @@
-"""The width per layer: what it adds to the loss that parameters and tokens predict, and the best one for the main run.
+"""The width per layer: what it adds to the loss that parameters and tokens predict, and the best
+one for the main run.
 
-A ladder over a grid of widths and depths has runs of about as many parameters and unlike shapes. What a law of
-parameters and tokens leaves of their log losses is fitted by
+A ladder over a grid of widths and depths has runs of about as many parameters and unlike shapes.
+What a law of parameters and tokens leaves of their log losses is fitted by
 
     a + b log2 N + c log2 D + s (x - mean) + q (x - mean)^2,    x = log2(width / layers)
 
-by least squares: a, b, c take up what the law itself could be off by, so that s and q are of runs of equal size. Loss
-depends on the shape weakly (arXiv 2001.08361, section 3.1; a parabola in the log of the aspect ratio is what arXiv
-2006.12467 and 2305.13035 find), so few ladders determine it, and this says when one does not.
+by least squares: a, b, c take up what the law itself could be off by, so that s and q are of runs
+of equal size. Loss depends on the shape weakly (arXiv 2001.08361, section 3.1; a parabola in the
+log of the aspect ratio is what arXiv 2006.12467 and 2305.13035 find), so few ladders determine it,
+and this says when one does not.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ LEAST_SPARE = 3
 """Runs beyond the terms: fewer say nothing of the noise."""
 LEAST_ASPECTS = 3
 _MOST_CONDITION = 1e6
-"""Of the design, its columns scaled: beyond it, shape and size cannot be told apart in these runs."""
+"""Of the design, its columns scaled: beyond it, shape and size cannot be told apart in these
+runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,19 +79,24 @@ class AspectTerm:
     mean: float
     """Of the term over the runs: the law has it in it."""
     seen: tuple[tuple[float, float], ...]
-    """Of each run its width per layer, and what the law, but for the shape, leaves of its log loss."""
+    """Of each run its width per layer, and what the law, but for the shape, leaves of its log
+    loss."""
 
     def best(self) -> Interval:
         """The width per layer of the lowest loss within reach."""
         low, high = (end - self.centre_log2 for end in self.reach_log2)
-        found = _lowest(np.vstack([np.array([self.point]), self.draws]), low, high) + self.centre_log2
+        found = (
+            _lowest(np.vstack([np.array([self.point]), self.draws]), low, high) + self.centre_log2
+        )
         ends = np.quantile(found[1:], [(1 - self.level) / 2, (1 + self.level) / 2])
         value, least, most = (float(2.0**x) for x in (found[0], *ends))
         return Interval(value=value, low=min(value, least), high=max(value, most))
 
     @property
     def determined(self) -> bool:
-        """Whether these runs say which is best: its interval is narrower than half of what was tried, in log2."""
+        """Whether these runs say which is best: its interval is narrower than half of what was
+        tried, in log2.
+        """
         best, (low, high) = self.best(), self.reach_log2
         return math.log2(best.high / best.low) < (high - low) / 2
 
@@ -113,11 +121,16 @@ class AspectTerm:
 
     def _span(self, values: NDArray[np.float64]) -> Interval:
         low, high = np.quantile(values[1:], [(1 - self.level) / 2, (1 + self.level) / 2])
-        return Interval(value=float(values[0]), low=min(float(low), float(values[0])),
-                        high=max(float(high), float(values[0])))  # fmt: skip
+        return Interval(
+            value=float(values[0]),
+            low=min(float(low), float(values[0])),
+            high=max(float(high), float(values[0])),
+        )
 
 
-def shaped_run(fit: FittedRuns, *, params: float, tokens: float, width_per_layer: float, loss_nats: float) -> ShapedRun:
+def shaped_run(
+    fit: FittedRuns, *, params: float, tokens: float, width_per_layer: float, loss_nats: float
+) -> ShapedRun:
     """A run beside what a law predicts of it.
 
     Raises:
@@ -126,9 +139,12 @@ def shaped_run(fit: FittedRuns, *, params: float, tokens: float, width_per_layer
         CannotTellError: the runs identify no law.
     """
     return ShapedRun(
-        params=params, tokens=tokens, width_per_layer=width_per_layer, loss_nats=loss_nats,
+        params=params,
+        tokens=tokens,
+        width_per_layer=width_per_layer,
+        loss_nats=loss_nats,
         predicted_nats=predict(fit, params, tokens).loss_nats,
-    )  # fmt: skip
+    )
 
 
 def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
@@ -141,14 +157,30 @@ def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
     num_aspects = len({round(float(value), 6) for value in x})
     if len(runs) < NUM_TERMS + LEAST_SPARE or num_aspects < LEAST_ASPECTS:
         said = f"{counted(len(runs), 'run')} of {counted(num_aspects, 'width')} per layer"
-        raise SpecError("aspect ratio", [f"{said}: must be {NUM_TERMS + LEAST_SPARE} of {LEAST_ASPECTS}, at least"])
+        raise SpecError(
+            "aspect ratio",
+            [f"{said}: must be {NUM_TERMS + LEAST_SPARE} of {LEAST_ASPECTS}, at least"],
+        )
     left = np.log([run.loss_nats / run.predicted_nats for run in runs])
     centre = float(x.mean())
-    columns = [np.log2([run.params for run in runs]), np.log2([run.tokens for run in runs]), x - centre]
-    design = np.stack([np.ones_like(x), *(c - c.mean() for c in columns[:2]), columns[2], columns[2] ** 2], axis=1)
+    columns = [
+        np.log2([run.params for run in runs]),
+        np.log2([run.tokens for run in runs]),
+        x - centre,
+    ]
+    design = np.stack(
+        [np.ones_like(x), *(c - c.mean() for c in columns[:2]), columns[2], columns[2] ** 2], axis=1
+    )
     scaled = design / np.maximum(np.abs(design).max(axis=0), 1e-12)
-    if np.linalg.cond(scaled) > _MOST_CONDITION or np.ptp(columns[0]) == 0 or np.ptp(columns[1]) == 0:
-        raise SpecError("aspect ratio", ["shape and size grow together in these runs: ladder.depths must be a grid"])
+    if (
+        np.linalg.cond(scaled) > _MOST_CONDITION
+        or np.ptp(columns[0]) == 0
+        or np.ptp(columns[1]) == 0
+    ):
+        raise SpecError(
+            "aspect ratio",
+            ["shape and size grow together in these runs: ladder.depths must be a grid"],
+        )
     found, *_ = np.linalg.lstsq(design, left, rcond=None)
     spare = len(runs) - NUM_TERMS
     remains = left - design @ found
@@ -160,18 +192,24 @@ def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
     normal = generator.standard_normal((NUM_DRAWS, 2)) @ np.linalg.cholesky(covariance).T
     draws = found[3:] + normal / np.sqrt(generator.chisquare(spare, NUM_DRAWS) / spare)[:, None]
     return AspectTerm(
-        centre_log2=centre, reach_log2=(float(x.min()), float(x.max())), point=(float(found[3]), float(found[4])),
-        draws=draws, level=level, noise=noise, mean=float((design[:, 3:] @ found[3:]).mean()),
+        centre_log2=centre,
+        reach_log2=(float(x.min()), float(x.max())),
+        point=(float(found[3]), float(found[4])),
+        draws=draws,
+        level=level,
+        noise=noise,
+        mean=float((design[:, 3:] @ found[3:]).mean()),
         seen=tuple(
             (run.width_per_layer, float(value))
             for run, value in zip(runs, left - design[:, :3] @ found[:3], strict=True)
         ),
-    )  # fmt: skip
+    )
 
 
 def _design_effect(remains: NDArray[np.float64], shapes: Sequence[tuple[float, float]]) -> float:
-    """By how much runs of one shape that depart together make a variance larger than independent ones would: 1 and
-    (runs a shape - 1) times their correlation, by the analysis of variance; 1 at least.
+    """By how much runs of one shape that depart together make a variance larger than independent
+    ones would: 1 and (runs a shape - 1) times their correlation, by the analysis of variance; 1 at
+    least.
     """
     groups = [remains[[shape == each for shape in shapes]] for each in dict.fromkeys(shapes)]
     number, per_shape = len(groups), len(remains) / len(groups)

@@ -1,6 +1,7 @@
 """From GPU-hours, dollars or a deadline to FLOPs, with every assumption stated.
 
-FLOPs = GPUs * seconds * peak * MFU: the share of the peak (dense, no sparsity) that a training run reaches.
+FLOPs = GPUs * seconds * peak * MFU: the share of the peak (dense, no sparsity) that a training run
+reaches.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class BudgetMachine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetRequest:
-    """What was asked for: one budget at most, and a deadline. All-at-once `SpecError` for what does not fit."""
+    """What was asked for: one budget at most, and a deadline. All-at-once `SpecError` for what does
+    not fit.
+    """
 
     flops: float | None = None
     gpu_hours: float | None = None
@@ -46,21 +49,29 @@ class BudgetRequest:
     def __post_init__(self) -> None:
         checks = Checks(self)
         limits = {
-            "flops": (LEAST_FLOPS, MOST_FLOPS), "gpu_hours": (1e-6, 1e12), "usd": (1e-6, 1e15),
+            "flops": (LEAST_FLOPS, MOST_FLOPS),
+            "gpu_hours": (1e-6, 1e12),
+            "usd": (1e-6, 1e15),
             "deadline_days": (1e-6, 1e5),
-        }  # fmt: skip
+        }
         for name, (least, most) in limits.items():
             if getattr(self, name) is not None:
                 checks.number(name, least=least, most=most)
         if self.num_gpus is not None:
             whole = type(self.num_gpus) is int and 1 <= self.num_gpus <= 10**8
-            checks.that(whole, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8")
+            checks.that(
+                whole, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8"
+            )
         given = [name for name in ("flops", "gpu_hours", "usd") if getattr(self, name) is not None]
         checks.that(len(given) < 2, f"{' and '.join(given)}: give only one budget")
-        checks.that(bool(given) or self.deadline_days is not None,
-                    "no budget: give flops, gpu_hours, usd or deadline_days")  # fmt: skip
-        checks.that(self.deadline_days is None or self.num_gpus is not None,
-                    "deadline_days needs num_gpus: how many run until then")  # fmt: skip
+        checks.that(
+            bool(given) or self.deadline_days is not None,
+            "no budget: give flops, gpu_hours, usd or deadline_days",
+        )
+        checks.that(
+            self.deadline_days is None or self.num_gpus is not None,
+            "deadline_days needs num_gpus: how many run until then",
+        )
         checks.done()
 
     @property
@@ -108,7 +119,9 @@ def budget_of(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudg
     binds = min(hours, key=lambda name: hours[name])
     taken = hours[binds]
     return ComputeBudget(
-        flops=wish.flops if binds == "flops" and wish.flops is not None else taken * hour_flops, binds=binds,
-        gpu_hours=taken, usd=None if price is None else taken * price,
+        flops=wish.flops if binds == "flops" and wish.flops is not None else taken * hour_flops,
+        binds=binds,
+        gpu_hours=taken,
+        usd=None if price is None else taken * price,
         days=None if wish.num_gpus is None else taken / (24.0 * wish.num_gpus),
-    )  # fmt: skip
+    )

@@ -4,8 +4,9 @@ After arXiv 2305.16264, section 3: of D tokens in R = D / U - 1 repeats over U u
 
     D' = U + U R* (1 - exp(-R / R*)),
 
-and so for N parameters over the U_N that fit U tokens best. The constants were fitted there to models of up to 9
-billion parameters on web text, and are borrowed here, not measured on anyone's own data.
+and so for N parameters over the U_N that fit U tokens best. The constants were fitted there to
+models of up to 9 billion parameters on web text, and are borrowed here, not measured on anyone's
+own data.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from scaling_fits.forecast.uncertainty import FittedRuns
 from scaling_fits.laws.solver import Floats
 
 TOKENS_HALF = 15.39
-"""R* of tokens (arXiv 2305.16264, section 6): the repeats after which 1 - 1/e of all they can ever give is had."""
+"""R* of tokens (arXiv 2305.16264, section 6): the repeats after which 1 - 1/e of all they can ever
+give is had."""
 PARAMS_HALF = 5.31
 """R* of parameters, from the same fit."""
 TOKENS_PER_PARAM = 19.5
@@ -28,13 +30,16 @@ TOKENS_PER_PARAM = 19.5
 SAFE_EPOCHS = 4.0
 """Up to here repeated tokens are all but as good as fresh ones (the same paper)."""
 SOURCE = (
-    "arXiv 2305.16264 (R* = 15.39 for tokens, 5.31 for parameters, 19.5 tokens per parameter): borrowed, "
+    "arXiv 2305.16264 (R* = 15.39 for tokens, 5.31 for parameters, 19.5 tokens per parameter): "
+    "borrowed, "
     "not measured on these runs; the intervals leave out their uncertainty"
 )
 
 
 def counted(log_value: Floats, unique: float | None, half: float) -> tuple[Floats, Floats]:
-    """Log of what a quantity counts for, and log of d log counted / d log value. Up to `unique`: itself, and 0."""
+    """Log of what a quantity counts for, and log of d log counted / d log value. Up to `unique`:
+    itself, and 0.
+    """
     if unique is None:
         return log_value, np.zeros_like(log_value)
     log_unique = math.log(unique)
@@ -47,12 +52,13 @@ def counted(log_value: Floats, unique: float | None, half: float) -> tuple[Float
 
 
 def fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
-    """U_N: the size that `unique_tokens` fill; the larger of the fit's own and of the paper's U / 19.5.
+    """U_N: the size that `unique_tokens` fill; the larger of the fit's own and of the paper's U /
+    19.5.
 
-    The fit's own is the size for which they are compute-optimal, the median over the draws of the law: below it no
-    size may count for less, or data seen once would. The paper's goes with its 5.31. On the paper's public runs of 1 to
-    5 and 5 to 15 epochs the median error of the loss is 1.1 and 3.5 %, too high; it is 0.8 and 4.1 % when repeated
-    tokens count as fresh.
+    The fit's own is the size for which they are compute-optimal, the median over the draws of the
+    law: below it no size may count for less, or data seen once would. The paper's goes with its
+    5.31. On the paper's public runs of 1 to 5 and 5 to 15 epochs the median error of the loss is
+    1.1 and 3.5 %, too high; it is 0.8 and 4.1 % when repeated tokens count as fresh.
     """
     _, a, b, alpha, beta, _ = fitted.require_area().theta.T
     logs = float(np.median((np.log(alpha / beta) + a - b + beta * math.log(unique_tokens)) / alpha))
@@ -74,13 +80,19 @@ def limit_warnings(limit: DataLimit) -> tuple[str, ...]:
     warnings = []
     if limit.epochs > 1:
         warnings.append(
-            f"tokens are seen {format_factor(limit.epochs)} times; what a repeated token is worth is taken from "
+            f"tokens are seen {format_factor(limit.epochs)} times; what a repeated token is worth "
+            "is taken from "
             f"{SOURCE}"
         )
     if limit.epochs > SAFE_EPOCHS:
         warnings.append(
-            f"{format_significant(limit.epochs)} epochs: beyond {SAFE_EPOCHS:g} a repeated token is worth less and "
+            f"{format_significant(limit.epochs)} epochs: beyond {SAFE_EPOCHS:g} a repeated token "
+            "is worth less and "
             "less; more unique tokens are worth more than more compute"
-            + ("; beyond 15 the published form itself fails, by some 10 % of the loss" if limit.epochs > 15 else "")
+            + (
+                "; beyond 15 the published form itself fails, by some 10 % of the loss"
+                if limit.epochs > 15
+                else ""
+            )
         )
     return tuple(warnings)

@@ -1,11 +1,12 @@
 """From a number of parameters to whole numbers: the one chooser of a main run's shape.
 
-A study's template fixes depth, head dim, vocabulary and all ratios, so only the width is chosen, as muP wants it.
-Without one, width and depth are: width is a multiple of the tile and of (head dim * tensor-parallel degree), the
-feed-forward width of the tile on every rank, the vocabulary of 128 * degree (as Megatron-LM pads it). Heads and
-key-value heads always split over the degree. Among those, the shape is taken that is nearest in log parameters, where
-departures from the published aspect count a fifth, from the usual group a tenth, and each factor of two that the heads
-lack as 10 %.
+A study's template fixes depth, head dim, vocabulary and all ratios, so only the width is chosen, as
+muP wants it. Without one, width and depth are: width is a multiple of the tile and of (head dim *
+tensor-parallel degree), the feed-forward width of the tile on every rank, the vocabulary of 128 *
+degree (as Megatron-LM pads it). Heads and key-value heads always split over the degree. Among
+those, the shape is taken that is nearest in log parameters, where departures from the published
+aspect count a fifth, from the usual group a tenth, and each factor of two that the heads lack as 10
+%.
 """
 
 from __future__ import annotations
@@ -34,20 +35,23 @@ _PUBLISHED_LAYERS = (
     (1.75e11, 96),  # GPT-3 (arXiv 2005.14165)
     (4.06e11, 126),  # Llama 3.1
 )
-"""Parameters and layers of published decoders. Depth grows with width: between them, layers follow a power law."""
+"""Parameters and layers of published decoders. Depth grows with width: between them, layers follow
+a power law."""
 _FFN = 3.5  # Llama 3 8B and 70B (14336 / 4096)
 _GROUP = 4  # query heads per key-value head: Llama 3 8B (32 / 8)
 _LARGE = 1024  # width from which matrices are split in tiles of 128, and heads over GPUs
 _DEEP = 64  # layers up to which depths of 4 times as few and as many are tried; above, of 1.5 times
 _MOST_GROUP = 16
 _EVEN_HEADS = 8  # GPUs of a node: as many heads split over every tensor-parallel degree inside it
-_WIDTHS = _EVEN_HEADS  # steps tried on each side of the size: among as many, one has heads that split by 8
+# steps tried on each side of the size: among as many, one has heads that split by 8
+_WIDTHS = _EVEN_HEADS
 _PER_TWO = 0.1
-"""Log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law (arXiv 2203.15556)
-at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range` calls as good."""
+"""Log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law
+(arXiv 2203.15556) at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range`
+calls as good."""
 _PER_ASPECT, _PER_GROUP = 0.2, 0.1
-"""Of a log of the width per layer, and of query heads per key-value head: the loss hardly feels either (arXiv
-2001.08361, section 3.1)."""
+"""Of a log of the width per layer, and of query heads per key-value head: the loss hardly feels
+either (arXiv 2001.08361, section 3.1)."""
 MOST_PARAMS = 1e16
 
 
@@ -57,7 +61,9 @@ class ShapeError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WidthCount:
-    """Parameters as a polynomial of the width, at one depth: how a model that is not of our families is counted."""
+    """Parameters as a polynomial of the width, at one depth: how a model that is not of our
+    families is counted.
+    """
 
     constant: float
     linear: float
@@ -68,12 +74,16 @@ class WidthCount:
         for name in ("constant", "linear", "square"):
             checks.number(name)
         grows = self.square >= 0 and self.linear >= 0 and self.square + self.linear > 0
-        checks.that(grows, "the number of parameters must grow with the width, at most with its square")
+        checks.that(
+            grows, "the number of parameters must grow with the width, at most with its square"
+        )
         checks.done()
 
     @classmethod
     def through(cls, counts: Mapping[int, float]) -> WidthCount:
-        """The one through the counts at three widths. Raises SpecError where they do not grow so."""
+        """The one through the counts at three widths. Raises SpecError where they do not grow
+        so.
+        """
         (a, at_a), (b, at_b), (c, at_c) = sorted(counts.items())
         first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
         square = (second - first) / (c - a)
@@ -93,7 +103,9 @@ class WidthCount:
             return 1.0
         if not self.square:
             return max(1.0, over / self.linear)
-        return max(1.0, 2 * over / (self.linear + math.sqrt(self.linear**2 + 4 * self.square * over)))
+        return max(
+            1.0, 2 * over / (self.linear + math.sqrt(self.linear**2 + 4 * self.square * over))
+        )
 
 
 def layers_of(width: int, width_per_layer: float) -> int:
@@ -102,12 +114,19 @@ def layers_of(width: int, width_per_layer: float) -> int:
 
 
 def counted_at(counts: Mapping[int, WidthCount], depth: int) -> WidthCount | None:
-    """The count of a depth: as counted, else on the line through two depths that were; None where that is not known."""
+    """The count of a depth: as counted, else on the line through two depths that were; None where
+    that is not known.
+    """
     if depth in counts or len(counts) < 2:
         return counts.get(depth)
     least = min(counts)
     more = per_layer(counts)
-    return WidthCount(**{name: getattr(counts[least], name) + (depth - least) * getattr(more, name) for name in _TERMS})
+    return WidthCount(
+        **{
+            name: getattr(counts[least], name) + (depth - least) * getattr(more, name)
+            for name in _TERMS
+        }
+    )
 
 
 def per_layer(counts: Mapping[int, WidthCount]) -> WidthCount:
@@ -115,9 +134,10 @@ def per_layer(counts: Mapping[int, WidthCount]) -> WidthCount:
     least, most = min(counts), max(counts)
     return WidthCount(
         **{
-            name: (getattr(counts[most], name) - getattr(counts[least], name)) / (most - least) for name in _TERMS
+            name: (getattr(counts[most], name) - getattr(counts[least], name)) / (most - least)
+            for name in _TERMS
         }
-    )  # fmt: skip
+    )
 
 
 _TERMS = tuple(one.name for one in dataclasses.fields(WidthCount))
@@ -125,10 +145,13 @@ _TERMS = tuple(one.name for one in dataclasses.fields(WidthCount))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """What a study fixes of its main run's shape: everything but the width, and perhaps the depth."""
+    """What a study fixes of its main run's shape: everything but the width, and perhaps the
+    depth.
+    """
 
     shape: Shape
-    """Depth, head dim, vocabulary, context and the ratios of key-value heads and feed-forward width."""
+    """Depth, head dim, vocabulary, context and the ratios of key-value heads and feed-forward
+    width."""
     width_multiple: int = 1
     tensor_parallel: int = 1
     count: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
@@ -155,7 +178,9 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeRequest:
-    """What a shape must keep to; None is the template's, or else a default that `ShapeChoice.assumed` says."""
+    """What a shape must keep to; None is the template's, or else a default that
+    `ShapeChoice.assumed` says.
+    """
 
     params: float
     """Total, embeddings included."""
@@ -178,7 +203,9 @@ class ShapeRequest:
     @property
     def degree(self) -> int:
         """Ranks that the heads must split over."""
-        return self.tensor_parallel or (1 if self.template is None else self.template.tensor_parallel)
+        return self.tensor_parallel or (
+            1 if self.template is None else self.template.tensor_parallel
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +244,8 @@ class _Frame:
 
     head_dim: int
     group: int | None
-    """Query heads per key-value head; None: of each width's divisors, the one nearest to `_GROUP`."""
+    """Query heads per key-value head; None: of each width's divisors, the one nearest to
+    `_GROUP`."""
     ffn_ratio: float
     vocab_size: int
     width_step: int
@@ -257,25 +285,36 @@ def choose_shape(request: ShapeRequest) -> ShapeChoice:
     """The best shape of a request.
 
     Raises:
-        ShapeError: no width keeps the ratios and heads whole, or, without a template, even the smallest shape has more
-            than twice the parameters.
+        ShapeError: no width keeps the ratios and heads whole, or, without a template, even the
+            smallest shape has more than twice the parameters.
     """
-    frame, assumed = _of_template(request, request.template) if request.template else _filled(request)
+    frame, assumed = (
+        _of_template(request, request.template) if request.template else _filled(request)
+    )
     if request.template is not None and request.template.width_per_layer:
         found = _along(request, frame, request.template)
     else:
-        found = [option for depth in _depths(request, frame) for option in _nearest(request, frame, depth)]
+        found = [
+            option
+            for depth in _depths(request, frame)
+            for option in _nearest(request, frame, depth)
+        ]
     if not found:
         raise ShapeError(
-            f"no width divides into heads, tensor-parallel degree {request.degree} and tiles: choose another degree"
+            f"no width divides into heads, tensor-parallel degree {request.degree} and tiles: "
+            "choose another degree"
         )
     best = min(found, key=lambda option: _distance(option, frame))
     if frame.group is None:
-        assumed = *assumed, f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head"
+        assumed = (
+            *assumed,
+            f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head",
+        )
     if best.params_ratio > 2 and frame.template is None:
         least = min(option.params for option in found)
         raise ShapeError(
-            f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, head dim "
+            f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, "
+            "head dim "
             f"{frame.head_dim} and tensor-parallel degree {request.degree} has {least}: "
             "ask for a smaller vocabulary or degree"
         )
@@ -286,12 +325,21 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
     shape, group = of.shape, of.shape.num_heads // of.shape.num_kv_heads
     whole_ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
     frame = _Frame(
-        head_dim=shape.head_dim, group=group,
-        ffn_ratio=shape.ffn_width / shape.width, vocab_size=shape.vocab_size,
+        head_dim=shape.head_dim,
+        group=group,
+        ffn_ratio=shape.ffn_width / shape.width,
+        vocab_size=shape.vocab_size,
         width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
-        ffn_step=request.degree, template=shape, aspect=published_aspect(request.params), count=of.count,
-    )  # fmt: skip
-    depth = f"depth {shape.num_layers}" if of.width_per_layer is None else f"{of.width_per_layer:g} widths a layer"
+        ffn_step=request.degree,
+        template=shape,
+        aspect=published_aspect(request.params),
+        count=of.count,
+    )
+    depth = (
+        f"depth {shape.num_layers}"
+        if of.width_per_layer is None
+        else f"{of.width_per_layer:g} widths a layer"
+    )
     return frame, (f"{depth}, head dim, vocabulary and ratios of the study's template",)
 
 
@@ -303,22 +351,30 @@ def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
     head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
     tile = 128 if width >= _LARGE else 16
     notes = {
-        f"vocabulary {vocab}: the largest common one whose tables take at most a quarter": request.vocab_size is None,
+        f"vocabulary {vocab}: the largest common one whose tables take at most a quarter": request.vocab_size  # noqa: E501
+        is None,
         f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
         f"head dim {head_dim}": True,
         f"feed-forward width {_FFN:g} times the width": True,
         f"width per layer near {aspect:.0f}, as published models of this size have it": True,
     }
     frame = _Frame(
-        head_dim=head_dim, group=None, ffn_ratio=_FFN, vocab_size=padded,
-        width_step=math.lcm(tile, head_dim * degree), ffn_step=math.lcm(2 * tile, tile * degree), template=None,
+        head_dim=head_dim,
+        group=None,
+        ffn_ratio=_FFN,
+        vocab_size=padded,
+        width_step=math.lcm(tile, head_dim * degree),
+        ffn_step=math.lcm(2 * tile, tile * degree),
+        template=None,
         aspect=aspect,
-    )  # fmt: skip
+    )
     return frame, tuple(text for text, assumed in notes.items() if assumed)
 
 
 def _default_vocab(request: ShapeRequest, width: float) -> int:
-    fine = [v for v in _VOCABS if 2 * _up(v, 128 * request.degree) * width <= _TABLES * request.params]
+    fine = [
+        v for v in _VOCABS if 2 * _up(v, 128 * request.degree) * width <= _TABLES * request.params
+    ]
     return max(fine, default=_VOCABS[0])
 
 
@@ -337,7 +393,8 @@ def _depths(request: ShapeRequest, frame: _Frame) -> range:
 def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOption]:
     """Shapes of some widths about the size at this depth, as far as they hold whole heads.
 
-    About, because parameters do not grow evenly with width: a width whose heads cannot be grouped has more.
+    About, because parameters do not grow evenly with width: a width whose heads cannot be grouped
+    has more.
     """
     of = frame.template
     matrices = 2 if of is not None and of.family == "gpt2" else 3
@@ -354,11 +411,12 @@ def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOpti
             params = frame.count.params(shape.width) if frame.count else count_params(shape).total
             options.append(
                 ShapeOption(
-                    shape=shape, params=params,
+                    shape=shape,
+                    params=params,
                     flops_per_token=6 * params if frame.count else flops_per_token(shape),
                     params_ratio=params / request.params,
                 )
-            )  # fmt: skip
+            )
     return options
 
 
@@ -382,14 +440,21 @@ def _along(request: ShapeRequest, frame: _Frame, of: Template) -> list[ShapeOpti
         shape, params = at(count), of.params(at(count))
         if shape.ffn_width % frame.ffn_step == 0:
             counted = 6 * params if of.count else flops_per_token(shape)
-            options.append(ShapeOption(
-                shape=shape, params=params, flops_per_token=counted, params_ratio=params / request.params
-            ))  # fmt: skip
+            options.append(
+                ShapeOption(
+                    shape=shape,
+                    params=params,
+                    flops_per_token=counted,
+                    params_ratio=params / request.params,
+                )
+            )
     return options
 
 
 def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shape | None:
-    """The shape `count` steps wide; None where its heads or feed-forward width do not split over the degree."""
+    """The shape `count` steps wide; None where its heads or feed-forward width do not split over
+    the degree.
+    """
     width = count * frame.width_step
     if frame.template is not None:
         shape = frame.template.at_width(width)
@@ -415,12 +480,16 @@ def _distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
     shape = option.shape
     group = shape.num_heads / shape.num_kv_heads / (frame.group or _GROUP)
     far = abs(math.log(option.params_ratio)) + _PER_TWO * _twos_lacking(shape)
-    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(math.log(group))
+    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(
+        math.log(group)
+    )
     return far, shape.num_layers, shape.width
 
 
 def _twos_lacking(shape: Shape) -> int:
-    """Factors of two that the heads lack to split over a node; below `_LARGE` nobody splits them."""
+    """Factors of two that the heads lack to split over a node; below `_LARGE` nobody splits
+    them.
+    """
     if shape.width < _LARGE:
         return 0
     return (_EVEN_HEADS // math.gcd(_EVEN_HEADS, shape.num_heads)).bit_length() - 1

@@ -1,7 +1,9 @@
-"""Where the FLOPs of a budget go; along it the best size for one law, and the least of the pooled log loss.
+"""Where the FLOPs of a budget go; along it the best size for one law, and the least of the pooled
+log loss.
 
-Training costs 6 N D, serving 2 N a token (arXiv 2401.00448, section 2). Fewer unique tokens than are trained on
-count for less (`repeats`). So for a size N the budget leaves D tokens, and N and D count as N' and D'.
+Training costs 6 N D, serving 2 N a token (arXiv 2401.00448, section 2). Fewer unique tokens than
+are trained on count for less (`repeats`). So for a size N the budget leaves D tokens, and N and D
+count as N' and D'.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from scaling_fits.laws import law
 from scaling_fits.laws.law import exp_finite
 from scaling_fits.laws.solver import Floats, bisected
 
-LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40  # a run of one parameter and of a galaxy: beyond, a typing error
+# a run of one parameter and of a galaxy: beyond, a typing error
+LEAST_FLOPS, MOST_FLOPS = 1e6, 1e40
 MOST_TOKENS = 1e30
 _REACH = 100.0  # log N searched on each side of 6 N D's own optimum
 _HALVINGS = 64
@@ -43,7 +46,10 @@ class Spending:
         checks = Checks(self)
         checks.number("flops", least=LEAST_FLOPS, most=MOST_FLOPS)
         checks.number("inference_tokens", least=0.0, most=MOST_TOKENS)
-        for name, least, most in (("unique_tokens", 1.0, MOST_TOKENS), ("unique_params", 1e-300, 1e300)):
+        for name, least, most in (
+            ("unique_tokens", 1.0, MOST_TOKENS),
+            ("unique_params", 1e-300, 1e300),
+        ):
             if getattr(self, name) is not None:
                 checks.number(name, least=least, most=most)
         checks.done()
@@ -69,7 +75,9 @@ class Spending:
         return np.log1p(-np.exp(np.minimum(log_params - self.ceiling, -1e-12)))
 
     def counted(self, log_params: Floats) -> tuple[Floats, Floats]:
-        """(log N', log D'): what the size and the tokens it leaves count for in a law of fresh data."""
+        """(log N', log D'): what the size and the tokens it leaves count for in a law of fresh
+        data.
+        """
         return self.worth(log_params, self.log_tokens(log_params))
 
     def worth(self, log_params: Floats, log_tokens: Floats) -> tuple[Floats, Floats]:
@@ -79,20 +87,24 @@ class Spending:
         return n, d
 
     def log_gain(self, theta_MP: Floats, log_params_M: Floats) -> Floats:
-        """Log of what a larger N gains over what the fewer tokens lose (M,): falls in N, 0 at each law's optimum.
+        """Log of what a larger N gains over what the fewer tokens lose (M,): falls in N, 0 at each
+        law's optimum.
 
         The asymptote E and an outer exponent move neither, as they see only the sum of both terms.
         """
         a, b, alpha, beta = (theta_MP[:, i] for i in (1, 2, 3, 4))
         n, log_n_slope = repeats.counted(log_params_M, self.unique_params, repeats.PARAMS_HALF)
-        d, log_d_slope = repeats.counted(self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_HALF)
+        d, log_d_slope = repeats.counted(
+            self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_HALF
+        )
         gained = np.log(alpha) + a - alpha * n + log_n_slope
         lost: Floats = np.log(beta) + b - beta * d + log_d_slope - self._log_share(log_params_M)
         return gained - lost
 
 
 def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
-    """Log N* of each law (M,) under any spending: the closed form, or the one root of `log_gain` by halving.
+    """Log N* of each law (M,) under any spending: the closed form, or the one root of `log_gain` by
+    halving.
 
     The log loss is convex in log N along the budget: D' is concave in log D, and log D in log N.
     """
@@ -101,7 +113,9 @@ def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
         return start
     high = np.minimum(start + _REACH, spending.ceiling)
     low = np.minimum(start - _REACH, high - _REACH)
-    low, high = bisected(lambda middle: spending.log_gain(theta_MP, middle) > 0, low, high, _HALVINGS)
+    low, high = bisected(
+        lambda middle: spending.log_gain(theta_MP, middle) > 0, low, high, _HALVINGS
+    )
     return (low + high) / 2
 
 
@@ -117,7 +131,8 @@ def expected_along(fitted: FittedRuns, spending: Spending, log_params: float) ->
 
 
 def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
-    """Return log N*: that of the runs' own isoFLOP minima, or else the median over the draws of the law.
+    """Return log N*: that of the runs' own isoFLOP minima, or else the median over the draws of the
+    law.
 
     Where a budget pays for serving, or repeats data, the law says how far that moves the optimum.
     """
@@ -129,8 +144,12 @@ def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
     return math.log(predict_at(fitted.optima, spending.flops).params) + moved
 
 
-def range_within(fitted: FittedRuns, spending: Spending, best: float, excess: float) -> tuple[float, float]:
-    """Log N between which log loss is within `excess` of the best, no further than the budget allows."""
+def range_within(
+    fitted: FittedRuns, spending: Spending, best: float, excess: float
+) -> tuple[float, float]:
+    """Log N between which log loss is within `excess` of the best, no further than the budget
+    allows.
+    """
     from scipy.optimize import brentq
 
     limit = expected_along(fitted, spending, best) + excess

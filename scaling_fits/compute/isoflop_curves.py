@@ -1,11 +1,14 @@
-"""The bottom of a curve of log loss from the runs of one group: polynomials near it, many groups of runs at once.
+"""The bottom of a curve of log loss from the runs of one group: polynomials near it, many groups of
+runs at once.
 
-All groups share one window (which runs are near enough) and one degree. A window is judged by leaving out one run at a
-time near the bottom, over all groups; draws mix the windows by pseudo-BMA weights (Yao et al. 2018, Bayesian Analysis
-13:917), so an interval holds what the choice leaves open. Each group's noise is drawn to the mean over groups: a budget
-of six sizes hardly knows its own. Here are the least squares, the noise and the choice; and the curves over log N, a
-group being one budget: a quadratic or a cubic through the sizes about the bottom, up to some loss above the lowest, as
-data choose. Real curves are lopsided, so the optimum of a quadratic through all sizes would be biased.
+All groups share one window (which runs are near enough) and one degree. A window is judged by
+leaving out one run at a time near the bottom, over all groups; draws mix the windows by pseudo-BMA
+weights (Yao et al. 2018, Bayesian Analysis 13:917), so an interval holds what the choice leaves
+open. Each group's noise is drawn to the mean over groups: a budget of six sizes hardly knows its
+own. Here are the least squares, the noise and the choice; and the curves over log N, a group being
+one budget: a quadratic or a cubic through the sizes about the bottom, up to some loss above the
+lowest, as data choose. Real curves are lopsided, so the optimum of a quadratic through all sizes
+would be biased.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class LocalFit:
 
 
 def fit_local(design: Floats, y: Floats, weight: Floats, judges: NDArray[np.bool_]) -> LocalFit:
-    """Weighted least squares of `y` (R,) on `design` (R, P); `judges` (R,) are the runs near the bottom."""
+    """Weighted least squares of `y` (R,) on `design` (R, P); `judges` (R,) are the runs near the
+    bottom.
+    """
     scale = np.sqrt(weight)
     q, r = np.linalg.qr(design * scale[:, None])
     root = np.asarray(np.linalg.inv(r), dtype=np.float64)
@@ -69,11 +74,13 @@ def chosen(
     num_draws: int,
     rng: np.random.Generator,
 ) -> tuple[Sequence[LocalFit], list[Floats]]:
-    """The fits of the window that predicts best, and draws of each group's bottom, windows mixed by weight.
+    """The fits of the window that predicts best, and draws of each group's bottom, windows mixed by
+    weight.
 
     Args:
         fits: of every window, those of all groups.
-        bottom: rows (place, log loss) of the bottoms of a group, by its number, for rows of coefficients.
+        bottom: rows (place, log loss) of the bottoms of a group, by its number, for rows of
+            coefficients.
         num_draws: in all, for each group.
         rng: behind the draws.
     """
@@ -89,8 +96,14 @@ def chosen(
 
 
 def _score(fits: Sequence[LocalFit]) -> float:
-    """Geometric mean over groups of the mean square error of runs left out: no group's scale rules the others."""
-    return math.exp(float(np.mean([math.log(max(float((fit.left_out**2).mean()), _LEAST_SQUARE)) for fit in fits])))
+    """Geometric mean over groups of the mean square error of runs left out: no group's scale rules
+    the others.
+    """
+    return math.exp(
+        float(
+            np.mean([math.log(max(float((fit.left_out**2).mean()), _LEAST_SQUARE)) for fit in fits])
+        )
+    )
 
 
 def _draws_per_window(scores: Floats, num_judges: int, num_draws: int) -> list[int]:
@@ -105,11 +118,16 @@ def _draws_per_window(scores: Floats, num_judges: int, num_draws: int) -> list[i
 def _noise_sds(fits: Sequence[LocalFit]) -> list[float]:
     """Sd of a run in each group, drawn to the mean over groups."""
     pooled = sum(fit.squares for fit in fits) / sum(fit.freedom for fit in fits)
-    return [math.sqrt((fit.squares + _PRIOR_FREEDOM * pooled) / (fit.freedom + _PRIOR_FREEDOM)) for fit in fits]
+    return [
+        math.sqrt((fit.squares + _PRIOR_FREEDOM * pooled) / (fit.freedom + _PRIOR_FREEDOM))
+        for fit in fits
+    ]
 
 
 def _theta_draws(fits: Sequence[LocalFit], count: int, rng: np.random.Generator) -> list[Floats]:
-    """Draws (count, P) of each group's coefficients, of a noise that is itself drawn: so quantiles are Student's."""
+    """Draws (count, P) of each group's coefficients, of a noise that is itself drawn: so quantiles
+    are Student's.
+    """
     total = sum(fit.freedom for fit in fits)
     drawn = []
     for fit, sd in zip(fits, _noise_sds(fits), strict=True):
@@ -120,7 +138,9 @@ def _theta_draws(fits: Sequence[LocalFit], count: int, rng: np.random.Generator)
 
 
 def spread_of(logs_MA: Floats, level: float) -> tuple[Floats, Floats]:
-    """Ends (A, 2) of central intervals and sds (A,) of quantities by draws of their logs, one column each."""
+    """Ends (A, 2) of central intervals and sds (A,) of quantities by draws of their logs, one
+    column each.
+    """
     tail = (1 - level) / 2
     ends = np.quantile(logs_MA, [tail, 1 - tail], axis=0).T
     return ends, np.diff(np.quantile(logs_MA, [0.1587, 0.8413], axis=0), axis=0)[0] / 2
@@ -145,11 +165,15 @@ class BudgetRuns:
     @property
     def size_means(self) -> Floats:
         """Mean log loss of each size."""
-        return np.array([np.average(self.y[self.x == x], weights=self.weight[self.x == x]) for x in self.sizes])
+        return np.array(
+            [np.average(self.y[self.x == x], weights=self.weight[self.x == x]) for x in self.sizes]
+        )
 
     @property
     def pilot(self) -> float:
-        """A first guess of the bottom, for polynomials to run in log N about it: the lowest size."""
+        """A first guess of the bottom, for polynomials to run in log N about it: the lowest
+        size.
+        """
         return float(self.sizes[self.size_means.argmin()])
 
 
@@ -168,9 +192,16 @@ def bottoms(budgets: Sequence[BudgetRuns], *, num_draws: int, seed: int) -> list
     """The bottom of each budget's curve; every budget must hold at least `LEAST_SIZES` sizes."""
     windows = [(excess, degree) for excess in _EXCESSES for degree in (2, 3)]
     pilots = [runs.pilot for runs in budgets]
-    fits = [[_fit(runs, pilot, *window) for runs, pilot in zip(budgets, pilots, strict=True)] for window in windows]
-    best, drawn = chosen(fits, lambda group, theta: _minimum(pilots[group], theta), num_draws=num_draws,
-                         rng=np.random.default_rng([seed, 0]))  # fmt: skip
+    fits = [
+        [_fit(runs, pilot, *window) for runs, pilot in zip(budgets, pilots, strict=True)]
+        for window in windows
+    ]
+    best, drawn = chosen(
+        fits,
+        lambda group, theta: _minimum(pilots[group], theta),
+        num_draws=num_draws,
+        rng=np.random.default_rng([seed, 0]),
+    )
     found = []
     for pilot, fit, draws in zip(pilots, best, drawn, strict=True):
         log_params, log_loss = _minimum(pilot, fit.theta[None, :])[0].tolist()
@@ -179,7 +210,9 @@ def bottoms(budgets: Sequence[BudgetRuns], *, num_draws: int, seed: int) -> list
 
 
 def _fit(runs: BudgetRuns, pilot: float, window: float, degree: int) -> LocalFit:
-    """A polynomial through the sizes up to `window` log loss above the lowest, one more at least than its numbers."""
+    """A polynomial through the sizes up to `window` log loss above the lowest, one more at least
+    than its numbers.
+    """
     excess = _excess(runs)
     inside = excess <= max(window, _nth_size(runs, excess, degree + 2))
     design = np.vander(runs.x[inside] - pilot, degree + 1, increasing=True)
@@ -188,7 +221,9 @@ def _fit(runs: BudgetRuns, pilot: float, window: float, degree: int) -> LocalFit
 
 
 def _excess(runs: BudgetRuns) -> Floats:
-    """Log loss of each run's size above the lowest size's, rising outwards (R,): windows are without holes."""
+    """Log loss of each run's size above the lowest size's, rising outwards (R,): windows are
+    without holes.
+    """
     means = runs.size_means
     low = int(means.argmin())
     left = np.maximum.accumulate(means[: low + 1][::-1])[::-1]
@@ -203,12 +238,15 @@ def _nth_size(runs: BudgetRuns, excess: Floats, num_sizes: int) -> float:
 
 
 def _minimum(pilot: float, theta_MP: Floats) -> Floats:
-    """Log N and log loss (M, 2) of the local minimum of each row's polynomial; NaN where there is none."""
+    """Log N and log loss (M, 2) of the local minimum of each row's polynomial; NaN where there is
+    none.
+    """
     first, second = theta_MP[:, 1], theta_MP[:, 2]
     third = theta_MP[:, 3] if theta_MP.shape[1] > 3 else np.zeros_like(first)
     inside = second**2 - 3 * first * third
     root = np.sqrt(np.maximum(inside, 0.0))
-    below = second + root  # half the curvature there is `root`, so this root of the slope is the minimum
+    # half the curvature there is `root`, so this root of the slope is the minimum
+    below = second + root
     exists = (inside > 0) & (below > 0)
     z = np.where(exists, -first / np.where(exists, below, 1.0), np.nan)
     loss = theta_MP[:, 0] + first * z + second * z**2 + third * z**3

@@ -1,7 +1,7 @@
 """Optima against compute: N* and D* as laws of C, from IsoFLOP curves.
 
-`isoflop.fit_isoflop` makes a `ComputeFit`; here it is asked, and told as JSON. The FLOPs are those of the table,
-whatever it counts.
+`isoflop.fit_isoflop` makes a `ComputeFit`; here it is asked, and told as JSON. The FLOPs are those
+of the table, whatever it counts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
-"""Whether the runs of a budget, or of one (N, D), hold an optimum: `edge`: it may lie outside the values run; `flat`:
-within the noise it may; `no_valley`: not even a minimum."""
+"""Whether the runs of a budget, or of one (N, D), hold an optimum: `edge`: it may lie outside the
+values run; `flat`: within the noise it may; `no_valley`: not even a minimum."""
 ComputeStatus = Literal["converged", "unidentified"]
 
 FlopsSource = Literal["flops", "budget", "6nd"]
 """Source of a run's FLOPs: the column `flops`, the column `budget`, or 6 * N * D."""
 
 BEND_SD = 0.035
-"""Standard deviation of log N* for each factor e of FLOPs beyond the runs: how much laws of optima bend, over 68 tasks
-of public isoFLOP families (`benchmarks/best_sizes.py`)."""
+"""Standard deviation of log N* for each factor e of FLOPs beyond the runs: how much laws of optima
+bend, over 68 tasks of public isoFLOP families (`benchmarks/best_sizes.py`)."""
 
 
 class OptimaError(InputError):
-    """A question that no fit here answers, or data without an optimum. `problems` lists everything that is wrong."""
+    """A question that no fit here answers, or data without an optimum. `problems` lists everything
+    that is wrong.
+    """
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -44,7 +46,9 @@ class OptimaError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeOptimum:
-    """The best size for one amount of compute, or why nobody can say. Numbers are None unless the status is ok."""
+    """The best size for one amount of compute, or why nobody can say. Numbers are None unless the
+    status is ok.
+    """
 
     flops: float
     status: CellStatus = "ok"
@@ -62,7 +66,9 @@ class ComputeOptimum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inflation:
-    """Factors, in logs, on both arms of the intervals of a prediction: under them held-out optima are covered."""
+    """Factors, in logs, on both arms of the intervals of a prediction: under them held-out optima
+    are covered.
+    """
 
     params: float = 1.0
     tokens: float = 1.0
@@ -82,7 +88,11 @@ class OptimaFit:
     warnings: tuple[str, ...]
 
     def body(
-        self, form: str, values: dict[str, Json], intervals: dict[str, Json], exponents: list[dict[str, Json]]
+        self,
+        form: str,
+        values: dict[str, Json],
+        intervals: dict[str, Json],
+        exponents: list[dict[str, Json]],
     ) -> dict[str, Json]:
         """What `fit --json` prints of each; `exponents` of params and tokens against FLOPs."""
         return {
@@ -147,12 +157,20 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
     params, params_ends = _size_at(fit, fit.params_law, flops, fit.inflation.params)
     tokens, tokens_ends = _size_at(fit, fit.tokens_law, flops, fit.inflation.tokens)
     return ComputePrediction(
-        flops=float(flops), params=params, params_interval=params_ends, tokens=tokens, tokens_interval=tokens_ends,
-        level=fit.level, extrapolation=extrapolation, warnings=tuple(warnings),
-    )  # fmt: skip
+        flops=float(flops),
+        params=params,
+        params_interval=params_ends,
+        tokens=tokens,
+        tokens_interval=tokens_ends,
+        level=fit.level,
+        extrapolation=extrapolation,
+        warnings=tuple(warnings),
+    )
 
 
-def _size_at(fit: ComputeFit, law: PowerLaw, flops: float, inflation: float) -> tuple[float, Pair | None]:
+def _size_at(
+    fit: ComputeFit, law: PowerLaw, flops: float, inflation: float
+) -> tuple[float, Pair | None]:
     """The best N or D and its interval."""
     value = law.at(flops)
     if not fit.bootstrap:
@@ -166,11 +184,17 @@ def _size_at(fit: ComputeFit, law: PowerLaw, flops: float, inflation: float) -> 
 
 def fit_body(fit: ComputeFit) -> dict[str, Json]:
     """What `fit --form isoflop --json` prints. What is not identified is null, never a number."""
-    level, laws = fit.level if fit.bootstrap else None, {"params": fit.params_law, "tokens": fit.tokens_law}
-    both = [told(law, (f"{what}_coefficient", f"{what}_exponent"), level) for what, law in laws.items()]
+    level, laws = (
+        fit.level if fit.bootstrap else None,
+        {"params": fit.params_law, "tokens": fit.tokens_law},
+    )
+    both = [
+        told(law, (f"{what}_coefficient", f"{what}_exponent"), level) for what, law in laws.items()
+    ]
     values, intervals = both[0][0] | both[1][0], both[0][1] | both[1][1]
     exponents: list[dict[str, Json]] = [
-        {"value": values[name], "interval": intervals[name]} for name in ("params_exponent", "tokens_exponent")
+        {"value": values[name], "interval": intervals[name]}
+        for name in ("params_exponent", "tokens_exponent")
     ]
     return fit.body("isoflop", values, intervals, exponents) | {
         "budgets": [_told(optimum) for optimum in fit.optima],
@@ -182,5 +206,8 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
 
 def _told(optimum: ComputeOptimum) -> dict[str, Json]:
     """An optimum as it is printed: its loss has no unit in its name."""
-    values = {field.name: canon.to_json(getattr(optimum, field.name)) for field in dataclasses.fields(optimum)}
+    values = {
+        field.name: canon.to_json(getattr(optimum, field.name))
+        for field in dataclasses.fields(optimum)
+    }
     return {"loss" if name == "loss_nats" else name: value for name, value in values.items()}

@@ -1,9 +1,10 @@
 """Power laws through a few estimated points: value = G * x1^a1 * x2^a2.
 
-Each point has a log and that log's own variance (of a valley's minimum, say). The regression adds a scatter of the
-points about the law, as large as the residuals ask for (Paule and Mandel 1982, J. Res. NBS 87:377), and uses Student
-quantiles of the residual degrees of freedom (as Knapp and Hartung 2003, Statistics in Medicine 22:2693): with 3 to 12
-points a bootstrap over points is too narrow.
+Each point has a log and that log's own variance (of a valley's minimum, say). The regression adds a
+scatter of the points about the law, as large as the residuals ask for (Paule and Mandel 1982, J.
+Res. NBS 87:377), and uses Student quantiles of the residual degrees of freedom (as Knapp and
+Hartung 2003, Statistics in Medicine 22:2693): with 3 to 12 points a bootstrap over points is too
+narrow.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class PowerLawError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerLaw:
-    """log value = intercept + sum of exponents * (log input - centre), with what is not known about it."""
+    """log value = intercept + sum of exponents * (log input - centre), with what is not known about
+    it.
+    """
 
     inputs: tuple[str, ...]
     """Names, in the order of `exponents`."""
@@ -52,7 +55,9 @@ class PowerLaw:
     @property
     def coefficient(self) -> float:
         """G, the value at inputs of 1."""
-        return math.exp(self.intercept - sum(a * c for a, c in zip(self.exponents, self.centre, strict=True)))
+        return math.exp(
+            self.intercept - sum(a * c for a, c in zip(self.exponents, self.centre, strict=True))
+        )
 
     def exponent_interval(self, index: int, level: float) -> tuple[float, float]:
         """Central interval of one exponent."""
@@ -60,7 +65,9 @@ class PowerLaw:
         return self.exponents[index] - half, self.exponents[index] + half
 
     def coefficient_interval(self, level: float) -> tuple[float, float]:
-        """Central interval of G; far outside the points it is wide, and strongly tied to the exponents."""
+        """Central interval of G; far outside the points it is wide, and strongly tied to the
+        exponents.
+        """
         log, sd = self._log_at(np.zeros(len(self.inputs)))
         half = self._student(level) * sd
         return exp_finite(log - half), exp_finite(log + half)
@@ -70,7 +77,9 @@ class PowerLaw:
         return exp_finite(self._log_at(np.log(values))[0])
 
     def interval_at(self, *values: float, level: float) -> tuple[float, float]:
-        """Central interval of the true value at these inputs: the law's error and the scatter about it."""
+        """Central interval of the true value at these inputs: the law's error and the scatter about
+        it.
+        """
         log, sd = self._log_at(np.log(values))
         half = self._student(level) * math.hypot(sd, self.scatter)
         return exp_finite(log - half), exp_finite(log + half)
@@ -84,14 +93,21 @@ class PowerLaw:
         return float(stdtrit(self.degrees_of_freedom, (1 + level) / 2))
 
 
-def told(law: PowerLaw | None, names: Sequence[str], level: float | None) -> tuple[dict[str, Json], dict[str, Json]]:
-    """The coefficient and the exponents of a law by `names`, and their intervals; null for what is not known."""
+def told(
+    law: PowerLaw | None, names: Sequence[str], level: float | None
+) -> tuple[dict[str, Json], dict[str, Json]]:
+    """The coefficient and the exponents of a law by `names`, and their intervals; null for what is
+    not known.
+    """
     values: dict[str, Json] = dict.fromkeys(names)
     intervals: dict[str, Json] = dict.fromkeys(names)
     if law is not None:
         values.update(zip(names, (law.coefficient, *law.exponents), strict=True))
         if level is not None:
-            ends = law.coefficient_interval(level), *(law.exponent_interval(i, level) for i in range(len(law.inputs)))
+            ends = (
+                law.coefficient_interval(level),
+                *(law.exponent_interval(i, level) for i in range(len(law.inputs))),
+            )
             intervals.update(zip(names, map(list, ends), strict=True))
     return values, intervals
 
@@ -100,18 +116,22 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
     """The law through points (R,) at positive `inputs` (R,) by name.
 
     Raises:
-        PowerLawError: no more points than coefficients, or inputs that lie on one line (one size, a fixed ratio).
+        PowerLawError: no more points than coefficients, or inputs that lie on one line (one size, a
+            fixed ratio).
     """
     num_points, size = len(log_values), len(inputs) + 1
     if num_points <= size:
         raise PowerLawError(
-            f"{counted(num_points, 'point')} for {size} coefficients: there must be at least {size + 1}"
+            f"{counted(num_points, 'point')} for {size} coefficients: there must be at least "
+            f"{size + 1}"
         )
     logs = np.log(np.stack(list(inputs.values()), axis=1)) if inputs else np.empty((num_points, 0))
     centre = logs.mean(axis=0)
     design = np.concatenate([np.ones((num_points, 1)), logs - centre], axis=1)
     if inputs and np.linalg.svd(logs - centre, compute_uv=False)[-1] < 1e-6:
-        raise PowerLawError(f"{' and '.join(inputs)} do not vary independently: their exponents are not identified")
+        raise PowerLawError(
+            f"{' and '.join(inputs)} do not vary independently: their exponents are not identified"
+        )
     variances = np.maximum(log_variances, _LEAST_VARIANCE)
     freedom = num_points - size
     tau_squared = _paule_mandel(design, log_values, variances, freedom)
@@ -129,16 +149,22 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
 
 
 def _weighted(design: Floats, values: Floats, weights: Floats) -> tuple[Floats, float, Floats]:
-    """Weighted least squares: coefficients, weighted sum of squares, inverse of the normal matrix."""
+    """Weighted least squares: coefficients, weighted sum of squares, inverse of the normal
+    matrix.
+    """
     root = np.sqrt(weights)
-    theta = np.asarray(np.linalg.lstsq(design * root[:, None], values * root, rcond=None)[0], dtype=np.float64)
+    theta = np.asarray(
+        np.linalg.lstsq(design * root[:, None], values * root, rcond=None)[0], dtype=np.float64
+    )
     residuals = values - design @ theta
     inverse = np.asarray(np.linalg.inv(design.T @ (design * weights[:, None])), dtype=np.float64)
     return theta, float((weights * residuals**2).sum()), inverse
 
 
 def _paule_mandel(design: Floats, values: Floats, variances: Floats, freedom: int) -> float:
-    """The scatter squared at which the weighted residuals are as large as they should be; 0 if they are smaller."""
+    """The scatter squared at which the weighted residuals are as large as they should be; 0 if they
+    are smaller.
+    """
 
     def too_small(tau_squared: Floats | float) -> NDArray[np.bool_]:
         return np.asarray(_weighted(design, values, 1 / (variances + tau_squared))[1] > freedom)

@@ -1,8 +1,9 @@
-"""Back-tests: the largest budgets are held out, the rest is fitted, and the held-out runs are predicted.
+"""Back-tests: the largest budgets are held out, the rest is fitted, and the held-out runs are
+predicted.
 
-Each back-test is a fit of its own that never saw the runs it predicts. There is one for every distance that the runs
-allow, from the largest rung alone to all runs within a hundredth of the largest budget, so that a forecast far beyond
-the runs is judged by tests at its own distance.
+Each back-test is a fit of its own that never saw the runs it predicts. There is one for every
+distance that the runs allow, from the largest rung alone to all runs within a hundredth of the
+largest budget, so that a forecast far beyond the runs is judged by tests at its own distance.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def run_backtests(
     has_intervals: bool,
     on_step: Callable[[str, float], None],
 ) -> tuple[Backtest, ...]:
-    """Hold out the largest budgets in turn, each time farther down, and predict the runs of the largest one.
+    """Hold out the largest budgets in turn, each time farther down, and predict the runs of the
+    largest one.
 
     Args:
         table: The runs.
@@ -101,12 +103,16 @@ def run_backtests(
         posterior = fit(table.rows(below))
         if posterior is not None:
             ratio = largest / float(table.flops[below].max())
-            backtests.append(_compare(posterior, table.rows(top), num_fitted, ratio, level, has_intervals))
+            backtests.append(
+                _compare(posterior, table.rows(top), num_fitted, ratio, level, has_intervals)
+            )
     return tuple(backtests)
 
 
 def nearest_backtest(backtests: tuple[Backtest, ...], extrapolation: float) -> Backtest | None:
-    """Return the back-test at the distance nearest to the one asked for; None where there is none."""
+    """Return the back-test at the distance nearest to the one asked for; None where there is
+    none.
+    """
     distance = np.log(max(extrapolation, 1.0))
     return min(backtests, key=lambda each: abs(np.log(each.extrapolation) - distance), default=None)
 
@@ -117,7 +123,12 @@ def _can_fit(table: RunTable, keep: NDArray[np.bool_]) -> bool:
 
 
 def _compare(
-    posterior: LawPosterior, held: RunTable, num_fitted: int, ratio: float, level: float, has_intervals: bool
+    posterior: LawPosterior,
+    held: RunTable,
+    num_fitted: int,
+    ratio: float,
+    level: float,
+    has_intervals: bool,
 ) -> Backtest:
     """Return the held-out runs beside what the fit without them predicts."""
     tail = (1 - level) / 2

@@ -1,17 +1,21 @@
-"""Whether a forecast is conclusive: the fit's status, its back-test, how far it reaches, how wide its interval is.
+"""Whether a forecast is conclusive: the fit's status, its back-test, how far it reaches, how wide
+its interval is.
 
-The gate `fit` of a study and every verb that prints a forecast ask here, so all of them say the same. And the
-track record: what became of earlier forecasts, how far each lay off, and how wide the next interval should be.
+The gate `fit` of a study and every verb that prints a forecast ask here, so all of them say the
+same. And the track record: what became of earlier forecasts, how far each lay off, and how wide the
+next interval should be.
 
-A forecast whose interval is right misses by z, which is standard normal. How right the intervals of a fit are is not
-known before a forecast of it was put to the test, so their scale has a prior, a scaled inverse chi-square of
-`PRIOR_RUNS` degrees of freedom about 1; misses make it a posterior, and the next miss is Student's (Gelman et al.,
-Bayesian Data Analysis, third edition, sections 2.6 and 3.2):
+A forecast whose interval is right misses by z, which is standard normal. How right the intervals of
+a fit are is not known before a forecast of it was put to the test, so their scale has a prior, a
+scaled inverse chi-square of `PRIOR_RUNS` degrees of freedom about 1; misses make it a posterior,
+and the next miss is Student's (Gelman et al., Bayesian Data Analysis, third edition, sections 2.6
+and 3.2):
 
     scale^2 = c (v0 + sum z^2 / c) / (v0 + n) * t(v0 + n)^2 / q^2,    c = q^2 / t(v0)^2,
 
-q and t(.) the upper ends of the interval's level of the normal and of Student's law. Without a miss it is 1: a fit's
-own back-test counts. With many it goes to the root mean square of z. One miss moves it little, unless it is large.
+q and t(.) the upper ends of the interval's level of the normal and of Student's law. Without a miss
+it is 1: a fit's own back-test counts. With many it goes to the root mean square of z. One miss
+moves it little, unless it is large.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ INCONCLUSIVE = "the forecast is inconclusive"
 """The start of the warning that is shown before a number."""
 
 FARTHEST_REACH = 100.0
-"""Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with errors of 4 to 6 %."""
+"""Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with
+errors of 4 to 6 %."""
 
 LARGEST_ERROR = 0.05
 """Of a held-out rung's loss: twice the median that public ladders show at 10 times the compute."""
@@ -45,11 +50,13 @@ MAX_LOSS_NATS = 12.0
 """Loss of a uniform guess among 163,000 tokens: no forecast above it is one."""
 
 PRIOR_RUNS = 8
-"""Concluded runs that the back-test behind an interval counts for: one miss of 3 widens the next by half."""
+"""Concluded runs that the back-test behind an interval counts for: one miss of 3 widens the next by
+half."""
 
 
 def fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, ...]:
-    """Return why no forecast by this fit is conclusive; empty where its law converged and predicted the largest runs.
+    """Return why no forecast by this fit is conclusive; empty where its law converged and predicted
+    the largest runs.
 
     Args:
         fit: The fit.
@@ -65,31 +72,41 @@ def fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, 
 
 
 def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
-    """Return what the held-out runs show, and whether it speaks against the fit: too far off, or too few inside."""
+    """Return what the held-out runs show, and whether it speaks against the fit: too far off, or
+    too few inside.
+    """
     from scipy.special import bdtr
 
     num_runs, num_covered = len(backtest.runs), backtest.num_covered
     findings = [
         (
-            f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted with at most "
-            f"{format_percent(backtest.largest_error)} error from runs {format_factor(backtest.extrapolation)} times "
+            f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted "
+            "with at most "
+            f"{format_percent(backtest.largest_error)} error from runs "
+            f"{format_factor(backtest.extrapolation)} times "
             "smaller"
         )
     ]
     if num_covered is None:
         return findings, backtest.largest_error > LARGEST_ERROR
     findings.append(f"{num_covered} of {num_runs} inside the {format_percent(level)} interval")
-    # The fewest that chance allows in one fit of twenty whose intervals are right; of one run, none at all.
+    # The fewest that chance allows in one fit of twenty whose intervals are right; of one run, none
+    # at all.
     fewest = next(count for count in range(num_runs + 1) if bdtr(count, num_runs, level) >= 0.05)
     return findings, num_covered < fewest or backtest.largest_error > LARGEST_ERROR
 
 
-def reach_doubts(loss_nats: float, interval: tuple[float, float] | None, extrapolation: float) -> tuple[str, ...]:
-    """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an interval."""
+def reach_doubts(
+    loss_nats: float, interval: tuple[float, float] | None, extrapolation: float
+) -> tuple[str, ...]:
+    """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an
+    interval.
+    """
     doubts = list(distance_doubts(extrapolation))
     if loss_nats > MAX_LOSS_NATS:
         doubts.append(
-            f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the loss of a uniform "
+            f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the "
+            "loss of a uniform "
             "guess among 163,000 tokens: the run is too far from the fitted ones"
         )
     if interval is not None:
@@ -114,9 +131,15 @@ def inconclusive(doubts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def first_and_rest(warnings: Json) -> tuple[list[str], list[Json]]:
-    """The warnings to show before a number, and those that may follow it; `warnings` as of the JSON."""
+    """The warnings to show before a number, and those that may follow it; `warnings` as of the
+    JSON.
+    """
     every = warnings if isinstance(warnings, list) else []
-    first = [warning for warning in every if isinstance(warning, str) and warning.startswith(INCONCLUSIVE)]
+    first = [
+        warning
+        for warning in every
+        if isinstance(warning, str) and warning.startswith(INCONCLUSIVE)
+    ]
     return first, [warning for warning in every if warning not in first]
 
 
@@ -138,7 +161,10 @@ class ForecastOutcome:
         if checks.fine:
             ends = f"[{self.low_nats!r}, {self.high_nats!r}]"
             inside = self.low_nats < self.predicted_nats < self.high_nats
-            checks.that(inside, f"predicted_nats = {self.predicted_nats!r}: must lie between its ends {ends}")
+            checks.that(
+                inside,
+                f"predicted_nats = {self.predicted_nats!r}: must lie between its ends {ends}",
+            )
         checks.done()
 
     @property
@@ -148,7 +174,8 @@ class ForecastOutcome:
 
     @property
     def z(self) -> float:
-        """The miss in standard deviations of the forecast, in log loss; above 0 where the loss came out higher.
+        """The miss in standard deviations of the forecast, in log loss; above 0 where the loss came
+        out higher.
 
         Each side of the interval is its own sd times the normal's quantile at the level.
         """
@@ -163,7 +190,8 @@ def interval_scale(misses: Sequence[float], level: float) -> float:
     """The factor for both sides of the next interval, in log loss.
 
     Args:
-        misses: z of every earlier forecast, by the interval that its own fit gave before any such scale.
+        misses: z of every earlier forecast, by the interval that its own fit gave before any such
+            scale.
         level: of the next interval.
     """
     from scipy.special import ndtri, stdtrit

@@ -1,28 +1,31 @@
-"""Forecast of the training-loss curve down to its predicted end: the band that a main run is compared with.
+"""Forecast of the training-loss curve down to its predicted end: the band that a main run is
+compared with.
 
 One law is fitted to the training curves of all of the ladder's runs at once,
 
     L(t) = (E + A N^-alpha + B N^-gamma S(t)^-beta) (1 + K r(t)^p),
 
-with N the parameters, r(t) the learning rate after t steps as a share of its peak, and S(t) the tokens so far, each
-weighted by the r that it was trained at. It is the law of learning-rate annealing (arXiv 2408.11029) with the size
-added; the noise that the present rate leaves, a share of the loss, stands in place of its annealing term. No factor
-rises where the rate does not rise, so the curve falls; a mean over few batches of one rung, which may lie anywhere,
-moves it little. Training loss may differ from validation loss by a constant factor, which is fitted too. The law gives
-the shape of the curve: its end is the predicted final loss.
+with N the parameters, r(t) the learning rate after t steps as a share of its peak, and S(t) the
+tokens so far, each weighted by the r that it was trained at. It is the law of learning-rate
+annealing (arXiv 2408.11029) with the size added; the noise that the present rate leaves, a share of
+the loss, stands in place of its annealing term. No factor rises where the rate does not rise, so
+the curve falls; a mean over few batches of one rung, which may lie anywhere, moves it little.
+Training loss may differ from validation loss by a constant factor, which is fitted too. The law
+gives the shape of the curve: its end is the predicted final loss.
 
 The band has three parts, added in squares:
 
 - Scatter: how far the means of the ladder's runs lie from the law, relative to their own ends.
-- Drift: the law is fitted again without the longest runs, and predicts them. Its misses grow with the extrapolation as
-  a power of its logarithm does (`_reach`).
+- Drift: the law is fitted again without the longest runs, and predicts them. Its misses grow with
+  the extrapolation as a power of its logarithm does (`_reach`).
 - The interval of the final loss.
 
-Scatter and drift are pooled over shares of the run that lie within a factor of two of each other. Training loss at a
-share is the mean over the steps within 15 % of it.
+Scatter and drift are pooled over shares of the run that lie within a factor of two of each other.
+Training loss at a share is the mean over the steps within 15 % of it.
 
-A run that is above its curve at a share f is likely above it at 2f too. The departures of the ladder's runs at shares f
-and g are correlated as exp(-|log2(f / g)| / m); m is the memory of departures, in octaves.
+A run that is above its curve at a share f is likely above it at 2f too. The departures of the
+ladder's runs at shares f and g are correlated as exp(-|log2(f / g)| / m); m is the memory of
+departures, in octaves.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ WINDOW = 0.15
 _NUM_COEFFICIENTS = 3  # of one share over the runs: its height, and how length and size change it
 _SAME_LENGTH = 1.25
 _POOLED_RATIO = 2.0
-_MEMORIES = np.round(np.geomspace(0.1, 20.0, 200), 2)  # octaves: from none to beyond the curve's 4.3
+# octaves: from none to beyond the curve's 4.3
+_MEMORIES = np.round(np.geomspace(0.1, 20.0, 200), 2)
 _MIN_SQUARES = 1e-18  # a smaller sum of squares is rounding
 _NUM_IN_WINDOW = 5  # points of the law whose mean stands for a window's
 _NUM_GRID_STEPS = 4096  # a longer schedule is summed over so many of its steps
@@ -99,8 +103,9 @@ def expected_curve(
         level: Level of the band and of the final loss's interval.
 
     Returns:
-        The points, by share. A share within the main run's warmup has none, nor has one that no run has logged near.
-        Empty where nothing says how curves scatter or drift: fewer than `MIN_RUNS` runs are shorter than the longest.
+        The points, by share. A share within the main run's warmup has none, nor has one that no run
+        has logged near. Empty where nothing says how curves scatter or drift: fewer than `MIN_RUNS`
+        runs are shorter than the longest.
     """
     shorter, longest = _split_by_length(runs)
     if len(shorter) < MIN_RUNS:
@@ -112,17 +117,23 @@ def expected_curve(
     scatter_S = _pool(departures_RS) * np.sqrt(len(runs) / (len(runs) - _NUM_COEFFICIENTS))
     ratio = min(run.tokens for run in longest) / max(run.tokens for run in shorter)
     drift_S = _pool(_fit_law(shorter, target).departures(longest)) / _reach(ratio)
-    extrapolation = max(tokens / max(run.tokens for run in runs), params / max(run.params for run in runs))
+    extrapolation = max(
+        tokens / max(run.tokens for run in runs), params / max(run.params for run in runs)
+    )
     # Both are measured on few runs.
     student = float(stdtrit(len(runs) - _NUM_COEFFICIENTS, (1 + level) / 2))
     own_S = student * np.hypot(scatter_S, drift_S * _reach(extrapolation))
     is_known_S = looks.is_past_warmup & np.isfinite(departures_RS).any(axis=0) & np.isfinite(own_S)
     ends = np.log(np.array(final_nats[1:]) / final_nats[0])
     points = []
-    for share, height, own, is_known in zip(SHARES, law.heights(looks), own_S, is_known_S, strict=True):
+    for share, height, own, is_known in zip(
+        SHARES, law.heights(looks), own_S, is_known_S, strict=True
+    ):
         if is_known:
             arms = np.hypot(own, ends)
-            loss, low, high = (float(final_nats[0] * np.exp(height + by)) for by in (0.0, -arms[0], arms[1]))
+            loss, low, high = (
+                float(final_nats[0] * np.exp(height + by)) for by in (0.0, -arms[0], arms[1])
+            )
             points.append(ExpectedLoss(share=share, loss_nats=loss, low_nats=low, high_nats=high))
     return tuple(points)
 
@@ -143,7 +154,9 @@ def memory_octaves(runs: Sequence[FinishedRun]) -> float | None:
     squares_SS = (known_RS**2).T @ is_there_RS  # over the runs that have both shares
     if len(octaves) < 2 or (np.diag(squares_SS) < _MIN_SQUARES).any():
         return None
-    alike_SS = known_RS.T @ known_RS / np.sqrt(np.maximum(squares_SS * squares_SS.T, _MIN_SQUARES**2))
+    alike_SS = (
+        known_RS.T @ known_RS / np.sqrt(np.maximum(squares_SS * squares_SS.T, _MIN_SQUARES**2))
+    )
     apart_SS = np.abs(octaves[:, None] - octaves)
     missed = [float(((alike_SS - np.exp(-apart_SS / memory)) ** 2).sum()) for memory in _MEMORIES]
     return float(_MEMORIES[int(np.argmin(missed))])
@@ -189,7 +202,9 @@ class _Law:
         return heights
 
     def departures(self, runs: Sequence[FinishedRun]) -> Floats:
-        """[R, S] Log of the mean training loss over the law's, both relative to the run's end; NaN: not logged."""
+        """[R, S] Log of the mean training loss over the law's, both relative to the run's end; NaN:
+        not logged.
+        """
         rows = []
         for run in runs:
             looks = _look(run.params, run.tokens, run.schedule, self.target)
@@ -199,7 +214,8 @@ class _Law:
         return np.array(rows).reshape(-1, len(SHARES))
 
 
-# Coefficients in this order: log E, log A, alpha, log B, beta, gamma, log K, p, log of training over validation loss.
+# Coefficients in this order: log E, log A, alpha, log B, beta, gamma, log K, p, log of training
+# over validation loss.
 _START = np.array([0.0, -1.5, 0.3, -1.5, 0.4, 0.0, -2.0, 1.0, 0.0])
 _LOW = np.array([-8.0, -12.0, 0.05, -12.0, 0.05, -0.5, -8.0, 0.3, -1.0])
 _HIGH = np.array([4.0, 4.0, 1.5, 4.0, 1.5, 0.5, 2.0, 3.0, 1.0])
@@ -231,7 +247,11 @@ def _fit_law(runs: Sequence[FinishedRun], target: _Target) -> _Law:
         weights.append(1 / np.sqrt(1 + _SCATTER_LINES / np.append(num_lines, np.inf)[is_known]))
         is_training.append((np.arange(len(SHARES) + 1) < len(SHARES))[is_known])
     size, area, rate = np.concatenate(sizes)[:, None], np.concatenate(areas), np.concatenate(rates)
-    log, weight, training = np.concatenate(logs), np.concatenate(weights), np.concatenate(is_training)
+    log, weight, training = (
+        np.concatenate(logs),
+        np.concatenate(weights),
+        np.concatenate(is_training),
+    )
     start = _START.copy()
     start[0] = np.clip(np.log(0.6) + log.min(), _LOW[0], _HIGH[0])
 
@@ -266,11 +286,14 @@ def _rate_area(schedule: Schedule, tokens: float) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _grid(schedule: Schedule) -> tuple[Floats, Floats, Floats]:
-    """Return steps done, the learning rate of the last of them over its peak, and the sum of the rates so far.
+    """Return steps done, the learning rate of the last of them over its peak, and the sum of the
+    rates so far.
 
     A batch that warms up counts as the share of the full one that it is.
     """
-    steps = np.unique(np.linspace(1, schedule.num_steps, min(schedule.num_steps, _NUM_GRID_STEPS)).round())
+    steps = np.unique(
+        np.linspace(1, schedule.num_steps, min(schedule.num_steps, _NUM_GRID_STEPS)).round()
+    )
     rates = np.array([lr_multiplier(schedule, int(step) - 1) for step in steps])
     batches = np.array([float(schedule.batch_share(int(step) - 1)) for step in steps])
     batches *= schedule.num_steps / float(schedule.num_full_batches)
@@ -279,7 +302,9 @@ def _grid(schedule: Schedule) -> tuple[Floats, Floats, Floats]:
 
 
 def _window_means(run: FinishedRun) -> tuple[Floats, Floats]:
-    """[S] and [S] Log of mean training loss near each share, NaN where nothing is logged; number of lines there."""
+    """[S] and [S] Log of mean training loss near each share, NaN where nothing is logged; number of
+    lines there.
+    """
     num_steps = run.schedule.num_steps
     at, losses = np.array(run.curve.steps) / num_steps, np.array(run.curve.train_loss_nats)
     shares = np.array(SHARES)[:, None]
@@ -301,7 +326,9 @@ def _split_by_length(
 
 
 def _pool(departures_RS: Floats) -> Floats:
-    """[S] Root mean square over the runs and over the shares that are about as early; NaN where there are none."""
+    """[S] Root mean square over the runs and over the shares that are about as early; NaN where
+    there are none.
+    """
     near_SS = np.abs(np.log(np.divide.outer(SHARES, SHARES))) <= np.log(_POOLED_RATIO) + 1e-9
     squares_S = np.nansum(departures_RS**2, axis=0)
     num_S = np.isfinite(departures_RS).sum(axis=0)

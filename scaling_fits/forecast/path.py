@@ -1,7 +1,9 @@
-"""Ladders along one line: runs of one ratio of tokens to parameters, of one duration, or of one size.
+"""Ladders along one line: runs of one ratio of tokens to parameters, of one duration, or of one
+size.
 
-Such runs tell how loss falls along their own line and nothing of what lies beside it: the terms of N and D cannot be
-told apart. What they identify is a law of compute, L = E + F * C^-gamma with C = 6 N D, along the line.
+Such runs tell how loss falls along their own line and nothing of what lies beside it: the terms of
+N and D cannot be told apart. What they identify is a law of compute, L = E + F * C^-gamma with C =
+6 N D, along the line.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from scaling_fits.laws.table import RunTable
 MAX_WIDTH = 0.15
 """Largest distance, in logs, of a run from the line of its ladder: 24 % in tokens per parameter."""
 MAX_OFF = 0.5
-"""Largest distance, in logs, from the line at which a question is answered: a factor 2 in tokens per parameter."""
+"""Largest distance, in logs, from the line at which a question is answered: a factor 2 in tokens
+per parameter."""
 _MIN_ELONGATION = 5.0
 """Length of a ladder over its width, at least."""
 
@@ -59,9 +62,11 @@ class LadderPath:
         return "sizes and tokens of all runs lie on one line"
 
     def parameters(self, theta_SP: Floats) -> dict[str, Floats]:
-        """Return E and F in nats and gamma (S,), of the law of compute that each law is along the line.
+        """Return E and F in nats and gamma (S,), of the law of compute that each law is along the
+        line.
 
-        It is the law through three predictions: at both ends of the ladder, and in the middle of its log FLOPs.
+        It is the law through three predictions: at both ends of the ladder, and in the middle of
+        its log FLOPs.
         """
         places = np.array([self.ends[0], (self.ends[0] + self.ends[1]) / 2, self.ends[1]])
         n = self.log_params + places * self.direction[0]

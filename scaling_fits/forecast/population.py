@@ -1,16 +1,20 @@
-"""The population of scaling studies: the prior of a law, and how far laws are off beyond their runs.
+"""The population of scaling studies: the prior of a law, and how far laws are off beyond their
+runs.
 
-A study's law has six coordinates about a reference point (N0, D0), the mean of its largest runs in log N and log D:
+A study's law has six coordinates about a reference point (N0, D0), the mean of its largest runs in
+log N and log D:
 
     L = L0 * (e + (1 - e) * (w * (N / N0)^(-a / k) + (1 - w) * (D / D0)^(-b / k))^k).
 
-L0 is the loss there, e the irreducible share of it, w the share of the model's size in the rest, a and b the slopes of
-the reducible loss in log N and log D, and k the exponent that couples the two terms (k = 1: arXiv 2203.15556). Across
-studies logit e, logit w, log a, log b, and log k vary like one multivariate t distribution. Where a study's runs do not
-determine a coordinate, this distribution does.
+L0 is the loss there, e the irreducible share of it, w the share of the model's size in the rest, a
+and b the slopes of the reducible loss in log N and log D, and k the exponent that couples the two
+terms (k = 1: arXiv 2203.15556). Across studies logit e, logit w, log a, log b, and log k vary like
+one multivariate t distribution. Where a study's runs do not determine a coordinate, this
+distribution does.
 
-The numbers are round and broad, stated by hand: a search that learned them from 13 public studies forecast the other
-four worse than the stated ones do (docs/log.md). `benchmarks/forecasts.py` tests them on all of them.
+The numbers are round and broad, stated by hand: a search that learned them from 13 public studies
+forecast the other four worse than the stated ones do (docs/log.md). `benchmarks/forecasts.py` tests
+them on all of them.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ class Population:
     correlation: float
     """Correlation of any two of logit e, log a, log b, and log k; logit w varies alone."""
     e_growth: float
-    """Growth of the mean of logit e with the log of the reference point's FLOPs: the reducible loss falls, the
-    irreducible loss stays."""
+    """Growth of the mean of logit e with the log of the reference point's FLOPs: the reducible loss
+    falls, the irreducible loss stays."""
     noise_sd: float
     """Typical standard deviation of one run's log loss."""
     length: float
@@ -53,7 +57,8 @@ class Population:
     error_power: float
     """Power by which that error grows with the log of the extrapolation."""
     error_growth: float
-    """Power by which that error grows as the reference point's FLOPs fall below `REFERENCE_FLOPS`."""
+    """Power by which that error grows as the reference point's FLOPs fall below
+    `REFERENCE_FLOPS`."""
 
     @property
     def covariance(self) -> Floats:

@@ -1,13 +1,14 @@
-"""The posterior of one study's law: what its runs say, with the population of published studies as the prior.
+"""The posterior of one study's law: what its runs say, with the population of published studies as
+the prior.
 
     log loss of a run = law(N, D) + departure(N, D) + noise
 
-The law has the six coordinates of `population`. No law is exact, so a departure is added: a Gaussian process over
-log N and log D, smooth over `Population.length`, whose variance is a multiple of the noise's (`DEPARTURES`). For each
-multiple the mode is found by Levenberg-Marquardt, and draws around it come from a multivariate t with importance
-weights (Gelman et al., Bayesian Data Analysis, third edition, sections 10.4 and 13.3). All draws are pooled by evidence
-and resampled, so that each counts alike. The noise variance has a scaled inverse chi-square prior and is integrated
-out.
+The law has the six coordinates of `population`. No law is exact, so a departure is added: a
+Gaussian process over log N and log D, smooth over `Population.length`, whose variance is a multiple
+of the noise's (`DEPARTURES`). For each multiple the mode is found by Levenberg-Marquardt, and draws
+around it come from a multivariate t with importance weights (Gelman et al., Bayesian Data Analysis,
+third edition, sections 10.4 and 13.3). All draws are pooled by evidence and resampled, so that each
+counts alike. The noise variance has a scaled inverse chi-square prior and is integrated out.
 
 Letters: S draws, R runs or cells of runs, T new runs, P the six coordinates.
 """
@@ -43,7 +44,8 @@ _OUTLIER_SDS = 3.0
 _NOISE_FREEDOM = 2.0
 _PROPOSAL_FREEDOM = 6.0
 _PRIOR_FREEDOM = 4.0
-"""Degrees of freedom of the population, a multivariate t: a study unlike the others is believed if its runs say so."""
+"""Degrees of freedom of the population, a multivariate t: a study unlike the others is believed if
+its runs say so."""
 _SHARED_BY_TRUNK = 0.5
 """Share of the noise variance that decay branches of one trunk have in common."""
 _SMALLEST_CELL = 0.02
@@ -68,13 +70,19 @@ class Cells:
 
     @property
     def largest(self) -> NDArray[np.intp]:
-        """Places of the largest fifth of the runs; of runs of one budget the larger models count as larger."""
-        order = np.lexsort((self.log_loss, self.log_params, np.round(self.log_params + self.log_tokens, 9)))
+        """Places of the largest fifth of the runs; of runs of one budget the larger models count as
+        larger.
+        """
+        order = np.lexsort(
+            (self.log_loss, self.log_params, np.round(self.log_params + self.log_tokens, 9))
+        )
         return np.asarray(order[-max(1, len(order) // 5) :])
 
     @property
     def reference(self) -> tuple[float, float]:
-        """Mean log N and log D of the largest fifth of the runs, about which a law's coordinates are taken."""
+        """Mean log N and log D of the largest fifth of the runs, about which a law's coordinates
+        are taken.
+        """
         largest = self.largest
         return float(self.log_params[largest].mean()), float(self.log_tokens[largest].mean())
 
@@ -94,7 +102,8 @@ class LawPosterior:
     mode: Floats
     """The most probable law (P,)."""
     left_out: Floats
-    """Log loss of each cell less what the other cells predict for it (R,); empty for a chosen form."""
+    """Log loss of each cell less what the other cells predict for it (R,); empty for a chosen
+    form."""
 
     @property
     def noise_sd(self) -> float:
@@ -102,14 +111,17 @@ class LawPosterior:
         return float(np.median(self.noise_sds))
 
     def forecast(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
-        """Return the mean and the standard deviation of log loss that each draw gives each new run (S, T).
+        """Return the mean and the standard deviation of log loss that each draw gives each new run
+        (S, T).
 
-        The standard deviation holds what the departure may still do there, the law's error beyond its runs, and the
-        noise of one run.
+        The standard deviation holds what the departure may still do there, the law's error beyond
+        its runs, and the noise of one run.
         """
         n, d = np.log(params), np.log(tokens)
         middle_ST = solver.log_loss(self.theta, n, d)
-        residual_SR = self.cells.log_loss - solver.log_loss(self.theta, self.cells.log_params, self.cells.log_tokens)
+        residual_SR = self.cells.log_loss - solver.log_loss(
+            self.theta, self.cells.log_params, self.cells.log_tokens
+        )
         kernel_TR = _kernel(np.stack([n, d], axis=1), _places(self.cells), self.population.length)
         largest = float((self.cells.log_params + self.cells.log_tokens).max())
         error_T = self.population.error_at(self.cells.reference, np.exp(n + d - largest))
@@ -129,7 +141,9 @@ class LawPosterior:
         return _covariance(self.cells, departure, self.population.length)
 
     def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
-        """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each share."""
+        """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each
+        share.
+        """
         middle_ST, sd_ST = self.forecast(params, tokens)
         return [mixture_quantile(middle_ST, sd_ST, share) for share in shares]
 
@@ -137,11 +151,15 @@ class LawPosterior:
 def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
     """Return where the mean over draws of normal distribution functions reaches `share` (T,)."""
     low, high = (middle_ST - 8.0 * sd_ST).min(axis=0), (middle_ST + 8.0 * sd_ST).max(axis=0)
-    low, high = bisected(lambda at: ndtr((at - middle_ST) / sd_ST).mean(axis=0) < share, low, high, _BISECTIONS)
+    low, high = bisected(
+        lambda at: ndtr((at - middle_ST) / sd_ST).mean(axis=0) < share, low, high, _BISECTIONS
+    )
     return np.asarray((low + high) / 2)
 
 
-def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Population | None = None) -> LawPosterior:
+def fit_posterior(
+    table: RunTable, *, num_draws: int, seed: int, population: Population | None = None
+) -> LawPosterior:
     """Draw laws, departures, and noise from the posterior of one study.
 
     Args:
@@ -164,7 +182,9 @@ def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Pop
     shares = np.exp(evidence - evidence.max())
     shares /= shares.sum()
     drawn = [problem.draw(mode, num_draws, rng) for mode in modes]
-    weights = np.concatenate([share * weight_S for share, (_, _, weight_S) in zip(shares, drawn, strict=True)])
+    weights = np.concatenate(
+        [share * weight_S for share, (_, _, weight_S) in zip(shares, drawn, strict=True)]
+    )
     chosen = _resample(weights, num_draws, rng)
     coordinates_SP = np.concatenate([draws for draws, _, _ in drawn])[chosen]
     noise_S = np.concatenate([noise for _, noise, _ in drawn])[chosen]
@@ -181,12 +201,16 @@ def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Pop
 
 
 def _content_order(table: RunTable) -> NDArray[np.intp]:
-    """Return the order of the runs by size, tokens, and loss, so that the order of rows changes no bit of a fit."""
+    """Return the order of the runs by size, tokens, and loss, so that the order of rows changes no
+    bit of a fit.
+    """
     return np.lexsort((table.loss, table.tokens, table.params))
 
 
 def _in_rows_order(values: Floats, table: RunTable) -> Floats:
-    """Return values of the cells in the order of the table's rows, where each run is a cell of its own."""
+    """Return values of the cells in the order of the table's rows, where each run is a cell of its
+    own.
+    """
     if len(values) != table.num_runs:
         return values
     ordered = np.empty_like(values)
@@ -195,15 +219,18 @@ def _in_rows_order(values: Floats, table: RunTable) -> Floats:
 
 
 def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
-    """Return the runs in logs; of more than `MAX_CELLS`, averages over small boxes in log N and log D.
+    """Return the runs in logs; of more than `MAX_CELLS`, averages over small boxes in log N and log
+    D.
 
-    A run off the frontier says little about the runs that one would launch, so its variance is larger.
+    A run off the frontier says little about the runs that one would launch, so its variance is
+    larger.
     """
     order = _content_order(table)
     weight = table.weight[order]
     variance = (1.0 + (excess(table)[order] / population.near) ** 2) * weight.mean() / weight
     own = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
-    if is_along_schedules(table.params, table.tokens):  # points of one curve share its noise, as branches do
+    # points of one curve share its noise, as branches do
+    if is_along_schedules(table.params, table.tokens):
         own = np.unique(table.params[order], return_inverse=True)[1].astype(np.float64)
     trunk = np.asarray(table.extra[TRUNK][order] if TRUNK in table.extra else own, dtype=np.float64)
     columns = np.log(np.stack([table.params, table.tokens, table.loss])[:, order])
@@ -223,14 +250,19 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
 
 
 def to_theta(coordinates_SP: Floats, reference: tuple[float, float]) -> Floats:
-    """Return laws in the coordinates of `laws.solver` from those of `population` about a reference point."""
+    """Return laws in the coordinates of `laws.solver` from those of `population` about a reference
+    point.
+    """
     log_level, logit_e, logit_w, log_a, log_b, log_k = coordinates_SP.T
     k = np.exp(log_k)
     alpha, beta = np.exp(log_a) / k, np.exp(log_b) / k
-    log_rest = (log_level - np.logaddexp(0.0, logit_e)) / k  # log of (1 - e) * L0, to the power 1 / k
+    # log of (1 - e) * L0, to the power 1 / k
+    log_rest = (log_level - np.logaddexp(0.0, logit_e)) / k
     log_a_term = log_rest - np.logaddexp(0.0, -logit_w) + alpha * reference[0]
     log_b_term = log_rest - np.logaddexp(0.0, logit_w) + beta * reference[1]
-    return np.stack([log_level - np.logaddexp(0.0, -logit_e), log_a_term, log_b_term, alpha, beta, k], axis=1)
+    return np.stack(
+        [log_level - np.logaddexp(0.0, -logit_e), log_a_term, log_b_term, alpha, beta, k], axis=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -255,7 +287,9 @@ class _Problem:
         self.cells = cells
         reference = cells.reference
         self.n, self.d = cells.log_params - reference[0], cells.log_tokens - reference[1]
-        self.mean = np.array([np.median(cells.log_loss[cells.largest]), *population.mean_at(reference)])
+        self.mean = np.array(
+            [np.median(cells.log_loss[cells.largest]), *population.mean_at(reference)]
+        )
         self.prior = np.zeros((_NUM_COORDINATES, _NUM_COORDINATES))
         self.prior[0, 0] = 1e-4  # nothing is known of the level of the loss
         self.prior[1:, 1:] = np.linalg.inv(population.covariance)
@@ -266,7 +300,10 @@ class _Problem:
 
     def starts(self) -> Floats:
         """Return starting points: the population's mean, and points about it."""
-        spread = np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, _NUM_COORDINATES - 1)) * self.sd
+        spread = (
+            np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, _NUM_COORDINATES - 1))
+            * self.sd
+        )
         offsets = np.pad(spread, ((1, 0), (1, 0)))
         return np.asarray(self.mean + offsets)
 
@@ -275,7 +312,9 @@ class _Problem:
         variance = self.cells.variance
         points_SP = starts_SP
         for _ in range(_ROBUST_ROUNDS):
-            covariance = _covariance(dataclasses.replace(self.cells, variance=variance), departure, self.length)
+            covariance = _covariance(
+                dataclasses.replace(self.cells, variance=variance), departure, self.length
+            )
             whiten = np.linalg.inv(np.linalg.cholesky(covariance))
             points_SP, objective_S, hessian_SPP = self._descend(points_SP, whiten)
             best = int(objective_S.argmin())
@@ -289,11 +328,17 @@ class _Problem:
             variance = self.cells.variance * np.maximum(1.0, (standardized / _OUTLIER_SDS) ** 2)
             points_SP = points_SP[np.argsort(objective_S, kind="stable")[:2]]
         hessian = hessian_SPP[best]
-        evidence = float(np.log(np.diag(whiten)).sum() - objective_S[best] - np.linalg.slogdet(hessian)[1] / 2)
+        evidence = float(
+            np.log(np.diag(whiten)).sum() - objective_S[best] - np.linalg.slogdet(hessian)[1] / 2
+        )
         return _Mode(
-            coordinates=point, hessian=hessian, log_evidence=evidence, precision=precision, variance=used,
+            coordinates=point,
+            hessian=hessian,
+            log_evidence=evidence,
+            precision=precision,
+            variance=used,
             left_out=pull / np.diag(precision),
-        )  # fmt: skip
+        )
 
     def _objective(self, points_SP: Floats, squares_S: Floats) -> Floats:
         """Return the negative log posterior from whitened sums of squares (S,)."""
@@ -302,7 +347,9 @@ class _Problem:
         return np.asarray(self.shape * np.log(self.scale + squares_S / 2) + prior_S)
 
     def _distance(self, points_SP: Floats) -> Floats:
-        """Return the squared distance from the population's mean, in its standard deviations (S,)."""
+        """Return the squared distance from the population's mean, in its standard deviations
+        (S,).
+        """
         off_SP = points_SP - self.mean
         return np.asarray(np.einsum("sp,pq,sq->s", off_SP, self.prior, off_SP))
 
@@ -335,8 +382,12 @@ class _Problem:
                 break
         return points_SP, objective_S, self._derivatives(points_SP, squares_S, whiten)[1]
 
-    def _derivatives(self, points_SP: Floats, squares_S: Floats, whiten: Floats) -> tuple[Floats, Floats]:
-        """Return the negative gradient (S, P) and the Gauss-Newton Hessian (S, P, P) of the negative log posterior."""
+    def _derivatives(
+        self, points_SP: Floats, squares_S: Floats, whiten: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return the negative gradient (S, P) and the Gauss-Newton Hessian (S, P, P) of the
+        negative log posterior.
+        """
         at_SR = _log_loss(points_SP, self.n, self.d)
         slopes = []
         for index in range(_NUM_COORDINATES):
@@ -352,14 +403,20 @@ class _Problem:
         gradient_SP -= pull_S[:, None] * ((points_SP - self.mean) @ self.prior)
         return gradient_SP, hessian_SPP + pull_S[:, None, None] * self.prior
 
-    def draw(self, mode: _Mode, num_draws: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
-        """Draw laws about a mode: coordinates (S, P), noise variances (S,), and importance weights (S,)."""
+    def draw(
+        self, mode: _Mode, num_draws: int, rng: np.random.Generator
+    ) -> tuple[Floats, Floats, Floats]:
+        """Draw laws about a mode: coordinates (S, P), noise variances (S,), and importance weights
+        (S,).
+        """
         factor = np.linalg.cholesky(np.linalg.inv(mode.hessian))
         normal_SP = rng.standard_normal((num_draws, _NUM_COORDINATES))
         chi_S = rng.chisquare(_PROPOSAL_FREEDOM, num_draws) / _PROPOSAL_FREEDOM
         points_SP = mode.coordinates + normal_SP / np.sqrt(chi_S)[:, None] @ factor.T
         distance_S = (normal_SP**2).sum(axis=1) / chi_S
-        log_proposal_S = -(_PROPOSAL_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PROPOSAL_FREEDOM)
+        log_proposal_S = (
+            -(_PROPOSAL_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PROPOSAL_FREEDOM)
+        )
         residual_SR = self.cells.log_loss - _log_loss(points_SP, self.n, self.d)
         squares_S = ((residual_SR @ mode.precision) * residual_SR).sum(axis=1)
         log_weight_S = -self._objective(points_SP, squares_S) - log_proposal_S
@@ -369,8 +426,12 @@ class _Problem:
 
 
 def _log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
-    """Return log loss (S, R) of laws in the coordinates of `population`, at n and d about the reference point."""
-    log_level, logit_e, logit_w, log_a, log_b, log_k = (points_SP[:, index, None] for index in range(_NUM_COORDINATES))
+    """Return log loss (S, R) of laws in the coordinates of `population`, at n and d about the
+    reference point.
+    """
+    log_level, logit_e, logit_w, log_a, log_b, log_k = (
+        points_SP[:, index, None] for index in range(_NUM_COORDINATES)
+    )
     k = np.exp(log_k)
     share = 1.0 / (1.0 + np.exp(-logit_w))
     in_params = np.minimum(-np.exp(np.minimum(log_a - log_k, _MAX_LOG)) * n, _MAX_LOG)
@@ -392,7 +453,9 @@ def _kernel(first: Floats, second: Floats, length: float) -> Floats:
 
 
 def _covariance(cells: Cells, departure: float, length: float) -> Floats:
-    """Return the covariance of the runs' log losses about the law, relative to the noise variance (R, R)."""
+    """Return the covariance of the runs' log losses about the law, relative to the noise variance
+    (R, R).
+    """
     same_trunk = cells.trunk[:, None] == cells.trunk[None, :]
     shared = _SHARED_BY_TRUNK * np.sqrt(np.outer(cells.variance, cells.variance)) * same_trunk
     np.fill_diagonal(shared, cells.variance)

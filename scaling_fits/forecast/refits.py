@@ -1,8 +1,9 @@
 """A chosen form as it was published: the fit of one law, and bootstrap refits as its draws.
 
-Rows are resampled with fractional weights, Dirichlet(1, ..., 1) times their number (Rubin 1981, Annals of
-Statistics 9:130; Xu et al. 2020, American Statistician 74:345), not by drawing whole rows: of ten runs a whole
-draw keeps six or seven different ones, and a law with five or six parameters runs through those exactly.
+Rows are resampled with fractional weights, Dirichlet(1, ..., 1) times their number (Rubin 1981,
+Annals of Statistics 9:130; Xu et al. 2020, American Statistician 74:345), not by drawing whole
+rows: of ten runs a whole draw keeps six or seven different ones, and a law with five or six
+parameters runs through those exactly.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ OnStep = Callable[[str, float], None]
 """Called with the name of each step of long work, and the share of the work before it."""
 
 SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, error_power=0.6, error_growth=0.0)
-"""Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9, and 5.6 % at 3, 10,
-30, and 100 times the FLOPs of public studies (`benchmarks/forecasts.py`)."""
+"""Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9,
+and 5.6 % at 3, 10, 30, and 100 times the FLOPs of public studies (`benchmarks/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3
 """Smallest alpha, beta, and k of a widened draw: loss falls in every law."""
 _UNSETTLED = 0.05
@@ -38,22 +39,32 @@ def skip_step(name: str, share: float) -> None:
     """Report nothing."""
 
 
-def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> tuple[LawFit, LawPosterior | None]:
-    """Fit one form and return it with its bootstrap refits as draws; None for a form that the runs do not identify."""
+def refit_posterior(
+    table: RunTable, form: Form, num_draws: int, seed: int
+) -> tuple[LawFit, LawPosterior | None]:
+    """Fit one form and return it with its bootstrap refits as draws; None for a form that the runs
+    do not identify.
+    """
     fit = law.fit_law(table, form)
     if not fit.identified:
         return fit, None
     rng = np.random.default_rng(seed)
     sizes = [min(search.BLOCK, num_draws - first) for first in range(0, num_draws, search.BLOCK)]
-    refits = law.refits(table, fit, (_draw_weights(table, size, rng) * table.weight for size in sizes))
+    refits = law.refits(
+        table, fit, (_draw_weights(table, size, rng) * table.weight for size in sizes)
+    )
     unconverged = int((~refits.converged).sum())
     warnings = fit.warnings
     if unconverged > _UNSETTLED * num_draws:
         warnings += (
-            f"{form}: {unconverged} of the bootstrap's {counted(num_draws, 'refit')} stopped before they converged",
+            (
+                f"{form}: {unconverged} of the bootstrap's {counted(num_draws, 'refit')} stopped "
+                "before they converged"
+            ),
         )
     fit = dataclasses.replace(fit, num_unconverged=unconverged, warnings=warnings)
-    # Residuals are smaller than the noise by sqrt((n - p) / n), since the fit went after it (MacKinnon and White 1985).
+    # Residuals are smaller than the noise by sqrt((n - p) / n), since the fit went after it
+    # (MacKinnon and White 1985).
     widening = math.sqrt(fit.num_effective_runs / fit.degrees_of_freedom)
     theta_SP = fit.theta + widening * (refits.theta - fit.theta)
     theta_SP[:, 3:] = np.maximum(theta_SP[:, 3:], _MIN_EXPONENT)
@@ -72,12 +83,15 @@ def refit_posterior(table: RunTable, form: Form, num_draws: int, seed: int) -> t
 def _draw_weights(table: RunTable, num_draws: int, rng: np.random.Generator) -> Floats:
     """Return Dirichlet weights of the runs (M, R): those of a run whatever its place in the file.
 
-    Runs of one trunk share its noise, so that they are not so many runs: weights of the trunks multiply theirs.
+    Runs of one trunk share its noise, so that they are not so many runs: weights of the trunks
+    multiply theirs.
     """
     order = np.lexsort((table.loss, table.tokens, table.params))
     shares = np.empty((num_draws, table.num_runs))
     shares[:, order] = rng.dirichlet(np.ones(table.num_runs), size=num_draws)
-    trunks, of_run = np.unique(table.extra.get(TRUNK, np.arange(table.num_runs)), return_inverse=True)
+    trunks, of_run = np.unique(
+        table.extra.get(TRUNK, np.arange(table.num_runs)), return_inverse=True
+    )
     if len(trunks) < table.num_runs:
         shares *= rng.dirichlet(np.ones(len(trunks)), size=num_draws)[:, of_run]
         shares /= shares.sum(axis=1, keepdims=True)

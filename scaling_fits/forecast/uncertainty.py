@@ -1,8 +1,10 @@
-"""A fit of a study's runs, the forecast of a new run, and the intervals of everything that follows from the fit.
+"""A fit of a study's runs, the forecast of a new run, and the intervals of everything that follows
+from the fit.
 
-`auto` draws laws from the posterior of `forecast.posterior`: the runs, with published studies as the prior. A form that
-a user chooses is fitted as it was published, with bootstrap refits as its draws. Either way the interval of a loss is
-for one new run: it holds the draws, the law's error beyond its runs, and the noise of a run.
+`auto` draws laws from the posterior of `forecast.posterior`: the runs, with published studies as
+the prior. A form that a user chooses is fitted as it was published, with bootstrap refits as its
+draws. Either way the interval of a loss is for one new run: it holds the draws, the law's error
+beyond its runs, and the noise of a run.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class FittedRuns:
     path: LadderPath | None
     """The line that all runs lie on; None where they spread over an area."""
     optima: ComputeFit | None
-    """Best sizes of the runs' own budgets and their law; None where the runs hold no four isoFLOP minima."""
+    """Best sizes of the runs' own budgets and their law; None where the runs hold no four isoFLOP
+    minima."""
     bootstrap: int
     """Draws behind the intervals; 0: no intervals."""
     level: float
@@ -134,7 +137,8 @@ class FittedRuns:
         posterior = self.require()
         if self.path is not None:
             reason = (
-                f"{self.path.describe()}: they tell how loss falls along that line, not which size is best; add runs "
+                f"{self.path.describe()}: they tell how loss falls along that line, not which size "
+                "is best; add runs "
                 "of other sizes at the same FLOPs"
             )
             raise CannotTellError((reason,))
@@ -178,8 +182,8 @@ def fit_runs(
 
     Args:
         table: The runs.
-        form: A law; `auto`: the posterior of a law with published studies as the prior; `compute`: the same, for
-            runs along one line.
+        form: A law; `auto`: the posterior of a law with published studies as the prior; `compute`:
+            the same, for runs along one line.
         bootstrap: Draws behind the intervals; 0: no intervals.
         level: Level of the intervals.
         seed: Seed of the draws.
@@ -188,7 +192,11 @@ def fit_runs(
     Raises:
         LawError: an unknown form, a negative number of draws or seed, or a level outside (0, 1).
     """
-    problems = [] if form in FORM_CHOICES else [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}"]
+    problems = (
+        []
+        if form in FORM_CHOICES
+        else [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}"]
+    )
     if problems := problems + option_problems(bootstrap, level, seed):
         raise LawError("; ".join(problems))
     table = table.distinct()
@@ -199,10 +207,12 @@ def fit_runs(
     warnings = table.warnings + fit.warnings
     if posterior is not None:
         backtests = run_backtests(
-            table, lambda part: _fit_part(part, form, _BACKTEST_DRAWS, seed)[1], level=level,
+            table,
+            lambda part: _fit_part(part, form, _BACKTEST_DRAWS, seed)[1],
+            level=level,
             has_intervals=bootstrap > 0,
             on_step=lambda name, share: on_step(name, 0.3 + 0.7 * share),
-        )  # fmt: skip
+        )
         warnings += _describe_outliers(table, fit)
         if not backtests:
             warnings += ("no back-test: without the largest rung too few runs are left",)
@@ -211,7 +221,9 @@ def fit_runs(
         fit=fit,
         posterior=posterior,
         path=path if form in ("auto", "compute") else None,
-        optima=_fit_optima(table, bootstrap, level, seed) if form == "auto" and path is None else None,
+        optima=_fit_optima(table, bootstrap, level, seed)
+        if form == "auto" and path is None
+        else None,
         bootstrap=bootstrap,
         level=level,
         seed=seed,
@@ -222,13 +234,23 @@ def fit_runs(
     )
 
 
-def _fit_part(table: RunTable, form: FormChoice, num_draws: int, seed: int) -> tuple[LawFit, LawPosterior | None]:
-    """Fit all runs of a study, or those below a cut; without a posterior where they identify no law."""
+def _fit_part(
+    table: RunTable, form: FormChoice, num_draws: int, seed: int
+) -> tuple[LawFit, LawPosterior | None]:
+    """Fit all runs of a study, or those below a cut; without a posterior where they identify no
+    law.
+    """
     if form not in ("auto", "compute"):
         return refit_posterior(table, form, num_draws, seed)
     reasons = law.why_no_forecast(table)
     if form == "compute" and not reasons and find_path(table) is None:
-        reasons = ("form compute is for runs along one line of log N and log D, and these spread over an area",)
+        reasons = (
+            (
+                "form compute is for runs along one line of log N and log D, and these spread over "
+                "an "
+                "area"
+            ),
+        )
     if reasons:
         return law.unidentified(table, "coupled", reasons), None
     posterior = fit_posterior(table, num_draws=num_draws, seed=seed)
@@ -236,7 +258,9 @@ def _fit_part(table: RunTable, form: FormChoice, num_draws: int, seed: int) -> t
 
 
 def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> ComputeFit | None:
-    """Return the law of the best sizes of isoFLOP budgets, counted as 6 N D; None where the runs hold none."""
+    """Return the law of the best sizes of isoFLOP budgets, counted as 6 N D; None where the runs
+    hold none.
+    """
     try:
         optima = fit_isoflop(table, bootstrap=bootstrap, level=level, seed=seed, flops_from="6nd")
     except OptimaError:
@@ -246,7 +270,9 @@ def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> Com
 
 def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
     """Return the most probable law, with what a reader must know of it."""
-    residual = np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
+    residual = (
+        np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
+    )
     warnings = _describe_nonsense(table, posterior)
     off = outliers(posterior.left_out, _NUM_LAW_PARAMETERS, table.num_runs - _NUM_LAW_PARAMETERS)
     return LawFit(
@@ -266,10 +292,14 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
     """Return why these losses are none that a law describes; empty where they are."""
     high = table.loss[table.loss > MAX_LOSS_NATS]
     if 2 * len(high) > table.num_runs:
-        ends = " to ".join(format_significant(end) for end in (float(table.loss.min()), float(table.loss.max())))
+        ends = " to ".join(
+            format_significant(end) for end in (float(table.loss.min()), float(table.loss.max()))
+        )
         reason = (
-            f"values of {ends} are no losses in nats per token: most are above {MAX_LOSS_NATS:g}, the loss of a "
-            "uniform guess among 163,000 tokens; check the column: it may be an accuracy, a percentage, or a "
+            f"values of {ends} are no losses in nats per token: most are above {MAX_LOSS_NATS:g}, "
+            "the loss of a "
+            "uniform guess among 163,000 tokens; check the column: it may be an accuracy, a "
+            "percentage, or a "
             "perplexity (take its log)"
         )
         return (reason,)
@@ -282,12 +312,14 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
         growth = float(slope * np.ptp(column))
         if growth > max(3 * posterior.noise_sd, _MIN_GROWTH):
             warnings.append(
-                f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the table): a law of loss "
+                f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the "
+                "table): a law of loss "
                 "falls; check the columns, and whether every run was tuned and ended its schedule"
             )
     if posterior.noise_sd > MAX_NOISE:
         warnings.append(
-            f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no law describes these "
+            f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no "
+            "law describes these "
             "values; check that the column is a loss in nats per token"
         )
     return tuple(warnings)
@@ -302,9 +334,12 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     places = places[np.argsort(-np.abs(missed[places]))]
     names = listed([table.name(place) for place in places])
     text = (
-        f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise explains (the "
-        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): the fit gives these "
-        "runs little weight, and intervals use the noise of the others; check that they were trained like the others"
+        f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise "
+        "explains (the "
+        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): "
+        "the fit gives these "
+        "runs little weight, and intervals use the noise of the others; check that they were "
+        "trained like the others"
     )
     return (text,)
 
@@ -326,7 +361,9 @@ def _span(table: RunTable) -> FittedRange:
 
 
 def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
-    """Return the mean over draws of the law's log loss at each (N, D), shape (T,), without the departure from it."""
+    """Return the mean over draws of the law's log loss at each (N, D), shape (T,), without the
+    departure from it.
+    """
     return np.asarray(law.log_loss(fitted.laws, params, tokens).mean(axis=0))
 
 
@@ -362,7 +399,8 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         extrapolation=extrapolation,
         doubts=fit_doubts(fitted, backtest) + reach_doubts(loss, interval, extrapolation),
         warnings=tuple(
-            f"{name} lie {format_factor(times)} times beyond the fitted runs: intervals were back-tested up to "
+            f"{name} lie {format_factor(times)} times beyond the fitted runs: intervals were "
+            "back-tested up to "
             f"{FAR:g} times"
             for name, times in beyond.items()
             if times > FAR
@@ -379,10 +417,14 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
     path = fitted.path
     if path is None or path.distance(params, tokens) <= MAX_OFF:
         return
-    off, most = (math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF))
+    off, most = (
+        math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF)
+    )
     reason = (
-        f"{path.describe()}, and a run of {format_count(params)} parameters on {format_count(tokens)} tokens lies off "
-        f"that line by a factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per parameter"
+        f"{path.describe()}, and a run of {format_count(params)} parameters on "
+        f"{format_count(tokens)} tokens lies off "
+        f"that line by a factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per "
+        "parameter"
     )
     raise CannotTellError((reason,))
 
@@ -405,7 +447,8 @@ class Interval:
 
 
 def exponents(fitted: FittedRuns) -> tuple[Interval, Interval]:
-    """Return how the optimum grows with compute: the powers of C that N* and D* go as, with intervals.
+    """Return how the optimum grows with compute: the powers of C that N* and D* go as, with
+    intervals.
 
     Raises:
         CannotTellError: the runs identify no law, or one along a line only.

@@ -1,13 +1,15 @@
-"""The forms a law may take: which of the six coordinates of `solver` each frees or fixes, and its own names.
+"""The forms a law may take: which of the six coordinates of `solver` each frees or fixes, and its
+own names.
 
 - `chinchilla`: E + A / N^alpha + B / D^beta (arXiv 2203.15556, section 3.3): k = 1.
 - `coupled`: E + (A N^-alpha + B D^-beta)^k: all six free.
 - `power`: A / N^alpha + B / D^beta: the first without an irreducible loss, so without a floor.
 
-A further form over the same coordinates is one more entry of `SHAPES`, and nothing else: the plan, the command line,
-the fits and the report read it from there. A law with other inputs (unique tokens, a learning-rate curve) has other
-coordinates and so a module of its own beside this one. The names are read where numpy is not loaded, by a plan's
-validation, so this module imports it only where a law is evaluated.
+A further form over the same coordinates is one more entry of `SHAPES`, and nothing else: the plan,
+the command line, the fits and the report read it from there. A law with other inputs (unique
+tokens, a learning-rate curve) has other coordinates and so a module of its own beside this one. The
+names are read where numpy is not loaded, by a plan's validation, so this module imports it only
+where a law is evaluated.
 """
 
 from __future__ import annotations
@@ -150,4 +152,5 @@ if TYPE_CHECKING:
 else:  # where plans and files are read: exactly the names above
     Form = Literal[tuple(SHAPES)]
     FormChoice = Literal["auto", "compute", *SHAPES]
-"""A key of `SHAPES`; and what a user may ask for: a form, `auto`, or `compute`, the law of runs along one line."""
+"""A key of `SHAPES`; and what a user may ask for: a form, `auto`, or `compute`, the law of runs
+along one line."""

@@ -1,10 +1,11 @@
 """Scaling laws: loss in nats as a function of parameters N and tokens D.
 
-A law has a form (`forms`) and is fitted by the sum over runs of
-weight * Huber (delta 1e-3) of log-loss residuals in log-sum-exp form (arXiv 2203.15556, section D.1).
+A law has a form (`forms`) and is fitted by the sum over runs of weight * Huber (delta 1e-3) of
+log-loss residuals in log-sum-exp form (arXiv 2203.15556, section D.1).
 
-A fit that the runs cannot carry is not an error but a status, with its reasons: `unidentified` (no number is
-given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (an optimum no law looks like).
+A fit that the runs cannot carry is not an error but a status, with its reasons: `unidentified` (no
+number is given), `at_bound` (the optimum wants to leave the searched box), `degenerate` (an optimum
+no law looks like).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
 LARGEST = 1e20  # parameters or tokens
 MAX_BOOTSTRAP = 100_000
 NEXT_RUNG = 1.25
-"""Factor in FLOPs of the step to a new run, which is one step away even where nothing is extrapolated."""
+"""Factor in FLOPs of the step to a new run, which is one step away even where nothing is
+extrapolated."""
 
 _NUM_STARTS = 12
 _STEEPEST = 2.0  # k * alpha or k * beta of no published loss law is above 1.1
@@ -37,7 +39,10 @@ _LEAST_SPREAD = 0.02  # a step of 2 % in N or D, off the common line, is roundin
 _ONE_BUDGET = 1.05  # largest over smallest FLOPs of runs meant to cost the same
 _LOOSE = 1e6  # condition of a Jacobian: a mixture of parameters that moves no loss
 _SAME_LOSS = 1e-9  # spread of log losses that is rounding
-_LOOSE_SAID = "other parameters fit these runs as well: too few different sizes or token counts to tell the terms apart"
+_LOOSE_SAID = (
+    "other parameters fit these runs as well: too few different sizes or token counts to "
+    "tell the terms apart"
+)
 
 
 class LawError(InputError):
@@ -45,7 +50,9 @@ class LawError(InputError):
 
 
 class CannotTellError(InputError):
-    """The runs identify no law, so there is no number to give. `reasons` says why and what to run."""
+    """The runs identify no law, so there is no number to give. `reasons` says why and what to
+    run.
+    """
 
     exit_code = ExitCode.CANNOT_TELL
 
@@ -55,7 +62,9 @@ class CannotTellError(InputError):
 
 
 def exp_finite(value: float) -> float:
-    """Exp that stays finite: an end that says "anything" must still be a number a record may hold."""
+    """Exp that stays finite: an end that says "anything" must still be a number a record may
+    hold.
+    """
     return math.exp(min(max(value, -700.0), 700.0))
 
 
@@ -97,13 +106,15 @@ class LawFit:
     objective: float | None
     """Sum over runs of weight * Huber; None when unidentified."""
     residual_sd: float | None
-    """Sd of log-loss residuals without outliers, with the degrees of freedom the parameters took."""
+    """Sd of log-loss residuals without outliers, with the degrees of freedom the parameters
+    took."""
     num_runs: int
     num_effective_runs: float
     """Runs of one weight that would say as much: fewer than `num_runs` where some hardly count."""
     warnings: tuple[str, ...] = ()
     outliers: tuple[int, ...] = ()
-    """Places in the table of runs too far off this law to be noise; they are fitted, and leave the noise alone."""
+    """Places in the table of runs too far off this law to be noise; they are fitted, and leave the
+    noise alone."""
     num_unconverged: int = 0
     """Number of bootstrap refits whose search stopped before it converged; they are kept."""
 
@@ -133,7 +144,9 @@ class LawFit:
         return {name: float(values[0]) for name, values in self.named(self.theta[None, :]).items()}
 
     def named(self, theta_MP: Floats) -> dict[str, Floats]:
-        """Values (M,) of the form's own parameters by name, from rows of theta; empty when unidentified."""
+        """Values (M,) of the form's own parameters by name, from rows of theta; empty when
+        unidentified.
+        """
         if not self.identified:
             return {}
         return dict(zip(self.names, SHAPES[self.form].natural(theta_MP), strict=True))
@@ -159,14 +172,16 @@ def whyunidentified(table: RunTable, form: Form) -> tuple[str, ...]:
     reasons: list[str] = []
     if table.num_runs <= size:
         reasons.append(
-            f"{counted(table.num_runs, 'run')} for the {counted(size, 'parameter')} of {form}: there must be at "
+            f"{counted(table.num_runs, 'run')} for the {counted(size, 'parameter')} of {form}: "
+            "there must be at "
             f"least {size + 1}"
         )
     logs = np.stack([np.log(table.params), np.log(table.tokens)])
     places = len(np.unique(logs, axis=1).T)
     if places < size < table.num_runs:
         reasons.append(
-            f"{places} different pairs of size and tokens for the {counted(size, 'parameter')} of {form}: add others"
+            f"{places} different pairs of size and tokens for the {counted(size, 'parameter')} of "
+            f"{form}: add others"
         )
     centred = logs - logs.mean(axis=1, keepdims=True)
     spread = np.abs(centred).max(axis=1)
@@ -187,12 +202,15 @@ def whyunidentified(table: RunTable, form: Form) -> tuple[str, ...]:
 
 
 def why_no_forecast(table: RunTable) -> tuple[str, ...]:
-    """Return what keeps these runs from any forecast, even with published studies as the prior; empty if nothing."""
+    """Return what keeps these runs from any forecast, even with published studies as the prior;
+    empty if nothing.
+    """
     reasons: list[str] = []
     num_points = len(np.unique(np.stack([table.params, table.tokens]), axis=1).T)
     if num_points < MIN_POINTS:
         reasons.append(
-            f"{counted(num_points, 'different pair')} of size and tokens: there must be at least {MIN_POINTS}"
+            f"{counted(num_points, 'different pair')} of size and tokens: there must be at least "
+            f"{MIN_POINTS}"
         )
     if np.ptp(np.log(table.loss)) < _SAME_LOSS:
         reasons.append("all losses are the same: there is nothing to fit")
@@ -213,7 +231,9 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
     missed = solver.residuals(theta[None, :], points)[0]
-    off = outliers(np.sqrt(shares) * missed, SHAPES[form].dim, _freedom(effective_runs(table.weight), form))
+    off = outliers(
+        np.sqrt(shares) * missed, SHAPES[form].dim, _freedom(effective_runs(table.weight), form)
+    )
     effective = effective_runs(table.weight[~off])
     sd = float(np.sqrt((shares * missed**2)[~off].mean() * effective / _freedom(effective, form)))
     status, warnings = _judge(theta, points, shape, sd)
@@ -259,9 +279,11 @@ def shares_of(weight: Floats) -> Floats:
 
 
 def refits(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Solutions:
-    """Fit an identified law again under each row of weights, given in blocks, best of `search.BLOCK` rows.
+    """Fit an identified law again under each row of weights, given in blocks, best of
+    `search.BLOCK` rows.
 
-    So memory is flat. Problems of one block help each other: results depend, within the tolerance, on where blocks end.
+    So memory is flat. Problems of one block help each other: results depend, within the tolerance,
+    on where blocks end.
     """
     points, centre = centred_points(table)
     shape = SHAPES[fit.form]
@@ -269,7 +291,13 @@ def refits(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Sol
     found = []
     for weight_MR in blocks:
         ended = search.refits(start, points, shares_of(weight_MR), shape)
-        found.append((uncentred(ended.theta, centre, shape), ended.objective * weight_MR.mean(axis=1), ended.converged))
+        found.append(
+            (
+                uncentred(ended.theta, centre, shape),
+                ended.objective * weight_MR.mean(axis=1),
+                ended.converged,
+            )
+        )
     theta, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
     return search.Solutions(theta=theta, objective=objective, converged=converged)
 
@@ -297,12 +325,18 @@ def uncentred(theta_MP: Floats, centre: tuple[float, float, float], shape: FormS
     return shape.theta(moved[:, shape.first])  # what a form fixes stays where it is
 
 
-def _judge(theta: Floats, points: Points, shape: FormShape, residual_sd: float) -> tuple[FitStatus, list[str]]:
+def _judge(
+    theta: Floats, points: Points, shape: FormShape, residual_sd: float
+) -> tuple[FitStatus, list[str]]:
     """Status of an optimum in centred coordinates, with what a reader must know."""
     lower, upper = search.bounds(shape, points)
     free = theta[shape.first]
     at = (free <= lower + 1e-9) | (free >= upper - 1e-9)
-    hit = [f"{name} is at the bound of the search" for name, held in zip(shape.names, at, strict=True) if held]
+    hit = [
+        f"{name} is at the bound of the search"
+        for name, held in zip(shape.names, at, strict=True)
+        if held
+    ]
     slopes = dict(zip(shape.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
     strange = [
         f"{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
@@ -314,6 +348,8 @@ def _judge(theta: Floats, points: Points, shape: FormShape, residual_sd: float) 
     for name, n, d in (("params", zeros, points.d), ("tokens", points.n, zeros)):
         effect = np.sqrt(((solver.log_loss(theta[None, :], n, d) - at_hand) ** 2).mean())
         if effect <= 2 * residual_sd / np.sqrt(len(n)):
-            strange.append(f"the effect of {name} is below the noise: its exponent is not determined")
+            strange.append(
+                f"the effect of {name} is below the noise: its exponent is not determined"
+            )
     status: FitStatus = "degenerate" if strange else "at_bound" if hit else "converged"
     return status, strange + hit

@@ -1,12 +1,15 @@
-"""The search for a form's optimum: many starts, never a lone one, and refits that learn from each other.
+"""The search for a form's optimum: many starts, never a lone one, and refits that learn from each
+other.
 
-One problem: a damped Newton search with exact derivatives, from many starts. Many problems on the same runs
-(bootstrap refits): what one problem found is a start for the others, and how good it is under the weights of every
-other is one matrix product. M problems, R runs, P coordinates, Q free ones, K laws of a pool.
+One problem: a damped Newton search with exact derivatives, from many starts. Many problems on the
+same runs (bootstrap refits): what one problem found is a start for the others, and how good it is
+under the weights of every other is one matrix product. M problems, R runs, P coordinates, Q free
+ones, K laws of a pool.
 
-Starts come from a grid over E, k and the exponents with A and B profiled out (variable projection): given the others,
-(L - E)^(1/k) is linear in A and B, which follow from least squares on relative errors of L, held above zero. For one E
-and k all pairs of exponents need one matrix product over the runs.
+Starts come from a grid over E, k and the exponents with A and B profiled out (variable projection):
+given the others, (L - E)^(1/k) is linear in A and B, which follow from least squares on relative
+errors of L, held above zero. For one E and k all pairs of exponents need one matrix product over
+the runs.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ BLOCK = 512  # refits solved together: memory is flat in their number
 _LOWER_E = 12.0  # E may fall to exp(-12) of the lowest loss: to nothing
 _WIDEST = 100.0  # of a and b in centred logs: with a small k they are log loss / k
 _EASING = (1e-2, 3e-3)  # Huber deltas before the last
-_EXACT, _REFIT, _ROUGH = 1e-10, 1e-6, 1e-3  # a search is over when a step would gain this share of the objective
+# a search is over when a step would gain this share of the objective
+_EXACT, _REFIT, _ROUGH = 1e-10, 1e-6, 1e-3
 _FLOOR = 1e-22  # ... or this many squared nats per unit of weight
 _NOTHING = 1e-40  # a curvature or a step
 STEPS, _EASED_STEPS = 600, 40
 _FINALISTS = 5
 _MET = 1e-3  # distance in theta of searches that have met
 _ALIKE = 2.0  # Huber deltas: laws whose log losses are this near are one start
-_LISTED, _LOOKED_AT = 64, 12  # laws of a pool a problem looks at closer, and runs by which they are told apart
+# laws of a pool a problem looks at closer, and runs by which they are told apart
+_LISTED, _LOOKED_AT = 64, 12
 _FEW_RUNS = 60
 _SETTLING = 150  # most steps of those that have not settled after a short search
 _SHORT = 60  # most steps of a search that may not be the best one
@@ -77,8 +82,9 @@ def polish(
 ) -> Solutions:
     """Damped Newton search from every start within the bounds, one row a problem.
 
-    With a delta of 1e-3 the Huber objective is nearly a sum of absolute values: kinked, and flat for Newton.
-    So the search starts with a wide delta, nearly least squares, and narrows it, unless `ease` is off.
+    With a delta of 1e-3 the Huber objective is nearly a sum of absolute values: kinked, and flat
+    for Newton. So the search starts with a wide delta, nearly least squares, and narrows it, unless
+    `ease` is off.
     """
     parts = max(1, -(-len(theta_MP) * points.n.size // _CHUNK))
     found = []
@@ -86,7 +92,11 @@ def polish(
         free, weight = theta_MP[part][:, shape.first], weight_MR[part]
         for delta in _EASING if ease else ():
             free, _, _ = _descend(free, points, weight, shape, delta, _EASED_STEPS, _ROUGH)
-        found.append(_descend(free, points, weight, shape, HUBER_DELTA, most_steps, _EXACT if exact else _REFIT))
+        found.append(
+            _descend(
+                free, points, weight, shape, HUBER_DELTA, most_steps, _EXACT if exact else _REFIT
+            )
+        )
     free, objective, converged = (np.concatenate(column) for column in zip(*found, strict=True))
     return Solutions(theta=shape.theta(free), objective=objective, converged=converged)
 
@@ -108,10 +118,12 @@ def _descend(
     max_steps: int,
     tolerance: float,
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """The search at one delta: coordinates, objective, and whether the next step would gain under the tolerance.
+    """The search at one delta: coordinates, objective, and whether the next step would gain under
+    the tolerance.
 
-    Each step solves in the eigenbasis of the Hessian with absolute eigenvalues (a saddle repels), damped by
-    Levenberg's rule; coordinates held by a bound leave the system; finished problems leave the batch.
+    Each step solves in the eigenbasis of the Hessian with absolute eigenvalues (a saddle repels),
+    damped by Levenberg's rule; coordinates held by a bound leave the system; finished problems
+    leave the batch.
     """
     lower, upper = bounds(shape, points)
     done, done_f = np.clip(start_MQ, lower, upper), np.empty(len(start_MQ))
@@ -133,7 +145,12 @@ def _descend(
         trial = np.clip(at + step, lower, upper)
         new_f, new_g, new_h = _derivatives(trial, points, weight, shape, delta)
         better = new_f < f
-        at[better], f[better], g[better], h[better] = trial[better], new_f[better], new_g[better], new_h[better]
+        at[better], f[better], g[better], h[better] = (
+            trial[better],
+            new_f[better],
+            new_g[better],
+            new_h[better],
+        )
         damping = np.where(better, np.maximum(damping / 5, 1e-14), np.maximum(damping * 6, 1e-8))
     return done, done_f, converged
 
@@ -157,8 +174,12 @@ def _newton_step(
     return step * np.minimum(1.0, 2.0 / longest), gain
 
 
-def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: FormShape, most_steps: int = STEPS) -> Solutions:
-    """`polish` for many starts of one problem: those that met on the way go on as one, the best few to the end."""
+def best_of(
+    theta_MP: Floats, points: Points, weight_R: Floats, shape: FormShape, most_steps: int = STEPS
+) -> Solutions:
+    """`polish` for many starts of one problem: those that met on the way go on as one, the best few
+    to the end.
+    """
     weight_MR = np.broadcast_to(weight_R, (len(theta_MP), len(weight_R)))
     free = theta_MP[:, shape.first]
     for delta in _EASING:
@@ -166,14 +187,18 @@ def best_of(theta_MP: Floats, points: Points, weight_R: Floats, shape: FormShape
     eased = shape.theta(free)
     order = np.argsort(solver.objective(eased, points, weight_MR), kind="stable")
     kept = eased[order][_apart(eased[order], _MET, _FINALISTS)]
-    return polish(kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True, most_steps=most_steps)
+    return polish(
+        kept, points, weight_MR[: len(kept)], shape, ease=False, exact=True, most_steps=most_steps
+    )
 
 
 def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: FormShape) -> Solutions:
-    """The optimum under each row of weights downhill from one law and, of few runs, from others' ends.
+    """The optimum under each row of weights downhill from one law and, of few runs, from others'
+    ends.
 
-    Under Dirichlet weights of 11 runs and more, 90 to 100 % of the problems end within 1e-3 of where a search of
-    thirty times the steps does; where the law lies at a bound, up to a tenth do not settle.
+    Under Dirichlet weights of 11 runs and more, 90 to 100 % of the problems end within 1e-3 of
+    where a search of thirty times the steps does; where the law lies at a bound, up to a tenth do
+    not settle.
     """
     few = points.n.size <= _FEW_RUNS
     start_MP = np.broadcast_to(theta_P, (len(weight_MR), len(theta_P)))
@@ -183,12 +208,18 @@ def refits(theta_P: Floats, points: Points, weight_MR: Floats, shape: FormShape)
         best = _lower(best, given, np.arange(len(weight_MR)))
     left = np.flatnonzero(~best.converged)
     return _lower(
-        best, polish(best.theta[left], points, weight_MR[left], shape, ease=False, most_steps=_SETTLING), left
+        best,
+        polish(best.theta[left], points, weight_MR[left], shape, ease=False, most_steps=_SETTLING),
+        left,
     )
 
 
-def _from_neighbours(theta_MP: Floats, points: Points, weight_MR: Floats, shape: FormShape) -> Solutions:
-    """Each problem polished from the law of another problem that suits it best, laws like its own passed over."""
+def _from_neighbours(
+    theta_MP: Floats, points: Points, weight_MR: Floats, shape: FormShape
+) -> Solutions:
+    """Each problem polished from the law of another problem that suits it best, laws like its own
+    passed over.
+    """
     pool_KP = _thinned(theta_MP, points)
     scores = weight_MR @ solver.huber(solver.residuals(pool_KP, points)).T
     listed = np.argsort(scores, axis=1, kind="stable")[:, :_LISTED]
@@ -200,7 +231,9 @@ def _from_neighbours(theta_MP: Floats, points: Points, weight_MR: Floats, shape:
 
 
 def _marks(theta_MP: Floats, points: Points) -> Floats:
-    """What tells laws apart: their log losses at up to a dozen of the runs, in units of Huber's delta."""
+    """What tells laws apart: their log losses at up to a dozen of the runs, in units of Huber's
+    delta.
+    """
     some = slice(None, None, -(-points.n.size // _LOOKED_AT))
     few = Points(n=points.n[some], d=points.d[some], y=points.y[some])
     return solver.residuals(theta_MP, few) / HUBER_DELTA
@@ -208,7 +241,9 @@ def _marks(theta_MP: Floats, points: Points) -> Floats:
 
 def _thinned(theta_MP: Floats, points: Points) -> Floats:
     """The rows but those that say the same of the runs as an earlier one."""
-    return theta_MP[np.sort(np.unique(np.round(_marks(theta_MP, points)), axis=0, return_index=True)[1])]
+    return theta_MP[
+        np.sort(np.unique(np.round(_marks(theta_MP, points)), axis=0, return_index=True)[1])
+    ]
 
 
 def _lower(best: Solutions, given: Solutions, todo: NDArray[np.intp]) -> Solutions:
@@ -216,7 +251,11 @@ def _lower(best: Solutions, given: Solutions, todo: NDArray[np.intp]) -> Solutio
     lower = given.objective <= best.objective[todo]
     theta, objective, converged = best.theta.copy(), best.objective.copy(), best.converged.copy()
     won = todo[lower]
-    theta[won], objective[won], converged[won] = given.theta[lower], given.objective[lower], given.converged[lower]
+    theta[won], objective[won], converged[won] = (
+        given.theta[lower],
+        given.objective[lower],
+        given.converged[lower],
+    )
     return Solutions(theta=theta, objective=objective, converged=converged)
 
 
@@ -232,10 +271,11 @@ def _apart(points_MA: Floats, distance: float, most: int) -> list[int]:
 
 
 def condition(theta_P: Floats, points: Points, shape: FormShape) -> float:
-    """How loose the loosest mixture of parameters is at a law: 1 for none, infinite if the runs do not see one.
+    """How loose the loosest mixture of parameters is at a law: 1 for none, infinite if the runs do
+    not see one.
 
-    The largest over the smallest singular value of the Jacobian of the log losses by the free coordinates that no
-    bound holds, its columns scaled to length 1.
+    The largest over the smallest singular value of the Jacobian of the log losses by the free
+    coordinates that no bound holds, its columns scaled to length 1.
     """
     free, (lower, upper) = theta_P[shape.first], bounds(shape, points)
     moving = (free > lower + 1e-9) & (free < upper - 1e-9)
@@ -251,9 +291,17 @@ def condition(theta_P: Floats, points: Points, shape: FormShape) -> float:
 
 
 def grid_starts(points: Points, weight_R: Floats, shape: FormShape, num_starts: int) -> Floats:
-    """The best cells of the profiled grid, at most one per neighbourhood, best first (num_starts, P)."""
-    slabs = [_slab(points, weight_R, shape, share, power) for share, power in product(shape.shares, shape.powers)]
-    theta, misfit = np.concatenate([slab[0] for slab in slabs]), np.concatenate([slab[1] for slab in slabs])
+    """The best cells of the profiled grid, at most one per neighbourhood, best first (num_starts,
+    P).
+    """
+    slabs = [
+        _slab(points, weight_R, shape, share, power)
+        for share, power in product(shape.shares, shape.powers)
+    ]
+    theta, misfit = (
+        np.concatenate([slab[0] for slab in slabs]),
+        np.concatenate([slab[1] for slab in slabs]),
+    )
     theta = theta[np.argsort(misfit, kind="stable")]
     slopes = np.log(theta[:, 3:5] * theta[:, 5:])
     theta = theta[_apart(slopes, _NEIGHBOURS, _SHORT_LIST * num_starts)]
@@ -261,10 +309,14 @@ def grid_starts(points: Points, weight_R: Floats, shape: FormShape, num_starts: 
     return theta[np.argsort(score, kind="stable")[:num_starts]]
 
 
-def _slab(points: Points, weight_R: Floats, shape: FormShape, share: float, power: float) -> tuple[Floats, Floats]:
-    """The cells of one E and k with A and B filled in (G, P), and their sums of squared relative errors (G,).
+def _slab(
+    points: Points, weight_R: Floats, shape: FormShape, share: float, power: float
+) -> tuple[Floats, Floats]:
+    """The cells of one E and k with A and B filled in (G, P), and their sums of squared relative
+    errors (G,).
 
-    The terms are taken over their target, and that over its largest, in logs: no unit of N or D is too far out.
+    The terms are taken over their target, and that over its largest, in logs: no unit of N or D is
+    too far out.
     """
     slopes = np.geomspace(*shape.slopes) / power
     log_e = np.log(share) + points.y.min() if shape.has_floor else shape.fixed[0]
@@ -272,7 +324,10 @@ def _slab(points: Points, weight_R: Floats, shape: FormShape, share: float, powe
     target, importance = (points.y + np.log(left)) / power, weight_R * (power * left) ** 2
     log_x, log_y = -slopes[:, None] * points.n - target, -slopes[:, None] * points.d - target
     top_x, top_y = log_x.max(axis=1), log_y.max(axis=1)
-    x, y = (np.exp(np.maximum(log - top[:, None], _DEEPEST)) for log, top in ((log_x, top_x), (log_y, top_y)))
+    x, y = (
+        np.exp(np.maximum(log - top[:, None], _DEEPEST))
+        for log, top in ((log_x, top_x), (log_y, top_y))
+    )
     first, second, misfit = _least_squares(x, y, importance)
     theta = np.zeros((len(slopes), len(slopes), NUM_COORDINATES))
     theta[:, :, 0], theta[:, :, 5] = log_e, power
@@ -281,10 +336,18 @@ def _slab(points: Points, weight_R: Floats, shape: FormShape, share: float, powe
     return theta.reshape(-1, NUM_COORDINATES), misfit.reshape(-1)
 
 
-def _least_squares(x_AR: Floats, y_BR: Floats, importance_R: Floats) -> tuple[Floats, Floats, Floats]:
-    """For every pair of rows the coefficients above zero whose sum is nearest to 1 (A, B), and the misfit."""
+def _least_squares(
+    x_AR: Floats, y_BR: Floats, importance_R: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """For every pair of rows the coefficients above zero whose sum is nearest to 1 (A, B), and the
+    misfit.
+    """
     weighed_x, weighed_y = x_AR * importance_R, y_BR * importance_R
-    xx, yy, xy = (weighed_x * x_AR).sum(axis=1)[:, None], (weighed_y * y_BR).sum(axis=1), weighed_x @ y_BR.T
+    xx, yy, xy = (
+        (weighed_x * x_AR).sum(axis=1)[:, None],
+        (weighed_y * y_BR).sum(axis=1),
+        weighed_x @ y_BR.T,
+    )
     xt, yt = weighed_x.sum(axis=1)[:, None], weighed_y.sum(axis=1)
     determinant = np.maximum(xx * yy - xy**2, 1e-12 * xx * yy)
     first, second = (yy * xt - xy * yt) / determinant, (xx * yt - xy * xt) / determinant

@@ -4,9 +4,10 @@ A law is a point of six coordinates, theta = (e, a, b, alpha, beta, k), and says
 
     log L = logsumexp(e, k * logsumexp(a - alpha * n, b - beta * d)),    n = log N, d = log D,
 
-so E = exp(e), A = exp(a), B = exp(b). With k = 1 it is the form of Chinchilla (arXiv 2203.15556, section 3.3),
-otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A form (`forms.FormShape`) says which coordinates it frees
-and which it fixes. The objective is the sum over runs of weight * Huber(log L - log loss).
+so E = exp(e), A = exp(a), B = exp(b). With k = 1 it is the form of Chinchilla (arXiv 2203.15556,
+section 3.3), otherwise the coupled form E + (A N^-alpha + B D^-beta)^k. A form (`forms.FormShape`)
+says which coordinates it frees and which it fixes. The objective is the sum over runs of weight *
+Huber(log L - log loss).
 
 Letters: M problems, R runs, P coordinates, Q free coordinates.
 """
@@ -23,7 +24,8 @@ Floats = NDArray[np.float64]
 
 HUBER_DELTA = 1e-3  # arXiv 2203.15556, section D.1
 NUM_COORDINATES = 6
-_FAR = 300.0  # exponents of exp beyond this are nothing or everything: no overflow, no empty logarithm
+# exponents of exp beyond this are nothing or everything: no overflow, no empty logarithm
+_FAR = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,9 +39,14 @@ class Points:
 
 
 def bisected(
-    up: Callable[[Floats], NDArray[np.bool_]], low: Floats | float, high: Floats | float, num_halvings: int
+    up: Callable[[Floats], NDArray[np.bool_]],
+    low: Floats | float,
+    high: Floats | float,
+    num_halvings: int,
 ) -> tuple[Floats, Floats]:
-    """Ends between which `up` turns from true, at `low`, to false, after so many halvings; each entry by itself."""
+    """Ends between which `up` turns from true, at `low`, to false, after so many halvings; each
+    entry by itself.
+    """
     low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     for _ in range(num_halvings):
         middle = (low + high) / 2
@@ -55,7 +62,9 @@ def log_loss(theta_MP: Floats, n_R: Floats, d_R: Floats) -> Floats:
 
 
 def residuals(theta_MP: Floats, points: Points) -> Floats:
-    """Predicted less measured log loss (M, R), by the fast route: exact for coordinates of order one."""
+    """Predicted less measured log loss (M, R), by the fast route: exact for coordinates of order
+    one.
+    """
     e, a, b, alpha, beta, k = (theta_MP[:, i, None] for i in range(NUM_COORDINATES))
     inner = _exp(a - alpha * points.n) + _exp(b - beta * points.d)
     if (theta_MP[:, 5] != 1.0).any():
@@ -69,7 +78,9 @@ def huber(residual_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
     return clipped * (residual_MR - 0.5 * clipped)
 
 
-def objective(theta_MP: Floats, points: Points, weight_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
+def objective(
+    theta_MP: Floats, points: Points, weight_MR: Floats, delta: float = HUBER_DELTA
+) -> Floats:
     """Sum over runs of weight * Huber of the log-loss residual, for each problem (M,)."""
     return np.asarray((weight_MR * huber(residuals(theta_MP, points), delta)).sum(axis=1))
 
@@ -79,23 +90,34 @@ def _exp(exponent: Floats) -> Floats:
 
 
 def derivatives(
-    theta_MP: Floats, points: Points, weight_MR: Floats, delta: float = HUBER_DELTA, *, plain: bool = False
+    theta_MP: Floats,
+    points: Points,
+    weight_MR: Floats,
+    delta: float = HUBER_DELTA,
+    *,
+    plain: bool = False,
 ) -> tuple[Floats, Floats, Floats]:
-    """Objective (M,), gradient (P, M) and Hessian (P, P, M), exact; `plain` promises k = 1 and leaves out its row.
+    """Objective (M,), gradient (P, M) and Hessian (P, P, M), exact; `plain` promises k = 1 and
+    leaves out its row.
 
-    Every entry is a sum over runs of a scalar of the run times a monomial of its n and d, so a field of scalars
-    (M, R) per pair of terms and one product with the monomials (R, few) do.
+    Every entry is a sum over runs of a scalar of the run times a monomial of its n and d, so a
+    field of scalars (M, R) per pair of terms and one product with the monomials (R, few) do.
     """
     return (_plain if plain else _coupled)(theta_MP, points, weight_MR, delta)
 
 
 class _Sums:
-    """Gathers sums over runs into a gradient and a Hessian. Terms: e, u = a - alpha n, v = b - beta d, k."""
+    """Gathers sums over runs into a gradient and a Hessian. Terms: e, u = a - alpha n, v = b - beta
+    d, k.
+    """
 
     def __init__(self, points: Points, num_problems: int) -> None:
         n, d = points.n, points.d
         one = np.ones_like(n)
-        self._by_u, self._by_v = np.stack([one, -n, n * n], axis=1), np.stack([one, -d, d * d], axis=1)
+        self._by_u, self._by_v = (
+            np.stack([one, -n, n * n], axis=1),
+            np.stack([one, -d, d * d], axis=1),
+        )
         self._by_both = np.stack([one, -n, -d, n * d], axis=1)
         self.gradient = np.zeros((NUM_COORDINATES, num_problems))
         self.hessian = np.zeros((NUM_COORDINATES, NUM_COORDINATES, num_problems))
@@ -145,8 +167,12 @@ def _pulls(residual: Floats, weight_MR: Floats, delta: float) -> tuple[Floats, F
     return total, pull, weight_MR * (clipped == residual) - pull
 
 
-def _plain(theta_MP: Floats, points: Points, weight_MR: Floats, delta: float) -> tuple[Floats, Floats, Floats]:
-    """With shares p of the loss of each term, the Hessian of log L is diag-like p less the product of gradients."""
+def _plain(
+    theta_MP: Floats, points: Points, weight_MR: Floats, delta: float
+) -> tuple[Floats, Floats, Floats]:
+    """With shares p of the loss of each term, the Hessian of log L is diag-like p less the product
+    of gradients.
+    """
     e, a, b, alpha, beta = (theta_MP[:, i, None] for i in range(5))
     constant, u, v = np.exp(e), _exp(a - alpha * points.n), _exp(b - beta * points.d)
     loss = constant + u + v
@@ -167,10 +193,14 @@ def _plain(theta_MP: Floats, points: Points, weight_MR: Floats, delta: float) ->
     return f, sums.gradient, sums.hessian
 
 
-def _coupled(theta_MP: Floats, points: Points, weight_MR: Floats, delta: float) -> tuple[Floats, Floats, Floats]:
-    """With p the reducible share of the loss, q the share of the N-term in it and m the log of the inner sum.
+def _coupled(
+    theta_MP: Floats, points: Points, weight_MR: Floats, delta: float
+) -> tuple[Floats, Floats, Floats]:
+    """With p the reducible share of the loss, q the share of the N-term in it and m the log of the
+    inner sum.
 
-    The Hessian of log L is (1 - p) on e, p on k m, less the product of gradients; that of k m follows.
+    The Hessian of log L is (1 - p) on e, p on k m, less the product of gradients; that of k m
+    follows.
     """
     e, a, b, alpha, beta, k = (theta_MP[:, i, None] for i in range(NUM_COORDINATES))
     u, v = _exp(a - alpha * points.n), _exp(b - beta * points.d)

@@ -1,8 +1,9 @@
-"""What is odd about a table of runs, though every cell of it is a number: warned of, never corrected silently.
+"""What is odd about a table of runs, though every cell of it is a number: warned of, never
+corrected silently.
 
-Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv 2203.15556, section
-3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that are not 6 * N * D, runs entered twice,
-columns in another unit.
+Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv
+2203.15556, section 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that
+are not 6 * N * D, runs entered twice, columns in another unit.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ _TOKENS_PER_PARAM = (
 _LEAST_PARAMS = 1e3  # no model is smaller
 _LEAST_TOKENS = 1e6  # fewer are the millions, billions, or steps of another unit
 _UNITS = {1.0: "counts", 1e6: "millions", 1e9: "billions", 1e12: "trillions"}
-_EXACT_BELOW = 1e5  # of 100B in millions; larger numbers are also read off figures, and have fractions for that
+# of 100B in millions; larger numbers are also read off figures, and have fractions for that
+_EXACT_BELOW = 1e5
 _ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
 _MOST_NAMED = 5
 _MIN_CURVES, _MIN_POINTS, _MIN_SAME_POINTS = 3, 5, 8
-"""Curves, points of a curve, and points at the same tokens from which a table looks like points along curves."""
+"""Curves, points of a curve, and points at the same tokens from which a table looks like points
+along curves."""
 _SHARE_OF_CURVES = 0.6
 
 
@@ -94,23 +97,35 @@ def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
     if np.mean(uncounted | (ratio < least) | (ratio > most)) <= 0.5:
         return None
     medians = {"params": float(np.median(n)), "tokens": float(np.median(d))}
-    named = " and ".join(f"{column} (median {format_significant(value)})" for column, value in medians.items())
-    if least <= medians["params"] / medians["tokens"] <= most and medians["tokens"] >= _LEAST_TOKENS:
-        return f"{named} look swapped. Name the columns with --column params=NAME --column tokens=NAME"
+    named = " and ".join(
+        f"{column} (median {format_significant(value)})" for column, value in medians.items()
+    )
+    if (
+        least <= medians["params"] / medians["tokens"] <= most
+        and medians["tokens"] >= _LEAST_TOKENS
+    ):
+        return (
+            f"{named} look swapped. Name the columns with --column params=NAME --column tokens=NAME"
+        )
     units = _likely_units(medians["params"], medians["tokens"])
     changed = {column: unit for column, unit in units.items() if unit > 1}
     if changed:
-        return ". ".join(_describe_unit(column, medians[column], unit) for column, unit in changed.items())
+        return ". ".join(
+            _describe_unit(column, medians[column], unit) for column, unit in changed.items()
+        )
     return (
-        f"{named} do not look like counts: a run has {format_count(_LEAST_PARAMS)} parameters or more, and {least:g} "
+        f"{named} do not look like counts: a run has {format_count(_LEAST_PARAMS)} parameters or "
+        f"more, and {least:g} "
         f"to {most:g} tokens for each. Convert the columns, or name others with --column"
     )
 
 
 def _likely_units(params: float, tokens: float) -> dict[str, float]:
-    """Return the units of params and tokens that make a run's sizes usual; empty if none of `_UNITS` does.
+    """Return the units of params and tokens that make a run's sizes usual; empty if none of
+    `_UNITS` does.
 
-    Of several the one nearest to 20 tokens a parameter and, at equal ratios, to a billion parameters.
+    Of several the one nearest to 20 tokens a parameter and, at equal ratios, to a billion
+    parameters.
     """
     least, most = _TOKENS_PER_PARAM
     candidates = []
@@ -125,7 +140,8 @@ def _likely_units(params: float, tokens: float) -> dict[str, float]:
 def _describe_unit(column: str, median: float, unit: float) -> str:
     steps = column == "tokens" and median >= 100 and median % 1 == 0
     return (
-        f"{column} looks like {_UNITS[unit]}{' or steps' if steps else ''} (median {format_significant(median)}). "
+        f"{column} looks like {_UNITS[unit]}{' or steps' if steps else ''} (median "
+        f"{format_significant(median)}). "
         f"forerun expects counts: multiply the column by 1e{round(math.log10(unit))}"
         + (", or by the tokens of a step" if steps else "")
     )
@@ -137,7 +153,8 @@ def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
     if not high:
         return None
     return (
-        f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than a uniform guess among "
+        f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than a uniform "
+        "guess among "
         "163,000 tokens: is it a perplexity (take its log), or a run that diverged (leave it out)?"
     )
 
@@ -150,30 +167,41 @@ def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
     if low >= 1 / _FLOPS_APART and high <= _FLOPS_APART:
         return None
     return (
-        f"column 'flops' is {format_factor(low)} to {format_factor(high)} times 6 * N * D: is it in another unit, or "
-        "are attention, embeddings or recomputing counted in only one of them? hold-outs use the column, "
+        f"column 'flops' is {format_factor(low)} to {format_factor(high)} times 6 * N * D: is it "
+        "in another unit, or "
+        "are attention, embeddings or recomputing counted in only one of them? hold-outs use the "
+        "column, "
         "recommended sizes and tokens use 6 * N * D"
     )
 
 
 def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) -> str | None:
-    """Another count of parameters beside the default one, if it bends the axis and does not only stretch it."""
+    """Another count of parameters beside the default one, if it bends the axis and does not only
+    stretch it.
+    """
     for name in dict.fromkeys(name for record in records for name in record):
-        other = numbers(records, name) if "param" in name.lower() and name != params_column else None
-        if other is None or not (other >= 1).all():  # below 1: `params_lr`, a hyperparameter of Optuna's
+        other = (
+            numbers(records, name) if "param" in name.lower() and name != params_column else None
+        )
+        # below 1: `params_lr`, a hyperparameter of Optuna's
+        if other is None or not (other >= 1).all():
             continue
         ratio = other / params
         if ratio.max() > _STEADY * ratio.min():
             return (
-                f"N is column {params_column!r}, and column {name!r} is {format_significant(ratio.min())} to "
-                f"{format_significant(ratio.max())} times it: which parameters are counted (embeddings or not) "
+                f"N is column {params_column!r}, and column {name!r} is "
+                f"{format_significant(ratio.min())} to "
+                f"{format_significant(ratio.max())} times it: which parameters are counted "
+                "(embeddings or not) "
                 f"changes exponents and the best size; --params-column {name} fits the other"
             )
     return None
 
 
 def _unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
-    fraction, step, last = (numbers(records, name) for name in ("schedule_fraction", "step", "num_steps"))
+    fraction, step, last = (
+        numbers(records, name) for name in ("schedule_fraction", "step", "num_steps")
+    )
     if fraction is None and step is not None and last is not None:
         fraction = step / np.where(last > 0, last, np.inf)
     if fraction is None:
@@ -182,43 +210,60 @@ def _unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
     if not short:
         return None
     return (
-        f"{rows_text(short)}: read before the end of the schedule: a run whose schedule ends there would reach a lower "
+        f"{rows_text(short)}: read before the end of the schedule: a run whose schedule ends there "
+        "would reach a lower "
         "loss, so the fit overestimates what more steps are worth; leave such rows out"
     )
 
 
-def _points_of_a_curve(columns: Mapping[str, Floats], records: Sequence[Record], lines: Sequence[int]) -> str | None:
+def _points_of_a_curve(
+    columns: Mapping[str, Floats], records: Sequence[Record], lines: Sequence[int]
+) -> str | None:
     for name in RUN_COLUMNS:
         groups: dict[tuple[str, float, float | None], list[int]] = {}
         for i, record in enumerate(records):
             if record.get(name) not in (None, ""):
                 seed = float(columns["seed"][i]) if "seed" in columns else None
-                groups.setdefault((str(record[name]), float(columns["params"][i]), seed), []).append(i)
-        curves = [group for group in groups.values() if len(set(columns["tokens"][group].tolist())) > 1]
+                groups.setdefault(
+                    (str(record[name]), float(columns["params"][i]), seed), []
+                ).append(i)
+        curves = [
+            group for group in groups.values() if len(set(columns["tokens"][group].tolist())) > 1
+        ]
         if curves:
             first = f"{records[curves[0][0]][name]!r} is {rows_text([lines[i] for i in curves[0]])}"
             return (
-                f"{counted(sum(map(len, curves)), 'row')} are points along {counted(len(curves), 'run')} by column "
-                f"{name!r} ({first}): a loss along a schedule is not that of a run that ends there, unless the rate "
-                "was constant or decayed for that point; and points of one run are not independent, so intervals "
+                f"{counted(sum(map(len, curves)), 'row')} are points along "
+                f"{counted(len(curves), 'run')} by column "
+                f"{name!r} ({first}): a loss along a schedule is not that of a run that ends "
+                "there, unless the rate "
+                "was constant or decayed for that point; and points of one run are not "
+                "independent, so intervals "
                 "come out too narrow"
             )
     return None
 
 
 def is_along_schedules(params: Floats, tokens: Floats) -> bool:
-    """Return whether rows look like points along a few loss curves rather than runs that ended there.
+    """Return whether rows look like points along a few loss curves rather than runs that ended
+    there.
 
-    Runs are planned at lengths that grow by factors; points of a log are evenly spaced, or at the same tokens for
-    every size. Of 74 public families this finds all that are points along curves and name every point, and besides
-    them one table of decay branches, which do share their trunks.
+    Runs are planned at lengths that grow by factors; points of a log are evenly spaced, or at the
+    same tokens for every size. Of 74 public families this finds all that are points along curves
+    and name every point, and besides them one table of decay branches, which do share their trunks.
     """
     grids = [np.unique(tokens[params == size]) for size in np.unique(params)]
     long = [grid for grid in grids if len(grid) >= _MIN_POINTS]
     if len(long) < _MIN_CURVES or len(long) < _SHARE_OF_CURVES * len(grids):
         return False
-    same = [grid for grid in long if len(grid) >= _MIN_SAME_POINTS and np.array_equal(grid, long[0])]
-    even = [grid for grid in long if np.mean(np.abs(np.diff(grid) / np.median(np.diff(grid)) - 1) < 0.3) > 0.6]
+    same = [
+        grid for grid in long if len(grid) >= _MIN_SAME_POINTS and np.array_equal(grid, long[0])
+    ]
+    even = [
+        grid
+        for grid in long
+        if np.mean(np.abs(np.diff(grid) / np.median(np.diff(grid)) - 1) < 0.3) > 0.6
+    ]
     return max(len(even), len(same)) >= _SHARE_OF_CURVES * len(long)
 
 
@@ -230,9 +275,12 @@ def _evenly_spaced(columns: Mapping[str, Floats], records: Sequence[Record]) -> 
     if not is_along_schedules(n, d):
         return None
     return (
-        f"the rows look like points along {counted(len(np.unique(n)), 'loss curve')}: their tokens are evenly spaced, "
-        "or the same for every size. A loss along a schedule is not that of a run that ends there, unless the rate "
-        "was constant or decayed for that point; keep the last point of each run, or ignore this if every row is a run "
+        f"the rows look like points along {counted(len(np.unique(n)), 'loss curve')}: their tokens "
+        "are evenly spaced, "
+        "or the same for every size. A loss along a schedule is not that of a run that ends there, "
+        "unless the rate "
+        "was constant or decayed for that point; keep the last point of each run, or ignore this "
+        "if every row is a run "
         "of its own"
     )
 
@@ -243,7 +291,8 @@ def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str |
     log_loss, before = np.log(columns["loss"]), -math.inf
     group = 0
     for place in np.lexsort((log_loss, *told_apart)).tolist():
-        group += bool(log_loss[place] - before > SAME_LOSS)  # other sizes between them: the key differs
+        # other sizes between them: the key differs
+        group += bool(log_loss[place] - before > SAME_LOSS)
         before = float(log_loss[place])
         key = (group, *(float(column[place]) for column in told_apart))
         keys.setdefault(key, []).append(lines[place])
@@ -252,13 +301,17 @@ def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str |
         return None
     rest = f" (as do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
     return (
-        f"{rows_text(twice[0])} have the same params, tokens and loss{rest}: they are taken for one run entered "
-        f"{'twice' if len(twice[0]) == 2 else 'again'}, and count once; add a seed column if they are different runs"
+        f"{rows_text(twice[0])} have the same params, tokens and loss{rest}: they are taken for "
+        "one run entered "
+        f"{'twice' if len(twice[0]) == 2 else 'again'}, and count once; add a seed column if they "
+        "are different runs"
     )
 
 
 def numbers(records: Sequence[Record], name: str) -> Floats | None:
-    """Return a column of the file as finite numbers; None if a cell is missing or no such number."""
+    """Return a column of the file as finite numbers; None if a cell is missing or no such
+    number.
+    """
     cells: list[float] = []
     for record in records:
         number = to_number(record.get(name))

@@ -41,7 +41,11 @@ class WorkerPlacement:
     @property
     def needs(self) -> dict[str, float]:
         """What one worker needs, as Ray names resources."""
-        needs = {"CPU": self.worker_cpus, "GPU": self.gpu_share, "memory": self.worker_memory_gib * 2**30}
+        needs = {
+            "CPU": self.worker_cpus,
+            "GPU": self.gpu_share,
+            "memory": self.worker_memory_gib * 2**30,
+        }
         return {name: amount for name, amount in needs.items() if amount > 0}
 
     @property
@@ -51,7 +55,9 @@ class WorkerPlacement:
 
     @property
     def gpu_share(self) -> float:
-        """GPUs of one worker as Ray counts them, in 1/10,000, rounded down: seven sevenths must fit."""
+        """GPUs of one worker as Ray counts them, in 1/10,000, rounded down: seven sevenths must
+        fit.
+        """
         return math.floor(self.worker_gpus * 10_000 + 1e-6) / 10_000
 
     def __str__(self) -> str:
@@ -81,14 +87,19 @@ def found_head(ray: Any, address: str) -> str:
     try:
         head = str(ray._private.services.canonicalize_bootstrap_address_or_die(address))
     except (ConnectionError, ValueError, OSError) as error:
-        raise ClusterUnfit(f"cluster.address = {address!r}: {str(error).splitlines()[0]}") from error
+        raise ClusterUnfit(
+            f"cluster.address = {address!r}: {str(error).splitlines()[0]}"
+        ) from error
     if not answers(head):
-        raise ClusterUnfit(f"cluster.address = {address!r}: nothing answers at {head}: is the cluster running?")
+        raise ClusterUnfit(
+            f"cluster.address = {address!r}: nothing answers at {head}: is the cluster running?"
+        )
     try:
         alive_nodes(ray._raylet.GcsClient(address=head))
     except ray.exceptions.AuthenticationError as error:
         raise ClusterUnfit(
-            f"cluster.address = {address!r}: {head} refuses this token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN "
+            f"cluster.address = {address!r}: {head} refuses this token: set RAY_AUTH_MODE=token, "
+            "and RAY_AUTH_TOKEN "
             "or RAY_AUTH_TOKEN_PATH, to the values with which the cluster was started"
         ) from error
     except ray.exceptions.RayError as error:
@@ -99,9 +110,15 @@ def found_head(ray: Any, address: str) -> str:
 
 
 def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
-    """Node id -> address, of the nodes that the head believes alive. Raises RayError if it does not say in time."""
+    """Node id -> address, of the nodes that the head believes alive. Raises RayError if it does not
+    say in time.
+    """
     nodes = gcs.get_all_node_info(timeout=seconds)
-    alive = {node_id.hex(): str(node.node_manager_address) for node_id, node in nodes.items() if node.state == 0}
+    alive = {
+        node_id.hex(): str(node.node_manager_address)
+        for node_id, node in nodes.items()
+        if node.state == 0
+    }
     return dict(sorted(alive.items(), key=lambda item: item[1]))
 
 
@@ -118,7 +135,11 @@ def room(resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement) -
 def node_room(node: Mapping[str, float], place: WorkerPlacement) -> int:
     """How many workers fit on one node, given its resources."""
     slack = 1 + 1e-9  # fractions: ten tenths are one
-    needs = {name: amount for name, amount in place.needs.items() if name != "GPU" or not place.shares_gpus}
+    needs = {
+        name: amount
+        for name, amount in place.needs.items()
+        if name != "GPU" or not place.shares_gpus
+    }
     most = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]
     if place.shares_gpus:
         most.append(sum(math.floor(part * slack / place.gpu_share) for part in devices(node)))
@@ -138,10 +159,11 @@ Resources = dict[str, dict[str, float]]
 def measure_resources(
     ray: Any, place: WorkerPlacement, num_workers: int, check: Callable[[], None]
 ) -> tuple[Resources, Resources]:
-    """Return all resources and the free ones; where every worker that fits is wanted, once no more become free.
+    """Return all resources and the free ones; where every worker that fits is wanted, once no more
+    become free.
 
-    The head learns late that a driver has ended and its resources are free again: a driver that starts at once would
-    count less room than there is, and keep fewer workers to its end.
+    The head learns late that a driver has ended and its resources are free again: a driver that
+    starts at once would count less room than there is, and keep fewer workers to its end.
 
     Args:
         ray: the module, connected.
@@ -183,11 +205,15 @@ def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, 
 
 
 def look(check: NodeCheck) -> list[str]:
-    """The task that asks one node. A function of this module, so that a node without our code fails by name."""
+    """The task that asks one node. A function of this module, so that a node without our code fails
+    by name.
+    """
     return check()
 
 
-def _wait(ray: Any, references: list[Any], check_stop: Callable[[], None]) -> tuple[list[Any], list[Any]]:
+def _wait(
+    ray: Any, references: list[Any], check_stop: Callable[[], None]
+) -> tuple[list[Any], list[Any]]:
     """Those of the tasks that end in time, and the others; `check_stop` is called each second."""
     until, late = time.monotonic() + CHECK_SECONDS, references
     while late and time.monotonic() < until:
@@ -197,7 +223,11 @@ def _wait(ray: Any, references: list[Any], check_stop: Callable[[], None]) -> tu
 
 
 def check_nodes(
-    ray: Any, nodes: Mapping[str, str], check: NodeCheck, environment: dict[str, str], check_stop: Callable[[], None]
+    ray: Any,
+    nodes: Mapping[str, str],
+    check: NodeCheck,
+    environment: dict[str, str],
+    check_stop: Callable[[], None],
 ) -> None:
     """Ask every node at once.
 
@@ -224,9 +254,15 @@ def check_nodes(
         try:
             said = ray.get(reference, timeout=RPC_SECONDS)
         except ray.exceptions.RayError as error:
-            last = [type(error).__name__, *(line.strip() for line in str(error).splitlines() if line.strip())][-1]
+            last = [
+                type(error).__name__,
+                *(line.strip() for line in str(error).splitlines() if line.strip()),
+            ][-1]
             said = [f"forerun does not run there: {last}"]
         problems += [f"{asked[reference]}: {problem}" for problem in said]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in sorted(problems))
-        raise ClusterUnfit(f"of {counted(len(nodes), 'node')} that were asked, these cannot run this study:{listed}")
+        raise ClusterUnfit(
+            f"of {counted(len(nodes), 'node')} that were asked, these cannot run this "
+            f"study:{listed}"
+        )

@@ -1,8 +1,9 @@
 """The folder, the token and the environment of a Ray cluster of our own. Standard library only.
 
-Ray's parts listen on every interface of the machine, so nobody without the token may talk to them. The token is a
-file of mode 0600 in a folder of mode 0700; both go when the cluster does. A driver that was killed leaves its folder
-behind: the next one removes it, told by the lock on the token, which the kernel drops with its holder.
+Ray's parts listen on every interface of the machine, so nobody without the token may talk to them.
+The token is a file of mode 0600 in a folder of mode 0700; both go when the cluster does. A driver
+that was killed leaves its folder behind: the next one removes it, told by the lock on the token,
+which the kernel drops with its holder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pathlib import Path
 
 TOKEN_NAME = "token"
 MARK = "FORERUN_RAY_FOLDER"
-"""In the environment of Ray's own processes and of what they start: some outlive a head that was killed."""
+"""In the environment of Ray's own processes and of what they start: some outlive a head that was
+killed."""
 
 _PREFIX = "forerun-"
 _END_SECONDS = 10.0  # a process that a dead network disk holds does not end at all
@@ -30,11 +32,14 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; the old one warns
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, workers would install the project anew
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",  # Ray ends a process, unasked, that misses its head for 60 s
-    # A Python for each core before anybody asks. None becomes a worker of ours: those have their own environment.
+    # Ray ends a process, unasked, that misses its head for 60 s
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+    # A Python for each core before anybody asks. None becomes a worker of ours: those have their
+    # own environment.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_worker_niceness": "0",  # workers run at the driver's; Ray's own 15 starves them beside others
+    # workers run at the driver's; Ray's own 15 starves them beside others
+    "RAY_worker_niceness": "0",
 }
 _AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -48,7 +53,8 @@ class ClusterFolder:
         remove_abandoned(base)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         self.token = self.folder / TOKEN_NAME
-        new = self.folder / "token.new"  # it gets its name once it is locked: no other driver may think it abandoned
+        # it gets its name once it is locked: no other driver may think it abandoned
+        new = self.folder / "token.new"
         self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.write(self._lock, secrets.token_hex(32).encode())
@@ -56,7 +62,8 @@ class ClusterFolder:
 
     @property
     def ray_dir(self) -> str | None:
-        """Where Ray may put its files, or None (Ray's default) if the path would be too long for its sockets.
+        """Where Ray may put its files, or None (Ray's default) if the path would be too long for
+        its sockets.
 
         Ray opens its folder to all; ours around it is not.
         """
@@ -79,9 +86,13 @@ class Environment:
     """This process's variables for Ray, until `close` puts back what was there."""
 
     def __init__(self, token: Path | None) -> None:
-        """`token`: of a cluster of our own, the only one that its parts accept; None: whatever the user has set."""
+        """`token`: of a cluster of our own, the only one that its parts accept; None: whatever the
+        user has set.
+        """
         self._before = {name: os.environ.get(name) for name in (*_ENVIRONMENT, *_AUTH_VARIABLES)}
-        os.environ.update({name: self._before[name] or value for name, value in _ENVIRONMENT.items()})
+        os.environ.update(
+            {name: self._before[name] or value for name, value in _ENVIRONMENT.items()}
+        )
         if token is not None:
             os.environ.pop("RAY_AUTH_TOKEN", None)
             os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)})
@@ -124,9 +135,11 @@ def end_processes(folder: Path) -> None:
 
 
 def processes(folder: Path) -> Iterator[int]:
-    """Processes of the cluster in `folder`, without this one; those that only wait for their parent are none.
+    """Processes of the cluster in `folder`, without this one; those that only wait for their parent
+    are none.
 
-    They carry its mark, or hold a file below it open for writing: Ray's agents write titles over their environment.
+    They carry its mark, or hold a file below it open for writing: Ray's agents write titles over
+    their environment.
     """
     mark, below = f"{MARK}={folder}\0".encode(), f"{os.path.realpath(folder)}/"
     for process in Path("/proc").glob("[0-9]*"):
@@ -142,7 +155,9 @@ def _writes(process: Path, below: str) -> bool:
     for handle in (process / "fd").iterdir():
         with contextlib.suppress(OSError):  # it closes files meanwhile
             if str(handle.readlink()).startswith(below):
-                flags = re.search(r"^flags:\s*(\d+)", (process / "fdinfo" / handle.name).read_text(), re.M)
+                flags = re.search(
+                    r"^flags:\s*(\d+)", (process / "fdinfo" / handle.name).read_text(), re.M
+                )
                 if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
                     return True
     return False

@@ -1,8 +1,10 @@
-"""A pool of Ray actors, on a cluster of our own or on one that exists. The only module that imports Ray.
+"""A pool of Ray actors, on a cluster of our own or on one that exists. The only module that imports
+Ray.
 
-Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again. Every wait has a
-deadline. A worker that dies is a report; when Ray itself is gone (its head, or the node that this driver is on), that
-is `PoolDead`. Actors belong to this driver alone: when it ends, however it ends, Ray ends them.
+Actors are never restarted or retried by Ray: what a lost worker held is the driver's to run again.
+Every wait has a deadline. A worker that dies is a report; when Ray itself is gone (its head, or the
+node that this driver is on), that is `PoolDead`. Actors belong to this driver alone: when it ends,
+however it ends, Ray ends them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ from sweeps.store.errors import ClusterUnfit, PoolDead
 
 
 class RayWorker:
-    """A host in an actor; it is made when it first has something to do, so that starting is quick."""
+    """A host in an actor; it is made when it first has something to do, so that starting is
+    quick.
+    """
 
     def __init__(self, host_factory: HostFactory) -> None:
         self._host = functools.cache(host_factory)
@@ -64,13 +68,14 @@ class RayWorker:
 
 # Where on a Ray cluster workers sit: shares of GPUs dealt out evenly.
 #
-# Ray by itself puts shares of GPUs together: four workers of a quarter each all sit on the node's first GPU. So there
-# is a placement group for each GPU that is shared.
+# Ray by itself puts shares of GPUs together: four workers of a quarter each all sit on the node's
+# first GPU. So there is a placement group for each GPU that is shared.
 
 _APART = 0.5001  # of a GPU, the least that cannot lie on one with another: Ray counts in 1/10,000
 
 _MOST_PER_CORE = 16
-"""Workers that a machine of our own starts: each is a process of some 300 MB, and more only wait for one another."""
+"""Workers that a machine of our own starts: each is a process of some 300 MB, and more only wait
+for one another."""
 
 Spots = list[Any]
 """By worker: a scheduling strategy of Ray's."""
@@ -79,7 +84,8 @@ Spots = list[Any]
 def dealt(
     resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement, num_workers: int
 ) -> list[tuple[str, float, int]]:
-    """Workers with a share of a GPU each, dealt out one by one: no GPU has two before every one has one.
+    """Workers with a share of a GPU each, dealt out one by one: no GPU has two before every one has
+    one.
 
     Args:
         resources: node id -> resource -> amount.
@@ -98,10 +104,16 @@ def dealt(
             if left and room[node] and (counts[index] + 1) * place.gpu_share <= part + 1e-9:
                 counts[index], room[node], left = counts[index] + 1, room[node] - 1, left - 1
         if left == before:
-            raise ValueError(f"{left} of {counted(num_workers, 'worker')} do not fit on the cluster's nodes")
+            raise ValueError(
+                f"{left} of {counted(num_workers, 'worker')} do not fit on the cluster's nodes"
+            )
     several = {node for node, has in resources.items() if len(devices(has)) > 1}
     return [
-        (node, max(count * place.gpu_share, _APART if node in several and part == 1 else 0.0), count)
+        (
+            node,
+            max(count * place.gpu_share, _APART if node in several and part == 1 else 0.0),
+            count,
+        )
         for (node, part), count in zip(gpus, counts, strict=True)
         if count
     ]
@@ -129,7 +141,9 @@ def reserved(
     for node, share, count in dealt(resources, place, num_workers):
         bundle = {name: amount * count for name, amount in place.needs.items()} | {"GPU": share}
         bundle = {name: round_amount(amount) for name, amount in bundle.items()}
-        groups.append(ray.util.placement_group([bundle], strategy="STRICT_PACK", _soft_target_node_id=node))
+        groups.append(
+            ray.util.placement_group([bundle], strategy="STRICT_PACK", _soft_target_node_id=node)
+        )
         rounds += [(turn, len(groups) - 1) for turn in range(count)]
     for group in groups:
         while not group.wait(timeout_seconds=1.0):
@@ -139,7 +153,9 @@ def reserved(
 
 
 def round_amount(amount: float) -> float:
-    """Return an amount that Ray counts as it is: it cuts off what is below 1/10,000, and 3 * 0.7 is under 2.1."""
+    """Return an amount that Ray counts as it is: it cuts off what is below 1/10,000, and 3 * 0.7 is
+    under 2.1.
+    """
     exact = round(amount, 4)
     return exact if exact.is_integer() else exact + 0.2e-4
 
@@ -150,10 +166,17 @@ ANSWER_SECONDS = 30.0
 _POLL_SECONDS = 0.02  # as long Ray's own handler of SIGTERM, which ends the process, may stand
 _THREAD_SECONDS = 4.0  # for a connection to come about (1 s), or to fail once its head is gone
 _PROBE_SECONDS = 2.0  # Ray itself needs 10 to 15 s to tell that its node is dead
-_BUSY_HEAD_SECONDS = 30.0  # it lives, by its socket: on a machine with more to do than cores it was seen to take 5
+# it lives, by its socket: on a machine with more to do than cores it was seen to take 5
+_BUSY_HEAD_SECONDS = 30.0
 _RESUME = "Recorded results are kept; run the same command again to resume"
-_RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines of a worker's log that are Ray's own
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# lines of a worker's log that are Ray's own
+_RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 
 
 class RayPool:
@@ -162,9 +185,14 @@ class RayPool:
     calls_ahead = 1
 
     def __init__(
-        self, num_workers: int, host_factory: HostFactory, *, place: WorkerPlacement | None = None,
-        node_check: NodeCheck | None = None, check_stop: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        num_workers: int,
+        host_factory: HostFactory,
+        *,
+        place: WorkerPlacement | None = None,
+        node_check: NodeCheck | None = None,
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start Ray (some 5 s, minutes on a busy machine) or join it, then start the workers.
 
         A start of our own that fails is tried once more.
@@ -178,12 +206,17 @@ class RayPool:
 
         Raises:
             PoolDead: Ray or a worker did not start.
-            ClusterUnfit: the cluster cannot be joined, is too small or full, or has nodes that cannot run the study.
+            ClusterUnfit: the cluster cannot be joined, is too small or full, or has nodes that
+                cannot run the study.
         """
         import ray
 
         self._ray: Any = ray
-        self._factory, self._place, self._check_stop = host_factory, place or WorkerPlacement(), check_stop
+        self._factory, self._place, self._check_stop = (
+            host_factory,
+            place or WorkerPlacement(),
+            check_stop,
+        )
         self._dead: PoolDead | None = None
         tries = 1 if self._place.address else 2
         while True:
@@ -192,15 +225,21 @@ class RayPool:
                 with _quiet():
                     self._open(num_workers, node_check)
                 return
-            except (ClusterUnfit, KeyboardInterrupt):  # nobody else can: this pool is not the caller's yet
+            except (
+                ClusterUnfit,
+                KeyboardInterrupt,
+            ):  # nobody else can: this pool is not the caller's yet
                 self.close()
                 raise
             except Exception as error:  # Ray raises a bare one too
                 tries -= 1
                 try:
                     check_stop()  # then it is no failure
-                    # A second connection of this process would meet the first one, which may never end.
-                    wrong = self._failure(error) if not tries or self._connecting is not None else ""
+                    # A second connection of this process would meet the first one, which may never
+                    # end.
+                    wrong = (
+                        self._failure(error) if not tries or self._connecting is not None else ""
+                    )
                 finally:
                     self.close()
                 if wrong:
@@ -212,8 +251,10 @@ class RayPool:
         self._logs: dict[int, str] = {}
         self._starting: dict[Any, int] = {}  # workers that have not said that they are up
         self._patience = StartTimeout(self._check_stop, what="the cluster")
-        self._arrived: queue.SimpleQueue[tuple[int, Any, Future[Report]]] = queue.SimpleQueue()  # worker, actor, answer
-        self._failed: set[int] = set()  # workers that must be restarted: what waited in them is given up
+        # worker, actor, answer
+        self._arrived: queue.SimpleQueue[tuple[int, Any, Future[Report]]] = queue.SimpleQueue()
+        # workers that must be restarted: what waited in them is given up
+        self._failed: set[int] = set()
         self._probed_at = time.monotonic()
         self._head: Head | None = None
         self._connecting: threading.Thread | None = None
@@ -222,10 +263,14 @@ class RayPool:
 
     def _failure(self, error: Exception) -> str:
         """Why Ray did not start, what it waited for, where that can be read, and what to do."""
-        lines = str(error).strip().splitlines()[-1:] or [type(error).__name__]  # Ray's tracebacks end in it
+        # Ray's tracebacks end in it
+        lines = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         problem = f"Ray did not start: it waited for {self._patience.what}: {lines[0].strip()}"
         with contextlib.suppress(OSError):
-            problem += f" (the machine's load is {os.getloadavg()[0]:.0f} on {counted(num_cores(), 'core')})"
+            problem += (
+                f" (the machine's load is {os.getloadavg()[0]:.0f} on "
+                f"{counted(num_cores(), 'core')})"
+            )
             if self._head is not None:
                 problem += f". Its log: {self._head.keep_log()}"
         problem += ". Run the same command again when the machine is less busy"
@@ -234,7 +279,8 @@ class RayPool:
     def start(self, worker: int, call: HostCall) -> None:
         """See `Pool`."""
         actor, arrived = self._actors[worker], self._arrived
-        # Not `ray.wait`: it takes a list of all calls in flight, 0.8 ms for 2,000 of them, at each wait.
+        # Not `ray.wait`: it takes a list of all calls in flight, 0.8 ms for 2,000 of them, at each
+        # wait.
         answer: Future[Report] = actor.advance.remote(worker, call).future()
         answer.add_done_callback(lambda done: arrived.put((worker, actor, done)))
 
@@ -259,7 +305,9 @@ class RayPool:
         return reports
 
     def _arrivals(self, timeout_seconds: float) -> list[tuple[int, Any, Future[Report]]]:
-        """Calls that have ended, also of actors that were given up since; waits for a first one so long."""
+        """Calls that have ended, also of actors that were given up since; waits for a first one so
+        long.
+        """
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._arrived.get(timeout=max(timeout_seconds, 0.001)))
@@ -278,13 +326,17 @@ class RayPool:
             self._begin([worker], lambda: None)  # whoever stops has the others save
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
             raise PoolDead(
-                f"Ray is gone: worker {worker} could not be restarted ({type(error).__name__}: {error}). {_RESUME}"
+                f"Ray is gone: worker {worker} could not be restarted ({type(error).__name__}: "
+                f"{error}). {_RESUME}"
             ) from error
 
     def close(self) -> None:
-        """End the workers. A cluster of our own ends too, and its files go; another is left as it was."""
+        """End the workers. A cluster of our own ends too, and its files go; another is left as it
+        was.
+        """
         with _quiet():
-            if self._connecting is not None:  # Ray may end a process whose head goes while it connects
+            # Ray may end a process whose head goes while it connects
+            if self._connecting is not None:
                 self._connecting.join(_THREAD_SECONDS)
             if self._head is not None and self._connecting is not None:
                 self._head.close()
@@ -322,7 +374,9 @@ class RayPool:
         else:
             if num_workers > (most := _MOST_PER_CORE * num_cores()):
                 of = f"on this machine, {_MOST_PER_CORE} for each core; 0: as many as fit"
-                raise ClusterUnfit(f"cluster.num_workers = {num_workers}: must be at most {most} {of}")
+                raise ClusterUnfit(
+                    f"cluster.num_workers = {num_workers}: must be at most {most} {of}"
+                )
             num_cpus = math.ceil(num_workers * place.worker_cpus) or num_cores()
             self._head = Head(self._own, num_cpus)
             self._patience = StartTimeout(self._check_stop, self._head.size, what="its head")
@@ -336,7 +390,12 @@ class RayPool:
 
         def connect() -> None:
             try:
-                ray.init(address=address, namespace="forerun", log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(
+                    address=address,
+                    namespace="forerun",
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
             except BaseException as error:  # Ray raises a bare Exception too
                 failed.append(error)
 
@@ -352,7 +411,8 @@ class RayPool:
         _hear_sigterm()
         if failed:
             raise failed[0]
-        # Ray prints its workers' deaths on stdout, where our JSON goes; the driver reports them itself.
+        # Ray prints its workers' deaths on stdout, where our JSON goes; the driver reports them
+        # itself.
         ray._private.worker._worker_logs_enabled = False
         context = ray.get_runtime_context()
         self._gcs_address, self._node = str(context.gcs_address), str(context.get_node_id())
@@ -361,7 +421,9 @@ class RayPool:
         self._raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
     def _look(self) -> None:
-        """Go on waiting for Ray to start. Raises RuntimeError, TimeoutError, and what a stop does."""
+        """Go on waiting for Ray to start. Raises RuntimeError, TimeoutError, and what a stop
+        does.
+        """
         if self._head is not None:
             self._head.check()
         self._patience.look()
@@ -370,9 +432,11 @@ class RayPool:
         """Ask the nodes, count their room, start the workers."""
         ray, place = self._ray, self._place
         environment = dict.fromkeys(_THREAD_VARIABLES, "1")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # workers import what we can import
+        # workers import what we can import
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         if not place.worker_gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ""  # else all of them would share the node's first
+            # else all of them would share the node's first
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         self._patience.begin("its nodes")
         nodes = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
         if node_check is not None:
@@ -380,18 +444,30 @@ class RayPool:
         total, free = measure_resources(ray, place, num_workers, self._look)
         self.num_workers = num_workers or room(free, place)
         problem = (
-            f"cluster.num_workers = {num_workers}: {counted(room(total, place), 'worker')} of {place} can be placed, "
-            f"{room(free, place)} of them now: ask for fewer, or less for each. Free resources:{described(free, nodes)}"
+            f"cluster.num_workers = {num_workers}: {counted(room(total, place), 'worker')} of "
+            f"{place} can be placed, "
+            f"{room(free, place)} of them now: ask for fewer, or less for each. Free "
+            f"resources:{described(free, nodes)}"
         )
         if not 0 < self.num_workers <= room(total, place):
             raise ClusterUnfit(problem)
         self.where = f"{counted(self.num_workers, 'worker')} on {counted(len(nodes), 'node')}"
-        idle_gpus = sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
-        self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)" if idle_gpus else ""
+        idle_gpus = (
+            sum(node.get("GPU", 0) for node in free.values()) if not place.worker_gpus else 0
+        )
+        self.where += (
+            f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)"
+            if idle_gpus
+            else ""
+        )
         self._actor_class = ray.remote(
-            num_cpus=place.worker_cpus, num_gpus=place.gpu_share, memory=place.needs.get("memory"),
-            max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment},
-        )(RayWorker)  # fmt: skip
+            num_cpus=place.worker_cpus,
+            num_gpus=place.gpu_share,
+            memory=place.needs.get("memory"),
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": environment},
+        )(RayWorker)
         there = free if room(free, place) >= self.num_workers else total
         self._actors = [None] * self.num_workers
         try:
@@ -402,25 +478,37 @@ class RayPool:
         except TimeoutError as error:  # Ray's own is one too
             if there is free:
                 raise
-            problem += f"\nOther jobs hold the rest, and released nothing in {ray_start.IDLE_SECONDS:g} s"
+            problem += (
+                f"\nOther jobs hold the rest, and released nothing in {ray_start.IDLE_SECONDS:g} s"
+            )
             raise ClusterUnfit(problem) from error
 
     def _begin(self, workers: list[int], check: Callable[[], None]) -> None:
         """Have Ray start the actors of `workers`: calls may follow at once, and wait for them."""
-        self._patience = StartTimeout(check, int if self._head is None else self._head.size, what="its workers")
+        self._patience = StartTimeout(
+            check, int if self._head is None else self._head.size, what="its workers"
+        )
         for worker in workers:
-            actor = self._actor_class.options(scheduling_strategy=self._spots[worker]).remote(self._factory)
+            actor = self._actor_class.options(scheduling_strategy=self._spots[worker]).remote(
+                self._factory
+            )
             self._actors[worker] = actor
             self._failed.discard(worker)
             self._logs.pop(worker, None)
             self._starting[actor.ready.remote()] = worker
 
     def _await_ready(self) -> None:
-        """Wait until every worker answers. Raises PoolDead on a dead node, TimeoutError, or what an actor raised."""
+        """Wait until every worker answers. Raises PoolDead on a dead node, TimeoutError, or what an
+        actor raised.
+        """
         while self._starting:
-            done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=1.0)
+            done, _ = self._ray.wait(
+                list(self._starting), num_returns=len(self._starting), timeout=1.0
+            )
             for reference in done:
-                self._logs[self._starting.pop(reference)] = self._ray.get(reference, timeout=ANSWER_SECONDS)
+                self._logs[self._starting.pop(reference)] = self._ray.get(
+                    reference, timeout=ANSWER_SECONDS
+                )
             if self._starting:
                 self._probe()
                 self._look()
@@ -439,7 +527,9 @@ class RayPool:
                 self._patience.look()
             except TimeoutError as error:
                 worker = next(iter(self._starting.values()))
-                raise PoolDead(f"Ray is gone: worker {worker} could not be restarted: {error}. {_RESUME}") from error
+                raise PoolDead(
+                    f"Ray is gone: worker {worker} could not be restarted: {error}. {_RESUME}"
+                ) from error
 
     def _report(self, worker: int, answer: Future[Report]) -> Report:
         """What came of an actor's call that has ended."""
@@ -455,14 +545,19 @@ class RayPool:
             return Report(worker=worker, error=problem, cause=cause, log_tail=log_tail(log))
 
     def _log(self, worker: int) -> str:
-        """What a lost actor printed; empty if it was on another machine, or died before it said where."""
+        """What a lost actor printed; empty if it was on another machine, or died before it said
+        where.
+        """
         with contextlib.suppress(OSError, KeyError):
-            lines = Path(self._logs[worker]).read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (
+                Path(self._logs[worker]).read_text(encoding="utf-8", errors="replace").splitlines()
+            )
             return "\n".join(line for line in lines if not line.startswith(_RAY_MARKS))
         return ""
 
     def _probe(self, every_seconds: float = _PROBE_SECONDS) -> None:
-        """Ask whether Ray's head and our node live, unless just asked; calls in flight on a dead one may stay pending.
+        """Ask whether Ray's head and our node live, unless just asked; calls in flight on a dead
+        one may stay pending.
 
         Raises:
             PoolDead: one does not.
@@ -470,20 +565,25 @@ class RayPool:
         if time.monotonic() - self._probed_at < every_seconds:
             return
         self._probed_at = time.monotonic()
-        if not answers(self._gcs_address, _PROBE_SECONDS):  # through Ray, a dead head ends this process after 60 s
+        # through Ray, a dead head ends this process after 60 s
+        if not answers(self._gcs_address, _PROBE_SECONDS):
             raise PoolDead(f"Ray is gone: its head does not answer. {_RESUME}")
         if not answers(self._raylet, _PROBE_SECONDS):  # the head takes half a minute to believe it
             raise PoolDead(f"Ray is gone: the node of this driver does not answer. {_RESUME}")
         try:
             alive = alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
         except self._ray.exceptions.RayError as error:
-            raise PoolDead(f"Ray is gone: its head does not answer ({type(error).__name__}). {_RESUME}") from error
+            raise PoolDead(
+                f"Ray is gone: its head does not answer ({type(error).__name__}). {_RESUME}"
+            ) from error
         if self._node not in alive:
             raise PoolDead(f"Ray is gone: the node of this driver is dead. {_RESUME}")
 
 
 def _hear_sigterm() -> None:
-    """Put back this process's handler of SIGTERM: Ray's connection puts one below Python's that ends the process."""
+    """Put back this process's handler of SIGTERM: Ray's connection puts one below Python's that
+    ends the process.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)

@@ -1,4 +1,5 @@
-"""Starting a Ray cluster of our own: its head below a keeper, and how long to wait for it. No Ray in here.
+"""Starting a Ray cluster of our own: its head below a keeper, and how long to wait for it. No Ray
+in here.
 
 On a machine with more to do than cores, Ray's start takes minutes; one that gets on is waited for.
 """
@@ -20,7 +21,8 @@ from sweeps.ray import head as ray_head
 from sweeps.ray.own import ClusterFolder
 
 IDLE_SECONDS = 60.0
-"""Without any progress, a start is given up. A worker process takes 1 to 5 s, more on a busy machine."""
+"""Without any progress, a start is given up. A worker process takes 1 to 5 s, more on a busy
+machine."""
 MOST_SECONDS = 900.0
 """A start that gets on is given up all the same: at a load of 24 on two cores it took 82 s."""
 
@@ -30,12 +32,18 @@ _POLL_SECONDS = 0.1
 
 
 class StartTimeout:
-    """Says when a wait has lasted too long: nothing has moved for `IDLE_SECONDS`, or `MOST_SECONDS` are over."""
+    """Says when a wait has lasted too long: nothing has moved for `IDLE_SECONDS`, or `MOST_SECONDS`
+    are over.
+    """
 
     def __init__(
-        self, check: Callable[[], None], size: Callable[[], int] = int, *, what: str,
+        self,
+        check: Callable[[], None],
+        size: Callable[[], int] = int,
+        *,
+        what: str,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin to wait.
 
         Args:
@@ -67,7 +75,9 @@ class StartTimeout:
 
 
 class Head:
-    """Ray's head, and all that it starts; gone when `close` returns, or when this process ends in whatever way."""
+    """Ray's head, and all that it starts; gone when `close` returns, or when this process ends in
+    whatever way.
+    """
 
     def __init__(self, own: ClusterFolder, num_cpus: int) -> None:
         """Begin to start it. Raises OSError."""
@@ -101,10 +111,15 @@ class Head:
         """Raises RuntimeError if it has ended, with the last line that it printed."""
         if self._kept.wait(0.0):
             said = [line.strip() for line in _lines(self._log) if line.strip()]
-            raise RuntimeError(f"its head ended with {self._kept.ended}: {said[-1] if said else 'it printed nothing'}")
+            raise RuntimeError(
+                f"its head ended with {self._kept.ended}: "
+                f"{said[-1] if said else 'it printed nothing'}"
+            )
 
     def size(self) -> int:
-        """Return the size of all its files, their number counted in: it changes while Ray starts."""
+        """Return the size of all its files, their number counted in: it changes while Ray
+        starts.
+        """
         size = 0
         for folder, _, names in (*os.walk(self._own.folder), *os.walk(self._session)):
             for name in names:
@@ -113,7 +128,9 @@ class Head:
         return size
 
     def keep_log(self) -> Path:
-        """What it printed, secrets removed, in a file that outlives the cluster; its path. Raises OSError."""
+        """What it printed, secrets removed, in a file that outlives the cluster; its path. Raises
+        OSError.
+        """
         handle, name = tempfile.mkstemp(prefix="forerun-ray-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
             file.writelines(f"{line}\n" for line in _lines(self._log))

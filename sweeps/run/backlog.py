@@ -52,7 +52,9 @@ class Backlog:
         self._queues.setdefault(attempt.bank_key, deque()).append(attempt)
 
     def put_back(self, attempt: Attempt) -> None:
-        """Queue a lost run again: first, for a search may wait for it; last if it runs alone and would block."""
+        """Queue a lost run again: first, for a search may wait for it; last if it runs alone and
+        would block.
+        """
         attempt.queued = True
         queue = self._queues.setdefault(attempt.bank_key, deque())
         if attempt.standing.alone:
@@ -69,23 +71,34 @@ class Backlog:
         self._queues[attempt.bank_key].remove(attempt)
         attempt.queued = False
 
-    def waits_for(self, bank_key: str, slots: Mapping[int, Attempt], ready: Callable[[Attempt], bool]) -> bool:
+    def waits_for(
+        self, bank_key: str, slots: Mapping[int, Attempt], ready: Callable[[Attempt], bool]
+    ) -> bool:
         """Whether a run that is ready waits for a free slot of that bank."""
         queue = self._queues.get(bank_key, deque())
-        return len(queue) > 0 and len(slots) < self._num_slots_for(queue[0].spec) and any(map(ready, queue))
+        return (
+            len(queue) > 0
+            and len(slots) < self._num_slots_for(queue[0].spec)
+            and any(map(ready, queue))
+        )
 
     def choose_key(self, current: str, ready: Callable[[Attempt], bool]) -> str:
-        """The key for an empty bank: `current` while it has runs that are ready (its model is built), else the first
-        that has.
+        """The key for an empty bank: `current` while it has runs that are ready (its model is
+        built), else the first that has.
         """
         self._queues = {key: queue for key, queue in self._queues.items() if queue}
-        keys = (key for key in (current, *self._queues) if any(map(ready, self._queues.get(key, ()))))
+        keys = (
+            key for key in (current, *self._queues) if any(map(ready, self._queues.get(key, ())))
+        )
         return next(keys, current)
 
     def fill(
-        self, bank_key: str, slots: dict[int, Attempt], ready: Callable[[Attempt], bool],
+        self,
+        bank_key: str,
+        slots: dict[int, Attempt],
+        ready: Callable[[Attempt], bool],
         may_start: Callable[[Attempt], bool],
-    ) -> dict[int, Attempt]:  # fmt: skip
+    ) -> dict[int, Attempt]:
         """Move runs of the key into the free `slots` of a bank; returns those moved, by slot.
 
         A run that is not `ready` is passed over; one that may not start ends it.
@@ -96,7 +109,9 @@ class Backlog:
             following = next(filter(ready, queue), None)
             if following is None or (slots and following.standing.alone):
                 break
-            free = next((i for i in range(self._num_slots_for(following.spec)) if i not in slots), None)
+            free = next(
+                (i for i in range(self._num_slots_for(following.spec)) if i not in slots), None
+            )
             if free is None or not may_start(following):
                 break
             self._take(following)

@@ -1,7 +1,8 @@
 """Hard caps on what a study may spend, compared with what its ledger says was spent.
 
-Runs and FLOPs are known before a run starts: none starts that would pass the cap. Hours, device-hours and dollars are
-known only as they pass: at the cap the driver saves what is in flight and stops, as it does when interrupted.
+Runs and FLOPs are known before a run starts: none starts that would pass the cap. Hours,
+device-hours and dollars are known only as they pass: at the cap the driver saves what is in flight
+and stops, as it does when interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxies.core.notation import counted, format_duration, format_flops, format_significant, format_usd
+from proxies.core.notation import (
+    counted,
+    format_duration,
+    format_flops,
+    format_significant,
+    format_usd,
+)
 from sweeps.run.kinds import price_of
 from sweeps.store.ledger import DRIVEN, Ledger
 
@@ -21,7 +28,9 @@ _HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetCaps:
-    """The most a study may take, over all its drivers; None: no cap. A plan checks them (`launcher.plan`)."""
+    """The most a study may take, over all its drivers; None: no cap. A plan checks them
+    (`launcher.plan`).
+    """
 
     num_runs: int | None = None
     """Outcomes, of whatever kind; imported ones cost nothing."""
@@ -68,10 +77,16 @@ class StudyBudget:
     """What one driver may still spend. Lost executions are in the hours, not in the FLOPs."""
 
     def __init__(
-        self, caps: BudgetCaps, ledger: Ledger, *, num_devices: Mapping[str, float],
+        self,
+        caps: BudgetCaps,
+        ledger: Ledger,
+        *,
+        num_devices: Mapping[str, float],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        """`num_devices`: by kind, held while this driver works, fractions counted. `clock`: monotonic seconds."""
+    ) -> None:
+        """`num_devices`: by kind, held while this driver works, fractions counted. `clock`:
+        monotonic seconds.
+        """
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
         self._started = clock()
         self._num_runs, self._flops = 0, 0.0
@@ -89,7 +104,9 @@ class StudyBudget:
         return {kind: seconds * number for kind, number in self._num_devices.items()}
 
     def write_down(self, driver: int, stretch: int) -> None:
-        """Record what this driver has taken since it last did. Raises what `Ledger.append` raises."""
+        """Record what this driver has taken since it last did. Raises what `Ledger.append`
+        raises.
+        """
         now = self._clock()
         seconds, self._started = now - self._started, now
         by_kind = {kind: seconds * number for kind, number in self._num_devices.items()}
@@ -99,10 +116,18 @@ class StudyBudget:
     def spent(self) -> Spent:
         """Everything up to now, this driver's share included."""
         self._count()
-        return _spent(self._num_runs, self._flops, self._driven, (self.seconds, self.device_seconds), self.caps)
+        return _spent(
+            self._num_runs,
+            self._flops,
+            self._driven,
+            (self.seconds, self.device_seconds),
+            self.caps,
+        )
 
     def refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
-        """Why a run of so many FLOPs may not start beside those `in_flight`, by theirs; empty if it may."""
+        """Why a run of so many FLOPs may not start beside those `in_flight`, by theirs; empty if it
+        may.
+        """
         caps = self.caps
         if caps.num_runs is None and caps.flops is None:
             return ""
@@ -118,7 +143,8 @@ class StudyBudget:
             return _reached(
                 "max_flops",
                 caps.flops,
-                f"{format_flops(self._flops)} FLOPs are spent, and one more run would make {format_flops(total)}",
+                f"{format_flops(self._flops)} FLOPs are spent, and one more run would make "
+                f"{format_flops(total)}",
             )
         return ""
 
@@ -126,10 +152,14 @@ class StudyBudget:
         """Why the driver must stop now; empty while it may work."""
         caps, now = self.caps, self.spent()
         if caps.hours is not None and now.hours >= caps.hours:
-            return _reached("max_hours", caps.hours, f"{format_duration(3600 * now.hours)} have passed")
+            return _reached(
+                "max_hours", caps.hours, f"{format_duration(3600 * now.hours)} have passed"
+            )
         if caps.device_hours is not None and now.device_hours >= caps.device_hours:
             return _reached(
-                "max_device_hours", caps.device_hours, f"{format_significant(now.device_hours)} device-hours are spent"
+                "max_device_hours",
+                caps.device_hours,
+                f"{format_significant(now.device_hours)} device-hours are spent",
             )
         usd = sum(each.usd or 0.0 for each in now.by_kind)  # at least, where a price is not known
         if caps.usd is not None and usd >= caps.usd:
@@ -162,13 +192,18 @@ def spent(ledger: Ledger, caps: BudgetCaps, more: Held = (0.0, {})) -> Spent:
 
 def record_driven(
     ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: Mapping[str, float]
-) -> None:  # fmt: skip
-    """Add the `driven` record of a stretch of a driver's work, once; `device_seconds` by kind of device.
+) -> None:
+    """Add the `driven` record of a stretch of a driver's work, once; `device_seconds` by kind of
+    device.
 
     Raises what `Ledger.append` raises.
     """
     if not is_driven(ledger, driver, stretch):
-        body = {"seconds": seconds, "device_seconds": sum(device_seconds.values()), "by_kind": dict(device_seconds)}
+        body = {
+            "seconds": seconds,
+            "device_seconds": sum(device_seconds.values()),
+            "by_kind": dict(device_seconds),
+        }
         ledger.append(DRIVEN, f"{driver}/{stretch}", body)
 
 
@@ -182,7 +217,8 @@ def _driven(ledger: Ledger) -> Held:
     bodies: list[Any] = [record.body for record in ledger.records(DRIVEN)]
     held = Counter[str]()
     for body in bodies:
-        held.update(body.get("by_kind", {"": body["device_seconds"]}))  # records of before there were kinds
+        # records of before there were kinds
+        held.update(body.get("by_kind", {"": body["device_seconds"]}))
     return sum(body["seconds"] for body in bodies), held
 
 
@@ -192,15 +228,23 @@ def _spent(num_runs: int, flops: float, driven: Held, more: Held, caps: BudgetCa
     by_kind = []
     for kind, seconds in held.most_common():
         hours, price = seconds / _HOUR_SECONDS, caps.price(kind)
-        by_kind.append(KindSpent(kind=kind, device_hours=hours, usd=None if price is None else hours * price))
+        by_kind.append(
+            KindSpent(kind=kind, device_hours=hours, usd=None if price is None else hours * price)
+        )
     priced = [each.usd for each in by_kind if each.usd is not None]
     known = len(priced) == len(by_kind) and (by_kind or caps.usd_per_device_hour is not None)
     return Spent(
-        num_runs=num_runs, flops=flops, hours=(driven[0] + more[0]) / _HOUR_SECONDS,
-        device_hours=sum(each.device_hours for each in by_kind), usd=sum(priced) if known else None,
+        num_runs=num_runs,
+        flops=flops,
+        hours=(driven[0] + more[0]) / _HOUR_SECONDS,
+        device_hours=sum(each.device_hours for each in by_kind),
+        usd=sum(priced) if known else None,
         by_kind=tuple(by_kind),
-    )  # fmt: skip
+    )
 
 
 def _reached(key: str, cap: float, why: str) -> str:
-    return f"cluster.{key} = {cap:g} is reached: {why}. All results are kept; raise the cap and run the command again"
+    return (
+        f"cluster.{key} = {cap:g} is reached: {why}. All results are kept; raise the cap and "
+        "run the command again"
+    )

@@ -1,4 +1,6 @@
-"""The workers as the driver believes them to be: what each holds, since when it is busy, and when it is given up."""
+"""The workers as the driver believes them to be: what each holds, since when it is busy, and when
+it is given up.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from sweeps.store.live import RunningRun
 FACTOR = 10.0
 """Times the longest call so far of its kind."""
 FLOOR_SECONDS = 120.0
-"""A busy machine, the first checkpoint of a large model on a slow disk: less is no sign of anything."""
+"""A busy machine, the first checkpoint of a large model on a slow disk: less is no sign of
+anything."""
 
 
 class AdaptiveTimeouts:
-    """Deadlines of calls by kind: what takes alike. A kind that has never been seen may take the longest of all."""
+    """Deadlines of calls by kind: what takes alike. A kind that has never been seen may take the
+    longest of all.
+    """
 
     def __init__(self, ceiling_seconds: float) -> None:
         """`ceiling_seconds`: longer is no call waited for."""
@@ -38,7 +43,9 @@ class AdaptiveTimeouts:
         self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
 
     def missed(self, kind: Hashable) -> None:
-        """A call of this kind was given up: the next one may take twice as long, for it may be we who were wrong."""
+        """A call of this kind was given up: the next one may take twice as long, for it may be we
+        who were wrong.
+        """
         self.learn(kind, 2 * self.seconds(kind) / FACTOR)
 
 
@@ -75,23 +82,38 @@ class Worker:
         """What the call under way takes as long as: of one bank, calls that do the same."""
         if self.built_key != self.bank_key:
             return self.bank_key, "build"
-        left = [held.spec.schedule.num_steps - self.steps.get(slot, 0) for slot, held in self.slots.items()]
+        left = [
+            held.spec.schedule.num_steps - self.steps.get(slot, 0)
+            for slot, held in self.slots.items()
+        ]
         may_end = min(left, default=0) <= 2 * self.call_steps or not self.call_steps
-        return self.bank_key, "end" if may_end else "train"  # a run's end is judged on the validation set
+        # a run's end is judged on the validation set
+        return self.bank_key, "end" if may_end else "train"
 
 
 class Crew:
-    """Starts calls, takes in reports, and reports those that are silent for too long. A call costs the same whatever
-    the number of workers.
+    """Starts calls, takes in reports, and reports those that are silent for too long. A call costs
+    the same whatever the number of workers.
     """
 
     def __init__(
-        self, pool: Pool, num_slots_for: Callable[[RunSpec], int], leases: AdaptiveTimeouts,
-        clock: Callable[[], float], *, noise: bool = False, kinds: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        num_slots_for: Callable[[RunSpec], int],
+        leases: AdaptiveTimeouts,
+        clock: Callable[[], float],
+        *,
+        noise: bool = False,
+        kinds: Sequence[str] = (),
+    ) -> None:
         """Arguments as in `sweeps.run.driver`."""
         self.kinds = tuple(kinds) or ("",) * pool.num_workers
-        self._pool, self._num_slots_for, self._leases, self._clock = pool, num_slots_for, leases, clock
+        self._pool, self._num_slots_for, self._leases, self._clock = (
+            pool,
+            num_slots_for,
+            leases,
+            clock,
+        )
         self._noise = noise
         self.workers = [Worker() for _ in range(pool.num_workers)]
         self._idle = set(range(pool.num_workers))
@@ -131,16 +153,24 @@ class Crew:
         return [attempt.flops for worker in self.workers for attempt in worker.slots.values()]
 
     def steps_done(self, run_id: str) -> int | None:
-        """Optimizer steps done, as last reported, by a run in a slot; None where it is in none, or nothing is known."""
+        """Optimizer steps done, as last reported, by a run in a slot; None where it is in none, or
+        nothing is known.
+        """
         worker = self.workers[self._held.get(run_id, 0)]
-        there = (worker.steps.get(slot) for slot, held in worker.slots.items() if held.run_id == run_id)
+        there = (
+            worker.steps.get(slot) for slot, held in worker.slots.items() if held.run_id == run_id
+        )
         return next(there, None)
 
     def start(
-        self, index: int, admitted: Mapping[int, Attempt], seconds: float = CALL_SECONDS,
+        self,
+        index: int,
+        admitted: Mapping[int, Attempt],
+        seconds: float = CALL_SECONDS,
         kept: Callable[[Attempt], tuple[int, str] | None] = lambda _: None,
-    ) -> None:  # fmt: skip
-        """Begin a call on an idle worker; those admitted are in its slots already. 0 seconds: it saves what it holds.
+    ) -> None:
+        """Begin a call on an idle worker; those admitted are in its slots already. 0 seconds: it
+        saves what it holds.
 
         `kept`: the step and the trunk under which a run's state is written for others.
         """
@@ -150,7 +180,8 @@ class Crew:
             bank_key=worker.bank_key,
             num_slots=self._num_slots_for(some.spec),
             admit=tuple(
-                (slot, cast(dict[str, canon.Json], canon.to_json(held.spec))) for slot, held in admitted.items()
+                (slot, cast(dict[str, canon.Json], canon.to_json(held.spec)))
+                for slot, held in admitted.items()
             ),
             seconds=seconds,
             num_microbatches=some.standing.num_microbatches.get(self.kinds[index], 1),
@@ -170,9 +201,11 @@ class Crew:
             self._may_go_on.append(index)
 
     def go_on(self, index: int) -> None:
-        """Have a worker train on when its call has ended, so that it does not wait for us; if the pool can do that.
+        """Have a worker train on when its call has ended, so that it does not wait for us; if the
+        pool can do that.
 
-        Where a call takes much longer than it should (a step of many seconds), none waits: a stop would wait for both.
+        Where a call takes much longer than it should (a step of many seconds), none waits: a stop
+        would wait for both.
         """
         worker = self.workers[index]
         quick = worker.built_key == worker.bank_key and worker.call_seconds <= 2 * CALL_SECONDS
@@ -188,7 +221,9 @@ class Crew:
         self._pool.start(index, call)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
-        """What has arrived, and a report of our own for every worker that has not reported in time."""
+        """What has arrived, and a report of our own for every worker that has not reported in
+        time.
+        """
         reports = self._pool.wait(timeout_seconds)
         now = self._clock()
         for report in reports:
@@ -219,9 +254,17 @@ class Crew:
         """A report for every worker whose call takes too long."""
         self._looked_at, silent = now, []
         for index, worker in enumerate(self.workers):
-            if worker.num_calls and now - worker.busy_since > (seconds := self._leases.seconds(worker.kind)):
+            if worker.num_calls and now - worker.busy_since > (
+                seconds := self._leases.seconds(worker.kind)
+            ):
                 self._leases.missed(worker.kind)
-                silent.append(Report(worker=index, error=f"no report for {format_duration(seconds)}", cause="hung"))
+                silent.append(
+                    Report(
+                        worker=index,
+                        error=f"no report for {format_duration(seconds)}",
+                        cause="hung",
+                    )
+                )
         return silent
 
     def _forgive(self, away_seconds: float) -> None:

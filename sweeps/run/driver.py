@@ -26,15 +26,17 @@ from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
 from sweeps.store.ledger import Ledger
 from sweeps.store.live import DriverProgress, RunningRun
 
-# Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers, stops in order.
+# Runs in, outcomes out: fills banks, commits each run once, survives lost and hung workers, stops
+# in order.
 #
-# Executions may repeat, outcomes may not: the first valid result of a run is recorded, any other is dropped. Curves are
-# on disk before their results are recorded. A run that is lost is run again, from its last checkpoint, up to a limit
-# that holds across drivers; its last attempt has a bank to itself, so that a run which brings its worker down cannot
-# take its neighbours with it.
+# Executions may repeat, outcomes may not: the first valid result of a run is recorded, any other is
+# dropped. Curves are on disk before their results are recorded. A run that is lost is run again,
+# from its last checkpoint, up to a limit that holds across drivers; its last attempt has a bank to
+# itself, so that a run which brings its worker down cannot take its neighbours with it.
 
 GRACE_SECONDS = 15.0
-"""For workers to save once a stop was asked for. SLURM kills 30 s after its SIGTERM, and the pool must close too."""
+"""For workers to save once a stop was asked for. SLURM kills 30 s after its SIGTERM, and the pool
+must close too."""
 HANG_SECONDS = 600.0
 """The longest that a worker may be silent, whatever it does."""
 
@@ -60,34 +62,50 @@ def drive(
     """Run everything `source` gives, until it is done or `should_stop()`.
 
     Args:
-        source: what to run; runs that have an outcome in the ledger are skipped, those that it may prune are looked at.
+        source: what to run; runs that have an outcome in the ledger are skipped, those that it may
+            prune are looked at.
         pool: where; it stays open.
         ledger: where outcomes and losses go, open for writing.
         study_dir: where curves go, and where workers keep checkpoints.
         num_slots_for: K of a run's bank; part of the run's numerics.
         bank_key_for: what runs must share to share a bank (shape, parametrization, numerics ...).
         max_attempts: losses after which a run is recorded as failed; the others continue.
-        noise: whether workers also measure the runs' gradient noise (`sweeps.store.curves.append_noise`).
-        hang_seconds: a worker that is silent for so long is given up, mostly sooner: `sweeps.run.crew`.
+        noise: whether workers also measure the runs' gradient noise
+            (`sweeps.store.curves.append_noise`).
+        hang_seconds: a worker that is silent for so long is given up, mostly sooner:
+            `sweeps.run.crew`.
         grace_seconds: for workers to save, once a stop was asked for.
-        progress: called when a run has ended, was lost, or a worker has a note; otherwise once a second at most.
+        progress: called when a run has ended, was lost, or a worker has a note; otherwise once a
+            second at most.
         kinds: of the workers' devices (`sweeps.run.kinds`), if known.
-        should_stop: asked several times a second; if so, workers save what they hold, and nothing more begins.
-        refusal: why a run of so many FLOPs may not start beside those in flight, whose FLOPs a call gives; then none
-            does.
+        should_stop: asked several times a second; if so, workers save what they hold, and nothing
+            more begins.
+        refusal: why a run of so many FLOPs may not start beside those in flight, whose FLOPs a call
+            gives; then none does.
         clock: monotonic seconds.
 
     Raises:
         BudgetSpent: a run was refused, and those in flight then have ended.
         SourceStuck: the source waits for what is not running.
-        RunsFail: none ended well and one failed for good, or twice in the same way; or one cannot be run. Not recorded.
-        PoolDead, DiskFull, StaleDriver: as named; what was recorded is kept.
+        RunsFail: none ended well and one failed for good, or twice in the same way; or one cannot
+            be run. Not recorded. PoolDead, DiskFull, StaleDriver: as named; what was recorded is
+            kept.
     """
-    crew = Crew(pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds)
+    crew = Crew(
+        pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds
+    )
     driver = Driver(
-        source, ledger, study_dir, crew, Backlog(num_slots_for), bank_key_for,
-        max_attempts=max_attempts, should_stop=should_stop, refusal=refusal, clock=clock,
-    )  # fmt: skip
+        source,
+        ledger,
+        study_dir,
+        crew,
+        Backlog(num_slots_for),
+        bank_key_for,
+        max_attempts=max_attempts,
+        should_stop=should_stop,
+        refusal=refusal,
+        clock=clock,
+    )
     drop_stale_checkpoints(study_dir, driver.settled)
     while not should_stop():
         driver.pull()
@@ -130,7 +148,8 @@ class Driver:
         self._max_attempts = max_attempts
         self._losses = Losses(ledger)
         self.settled = ledger.results() if source.pruner is None else ledger.first_results()
-        """Outcomes that need no further run. Whoever does not prune wants the whole of what another has pruned."""
+        """Outcomes that need no further run. Whoever does not prune wants the whole of what another
+        has pruned."""
         self._open: dict[str, Attempt] = {}  # by run id: queued or running, no outcome yet
         self._trunks = Trunks(study_dir)
         self._signal = SourceSignal.WAIT
@@ -157,11 +176,16 @@ class Driver:
         if self._refused:
             raise BudgetSpent(self._refused)
         if self._signal is not SourceSignal.DONE:
-            raise SourceStuck("the source waits for results, yet nothing is running or queued: a bug in the source")
+            raise SourceStuck(
+                "the source waits for results, yet nothing is running or queued: a bug in the "
+                "source"
+            )
         return False
 
     def pull(self) -> None:
-        """Queue every run the source can name now. A list is short, and a search has P in flight at most."""
+        """Queue every run the source can name now. A list is short, and a search has P in flight at
+        most.
+        """
         while self._signal is not SourceSignal.DONE:
             answer = self._source.next(self.settled)
             if isinstance(answer, SourceSignal):
@@ -171,14 +195,18 @@ class Driver:
             if run_id not in self.settled and run_id not in self._open:
                 self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
                 self._trunks.add(attempt)
-                attempt.rungs = () if self._source.pruner is None else self._source.pruner.rungs(run_id)
+                attempt.rungs = (
+                    () if self._source.pruner is None else self._source.pruner.rungs(run_id)
+                )
                 if self._judge(attempt).failed:
                     self._give_up(attempt, None)
                 else:
                     self._backlog.add(attempt)
 
     def hand_out(self) -> None:
-        """Start a call on every idle worker that has, or can get, something to do; and have those that train go on."""
+        """Start a call on every idle worker that has, or can get, something to do; and have those
+        that train go on.
+        """
         for index, worker in self._crew.training():
             if not self._backlog.waits_for(worker.bank_key, worker.slots, self._ready):
                 self._crew.go_on(index)
@@ -223,14 +251,19 @@ class Driver:
         if not (look or notes or self._outcomes or self._lost):
             return None
         event = DriverProgress(
-            outcomes=tuple(self._outcomes), lost=tuple(self._lost), notes=notes, running=self._running,
+            outcomes=tuple(self._outcomes),
+            lost=tuple(self._lost),
+            notes=notes,
+            running=self._running,
             num_queued=len(self._backlog),
-        )  # fmt: skip
+        )
         self._outcomes, self._lost = [], []
         return event
 
     def stop(self, grace_seconds: float) -> Iterator[DriverProgress]:
-        """Have every worker save what it holds, for so long at most; what arrives meanwhile is recorded."""
+        """Have every worker save what it holds, for so long at most; what arrives meanwhile is
+        recorded.
+        """
         until, asked = self._clock() + grace_seconds, set[int]()
         while (left_seconds := until - self._clock()) > 0:
             for index, worker in self._crew.idle():
@@ -243,7 +276,9 @@ class Driver:
                 yield event
 
     def _settle(self, index: int, finished: Finished) -> None:
-        """Record a result if it is the first valid one of its run; a duplicate or a late one is dropped."""
+        """Record a result if it is the first valid one of its run; a duplicate or a late one is
+        dropped.
+        """
         slots = self._crew.workers[index].slots
         held = slots.get(finished.slot)
         try:
@@ -260,11 +295,14 @@ class Driver:
             del slots[finished.slot]
         attempt = self._open.get(result.id)
         if attempt is not None:
-            self._backlog.discard(attempt)  # it may have been lost, queued again, and now come in late
+            # it may have been lost, queued again, and now come in late
+            self._backlog.discard(attempt)
             self._end(attempt, result, curve)
 
     def _look(self, index: int, paused: Finished) -> None:
-        """Have a run that waits go on, or record it as pruned: then its slot is free, for the next call refills it."""
+        """Have a run that waits go on, or record it as pruned: then its slot is free, for the next
+        call refills it.
+        """
         slots = self._crew.workers[index].slots
         held = slots.get(paused.slot)
         if held is None or held.pause_step is None or self._source.pruner is None:
@@ -290,16 +328,29 @@ class Driver:
         """
         cause = report.cause
         if report.refused:
-            raise RunsFail(f"{CAUSES[cause].words}: {error}. {_KEPT}; fix this, then run the same command to resume")
+            raise RunsFail(
+                f"{CAUSES[cause].words}: {error}. {_KEPT}; fix this, then run the same command to "
+                "resume"
+            )
         stopping = self._should_stop()  # the signal may have ended both of us
         if cause == "lost_worker":
             killed_before, self._oom_kills = self._oom_kills, oom_kills()
-            cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
+            cause = (
+                "out_of_memory"
+                if self._oom_kills > killed_before
+                else "preempted"
+                if stopping
+                else cause
+            )
         held = self._crew.dismiss(report.worker, restart=not stopping)
         loss = Loss(
-            cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1,
+            cause=cause,
+            detail=error,
+            log_tail=report.log_tail,
+            worker=report.worker,
+            alone=len(held) == 1,
             kind=self._crew.kinds[report.worker],
-        )  # fmt: skip
+        )
         self._announce(loss, len(held))
         for attempt in held:
             if not (stopping and cause == "hung"):  # it may just be slow to save
@@ -313,13 +364,23 @@ class Driver:
         self._lose(attempt, loss)
 
     def _announce(self, loss: Loss, num_runs: int) -> None:
-        """Queue the words on a loss: in full the first time, in one line when the same failure comes again."""
-        lead, failure = f"worker {loss.worker}: {CAUSES[loss.cause].words}", (loss.cause, loss.message)
+        """Queue the words on a loss: in full the first time, in one line when the same failure
+        comes again.
+        """
+        lead, failure = (
+            f"worker {loss.worker}: {CAUSES[loss.cause].words}",
+            (loss.cause, loss.message),
+        )
         if failure in self._announced:
-            self._lost.append(f"{lead}, as before: {loss.last_line}; it held {counted(num_runs, 'run')}")
+            self._lost.append(
+                f"{lead}, as before: {loss.last_line}; it held {counted(num_runs, 'run')}"
+            )
             return
         self._announced.add(failure)
-        line = f"{lead}: {loss.detail}; it held {counted(num_runs, 'run')}. What to do: {CAUSES[loss.cause].advice}"
+        line = (
+            f"{lead}: {loss.detail}; it held {counted(num_runs, 'run')}. What to do: "
+            f"{CAUSES[loss.cause].advice}"
+        )
         self._lost.append("\n  | ".join([line, *loss.log_tail.splitlines()[-NUM_LOG_LINES:]]))
 
     def _lose(self, attempt: Attempt, loss: Loss) -> None:
@@ -331,7 +392,9 @@ class Driver:
         if self._judge(attempt).failed:
             self._give_up(attempt, loss)
         elif self._is_broken(attempt, loss):
-            self._refuse(f"run {attempt.run_id[:12]} failed in the same way as an attempt before it")
+            self._refuse(
+                f"run {attempt.run_id[:12]} failed in the same way as an attempt before it"
+            )
         else:
             self._backlog.put_back(attempt)
 
@@ -341,18 +404,27 @@ class Driver:
         Our own runs that ran out of memory are tried with smaller microbatches first.
         """
         halves_microbatch = loss.cause == "out_of_memory" and attempt.spec.command is None
-        return not halves_microbatch and not self._has_finished() and self._losses.has_repeated(loss)
+        return (
+            not halves_microbatch and not self._has_finished() and self._losses.has_repeated(loss)
+        )
 
     def _has_finished(self) -> bool:
         """Return whether a run of this study has finished; pruned and diverged runs count."""
         own = (result.status != "failed" for result in self._ledger.own_results())
-        self._finished = self._finished or any(own) or any(r.status != "failed" for _, r, _ in self._ended)
+        self._finished = (
+            self._finished or any(own) or any(r.status != "failed" for _, r, _ in self._ended)
+        )
         return self._finished
 
     def _judge(self, attempt: Attempt) -> RetryStatus:
         """Have the next attempt follow from the losses so far."""
-        attempt.standing = standing = self._losses.standing(attempt.run_id, attempt.spec, self._max_attempts)
-        parts = (f"/{number} {kind}".rstrip() for kind, number in sorted(standing.num_microbatches.items()))
+        attempt.standing = standing = self._losses.standing(
+            attempt.run_id, attempt.spec, self._max_attempts
+        )
+        parts = (
+            f"/{number} {kind}".rstrip()
+            for kind, number in sorted(standing.num_microbatches.items())
+        )
         attempt.bank_key = self._bank_key_for(attempt.spec) + "".join(parts)
         return standing
 
@@ -373,10 +445,13 @@ class Driver:
         self._refuse(f"run {attempt.run_id[:12]} was {reason}")
 
     def _refuse(self, problem: str) -> NoReturn:
-        """Raise RunsFail before any run has finished, and stop counting the lost attempts so far."""
+        """Raise RunsFail before any run has finished, and stop counting the lost attempts so
+        far.
+        """
         self._losses.pardon(problem)
         raise RunsFail(
-            f"{problem}. No run of this study has finished yet, so it was not recorded as failed: fix the cause, then "
+            f"{problem}. No run of this study has finished yet, so it was not recorded as failed: "
+            "fix the cause, then "
             "run the same command again" + "".join(f"\n{each}" for each in self._lost)
         )
 

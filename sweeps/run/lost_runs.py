@@ -1,13 +1,15 @@
-"""Executions that were lost, as the ledger has them: what a run's next attempt follows from, across drivers.
+"""Executions that were lost, as the ledger has them: what a run's next attempt follows from, across
+drivers.
 
-Each is a record of kind `lost`, key `<run id>/<n>`. A `pardon` record says that the losses before it no longer count:
-nothing had ended well, and the user was asked to fix the cause.
+Each is a record of kind `lost`, key `<run id>/<n>`. A `pardon` record says that the losses before
+it no longer count: nothing had ended well, and the user was asked to fix the cause.
 
-Whoever is killed from outside is not to blame. So a loss counts against a run only for a cause of its own (an error,
-memory, a signal that its own code raised, silence), and only until the run has been saved at a later step. A run at a
-limit is given up only if it was alone on its worker at the last loss that counts toward that limit; otherwise another
-run may be to blame. What kills a worker without a word may still be the run (`os._exit`):
-`MOST_IN_A_ROW` such losses, with nothing gained in between, are one too many.
+Whoever is killed from outside is not to blame. So a loss counts against a run only for a cause of
+its own (an error, memory, a signal that its own code raised, silence), and only until the run has
+been saved at a later step. A run at a limit is given up only if it was alone on its worker at the
+last loss that counts toward that limit; otherwise another run may be to blame. What kills a worker
+without a word may still be the run (`os._exit`): `MOST_IN_A_ROW` such losses, with nothing gained
+in between, are one too many.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ LOST, PARDON = "lost", "pardon"
 NO_CURVE = Curve(steps=(), train_loss_nats=(), grad_norm=())
 """The curve of a run that never reported."""
 MOST_IN_A_ROW = 10
-"""Losses of a run without any progress between them, whatever the cause. Where kills from outside hit each worker once
-in 20 s, a run that starts and is saved within 7 s is lost so by chance once in 170,000 times.
+"""Losses of a run without any progress between them, whatever the cause. Where kills from outside
+hit each worker once in 20 s, a run that starts and is saved within 7 s is lost so by chance once in
+170,000 times.
 """
 
 
@@ -75,8 +78,8 @@ class RetryStatus:
     num_in_a_row: int = 0
     """Losses since it last got on, whatever the cause."""
     num_microbatches: Mapping[str, int] = field(default_factory=dict)
-    """Passes that its batches are to be split into, at least, on a device of a kind that ran out of memory; one
-    elsewhere.
+    """Passes that its batches are to be split into, at least, on a device of a kind that ran out of
+    memory; one elsewhere.
     """
     alone: bool = False
     """It is to have a worker to itself: the next loss may be its last."""
@@ -111,13 +114,15 @@ class Losses:
     def has_repeated(self, loss: Loss) -> bool:
         """Return whether this recorded loss and an earlier one of any run are the same failure.
 
-        Only failures of runs that were alone are compared: one failure of a shared worker is recorded
-        for each run that it held.
+        Only failures of runs that were alone are compared: one failure of a shared worker is
+        recorded for each run that it held.
         """
         if not loss.alone or loss.cause in ("preempted", "lost_worker"):
             return False
         recorded = [each for losses in self._losses.values() for each in losses if each.alone]
-        same = [each for each in recorded if (each.cause, each.message) == (loss.cause, loss.message)]
+        same = [
+            each for each in recorded if (each.cause, each.message) == (loss.cause, loss.message)
+        ]
         return len(same) > 1
 
     def pardon(self, reason: str) -> None:
@@ -128,9 +133,9 @@ class Losses:
     def standing(self, run_id: str, spec: RunSpec, max_attempts: int) -> RetryStatus:
         """What the losses of a run say.
 
-        Pre-emption counts against nobody. Out of memory doubles the passes per batch on devices of that kind, down to
-        one sequence each, and counts only from there on; a command's memory is its own business, and its losses count
-        like any other.
+        Pre-emption counts against nobody. Out of memory doubles the passes per batch on devices of
+        that kind, down to one sequence each, and counts only from there on; a command's memory is
+        its own business, and its losses count like any other.
 
         Args:
             run_id: of the run.
@@ -138,13 +143,18 @@ class Losses:
             max_attempts: losses that count, after which it has failed.
         """
         most = spec.batch_sequences if spec.command is None else 1
-        own_microbatches = spec.batch_tokens // (spec.numerics.microbatch_tokens or spec.batch_tokens)
+        own_microbatches = spec.batch_tokens // (
+            spec.numerics.microbatch_tokens or spec.batch_tokens
+        )
         passes, num_lost, num_in_a_row, step = dict[str, int](), 0, 0, 0
         last_was_alone = last_in_a_row_was_alone = False
         for loss in self._losses.get(run_id, []):
             if loss.step > step:
                 num_lost, num_in_a_row, step = 0, 0, loss.step
-            if loss.cause == "out_of_memory" and (now := passes.get(loss.kind, own_microbatches)) < most:
+            if (
+                loss.cause == "out_of_memory"
+                and (now := passes.get(loss.kind, own_microbatches)) < most
+            ):
                 passes[loss.kind] = min(2 * now, most)
             elif loss.cause != "preempted":
                 num_in_a_row += 1

@@ -1,9 +1,11 @@
-"""Runs that share a stable phase, as the driver sees them: who waits for whom, and whose state is kept for others.
+"""Runs that share a stable phase, as the driver sees them: who waits for whom, and whose state is
+kept for others.
 
-Within a trunk (`proxies.core.branches`) runs start by rising duration: each once the one before it has come to its
-branch step, where the worker writes the state that the next goes on from, or has ended. So the trunk is trained once.
-A state that could not be written, or does not fit a worker, costs time and changes no result. So does a longer run that
-its source gives once the worker of a shorter one trains on by itself: whoever has a list gives it at once.
+Within a trunk (`proxies.core.branches`) runs start by rising duration: each once the one before it
+has come to its branch step, where the worker writes the state that the next goes on from, or has
+ended. So the trunk is trained once. A state that could not be written, or does not fit a worker,
+costs time and changes no result. So does a longer run that its source gives once the worker of a
+shorter one trains on by itself: whoever has a list gives it at once.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Trunks:
             self._open.setdefault(trunk, {})[attempt.run_id] = attempt.spec
 
     def drop(self, run_id: str) -> None:
-        """It has its outcome; the states of a trunk that nobody goes on from any more are removed."""
+        """It has its outcome; the states of a trunk that nobody goes on from any more are
+        removed.
+        """
         if trunk := self._ids.pop(run_id, ""):
             del self._open[trunk][run_id]
             if not self._open[trunk]:
@@ -40,13 +44,19 @@ class Trunks:
                 drop_checkpoints(self._study_dir, trunk)
 
     def may_start(self, attempt: Attempt, steps: Callable[[str], int | None]) -> bool:
-        """Whether the run before it in its trunk has come to its branch step; `steps`: done by a run in a slot."""
-        before = [spec for spec in self._others(attempt) if trunk_order(spec) < trunk_order(attempt.spec)]
+        """Whether the run before it in its trunk has come to its branch step; `steps`: done by a
+        run in a slot.
+        """
+        before = [
+            spec for spec in self._others(attempt) if trunk_order(spec) < trunk_order(attempt.spec)
+        ]
         last = max(before, key=trunk_order, default=None)
         return last is None or ((done := steps(last.id)) is not None and done >= branch_step(last))
 
     def kept(self, attempt: Attempt) -> tuple[int, str] | None:
-        """The step and trunk under which its state is written, where longer runs will go on from it."""
+        """The step and trunk under which its state is written, where longer runs will go on from
+        it.
+        """
         if any(trunk_order(spec) > trunk_order(attempt.spec) for spec in self._others(attempt)):
             return branch_step(attempt.spec), self._ids[attempt.run_id]
         return None

@@ -1,12 +1,13 @@
 """The final loss of a run, predicted from its losses so far and its point, by runs that finished.
 
-A Gaussian process: a linear trend plus a smooth rest over (point, training loss at this step). The point is in it as
-the loss alone misleads: before the schedule's decay a high rate, a long warmup or tight clipping is behind, and may end
-ahead. Its two hyperparameters are averaged over a grid, weighted by how well each foretells every run from the others
-(leave one out, in closed form: Rasmussen and Williams 2006, eq. 5.10 to 5.12), and its scale is what those errors say.
+A Gaussian process: a linear trend plus a smooth rest over (point, training loss at this step). The
+point is in it as the loss alone misleads: before the schedule's decay a high rate, a long warmup or
+tight clipping is behind, and may end ahead. Its two hyperparameters are averaged over a grid,
+weighted by how well each foretells every run from the others (leave one out, in closed form:
+Rasmussen and Williams 2006, eq. 5.10 to 5.12), and its scale is what those errors say.
 
-Runs given up are not fitted on: nobody knows where they would have ended. As what they were given up by is all in the
-model (point and loss), those that remain are no biased sample given these.
+Runs given up are not fitted on: nobody knows where they would have ended. As what they were given
+up by is all in the model (point and loss), those that remain are no biased sample given these.
 """
 
 from __future__ import annotations
@@ -55,11 +56,15 @@ class Forecast:
 
 
 def least_runs(num_features: int) -> int:
-    """Runs without which nothing is predicted, by features that differ: two for each number of the trend."""
+    """Runs without which nothing is predicted, by features that differ: two for each number of the
+    trend.
+    """
     return 2 * (num_features + 1)
 
 
-def forecast(known: Sequence[Sequence[float]], final_nats: Sequence[float], asked: Sequence[float]) -> Forecast | None:
+def forecast(
+    known: Sequence[Sequence[float]], final_nats: Sequence[float], asked: Sequence[float]
+) -> Forecast | None:
     """The final loss at features `asked`, from runs of `known` features and final losses.
 
     Args:
@@ -70,7 +75,11 @@ def forecast(known: Sequence[Sequence[float]], final_nats: Sequence[float], aske
     Returns:
         None where there are too few runs, or they do not differ.
     """
-    x_RF, y_R, asked_F = np.asarray(known, dtype=float), np.asarray(final_nats, dtype=float), np.asarray(asked)
+    x_RF, y_R, asked_F = (
+        np.asarray(known, dtype=float),
+        np.asarray(final_nats, dtype=float),
+        np.asarray(asked),
+    )
     if len(y_R) == 0:
         return None
     scale_F = x_RF.std(axis=0)
@@ -92,15 +101,21 @@ def _fitted(x_RF: Floats, y_R: Floats) -> Forecast:
     trend_RR, trend_R, trend = x_RF @ x_RF.T + 1, x_RF @ at_F + 1, float(at_F @ at_F) + 1
     scores, means, variances = [], [], []
     for length in LENGTHS:
-        smooth_RR, smooth_R = np.exp(-square_RR / (2 * length**2)), np.exp(-square_R / (2 * length**2))
+        smooth_RR, smooth_R = (
+            np.exp(-square_RR / (2 * length**2)),
+            np.exp(-square_R / (2 * length**2)),
+        )
         for noise in NOISES:
             inverse_RR = np.linalg.inv(smooth_RR + trend_RR + noise * np.eye(len(z_R)))
             weight_R, left_R = inverse_RR @ z_R, np.diag(inverse_RR)
-            scale = float(np.mean(weight_R**2 / left_R))  # of errors left out, over what they were expected to be
+            # of errors left out, over what they were expected to be
+            scale = float(np.mean(weight_R**2 / left_R))
             across_R = smooth_R + trend_R
             scores.append(0.5 * float(np.sum(np.log(left_R / scale))))
             means.append(float(across_R @ weight_R))
-            variances.append(scale * max(1 + trend + noise - float(across_R @ inverse_RR @ across_R), noise))
+            variances.append(
+                scale * max(1 + trend + noise - float(across_R @ inverse_RR @ across_R), noise)
+            )
     share = np.exp(np.array(scores) - max(scores))
     share /= share.sum()
     centre = float(share @ np.array(means))

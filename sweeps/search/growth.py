@@ -1,4 +1,5 @@
-"""Whether a search brackets its optimum, and how its ranges grow where it does not. Standard library only.
+"""Whether a search brackets its optimum, and how its ranges grow where it does not. Standard
+library only.
 
 A pure function of the trials in index order, asked when all of them have ended.
 """
@@ -17,7 +18,8 @@ Side = Literal["low", "high"]
 EDGE_SHARE, MOST_EDGE_OCTAVES = 1 / 8, 1.0
 """What counts as near an end: this share of the range, and no more octaves than that."""
 TOP_SHARE, LEAST_TOP = 1 / 8, 3
-"""The best finished trials that are looked at: one trial's luck is no reason to search elsewhere."""
+"""The best finished trials that are looked at: one trial's luck is no reason to search
+elsewhere."""
 GROWTH_OCTAVES, PROBES_PER_OCTAVE = 2.0, 2
 PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
 DIVERGES_ABOVE = "learning_rate"
@@ -36,17 +38,26 @@ class Edge:
 
 def ranked(losses: Sequence[float | None]) -> list[int]:
     """Indices of what finished, the best first; of equals, the earlier."""
-    return [index for _, index in sorted((loss, index) for index, loss in enumerate(losses) if loss is not None)]
+    return [
+        index
+        for _, index in sorted(
+            (loss, index) for index, loss in enumerate(losses) if loss is not None
+        )
+    ]
 
 
 def open_edges(
-    space: SearchSpace, points: Sequence[Params], losses: Sequence[float | None], pruned: Collection[int] = ()
+    space: SearchSpace,
+    points: Sequence[Params],
+    losses: Sequence[float | None],
+    pruned: Collection[int] = (),
 ) -> tuple[Edge, ...]:
-    """Ends that do not bracket the optimum: the best finished trial is near, and half of the best few.
+    """Ends that do not bracket the optimum: the best finished trial is near, and half of the best
+    few.
 
-    Only ranges in log2 are looked at; they have ends by choice, not by nature. Trials that diverged above the best
-    learning rate bracket it from above; those that were pruned say nothing of an end, for nobody knows what they would
-    have lost, and count only in how many the best few are.
+    Only ranges in log2 are looked at; they have ends by choice, not by nature. Trials that diverged
+    above the best learning rate bracket it from above; those that were pruned say nothing of an
+    end, for nobody knows what they would have lost, and count only in how many the best few are.
 
     Args:
         space: as it was searched.
@@ -59,7 +70,9 @@ def open_edges(
         return ()
     num_top = max(LEAST_TOP, math.ceil(TOP_SHARE * (len(finished) + len(pruned))))
     top = [points[index] for index in finished[:num_top]]
-    diverged = [points[index] for index, loss in enumerate(losses) if loss is None and index not in pruned]
+    diverged = [
+        points[index] for index, loss in enumerate(losses) if loss is None and index not in pruned
+    ]
     edges = []
     for axis in space.axes:
         if axis.fixed or axis.choices or axis.whole or axis.scale == "linear":
@@ -93,7 +106,11 @@ def _wider(axis: Axis, side: Side) -> Range:
     low, high = axis.range
     factor = 2.0**GROWTH_OCTAVES
     if axis.scale == "log2_complement":
-        return (max(0.0, 1 - (1 - low) * factor), high) if side == "low" else (low, 1 - (1 - high) / factor)
+        return (
+            (max(0.0, 1 - (1 - low) * factor), high)
+            if side == "low"
+            else (low, 1 - (1 - high) / factor)
+        )
     return (low / factor, high) if side == "low" else (low, high * factor)
 
 
@@ -105,7 +122,8 @@ def grown(space: SearchSpace, edges: Sequence[Edge]) -> SearchSpace:
 
 
 def probes(space: SearchSpace, edges: Sequence[Edge], best: Params) -> tuple[Params, ...]:
-    """The best point at values beyond each edge, `PROBES_PER_OCTAVE` evenly: what tells whether it is better there.
+    """The best point at values beyond each edge, `PROBES_PER_OCTAVE` evenly: what tells whether it
+    is better there.
 
     Args:
         space: before it grew.

@@ -1,4 +1,6 @@
-"""The best trials of a study that Optuna keeps in a file: a SQLite database or a journal. Nothing is written to it."""
+"""The best trials of a study that Optuna keeps in a file: a SQLite database or a journal. Nothing
+is written to it.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
         most: trials at most.
 
     Raises:
-        OptunaStorageError: it cannot be read, holds no such study or several, or the study has several objectives or
-            no finished trial; the message names the file.
+        OptunaStorageError: it cannot be read, holds no such study or several, or the study has
+            several objectives or no finished trial; the message names the file.
     """
     import optuna
 
@@ -55,12 +57,17 @@ def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
     if study not in names and (study or len(names) > 1):
         more = ", ..." if len(names) > _NUM_NAMED else ""
         found = f"{', '.join(names[:_NUM_NAMED])}{more}"
-        said = f"has no study {study!r}" if study else f"holds {counted(len(names), 'study')}; name one as FILE:STUDY"
+        said = (
+            f"has no study {study!r}"
+            if study
+            else f"holds {counted(len(names), 'study')}; name one as FILE:STUDY"
+        )
         raise OptunaStorageError(f"{file} {said}: it has {found}")
     loaded = optuna.load_study(study_name=study or names[0], storage=storage)
     if len(loaded.directions) > 1:
         raise OptunaStorageError(
-            f"{file}: study {loaded.study_name!r} has {counted(len(loaded.directions), 'objective')}: must be 1"
+            f"{file}: study {loaded.study_name!r} has "
+            f"{counted(len(loaded.directions), 'objective')}: must be 1"
         )
     finished = loaded.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if not finished:
@@ -68,12 +75,16 @@ def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
     sign = 1 if loaded.direction is optuna.study.StudyDirection.MINIMIZE else -1
     ranked = sorted(finished, key=lambda trial: (sign * float(trial.value or 0.0), trial.number))
     return OptunaTrials(
-        study=loaded.study_name, num_finished=len(finished), params=tuple(dict(trial.params) for trial in ranked[:most])
+        study=loaded.study_name,
+        num_finished=len(finished),
+        params=tuple(dict(trial.params) for trial in ranked[:most]),
     )
 
 
 def _storage(file: Path) -> BaseStorage:
-    """The file, opened for reading alone: Optuna would else make tables in a database that is somebody else's."""
+    """The file, opened for reading alone: Optuna would else make tables in a database that is
+    somebody else's.
+    """
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -82,14 +93,19 @@ def _storage(file: Path) -> BaseStorage:
             begins = opened.read(len(_SQLITE))
         if begins == _SQLITE:
             uri = f"file:{quote(str(file.resolve()))}?mode=ro"
-            opening = {"creator": lambda: sqlite3.connect(uri, uri=True)}  # SQLAlchemy would decode the name
+            # SQLAlchemy would decode the name
+            opening = {"creator": lambda: sqlite3.connect(uri, uri=True)}
             return optuna.storages.RDBStorage("sqlite://", engine_kwargs=opening)
         if not begins.startswith(b"{"):
-            raise OptunaStorageError(f"{file} is neither a SQLite database nor a journal of Optuna's")
+            raise OptunaStorageError(
+                f"{file} is neither a SQLite database nor a journal of Optuna's"
+            )
         return optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     except OptunaStorageError:
         raise
     except OSError as error:
         raise OptunaStorageError(f"{file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # SQLAlchemy's and the journal's own are many
-        raise OptunaStorageError(f"{file} is no storage that Optuna can read: {error}".splitlines()[0]) from error
+        raise OptunaStorageError(
+            f"{file} is no storage that Optuna can read: {error}".splitlines()[0]
+        ) from error

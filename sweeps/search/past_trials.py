@@ -1,7 +1,9 @@
-"""What a search knows when it asks for a point: a pure function of recorded points, outcomes and the plan.
+"""What a search knows when it asks for a point: a pure function of recorded points, outcomes and
+the plan.
 
-It grows trial by trial and never looks back, so that a suggestion costs the same at the ten-thousandth trial. Also the
-points and seeds that follow from the plan alone. Standard library only.
+It grows trial by trial and never looks back, so that a suggestion costs the same at the
+ten-thousandth trial. Also the points and seeds that follow from the plan alone. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from proxies.core import canon
 from sweeps.search.space import Params, SearchSpace
 
 PENALTY_MARGIN_NATS = 1.0
-"""By which a diverged trial is worse than the worst that finished. TPE reads ranks, so that any will do; of a
-GP, 0 and 1 did equally well.
+"""By which a diverged trial is worse than the worst that finished. TPE reads ranks, so that any
+will do; of a GP, 0 and 1 did equally well.
 """
 DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
 NUM_BEST = 25
@@ -27,7 +29,9 @@ NUM_BEST = 25
 
 
 class Points(Sequence[Params]):
-    """Points of one space, as plain numbers: a dictionary for each of 30,000 would take ten times the memory."""
+    """Points of one space, as plain numbers: a dictionary for each of 30,000 would take ten times
+    the memory.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         """`names`: of the axes."""
@@ -54,7 +58,8 @@ class Points(Sequence[Params]):
 
 @dataclass(slots=True, eq=False)
 class PastTrials:
-    """Points so far, and the outcomes that the next suggestion sees: those of the first trials, in index order.
+    """Points so far, and the outcomes that the next suggestion sees: those of the first trials, in
+    index order.
 
     Raises:
         ValueError: `parallelism` is below 1.
@@ -69,13 +74,15 @@ class PastTrials:
     num_startup: int = DEFAULT_NUM_STARTUP
     """Trials of the quasi-random design."""
     num_known: int = 0
-    """Trials that had all ended before the next was asked for, as the search went on beyond its end."""
+    """Trials that had all ended before the next was asked for, as the search went on beyond its
+    end."""
     points: Points = field(init=False)
     """The points of the trials so far, by index."""
     losses: list[float | None] = field(default_factory=list, init=False)
     """In nats, of the trials seen; None where one diverged."""
     best: list[tuple[float, int]] = field(default_factory=list, init=False)
-    """Loss and index of the `NUM_BEST` best seen; of equals, the earlier; one that diverged has lost all."""
+    """Loss and index of the `NUM_BEST` best seen; of equals, the earlier; one that diverged has
+    lost all."""
     worst: float = field(default=0.0, init=False)
     """The highest finite loss seen; 0 before there is one."""
 
@@ -105,7 +112,8 @@ class PastTrials:
         self.points.append(point)
 
     def see(self, outcomes: Mapping[int, float | None]) -> None:
-        """Take in the outcomes that the next suggestion sees; an outcome seen once is never replaced.
+        """Take in the outcomes that the next suggestion sees; an outcome seen once is never
+        replaced.
 
         Raises:
             ValueError: one is missing, or not finite.
@@ -113,13 +121,15 @@ class PastTrials:
         new = range(len(self.losses), self.num_seen)
         if missing := [index for index in new if index not in outcomes]:
             raise ValueError(
-                f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of trials {missing}"
+                f"suggestion {self.index} at parallelism {self.parallelism} needs the outcomes of "
+                f"trials {missing}"
             )
         for index in new:
             loss = outcomes[index]
             if loss is not None and not math.isfinite(loss):
                 raise ValueError(
-                    f"the loss of trial {index} is {loss}: it must be finite, or None if the trial diverged"
+                    f"the loss of trial {index} is {loss}: it must be finite, or None if the trial "
+                    "diverged"
                 )
             self.losses.append(loss)
             bisect.insort(self.best, (math.inf if loss is None else loss, index))
@@ -127,7 +137,8 @@ class PastTrials:
             self.worst = max(self.worst, loss) if loss is not None else self.worst
 
     def shown(self, most: int) -> list[int]:
-        """Trials that a sampler is shown of those seen, in order: the best, and the latest of the others.
+        """Trials that a sampler is shown of those seen, in order: the best, and the latest of the
+        others.
 
         Args:
             most: trials in all; above `NUM_BEST`.
@@ -140,7 +151,8 @@ class PastTrials:
         return sorted(shown)
 
     def penalised(self, index: int) -> float:
-        """A seen trial's loss; of one that diverged, a finite one worse than the worst seen that finished.
+        """A seen trial's loss; of one that diverged, a finite one worse than the worst seen that
+        finished.
 
         Told as NaN or a failure it would blind the sampler.
         """
@@ -149,7 +161,9 @@ class PastTrials:
 
 
 def quasi_random(study_seed: int, index: int, dimension: int) -> list[float]:
-    """Element `index` of the R_d sequence (M. Roberts 2018), shifted by the seed: `dimension` coordinates in [0, 1)."""
+    """Element `index` of the R_d sequence (M. Roberts 2018), shifted by the seed: `dimension`
+    coordinates in [0, 1).
+    """
     ratio = _positive_root(dimension)
     shifts = [seed_of(study_seed, -1 - axis) / 2**32 for axis in range(dimension)]
     return [(shift + (index + 1) * ratio ** -(axis + 1)) % 1.0 for axis, shift in enumerate(shifts)]
@@ -164,5 +178,9 @@ def _positive_root(dimension: int) -> float:
 
 
 def seed_of(study_seed: int, index: int) -> int:
-    """A 32-bit seed of its own for every (study, index): a sampler re-created with one seed repeats itself."""
-    return int.from_bytes(hashlib.sha256(canon.canonical([study_seed, index]).encode()).digest()[:4], "big")
+    """A 32-bit seed of its own for every (study, index): a sampler re-created with one seed repeats
+    itself.
+    """
+    return int.from_bytes(
+        hashlib.sha256(canon.canonical([study_seed, index]).encode()).digest()[:4], "big"
+    )

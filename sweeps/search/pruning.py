@@ -1,10 +1,13 @@
-"""Whether a trial is worth going on with, from its losses so far: a pure function of trials that ended before it began.
+"""Whether a trial is worth going on with, from its losses so far: a pure function of trials that
+ended before it began.
 
-The rule, `curve`, predicts where the trial will end (`sweeps.search.forecasts`). Rules that compare losses at one step
-were measured and taken out: under a decaying schedule they give up what the search is for (docs/pruning.md).
+The rule, `curve`, predicts where the trial will end (`sweeps.search.forecasts`). Rules that compare
+losses at one step were measured and taken out: under a decaying schedule they give up what the
+search is for (docs/pruning.md).
 
-Trial k is compared with trials 0 ... k-P alone, which had all ended before k was suggested, in index order (P: trials
-in flight). So a decision depends on no timing, and a resumed search decides as the uninterrupted one would have.
+Trial k is compared with trials 0 ... k-P alone, which had all ended before k was suggested, in
+index order (P: trials in flight). So a decision depends on no timing, and a resumed search decides
+as the uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -32,13 +35,15 @@ WINDOW_SHARE = 0.1
 LEAST_CHANCE = 0.01
 """A run that ends near the best or below it with less than this chance is given up."""
 MARGIN_SHARE = 0.0023
-"""Distance, as a share of the best loss, within which another seed may reverse a pair, so that both are repeated.
+"""Distance, as a share of the best loss, within which another seed may reverse a pair, so that both
+are repeated.
 
 0.005 nats on bytes, where it costs one step saved in fifty; noise is this share at every vocabulary
 (benchmarks/vocabularies.py).
 """
 MOST_SEEN = 256
-"""Trials that it looks at, the latest; the best is that of all. So a verdict costs the same at any length."""
+"""Trials that it looks at, the latest; the best is that of all. So a verdict costs the same at any
+length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +53,8 @@ class EarlierTrial:
     point: Params
     status: Status
     losses_nats: tuple[float, ...]
-    """Training loss of each step's batch, finite, to where the run ended; of a pruned one, to its rung."""
+    """Training loss of each step's batch, finite, to where the run ended; of a pruned one, to its
+    rung."""
     loss_nats: float | None
     """Validation loss at the end; of a finished one alone."""
 
@@ -85,13 +91,17 @@ def verdict(
     if found is None or (chance := found.chance_below(best + margin_nats)) >= LEAST_CHANCE:
         return ""
     return (
-        f"curve: at step {len(losses_nats)} of {num_steps} it is predicted to end at {format_loss(found.loss_nats)} "
-        f"nats, the best so far at {format_loss(best)}: the chance to end within {margin_nats:.2g} of the best is "
+        f"curve: at step {len(losses_nats)} of {num_steps} it is predicted to end at "
+        f"{format_loss(found.loss_nats)} "
+        f"nats, the best so far at {format_loss(best)}: the chance to end within {margin_nats:.2g} "
+        "of the best is "
         f"{chance:.2g}, below {LEAST_CHANCE:g}"
     )
 
 
-def told_nats(space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]) -> float:
+def told_nats(
+    space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]
+) -> float:
     """The loss, in nats, given to a sampler for a trial that was given up after `losses_nats`."""
     found = _predicted(space, point, losses_nats, seen)
     if found is None:
@@ -112,11 +122,17 @@ def _best(seen: Sequence[EarlierTrial]) -> float:
 def _predicted(
     space: SearchSpace, point: Params, losses_nats: Sequence[float], seen: Sequence[EarlierTrial]
 ) -> Forecast | None:
-    """Where the run will end, by the latest finished trials among `seen`; None with too few of them."""
+    """Where the run will end, by the latest finished trials among `seen`; None with too few of
+    them.
+    """
     from sweeps.search.forecasts import forecast  # numpy, and only a search that prunes needs it
 
     step = len(losses_nats)
-    known = [one for one in seen[-MOST_SEEN:] if one.loss_nats is not None and len(one.losses_nats) >= step]
+    known = [
+        one
+        for one in seen[-MOST_SEEN:]
+        if one.loss_nats is not None and len(one.losses_nats) >= step
+    ]
     return forecast(
         [[*_coordinates(space, one.point), smoothed(one.losses_nats, step)] for one in known],
         [one.loss_nats for one in known if one.loss_nats is not None],
@@ -125,10 +141,16 @@ def _predicted(
 
 
 def _coordinates(space: SearchSpace, point: Params) -> list[float]:
-    """A point as it is searched: octaves or shares; what is off, at the middle of its axis beside a switch."""
-    values = [axis.at(0.5) if axis.can_be_off and point[axis.name] == OFF else point[axis.name] for axis in space.axes]
+    """A point as it is searched: octaves or shares; what is off, at the middle of its axis beside a
+    switch.
+    """
+    values = [
+        axis.at(0.5) if axis.can_be_off and point[axis.name] == OFF else point[axis.name]
+        for axis in space.axes
+    ]
     return [
-        value if axis.scale == "linear" else axis.octaves(value) for axis, value in zip(space.axes, values, strict=True)
+        value if axis.scale == "linear" else axis.octaves(value)
+        for axis, value in zip(space.axes, values, strict=True)
     ] + [float(point[axis.name] == OFF) for axis in space.switches]
 
 
@@ -143,13 +165,16 @@ class _Trial:
 
 
 class SearchPruner:
-    """See `source.Pruner`. The source says which trials begin, and takes in those that have ended, by index."""
+    """See `source.Pruner`. The source says which trials begin, and takes in those that have ended,
+    by index.
+    """
 
     def __init__(self, search: PastTrials, study_dir: Path, *, num_steps: int) -> None:
         """A pruner that has seen nothing.
 
         Args:
-            search: whose trials they are: none is given up before as many have finished as its design has.
+            search: whose trials they are: none is given up before as many have finished as its
+                design has.
             study_dir: where the curves lie.
             num_steps: of every trial.
         """
@@ -163,13 +188,15 @@ class SearchPruner:
         Args:
             run_id: of its run.
             point: its values.
-            num_seen: trials that it is compared with, the first ones; all of them have been taken in.
+            num_seen: trials that it is compared with, the first ones; all of them have been taken
+                in.
             whole: whether it is to be run to its end, whatever it loses.
         """
         self._trials.setdefault(run_id, _Trial(point=point, num_seen=num_seen, whole=whole))
 
     def take_in(self, point: Params, result: RunResult) -> float | None:
-        """Take in the next trial by index, which has ended; return the loss given to the sampler, None if it diverged.
+        """Take in the next trial by index, which has ended; return the loss given to the sampler,
+        None if it diverged.
 
         Raises:
             CurveCorrupt: no decision can be what it would have been.
@@ -178,17 +205,25 @@ class SearchPruner:
             losses_nats = load_curve(self._study_dir, result).train_loss_nats
         except CurveCorrupt as error:
             raise CurveCorrupt(
-                f"{error}. The search needs it to continue: without a copy, `forerun run PLAN --study ANOTHER "
+                f"{error}. The search needs it to continue: without a copy, `forerun run PLAN "
+                "--study ANOTHER "
                 f"--fork {self._study_dir}` keeps the ended runs, and repeats this one"
             ) from error
         told = result.loss_nats
         if result.status == "pruned":
             told = told_nats(self._search.space, point, losses_nats, self._seen)
         self._seen.append(
-            EarlierTrial(point=point, status=result.status, losses_nats=losses_nats, loss_nats=result.loss_nats)
+            EarlierTrial(
+                point=point,
+                status=result.status,
+                losses_nats=losses_nats,
+                loss_nats=result.loss_nats,
+            )
         )
         old = len(self._seen) - self._search.parallelism - MOST_SEEN - 1
-        if old >= 0:  # no trial in flight is compared with it any more, and ten thousand curves and points take room
+        # no trial in flight is compared with it any more, and ten thousand curves and points take
+        # room
+        if old >= 0:
             self._seen[old] = dataclasses.replace(self._seen[old], losses_nats=(), point=_FORGOTTEN)
         return told
 
@@ -200,6 +235,10 @@ class SearchPruner:
         """See `sweeps.search.source.Pruner`."""
         trial = self._trials[run_id]
         return verdict(
-            space=self._search.space, point=trial.point, num_steps=self._num_steps, losses_nats=losses_nats,
-            seen=self._seen[: trial.num_seen], num_startup=self._search.num_startup,
-        )  # fmt: skip
+            space=self._search.space,
+            point=trial.point,
+            num_steps=self._num_steps,
+            losses_nats=losses_nats,
+            seen=self._seen[: trial.num_seen],
+            num_startup=self._search.num_startup,
+        )

@@ -1,8 +1,9 @@
 """Repeats of the best trials with other seeds: where to spend them, and which trial they choose.
 
-Runs are given where the choice of the best is most in doubt: OCBA (Chen, Lin, Yucesan, Chick 2000), in rounds, each a
-pure function of the outcomes of those before it. Candidates are compared seed by seed where the seeds matter: trials
-of one seed have the same initial values and the same data in the same order (common random numbers).
+Runs are given where the choice of the best is most in doubt: OCBA (Chen, Lin, Yucesan, Chick 2000),
+in rounds, each a pure function of the outcomes of those before it. Candidates are compared seed by
+seed where the seeds matter: trials of one seed have the same initial values and the same data in
+the same order (common random numbers).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ PAIRED_LEVEL = 0.1
 
 
 Outcomes = Mapping[tuple[int, int], float | None]
-"""Loss in nats by candidate and repeat, None where it diverged; what has no outcome yet is not there."""
+"""Loss in nats by candidate and repeat, None where it diverged; what has no outcome yet is not
+there."""
 
 
 def num_candidates(num_replicates: int, num_finished: int) -> int:
-    """How many of the best trials are repeated: half of the repeats at most are spent before anything is known."""
+    """How many of the best trials are repeated: half of the repeats at most are spent before
+    anything is known.
+    """
     return min(max(2, num_replicates // (2 * FIRST_ROUND)), MOST_CANDIDATES, num_finished)
 
 
@@ -39,7 +43,8 @@ class CandidateStatus:
     num_repeats: int
     num_diverged: int
     mean_nats: float | None
-    """Over its repeats; seed by seed, as if each candidate had had every seed. None where one diverged."""
+    """Over its repeats; seed by seed, as if each candidate had had every seed. None where one
+    diverged."""
     standard_error_nats: float | None
     """The mean's standard error; None where there is no noise to tell it by."""
 
@@ -56,8 +61,11 @@ class Comparison:
     lead_standard_error_nats: float | None
 
 
-def replicates(num_of_candidates: int, num_replicates: int, round_size: int, outcomes: Outcomes) -> list[int]:
-    """Repeats of each candidate that are asked for, as far as outcomes tell: each candidate's first so many.
+def replicates(
+    num_of_candidates: int, num_replicates: int, round_size: int, outcomes: Outcomes
+) -> list[int]:
+    """Repeats of each candidate that are asked for, as far as outcomes tell: each candidate's first
+    so many.
 
     Args:
         num_of_candidates: C, the best trial first.
@@ -80,10 +88,11 @@ def replicates(num_of_candidates: int, num_replicates: int, round_size: int, out
 
 
 def _allocated(counts: Sequence[int], known: Comparison, number: int) -> list[int]:
-    """The next repeats by OCBA: to a rival as the inverse square of its distance, to the best the root of their sum.
+    """The next repeats by OCBA: to a rival as the inverse square of its distance, to the best the
+    root of their sum.
 
-    The noise is taken to be one and the same. A distance below its own standard error counts as that: no repeat would
-    ever go elsewhere.
+    The noise is taken to be one and the same. A distance below its own standard error counts as
+    that: no repeat would ever go elsewhere.
     """
     fit = [s for s in known.standings if s.mean_nats is not None]
     if len(fit) < 2:
@@ -107,11 +116,15 @@ def _allocated(counts: Sequence[int], known: Comparison, number: int) -> list[in
 def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     """The candidates by what their repeats lost. Every repeat counted must have an outcome.
 
-    Means are least squares on a candidate's effect, or on that and the seed's where seeds matter; noise is pooled. The
-    loss by which a candidate was picked is no repeat, and not counted: it is low by luck.
+    Means are least squares on a candidate's effect, or on that and the seed's where seeds matter;
+    noise is pooled. The loss by which a candidate was picked is no repeat, and not counted: it is
+    low by luck.
     """
     rows = [(c, k, outcomes[c, k]) for c, count in enumerate(counts) for k in range(count)]
-    diverged = [sum(loss is None for c, _, loss in rows if c == candidate) for candidate in range(len(counts))]
+    diverged = [
+        sum(loss is None for c, _, loss in rows if c == candidate)
+        for candidate in range(len(counts))
+    ]
     sound = [c for c, count in enumerate(counts) if count and not diverged[c]]
     table = [(sound.index(c), k, loss) for c, k, loss in rows if c in sound and loss is not None]
     found = _effects(table, len(sound))
@@ -119,14 +132,23 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     order = sorted(range(len(sound)), key=lambda i: (means[i], i))
     standings = [
         CandidateStatus(
-            candidate=sound[i], num_repeats=counts[sound[i]], num_diverged=0, mean_nats=float(means[i]),
+            candidate=sound[i],
+            num_repeats=counts[sound[i]],
+            num_diverged=0,
+            mean_nats=float(means[i]),
             standard_error_nats=None if covariance is None else float(np.sqrt(covariance[i, i])),
         )
         for i in order
-    ]  # fmt: skip
+    ]
     lost = sorted((d, c) for c, d in enumerate(diverged) if c not in sound)
     standings += [
-        CandidateStatus(candidate=c, num_repeats=counts[c], num_diverged=d, mean_nats=None, standard_error_nats=None)
+        CandidateStatus(
+            candidate=c,
+            num_repeats=counts[c],
+            num_diverged=d,
+            mean_nats=None,
+            standard_error_nats=None,
+        )
         for d, c in lost
     ]
     lead = error = None
@@ -134,9 +156,18 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
         first, second = order[:2]
         lead = float(means[second] - means[first])
         if covariance is not None:
-            variance = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
+            variance = (
+                covariance[first, first]
+                + covariance[second, second]
+                - 2 * covariance[first, second]
+            )
             error = float(np.sqrt(max(variance, 0.0)))
-    return Comparison(standings=tuple(standings), paired=found.paired, lead_nats=lead, lead_standard_error_nats=error)
+    return Comparison(
+        standings=tuple(standings),
+        paired=found.paired,
+        lead_nats=lead,
+        lead_standard_error_nats=error,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +181,11 @@ class Difference:
     """Standard deviation of one run, less what its seed brings where seeds matter."""
 
 
-def difference(table: Sequence[tuple[int, int, float]], first: int, second: int, level: float) -> Difference | None:
-    """The second candidate's mean above the first's with its interval; None where there is no noise to tell it by.
+def difference(
+    table: Sequence[tuple[int, int, float]], first: int, second: int, level: float
+) -> Difference | None:
+    """The second candidate's mean above the first's with its interval; None where there is no noise
+    to tell it by.
 
     Args:
         table: candidate, repeat and loss of every run; noise is pooled over all candidates.
@@ -168,7 +202,9 @@ def difference(table: Sequence[tuple[int, int, float]], first: int, second: int,
     contrast = np.zeros(number)
     contrast[[first, second]] = -1.0, 1.0
     value = float(contrast @ found.means)
-    half = float(stdtrit(found.num_free, (1 + level) / 2)) * float(np.sqrt(contrast @ found.covariance @ contrast))
+    half = float(stdtrit(found.num_free, (1 + level) / 2)) * float(
+        np.sqrt(contrast @ found.covariance @ contrast)
+    )
     return Difference(value=value, low=value - half, high=value + half, noise=found.noise)
 
 
@@ -195,7 +231,9 @@ def _effects(table: Sequence[tuple[int, int, float]], number: int) -> _Effects:
     plain = (who[:, None] == np.arange(number)).astype(float)
     num_seeds = int(seeds.max()) + 1
     # Effects of seeds add up to 0, so that a candidate's is its mean over all of them.
-    seed_effects = (seeds[:, None] == np.arange(num_seeds - 1)).astype(float) - (seeds == num_seeds - 1)[:, None]
+    seed_effects = (seeds[:, None] == np.arange(num_seeds - 1)).astype(float) - (
+        seeds == num_seeds - 1
+    )[:, None]
     both = np.hstack([plain, seed_effects])
     alone, rest_alone, free_alone = _least_squares(plain, loss_R)
     paired, rest_paired, free_paired = _least_squares(both, loss_R)
@@ -206,7 +244,11 @@ def _effects(table: Sequence[tuple[int, int, float]], number: int) -> _Effects:
             noise = rest_paired / free_paired
             covariance = noise * np.linalg.pinv(both.T @ both)[:number, :number]
             return _Effects(
-                means=paired[:number], covariance=covariance, paired=True, noise=noise**0.5, num_free=free_paired
+                means=paired[:number],
+                covariance=covariance,
+                paired=True,
+                noise=noise**0.5,
+                num_free=free_paired,
             )
     if free_alone <= 0:
         return _Effects(means=alone)

@@ -2,18 +2,19 @@
 
 The only module that imports Optuna.
 
-`SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add a sampler is to
-write its class, and its entry.
+`SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add
+a sampler is to write its class, and its entry.
 
-- `tpe`: multivariate (Bergstra 2011; Falkner 2018), by groups where an axis can be off; a constant liar for trials in
-  flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST` best and the latest of the others: no more than
-  `NUM_BEST` are good ones to it anyway.
-- `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by its batch form,
-  which integrates over their outcomes.
+- `tpe`: multivariate (Bergstra 2011; Falkner 2018), by groups where an axis can be off; a constant
+  liar for trials in flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST` best and
+  the latest of the others: no more than `NUM_BEST` are good ones to it anyway.
+- `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by
+  its batch form, which integrates over their outcomes.
 - `random`: chance; it looks at no outcome.
 
-What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch. Optuna's samplers
-are made anew with a seed of each suggestion's own; what is kept from one to the next is only what they are shown.
+What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch.
+Optuna's samplers are made anew with a seed of each suggestion's own; what is kept from one to the
+next is only what they are shown.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ if TYPE_CHECKING:
     import optuna
 
 MOST_SHOWN = 300
-"""Trials that TPE is shown. Not below 250, where it would have fewer good ones than of all. benchmarks/NOTES.md."""
+"""Trials that TPE is shown. Not below 250, where it would have fewer good ones than of all.
+benchmarks/NOTES.md."""
 MOST_FITTED = 200
-"""Trials that a GP is fitted to: a suggestion takes 0.25 s of processor time with these, 0.6 s with 400."""
+"""Trials that a GP is fitted to: a suggestion takes 0.25 s of processor time with these, 0.6 s with
+400."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No `study created` line, and no warning that what we use is experimental; as before afterwards."""
+    """No `study created` line, and no warning that what we use is experimental; as before
+    afterwards.
+    """
     import optuna
 
     verbosity = optuna.logging.get_verbosity()
@@ -57,7 +62,9 @@ class SamplerOnPast(Protocol):
     """A sampler on one search's past."""
 
     def ask(self) -> Params:
-        """The next point; a learning sampler's once `past` has seen what it may. Raises ValueError if there is none."""
+        """The next point; a learning sampler's once `past` has seen what it may. Raises ValueError
+        if there is none.
+        """
         ...
 
 
@@ -84,7 +91,11 @@ class _Tpe:
 
         space = self._past.space
         sampler = optuna.samplers.TPESampler(
-            n_startup_trials=0, multivariate=True, group=bool(space.switches), constant_liar=True, seed=self._past.seed
+            n_startup_trials=0,
+            multivariate=True,
+            group=bool(space.switches),
+            constant_liar=True,
+            seed=self._past.seed,
         )
         return _untold(space, _asked(sampler, self._trials(), self._axes))
 
@@ -102,7 +113,9 @@ class _Tpe:
         past = self._past
         loss = past.losses[index] if ended else None
         value = (math.inf if loss is None else loss) if ended else None  # it reads ranks alone
-        return _trial(self._axes, _told(past.space, past.points[index], inactive=False), value, index)
+        return _trial(
+            self._axes, _told(past.space, past.points[index], inactive=False), value, index
+        )
 
 
 class _Gp:
@@ -120,7 +133,9 @@ class _Gp:
             _trial(axes, _told(past.space, past.points[index]), told.get(index), index)
             for index in [*told, *range(num_seen, past.index)]
         ]
-        sampler = optuna.samplers.GPSampler(n_startup_trials=0, seed=past.seed, warn_independent_sampling=False)
+        sampler = optuna.samplers.GPSampler(
+            n_startup_trials=0, seed=past.seed, warn_independent_sampling=False
+        )
         return _untold(past.space, _asked(sampler, trials, axes))
 
 
@@ -147,7 +162,9 @@ SAMPLERS: dict[str, Sampler] = {
 """Every sampler there is, by name."""
 
 
-def _axes(space: SearchSpace, *, fixed: bool = True) -> dict[str, optuna.distributions.BaseDistribution]:
+def _axes(
+    space: SearchSpace, *, fixed: bool = True
+) -> dict[str, optuna.distributions.BaseDistribution]:
     """Every axis and switch as Optuna has it; without those of one value, if not `fixed`."""
     import optuna
 
@@ -157,9 +174,12 @@ def _axes(space: SearchSpace, *, fixed: bool = True) -> dict[str, optuna.distrib
         if axis.choices:
             axes[axis.name] = optuna.distributions.CategoricalDistribution(axis.choices)
         elif fixed or not axis.fixed:
-            axes[axis.name] = optuna.distributions.FloatDistribution(low, high, log=axis.scale != "linear")
+            axes[axis.name] = optuna.distributions.FloatDistribution(
+                low, high, log=axis.scale != "linear"
+            )
     switches = {
-        _switch(axis.name): optuna.distributions.CategoricalDistribution((True, False)) for axis in space.switches
+        _switch(axis.name): optuna.distributions.CategoricalDistribution((True, False))
+        for axis in space.switches
     }
     return axes | switches
 
@@ -169,7 +189,9 @@ def _switch(name: str) -> str:
 
 
 def _told(space: SearchSpace, point: Params, *, inactive: bool = True) -> dict[str, Any]:
-    """A point as Optuna has it; a value that is off at the middle of its axis, or, if not `inactive`, not at all."""
+    """A point as Optuna has it; a value that is off at the middle of its axis, or, if not
+    `inactive`, not at all.
+    """
     told: dict[str, Any] = {}
     for axis in space.axes:
         off = axis.can_be_off and point[axis.name] == OFF
@@ -207,7 +229,9 @@ def _asked(
 
 @functools.cache
 def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages.InMemoryStorage]:
-    """A storage that shows trials as they are given: one's own would copy each, for every suggestion."""
+    """A storage that shows trials as they are given: one's own would copy each, for every
+    suggestion.
+    """
     import optuna
 
     class Showing(optuna.storages.InMemoryStorage):
@@ -216,7 +240,10 @@ def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages
             self._shown = shown
 
         def get_all_trials(
-            self, study_id: int, deepcopy: bool = True, states: Container[optuna.trial.TrialState] | None = None
+            self,
+            study_id: int,
+            deepcopy: bool = True,
+            states: Container[optuna.trial.TrialState] | None = None,
         ) -> list[optuna.trial.FrozenTrial]:
             own = super().get_all_trials(study_id, deepcopy, states)
             return [trial for trial in self._shown if states is None or trial.state in states] + own
@@ -225,14 +252,21 @@ def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages
 
 
 def _trial(
-    axes: Mapping[str, optuna.distributions.BaseDistribution], told: Mapping[str, Any], loss: float | None, index: int
+    axes: Mapping[str, optuna.distributions.BaseDistribution],
+    told: Mapping[str, Any],
+    loss: float | None,
+    index: int,
 ) -> optuna.trial.FrozenTrial:
-    """A trial as Optuna sees it, without what is told of other axes: complete if its loss is known, else running."""
+    """A trial as Optuna sees it, without what is told of other axes: complete if its loss is known,
+    else running.
+    """
     import optuna
 
     state = optuna.trial.TrialState.RUNNING if loss is None else optuna.trial.TrialState.COMPLETE
     params = {name: value for name, value in told.items() if name in axes}
     distributions = {name: axes[name] for name in params}
-    trial = optuna.trial.create_trial(state=state, value=loss, params=params, distributions=distributions)
+    trial = optuna.trial.create_trial(
+        state=state, value=loss, params=params, distributions=distributions
+    )
     trial.number = index + 1  # it is sorted by it; 0 is the one that is asked for
     return trial

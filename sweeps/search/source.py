@@ -19,7 +19,9 @@ from sweeps.store.ledger import SUGGESTION, Ledger
 
 @dataclass(slots=True, eq=False)
 class Search(PastTrials):
-    """One search as its trials come: what is kept between suggestions is only what any one of them would work out."""
+    """One search as its trials come: what is kept between suggestions is only what any one of them
+    would work out.
+    """
 
     sampler: str = field(default="tpe", kw_only=True)
     """A name of `sweeps.search.samplers.SAMPLERS`."""
@@ -34,15 +36,17 @@ class Search(PastTrials):
         """The next trial's point; it is not added.
 
         Args:
-            told: loss in nats of each trial by index, None where it diverged; trials in flight are not looked at, nor
-                is what an earlier suggestion saw looked at again.
+            told: loss in nats of each trial by index, None where it diverged; trials in flight are
+                not looked at, nor is what an earlier suggestion saw looked at again.
 
         Raises:
             ValueError: an outcome that is needed is missing.
         """
         if self.learns:
             if self.index < self.num_startup or self.num_seen < 1:
-                return self.space.at(quasi_random(self.study_seed, self.index, self.space.num_coordinates))
+                return self.space.at(
+                    quasi_random(self.study_seed, self.index, self.space.num_coordinates)
+                )
             self.see(told)
         if self._asker is None:
             self._asker = SAMPLERS[self.sampler].begin(self)
@@ -62,11 +66,14 @@ class Pruner(Protocol):
     """Looks at runs on their way, and gives up those that are not worth their end."""
 
     def rungs(self, run_id: str) -> tuple[int, ...]:
-        """Optimizer steps, ascending and before its last, at which it looks at a run that its source has given."""
+        """Optimizer steps, ascending and before its last, at which it looks at a run that its
+        source has given.
+        """
         ...
 
     def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
-        """Why the run is given up, or empty if it goes on; asked at a rung, with the losses of all its steps so far.
+        """Why the run is given up, or empty if it goes on; asked at a rung, with the losses of all
+        its steps so far.
 
         Whenever it is asked, and however often: the same.
         """
@@ -74,11 +81,15 @@ class Pruner(Protocol):
 
 
 class RunSource(Protocol):
-    """Gives out runs one by one, each once. A new source starts over; the driver skips what has an outcome."""
+    """Gives out runs one by one, each once. A new source starts over; the driver skips what has an
+    outcome.
+    """
 
     @property
     def pruner(self) -> Pruner | None:
-        """Who looks at its runs; None: all are run to their end, also those that another source has pruned."""
+        """Who looks at its runs; None: all are run to their end, also those that another source has
+        pruned.
+        """
         ...
 
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | SourceSignal:
@@ -87,7 +98,9 @@ class RunSource(Protocol):
 
 
 def suggested(ledger: Ledger, stage: str) -> list[Params]:
-    """Points of a search by index; up to the first that a repair has lost, which is suggested again."""
+    """Points of a search by index; up to the first that a repair has lost, which is suggested
+    again.
+    """
     found = {record.key: cast(Params, record.body) for record in ledger.stream(SUGGESTION)}
     points: list[Params] = []
     while (point := found.pop(_key(stage, len(points)), None)) is not None:
@@ -100,7 +113,9 @@ def _key(stage: str, index: int) -> str:
 
 
 class StaticSource:
-    """A list of runs. Banks hold runs of one key, so they come key by key, the costliest first: it ends the sooner."""
+    """A list of runs. Banks hold runs of one key, so they come key by key, the costliest first: it
+    ends the sooner.
+    """
 
     def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
         """`bank_key_for` as in `sweeps.run.driver`."""
@@ -109,7 +124,8 @@ class StaticSource:
         for spec in runs:
             key = bank_key_for(spec)
             costs[key] = max(costs.get(key, 0), spec.flops)
-        runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))  # stable within a key
+        # stable within a key
+        runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))
         self._runs = iter(runs)
 
     @property
@@ -124,9 +140,9 @@ class StaticSource:
 class SearchSource:
     """A search: each point is suggested from the ledger, recorded in it, and made a run.
 
-    A point is recorded as kind `suggestion`, key `stage/index`, before its run is given out; a recorded point is
-    never suggested anew. A run that failed for other reasons counts as diverged: it must be told something, and
-    always the same.
+    A point is recorded as kind `suggestion`, key `stage/index`, before its run is given out; a
+    recorded point is never suggested anew. A run that failed for other reasons counts as diverged:
+    it must be told something, and always the same.
     """
 
     def __init__(
@@ -143,19 +159,24 @@ class SearchSource:
         """A search, or what follows where one went on beyond its end.
 
         Args:
-            search: of which no trial is known yet; trials that ended before this (`num_known`) have recorded points.
+            search: of which no trial is known yet; trials that ended before this (`num_known`) have
+                recorded points.
             make_run: a point's run.
             ledger: open for writing.
             stage: under which suggestions are recorded.
             num_trials: in all.
-            given: points from elsewhere, or beyond an end: those of the first trials that are not known.
-            pruner: gives trials up; but none of those `given`: they show what the search would not have tried.
+            given: points from elsewhere, or beyond an end: those of the first trials that are not
+                known.
+            pruner: gives trials up; but none of those `given`: they show what the search would not
+                have tried.
         """
         self._search, self._make_run, self._ledger, self._stage = search, make_run, ledger, stage
         self._num_trials = num_trials
         self._given = dict(enumerate(given, search.num_known))
-        self._waiting = deque[str]()  # ids of the trials whose outcomes were not looked up, in order
-        self._told: dict[int, float | None] = {}  # of the trials before them; only what the search has not seen
+        # ids of the trials whose outcomes were not looked up, in order
+        self._waiting = deque[str]()
+        # of the trials before them; only what the search has not seen
+        self._told: dict[int, float | None] = {}
         self.pruner = pruner
         """See `RunSource`."""
 
@@ -165,11 +186,16 @@ class SearchSource:
         if index == self._num_trials:
             return SourceSignal.DONE
         num_seen = self._search.num_seen
-        for i in range(index - len(self._waiting), num_seen):  # what has an outcome keeps it: each is looked up once
+        # what has an outcome keeps it: each is looked up once
+        for i in range(index - len(self._waiting), num_seen):
             result = results.get(self._waiting[0])
             if result is None:
                 return SourceSignal.WAIT
-            told = result.loss_nats if self.pruner is None else self.pruner.take_in(self._search.points[i], result)
+            told = (
+                result.loss_nats
+                if self.pruner is None
+                else self.pruner.take_in(self._search.points[i], result)
+            )
             self._waiting.popleft()
             if self._search.learns:
                 self._told[i] = told

@@ -1,4 +1,6 @@
-"""What a search varies: named axes, each a range or some values, some of which may be off altogether."""
+"""What a search varies: named axes, each a range or some values, some of which may be off
+altogether.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Axis:
     choices: tuple[float, ...] = ()
     """These values alone; empty: all of the range."""
     can_be_off: bool = False
-    """Whether a trial may do without: whether it does is then an axis of its own, and the value counts only where it
-    does not.
+    """Whether a trial may do without: whether it does is then an axis of its own, and the value
+    counts only where it does not.
     """
     own_scale: Scale | None = None
     """How an axis that only the plan knows is searched; None: as the registry says."""
@@ -91,7 +93,9 @@ class Axis:
         return hyperparameter_named(self.name).to_log2(value)
 
     def rounded(self, value: float) -> float:
-        """To three digits; of a complement, of 1 - value; a choice and a whole number as they are."""
+        """To three digits; of a complement, of 1 - value; a choice and a whole number as they
+        are.
+        """
         if self.choices or self.whole:
             return value
         return hyperparameter_named(self.name).rounded(value, DIGITS)
@@ -111,7 +115,10 @@ class SearchSpace:
         checks = Checks(self)
         for axis in self.axes:
             known = axis.name in HYPERPARAMETERS or axis.own_scale is not None
-            checks.that(known, f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}")
+            checks.that(
+                known,
+                f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}",
+            )
             if known:
                 checks.that(*_range_check(axis))
         checks.done()
@@ -136,9 +143,15 @@ class SearchSpace:
         return next(axis for axis in self.axes if axis.name == name)
 
     def at(self, unit: Sequence[float]) -> Params:
-        """The point at coordinates `unit` (one in [0, 1] per axis, then one per switch: off below 1/2), as values."""
+        """The point at coordinates `unit` (one in [0, 1] per axis, then one per switch: off below
+        1/2), as values.
+        """
         values = unit[: len(self.axes)]
-        off = {axis.name for axis, u in zip(self.switches, unit[len(self.axes) :], strict=True) if u < 0.5}
+        off = {
+            axis.name
+            for axis, u in zip(self.switches, unit[len(self.axes) :], strict=True)
+            if u < 0.5
+        }
         return {
             axis.name: OFF if axis.name in off else axis.at(share)
             for axis, share in zip(self.axes, values, strict=True)
@@ -147,7 +160,8 @@ class SearchSpace:
     def nearest(self, values: Params) -> Params:
         """The point nearest to some values by name; an axis without one is in its middle."""
         return {
-            axis.name: axis.nearest(values[axis.name]) if axis.name in values else axis.at(0.5) for axis in self.axes
+            axis.name: axis.nearest(values[axis.name]) if axis.name in values else axis.at(0.5)
+            for axis in self.axes
         }
 
     @property
@@ -177,7 +191,8 @@ def search_space(
     can_be_off: Sequence[str] = (),
     own: Sequence[Axis] = (),
 ) -> SearchSpace:
-    """A space by ranges or choices of its axes, in whatever order, and then axes that only the plan knows.
+    """A space by ranges or choices of its axes, in whatever order, and then axes that only the plan
+    knows.
 
     Raises:
         SpecError: see `SearchSpace`.
@@ -187,7 +202,8 @@ def search_space(
     known = [name for name in HYPERPARAMETERS if name in both]
     ordered = known + [name for name in both if name not in HYPERPARAMETERS]
     axes = (
-        Axis(name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off) for name in ordered
+        Axis(name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off)
+        for name in ordered
     )
     return SearchSpace(axes=(*axes, *own))
 
@@ -204,7 +220,10 @@ def _range_check(axis: Axis) -> tuple[bool, str]:
         fine = low <= high and (low > 0 or not above) and (not share or 0 <= low <= high < 1)
         fine = fine and not (axis.whole and any(end != round(end) for end in ends))
     limits = "above 0" if above else "of any size" if axis.own_scale else "at least 0 and below 1"
-    problem = f"{axis.name} = {ends or value!r}: must be [low, high], two finite numbers {limits}, with low <= high"
+    problem = (
+        f"{axis.name} = {ends or value!r}: must be [low, high], two finite numbers {limits}, "
+        "with low <= high"
+    )
     if axis.can_be_off and axis.name not in CAN_BE_OFF:
         return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"
     return fine, problem

@@ -1,7 +1,9 @@
-"""An append-only chain of records in one SQLite file: each carries the hash of itself and of the one before.
+"""An append-only chain of records in one SQLite file: each carries the hash of itself and of the
+one before.
 
-A one-row table names the head, so that a shorter chain is noticed as surely as an altered one. A hash chain shows
-accident and edit, not a forger who writes a whole new chain. Standard library only.
+A one-row table names the head, so that a shorter chain is noticed as surely as an altered one. A
+hash chain shows accident and edit, not a forger who writes a whole new chain. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ GENESIS = "0" * canon.ID_LENGTH
 
 _BUSY_SECONDS = 30.0  # a reader (`status`) may hold the file for as long as it takes to read it
 _SCHEMA = {
-    "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, "
+    "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT "
+    "NULL, "
     "body TEXT NOT NULL, prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (kind, key)) STRICT",
     "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
     "hash TEXT NOT NULL) STRICT",
@@ -74,7 +77,8 @@ def link(seq: int, kind: str, key: str, text: str, prev_hash: str) -> Record:
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """Open in autocommit (transactions are spelled out); a writer takes back a commit that a crash cut short.
+    """Open in autocommit (transactions are spelled out); a writer takes back a commit that a crash
+    cut short.
 
     A writer creates a file that is not there. A reader changes nothing (see `reading`).
 
@@ -88,7 +92,8 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
         try:
             if write:
-                # The journal stays, empty: a commit then changes no names, whose syncs SQLite does not check.
+                # The journal stays, empty: a commit then changes no names, whose syncs SQLite does
+                # not check.
                 connection.execute("PRAGMA journal_mode = TRUNCATE")
                 connection.execute("PRAGMA synchronous = FULL")
             _pragma(connection, "schema_version")  # reads the header
@@ -118,8 +123,9 @@ def _refuse_other_kinds(path: Path) -> None:
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that changes nothing, closed at the end.
 
-    Beside a journal that a crash left, or one of another file, SQLite would write what it holds into the ledger: then
-    a copy of both is read instead. Where the journal is another file's, the copy is damaged, and not the ledger.
+    Beside a journal that a crash left, or one of another file, SQLite would write what it holds
+    into the ledger: then a copy of both is read instead. Where the journal is another file's, the
+    copy is damaged, and not the ledger.
 
     Raises:
         LedgerCorrupt: this is no SQLite file.
@@ -131,13 +137,19 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         except SweepError as error:
             if getattr(error.__cause__, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
                 raise
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-ledger-")))
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-ledger-"))
+            )
             try:
                 for file in (path, journal_of(path)):
                     shutil.copyfile(file, folder / file.name)
             except OSError as failed:
-                raise SweepError(f"{path} and its journal cannot be copied to {folder} ({failed.strerror})") from failed
-            connection = stack.enter_context(contextlib.closing(connect(folder / path.name, write=True)))
+                raise SweepError(
+                    f"{path} and its journal cannot be copied to {folder} ({failed.strerror})"
+                ) from failed
+            connection = stack.enter_context(
+                contextlib.closing(connect(folder / path.name, write=True))
+            )
         yield connection
 
 
@@ -147,7 +159,9 @@ def journal_of(path: Path) -> Path:
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether nothing was ever committed to the file. Raises LedgerCorrupt if that cannot be told."""
+    """Whether nothing was ever committed to the file. Raises LedgerCorrupt if that cannot be
+    told.
+    """
     with _named_errors("the header"):
         return _pragma(connection, "page_count") == 0
 
@@ -177,7 +191,10 @@ def load(connection: sqlite3.Connection) -> Iterator[Record]:
             record = _verified(row, num, head)
             num, head = num + 1, record.hash
             yield record
-        if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (num - 1, head):
+        if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (
+            num - 1,
+            head,
+        ):
             raise LedgerCorrupt(f"record {num} is missing: the chain ends before its head")
         if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
             raise LedgerCorrupt(f"after record {num - 1}: {verdict}")
@@ -187,21 +204,31 @@ def load(connection: sqlite3.Connection) -> Iterator[Record]:
 
 
 def check_same(connection: sqlite3.Connection, num: int, head: str) -> None:
-    """Raise SweepError if the chain whose first `num` records end with the hash `head` is not there any more."""
+    """Raise SweepError if the chain whose first `num` records end with the hash `head` is not there
+    any more.
+    """
     with _named_errors(f"record {num - 1}"):
-        if connection.execute("SELECT hash FROM records WHERE seq = ?", (num - 1,)).fetchone() != (head,):
-            raise SweepError(f"record {num - 1} is another than it was: the ledger was replaced; run the command again")
+        if connection.execute("SELECT hash FROM records WHERE seq = ?", (num - 1,)).fetchone() != (
+            head,
+        ):
+            raise SweepError(
+                f"record {num - 1} is another than it was: the ledger was replaced; run the "
+                "command again"
+            )
 
 
 def stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Record]:
-    """Those of the first `num` records, by `kind` and `key` if given, in order, of a chain that was verified before.
+    """Those of the first `num` records, by `kind` and `key` if given, in order, of a chain that was
+    verified before.
 
     Raises:
         LedgerCorrupt: one is not what its own hash proves.
     """
     with _named_errors("a record"):
         where = " AND ".join(["seq < ?", *(f"{name} = ?" for name in only)])
-        rows = connection.execute(f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY seq", (num, *only.values()))
+        rows = connection.execute(
+            f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY seq", (num, *only.values())
+        )
         for row in rows:
             yield _verified(row, row[0], row[4])
 
@@ -219,7 +246,8 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
         head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
         if head != (first.seq - 1, first.prev_hash):
             raise StaleDriver(
-                f"record {first.seq} refused: another driver has taken over this study; let that one finish"
+                f"record {first.seq} refused: another driver has taken over this study; let that "
+                "one finish"
             )
         for r in records:
             row = (r.seq, r.kind, r.key, r.text, r.prev_hash, r.hash)
@@ -234,19 +262,26 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
 
 def duplicate(kind: str, key: str) -> DuplicateRecord:
     """What a second record of one kind and key is refused with."""
-    return DuplicateRecord(f"the ledger has {with_article(kind)} {key!r} already: records are never replaced")
+    return DuplicateRecord(
+        f"the ledger has {with_article(kind)} {key!r} already: records are never replaced"
+    )
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
     version = cast(int, _pragma(connection, "user_version"))
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise LedgerCorrupt("the header: this is not a forerun ledger")
-    found = dict(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
+    found = dict(
+        connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+    )
     if version > SCHEMA_VERSION and found != _SCHEMA:  # a number alone may be a flipped bit
-        raise LedgerTooNew(f"the ledger has schema {version}, this version reads {SCHEMA_VERSION}: update forerun")
+        raise LedgerTooNew(
+            f"the ledger has schema {version}, this version reads {SCHEMA_VERSION}: update forerun"
+        )
     if version == 1 and found == _SCHEMA:
         raise LedgerTooOld(
-            "the ledger has schema 1, from before the first release: git commit 7aa3a7b of forerun reads it"
+            "the ledger has schema 1, from before the first release: git commit 7aa3a7b of forerun "
+            "reads it"
         )
     if version != SCHEMA_VERSION or found != _SCHEMA:
         raise LedgerCorrupt("the schema is not what was written")
@@ -256,9 +291,18 @@ def _verified(row: tuple[object, ...], seq: int, before: object) -> Record:
     """The record in `row`, if it is the one at `seq` that follows the hash `before`."""
     found, kind, key, text, prev_hash, digest = row
     expected = None
-    if isinstance(kind, str) and isinstance(key, str) and isinstance(text, str) and isinstance(before, str):
+    if (
+        isinstance(kind, str)
+        and isinstance(key, str)
+        and isinstance(text, str)
+        and isinstance(before, str)
+    ):
         expected = link(seq, kind, key, text, before)
-    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (found, prev_hash, digest):
+    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (
+        found,
+        prev_hash,
+        digest,
+    ):
         raise LedgerCorrupt(f"record {seq} is not what was written: its hash differs")
     return expected
 
@@ -284,7 +328,10 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _named_errors(where: str) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a damaged text in SQLite's own message
+    except (
+        sqlite3.Error,
+        UnicodeDecodeError,
+    ) as error:  # the latter from a damaged text in SQLite's own message
         raise _named(error, where) from error
 
 
@@ -292,15 +339,21 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
     """SQLite's error as ours, by its primary result code."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_write(error)):
-        return DiskFull(f"{where} could not be written ({error}): free some space and resume; earlier records are kept")
+        return DiskFull(
+            f"{where} could not be written ({error}): free some space and resume; earlier records "
+            "are kept"
+        )
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SweepError(
-            f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is writing a record; if it "
-            "is stopped, or on another machine, end it (driver.lock names the last driver), then try again"
+            f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is writing a "
+            "record; if it "
+            "is stopped, or on another machine, end it (driver.lock names the last driver), then "
+            "try again"
         )
     if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED":
         return SweepError(
-            f"{where} was not written: the ledger was moved or removed, with all that it held; put it back, then resume"
+            f"{where} was not written: the ledger was moved or removed, with all that it held; put "
+            "it back, then resume"
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         advice = "check the folder's permissions, and that its disk is not mounted read-only"
@@ -310,4 +363,6 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
 
 def _is_write(error: Exception) -> bool:
     name = getattr(error, "sqlite_errorname", "")
-    return not name.startswith(("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPT"))
+    return not name.startswith(
+        ("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPT")
+    )

@@ -1,4 +1,6 @@
-"""Where the states of unfinished runs lie: `checkpoints/<run id>/`, written by workers, removed by the driver."""
+"""Where the states of unfinished runs lie: `checkpoints/<run id>/`, written by workers, removed by
+the driver.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from pathlib import Path
 from sweeps.store.curves import checked_id
 
 CHECKPOINTS_DIR = "checkpoints"
-_STATE = re.compile(r"step-(\d{8})-[0-9a-f]{64}\.safetensors")  # as `proxies.training.slot_state` names them
+# as `proxies.training.slot_state` names them
+_STATE = re.compile(r"step-(\d{8})-[0-9a-f]{64}\.safetensors")
 
 
 def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
@@ -33,13 +36,17 @@ def saved_step(study_dir: Path, run_id: str) -> int:
 
 
 def drop_checkpoints(study_dir: Path, run_id: str) -> None:
-    """Remove the states of a run that has its outcome, as far as that can be done: they only take room."""
+    """Remove the states of a run that has its outcome, as far as that can be done: they only take
+    room.
+    """
     with contextlib.suppress(OSError):
         shutil.rmtree(checkpoint_dir(study_dir, run_id))
 
 
 def drop_stale_checkpoints(study_dir: Path, settled: Container[str]) -> None:
-    """Remove the states of all runs in `settled`: a driver that was killed, or a worker given up, may leave some."""
+    """Remove the states of all runs in `settled`: a driver that was killed, or a worker given up,
+    may leave some.
+    """
     folder = study_dir / CHECKPOINTS_DIR
     for each in list(folder.iterdir()) if folder.is_dir() else []:
         if each.name in settled:

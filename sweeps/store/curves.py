@@ -1,8 +1,8 @@
 """What each run logged, as one parquet file per run: written whole and durably, or not at all.
 
-Beside it, of the runs where that was asked for, `curves/<run id>.noise.jsonl`: the gradient noise, added by the worker
-as it measures it. No result names that file; a run that lacks it, or some of its lines, lacks its noise scale and
-nothing else.
+Beside it, of the runs where that was asked for, `curves/<run id>.noise.jsonl`: the gradient noise,
+added by the worker as it measures it. No result names that file; a run that lacks it, or some of
+its lines, lacks its noise scale and nothing else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def checked_id(run_id: str) -> str:
 
 
 def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
-    """Where the curve of a run lies: `curves/<run id>.parquet`; of a `pruned` one's first steps: its own file.
+    """Where the curve of a run lies: `curves/<run id>.parquet`; of a `pruned` one's first steps:
+    its own file.
 
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and so could name another place).
@@ -49,7 +50,8 @@ def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
 
 
 def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = False) -> Path:
-    """Write `curve`; on return it survives a power loss. A reader sees the old file or the new, never a part.
+    """Write `curve`; on return it survives a power loss. A reader sees the old file or the new,
+    never a part.
 
     That of a `pruned` run does not stand in the way of the whole run's.
 
@@ -70,9 +72,12 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     if curve.grad_norm or not curve.steps:
         columns["grad_norm"] = array.array("d", curve.grad_norm)
     types = {"q": pyarrow.int64(), "d": pyarrow.float64()}
-    # From buffers: given sequences, pyarrow loads pandas where there is one, for 50 MB of a driver's memory.
+    # From buffers: given sequences, pyarrow loads pandas where there is one, for 50 MB of a
+    # driver's memory.
     arrays = [
-        pyarrow.Array.from_buffers(types[column.typecode], len(column), [None, pyarrow.py_buffer(column)])
+        pyarrow.Array.from_buffers(
+            types[column.typecode], len(column), [None, pyarrow.py_buffer(column)]
+        )
         for column in columns.values()
     ]
     table = pyarrow.Table.from_arrays(arrays, names=list(columns))
@@ -82,7 +87,9 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
         canon.make_folder(path.parent)
         canon.write_atomic(path, buffer.getvalue().to_pybytes())
     except OSError as error:
-        raise DiskFull(f"{path}: {error.strerror}: free some space and resume; recorded results are kept") from error
+        raise DiskFull(
+            f"{path}: {error.strerror}: free some space and resume; recorded results are kept"
+        ) from error
     return path
 
 
@@ -92,7 +99,10 @@ _NUM_WRITERS = 8
 
 def store_curves(study_dir: Path, curves: Sequence[tuple[RunResult, Curve]]) -> None:
     """`store_curve` of several runs at once. Raises as it does; some may be there then."""
-    write = [partial(store_curve, study_dir, r.id, curve, pruned=r.status == "pruned") for r, curve in curves]
+    write = [
+        partial(store_curve, study_dir, r.id, curve, pruned=r.status == "pruned")
+        for r, curve in curves
+    ]
     if len(write) == 1:
         write[0]()
     else:
@@ -114,21 +124,31 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     advice = "restore it from a copy; the result itself is still in the ledger"
     try:
         require_plain(path)
-        # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of every verb.
+        # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of
+        # every verb.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
         columns = [tuple(table.column(i).to_pylist()) for i in range(table.num_columns)]
-        curve = Curve(steps=columns[0], train_loss_nats=columns[1], grad_norm=columns[2] if len(columns) > 2 else ())
+        curve = Curve(
+            steps=columns[0],
+            train_loss_nats=columns[1],
+            grad_norm=columns[2] if len(columns) > 2 else (),
+        )
         found = canon.content_id(curve)
     except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
         raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error
     if found != result.curve_id:
-        raise CurveCorrupt(f"{path} has content id {found[:12]}, but its result names {result.curve_id[:12]}: {advice}")
+        raise CurveCorrupt(
+            f"{path} has content id {found[:12]}, but its result names {result.curve_id[:12]}: "
+            f"{advice}"
+        )
     return curve
 
 
 def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
-    """Ids of the runs that have left a whole curve here, or one of their first steps as they were `pruned`; sorted."""
+    """Ids of the runs that have left a whole curve here, or one of their first steps as they were
+    `pruned`; sorted.
+    """
     ending = ".pruned.parquet" if pruned else ".parquet"
     names = (path.name.removesuffix(ending) for path in (study_dir / CURVES_DIR).glob(f"*{ending}"))
     return tuple(sorted(filter(is_run_id, names)))
@@ -148,8 +168,8 @@ def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
 
 
 def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
-    """What was measured of a run, by its steps; a step measured again after a resume is there once, and a line that a
-    killed worker left unfinished is not. Raises ValueError: `run_id` is no id.
+    """What was measured of a run, by its steps; a step measured again after a resume is there once,
+    and a line that a killed worker left unfinished is not. Raises ValueError: `run_id` is no id.
     """
     try:
         lines = read_plain(noise_path(study_dir, run_id)).decode(errors="replace").splitlines()

@@ -1,4 +1,6 @@
-"""The errors of this package; each message has the value, the limit and what to do. Standard library only."""
+"""The errors of this package; each message has the value, the limit and what to do. Standard
+library only.
+"""
 
 # ruff: noqa: N818  (they are named for what is the case, not `...Error`: the user reads them)
 
@@ -49,7 +51,9 @@ class LedgerCorrupt(SweepError):
 
 
 class LedgerLost(LedgerCorrupt):
-    """The ledger is missing or empty, although there are curves of runs: nothing can be repaired."""
+    """The ledger is missing or empty, although there are curves of runs: nothing can be
+    repaired.
+    """
 
 
 class LedgerRefused(SweepError):
@@ -65,20 +69,26 @@ class LedgerTooOld(SweepError):
 
 
 class PlanChanged(SweepError):
-    """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON text."""
+    """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON
+    text.
+    """
 
-    def __init__(self, changes: dict[str, tuple[str, str]], study_dir: Path, *, num_runs: int = 1) -> None:
+    def __init__(
+        self, changes: dict[str, tuple[str, str]], study_dir: Path, *, num_runs: int = 1
+    ) -> None:
         self.changes = changes
         lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changes.items()]
         advice = (
-            f"start a child study that imports the finished runs: forerun run PLAN --study ANOTHER --fork {study_dir}"
+            "start a child study that imports the finished runs: forerun run PLAN --study "
+            f"ANOTHER --fork {study_dir}"
         )
         if not num_runs:
             advice = f"begin a new study with --study ANOTHER: no run is recorded in {study_dir}"
         super().__init__(
-            "the plan differs from the one this study was started with:\n" + "\n".join(lines) +
-            f"\nrestore the old values, or {advice}"
-        )  # fmt: skip
+            "the plan differs from the one this study was started with:\n"
+            + "\n".join(lines)
+            + f"\nrestore the old values, or {advice}"
+        )
 
 
 class ForkRefused(SweepError):
@@ -122,11 +132,15 @@ class PoolDead(SweepError):
 
 
 class ClusterUnfit(SweepError):
-    """The plan's cluster cannot be joined, has too few free resources, or cannot run the study; each node is named."""
+    """The plan's cluster cannot be joined, has too few free resources, or cannot run the study;
+    each node is named.
+    """
 
 
 class BudgetSpent(SweepError):
-    """A cap of the plan is reached. Everything finished is recorded, what was in flight is saved."""
+    """A cap of the plan is reached. Everything finished is recorded, what was in flight is
+    saved.
+    """
 
     exit_code = ExitCode.CANNOT_TELL
 
@@ -138,4 +152,6 @@ class SourceStuck(SweepError):
 
 
 class RunsFail(SweepError):
-    """A run failed as often as allowed before any run finished: the cause is probably not that run."""
+    """A run failed as often as allowed before any run finished: the cause is probably not
+    that run.
+    """

@@ -1,4 +1,6 @@
-"""A child study takes over what its parent has finished: outcomes found by id, with their curves, paid for once."""
+"""A child study takes over what its parent has finished: outcomes found by id, with their curves,
+paid for once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from sweeps.store.curves import append_noise, load_curve, load_noise, store_curv
 from sweeps.store.errors import CurveCorrupt, ForkRefused
 from sweeps.store.ledger import IMPORTED, LEDGER_NAME, Ledger
 
-_ENDED_WELL = ("finished", "diverged")  # what failed may work here; what was pruned lost against that study's runs
+# what failed may work here; what was pruned lost against that study's runs
+_ENDED_WELL = ("finished", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +26,8 @@ class ImportedRecords:
     num_known: int
     """That the child had an outcome of already."""
     damaged: tuple[str, ...]
-    """A sentence for every run whose curve is not sound: not taken over, it runs again if it is asked for."""
+    """A sentence for every run whose curve is not sound: not taken over, it runs again if it is
+    asked for."""
 
 
 def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> Ledger:
@@ -39,20 +43,30 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
         ForkRefused: the parent is the child, or its runs are of other data or of another meaning.
     """
     if _is_same(study_dir, parent_dir):
-        raise ForkRefused(f"--fork {parent_dir}: this is the same study; name a new folder with --study")
+        raise ForkRefused(
+            f"--fork {parent_dir}: this is the same study; name a new folder with --study"
+        )
     parent = Ledger.read(parent_dir)
     plan = parent.plan if isinstance(parent.plan, dict) else {}
     other = {key: (plan.get(key), value) for key, value in same.items() if plan.get(key) != value}
     if other:
-        pairs = ", ".join(f"{key} is {old!r} there and {new!r} here" for key, (old, new) in other.items())
-        raise ForkRefused(f"--fork {parent_dir}: none of its runs can be used: {pairs}; run without --fork")
+        pairs = ", ".join(
+            f"{key} is {old!r} there and {new!r} here" for key, (old, new) in other.items()
+        )
+        raise ForkRefused(
+            f"--fork {parent_dir}: none of its runs can be used: {pairs}; run without --fork"
+        )
     return parent
 
 
-def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Path) -> ImportedRecords:
-    """Record every run of `parent` that ended well and has no outcome here, its curve first; cut short, go on again.
+def import_runs(
+    ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Path
+) -> ImportedRecords:
+    """Record every run of `parent` that ended well and has no outcome here, its curve first; cut
+    short, go on again.
 
-    A `fork` record (the parent's folder and head) comes before what is taken over, so that it names its origin.
+    A `fork` record (the parent's folder and head) comes before what is taken over, so that it names
+    its origin.
 
     Raises:
         DiskFull, StaleDriver: as named; what was recorded is kept.
@@ -60,7 +74,11 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
     ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL]
     wanted = [run for run in ended if run.spec.id not in ledger.results()]
     if wanted and ledger.find("fork", parent.head_hash) is None:
-        body = {"parent": str(parent_dir.resolve()), "head_hash": parent.head_hash, "num_runs": len(wanted)}
+        body = {
+            "parent": str(parent_dir.resolve()),
+            "head_hash": parent.head_hash,
+            "num_runs": len(wanted),
+        }
         ledger.append("fork", parent.head_hash, body)
     damaged = []
     for run in wanted:
@@ -74,11 +92,15 @@ def import_runs(ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Pat
             append_noise(study_dir, run.spec.id, look)
         ledger.append(IMPORTED, run.spec.id, run)
     return ImportedRecords(
-        num_runs=len(wanted) - len(damaged), num_known=len(ended) - len(wanted), damaged=tuple(damaged)
+        num_runs=len(wanted) - len(damaged),
+        num_known=len(ended) - len(wanted),
+        damaged=tuple(damaged),
     )
 
 
 def _is_same(study_dir: Path, parent_dir: Path) -> bool:
     """Whether two folders are one, by whatever path, or hold one ledger."""
     pairs = ((study_dir, parent_dir), (study_dir / LEDGER_NAME, parent_dir / LEDGER_NAME))
-    return any(ours.exists() and theirs.exists() and ours.samefile(theirs) for ours, theirs in pairs)
+    return any(
+        ours.exists() and theirs.exists() and ours.samefile(theirs) for ours, theirs in pairs
+    )

@@ -1,8 +1,9 @@
-"""The truth of a study: its plan, its drivers, every suggestion and every outcome, in order, in `ledger.db`.
+"""The truth of a study: its plan, its drivers, every suggestion and every outcome, in order, in
+`ledger.db`.
 
-One writer (the driver, under `sweeps.store.lock`); what `append` returned from survives a power loss
-(`sweeps.store.chain`). Record 0 is the plan. Each driver that opens the study adds a `driver` record: the head moves,
-and a driver that was taken over can commit nothing more.
+One writer (the driver, under `sweeps.store.lock`); what `append` returned from survives a power
+loss (`sweeps.store.chain`). Record 0 is the plan. Each driver that opens the study adds a `driver`
+record: the head moves, and a driver that was taken over can commit nothing more.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def plan_changes(old: Json, new: Json) -> dict[str, tuple[str, str]]:
     """
     flat_old, flat_new = _flat(old), _flat(new)
     absent = "(not there)"
-    pairs = {key: (flat_old.get(key, absent), flat_new.get(key, absent)) for key in sorted(flat_old | flat_new)}
+    pairs = {
+        key: (flat_old.get(key, absent), flat_new.get(key, absent))
+        for key in sorted(flat_old | flat_new)
+    }
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -61,8 +65,9 @@ LEDGER_NAME = "ledger.db"
 PLAN = "plan"
 """Kind of the records of the plan, and the key of the first, which is record 0."""
 RESULT, IMPORTED, PRUNED = "result", "imported", "pruned"
-"""Kinds of records that are outcomes of runs: of this study, of another that it was forked from, and of a run that a
-search gave up: a fact about its first steps, which the outcome of the whole run may follow.
+"""Kinds of records that are outcomes of runs: of this study, of another that it was forked from,
+and of a run that a search gave up: a fact about its first steps, which the outcome of the whole run
+may follow.
 """
 
 CALIBRATION = "calibration"
@@ -71,19 +76,26 @@ SUGGESTION = "suggestion"
 """Kind of the records of a search's points."""
 OUTCOMES = (RESULT, IMPORTED, PRUNED)
 DRIVEN = "driven"
-"""Kind of the records of how long a driver worked; the key: the driver's number and that of the stretch of its work."""
+"""Kind of the records of how long a driver worked; the key: the driver's number and that of the
+stretch of its work."""
 _KIND = re.compile(r"[a-z_]+")
 
 
 class Ledger:
-    """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone else).
+    """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone
+    else).
 
-    Records stay in the file and are read from it when asked for, each proven again by its hash. In memory are results,
-    and of a reader, who soon ends, the specs as well: a driver may see 30,000 runs.
+    Records stay in the file and are read from it when asked for, each proven again by its hash. In
+    memory are results, and of a reader, who soon ends, the specs as well: a driver may see 30,000
+    runs.
     """
 
     def __init__(
-        self, study_dir: Path, records: Iterable[Record], connection: sqlite3.Connection | None, lock: DriverLock | None
+        self,
+        study_dir: Path,
+        records: Iterable[Record],
+        connection: sqlite3.Connection | None,
+        lock: DriverLock | None,
     ) -> None:
         self._study_dir = study_dir
         self._connection = connection
@@ -99,17 +111,22 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, study_dir: Path, plan: Mapping[str, Json], *, create: bool,
+        cls,
+        study_dir: Path,
+        plan: Mapping[str, Json],
+        *,
+        create: bool,
         is_amendable: Callable[[str], bool] = lambda key: False,
-    ) -> Ledger:  # fmt: skip
-        """Open for writing, as the only driver; `plan` is the question, in which nothing may change.
+    ) -> Ledger:
+        """Open for writing, as the only driver; `plan` is the question, in which nothing may
+        change.
 
         Args:
             study_dir: the study folder; made if `create`.
             plan: record 0: compared whole, key by key.
             create: whether to start a study where there is none.
-            is_amendable: whether a dotted key of the plan may change while no run is recorded; the changed plan is
-                then recorded.
+            is_amendable: whether a dotted key of the plan may change while no run is recorded; the
+                changed plan is then recorded.
 
         Raises:
             StudyMissing: no study here, and `create` is false.
@@ -157,12 +174,13 @@ class Ledger:
 
     @classmethod
     def read(cls, study_dir: Path) -> Ledger:
-        """The records as they are now, for reading; works while a driver runs, and holds nothing open.
+        """The records as they are now, for reading; works while a driver runs, and holds nothing
+        open.
 
         Raises:
             StudyMissing: no study here.
-            LedgerCorrupt: the number of the first record that is not what was written; or the ledger is missing or
-                empty although curves are there.
+            LedgerCorrupt: the number of the first record that is not what was written; or the
+                ledger is missing or empty although curves are there.
             LedgerTooNew, LedgerTooOld: written by another version.
         """
         path = study_dir / LEDGER_NAME
@@ -172,7 +190,8 @@ class Ledger:
             with chain.reading(path) as connection:
                 if chain.is_empty(connection):
                     _refuse_missing(study_dir, create=False)
-                records = list(chain.load(connection))  # first all of it: a driver waits until the file is let go
+                # first all of it: a driver waits until the file is let go
+                records = list(chain.load(connection))
         if not records:
             raise StudyMissing(f"{study_dir} has no plan yet: try again in a moment")
         return cls(study_dir, records, None, None)
@@ -185,8 +204,8 @@ class Ledger:
         """Add records, all or none, for the price of one; on return they are durable.
 
         Args:
-            entries: of each its kind, a lower-case word (plan, driver, suggestion, result, verdict ...), its key,
-                unique within the kind, and its body: a record of ours, or JSON data.
+            entries: of each its kind, a lower-case word (plan, driver, suggestion, result, verdict
+                ...), its key, unique within the kind, and its body: a record of ours, or JSON data.
 
         Raises:
             DuplicateRecord: (kind, key) is there already.
@@ -212,7 +231,8 @@ class Ledger:
         return records
 
     def commit(self, spec: RunSpec, result: RunResult) -> None:
-        """Record the one outcome of a run; one that was pruned may have another, of the whole of it.
+        """Record the one outcome of a run; one that was pruned may have another, of the whole of
+        it.
 
         Raises as `append`, and SpecError if they do not belong together.
         """
@@ -220,22 +240,34 @@ class Ledger:
 
     def commit_all(self, runs: Sequence[Run]) -> None:
         """The same of several runs, all or none."""
-        self.append_all([(PRUNED if run.result.status == "pruned" else RESULT, run.spec.id, run) for run in runs])
+        self.append_all(
+            [
+                (PRUNED if run.result.status == "pruned" else RESULT, run.spec.id, run)
+                for run in runs
+            ]
+        )
 
     def results(self) -> Mapping[str, RunResult]:
-        """Every outcome of a whole run so far by run id, in the order of commitment; a live view."""
+        """Every outcome of a whole run so far by run id, in the order of commitment; a live
+        view.
+        """
         return MappingProxyType(self._results)
 
     def first_results(self) -> Mapping[str, RunResult]:
         """What a search goes by: of every run its first outcome, pruned or not; a live view."""
-        return MappingProxyType(ChainMap(self._pruned, self._results))  # what was pruned was so before it ran whole
+        # what was pruned was so before it ran whole
+        return MappingProxyType(ChainMap(self._pruned, self._results))
 
     def own_results(self) -> Sequence[RunResult]:
-        """What this study paid for, none imported, pruned ones too; in the order of commitment, a live view."""
+        """What this study paid for, none imported, pruned ones too; in the order of commitment, a
+        live view.
+        """
         return self._own
 
     def runs(self) -> tuple[Run, ...]:
-        """Every outcome so far with its spec, in the order of commitment; a pruned run may be there twice."""
+        """Every outcome so far with its spec, in the order of commitment; a pruned run may be there
+        twice.
+        """
         return tuple(self.each_run())
 
     def each_run(self) -> Iterator[Run]:
@@ -270,7 +302,9 @@ class Ledger:
             if connection is None:
                 connection = stack.enter_context(chain.reading(self._study_dir / LEDGER_NAME))
                 chain.check_same(connection, self._num_records, self._head_hash)
-            only = {name: value for name, value in (("kind", kind), ("key", key)) if value is not None}
+            only = {
+                name: value for name, value in (("kind", kind), ("key", key)) if value is not None
+            }
             yield from chain.stored(connection, self._num_records, **only)
 
     def find(self, kind: str, key: str) -> Record | None:
@@ -278,18 +312,28 @@ class Ledger:
         return next(self.stream(kind, key), None)
 
     def append_for_plan(self, kind: str, name: str, body: object) -> Record:
-        """Append a record that describes the plan's own code, and that an amended plan supersedes."""
+        """Append a record that describes the plan's own code, and that an amended plan
+        supersedes.
+        """
         num_amendments = len(self.records(PLAN)) - 1
         return self.append(kind, f"{name}/{num_amendments}" if num_amendments else name, body)
 
     def records_for_plan(self, kind: str) -> dict[str, Json]:
-        """Return name -> body of the records of `append_for_plan` since the plan was last amended."""
+        """Return name -> body of the records of `append_for_plan` since the plan was last
+        amended.
+        """
         *_, plan = self.stream(PLAN)
-        return {record.key.partition("/")[0]: record.body for record in self.stream(kind) if record.seq > plan.seq}
+        return {
+            record.key.partition("/")[0]: record.body
+            for record in self.stream(kind)
+            if record.seq > plan.seq
+        }
 
     @property
     def plan(self) -> Json:
-        """The plan that the study was started with, or the newest one if it changed before any run was recorded."""
+        """The plan that the study was started with, or the newest one if it changed before any run
+        was recorded.
+        """
         *_, record = self.stream(PLAN)
         return record.body
 
@@ -331,7 +375,12 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _greet(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
@@ -368,14 +417,19 @@ def _run_in(record: Record) -> Run:
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:
-    """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be started."""
+    """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be
+    started.
+    """
     if any((study_dir / CURVES_DIR).glob("*.parquet")):
         raise LedgerLost(
-            f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: restore it from a "
+            f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: "
+            "restore it from a "
             "copy, or name another folder"
         )
     if not create:
-        raise StudyMissing(f"{study_dir} holds no study: name another folder, or start one with `forerun run PLAN`")
+        raise StudyMissing(
+            f"{study_dir} holds no study: name another folder, or start one with `forerun run PLAN`"
+        )
 
 
 @contextlib.contextmanager
@@ -387,7 +441,8 @@ def _advised(study_dir: Path) -> Iterator[None]:
         raise
     except LedgerCorrupt as error:
         raise LedgerCorrupt(
-            f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair {study_dir}` copies the file, "
+            f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair "
+            f"{study_dir}` copies the file, "
             "then keeps every record that its hash proves"
         ) from error
 
@@ -397,11 +452,15 @@ def _make(study_dir: Path) -> None:
     try:
         canon.make_folder(study_dir)
     except OSError as error:
-        raise SweepError(f"{study_dir} cannot be made ({error.strerror}): name another folder") from error
+        raise SweepError(
+            f"{study_dir} cannot be made ({error.strerror}): name another folder"
+        ) from error
 
 
 def _keep_names(study_dir: Path) -> None:
-    """Make the names of ledger and journal outlast a power cut, once and for all that is recorded after."""
+    """Make the names of ledger and journal outlast a power cut, once and for all that is recorded
+    after.
+    """
     try:
         canon.sync_folder(study_dir)
     except OSError as error:

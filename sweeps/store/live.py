@@ -1,7 +1,8 @@
-"""What the driver is doing right now, for whoever looks on: `live.json`, rewritten about once a second.
+"""What the driver is doing right now, for whoever looks on: `live.json`, rewritten about once a
+second.
 
-No record: it is never durable, never trusted, and a study without it is whole. What a killed driver had spent is read
-from it by the next one.
+No record: it is never durable, never trusted, and a study without it is whole. What a killed driver
+had spent is read from it by the next one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class StudyState:
     """Of the range in which the time left lies; None: cannot tell yet."""
     left_high_seconds: float | None
     best_loss_nats: float | None
-    """The lowest validation loss of any run of the study's own parametrization; None before one has finished."""
+    """The lowest validation loss of any run of the study's own parametrization; None before one has
+    finished."""
     best_learning_rate: float | None
     """Of that run."""
 
@@ -71,11 +73,18 @@ class StudyState:
         checks = Checks(self)
         checks.number("done", least=0, most=1)
         checks.whole("number", "num_stages")
-        for name in ("left_low_seconds", "left_high_seconds", "best_loss_nats", "best_learning_rate"):
+        for name in (
+            "left_low_seconds",
+            "left_high_seconds",
+            "best_loss_nats",
+            "best_learning_rate",
+        ):
             if getattr(self, name) is not None:
                 checks.number(name, least=0)
         alone = (self.best_loss_nats is None) != (self.best_learning_rate is None)
-        checks.that(not alone, "best_loss_nats and best_learning_rate must both be there, or neither")
+        checks.that(
+            not alone, "best_loss_nats and best_learning_rate must both be there, or neither"
+        )
         checks.done()
 
 
@@ -96,7 +105,8 @@ class DriverState:
     """Since then, in no record yet."""
     device_seconds: float
     left_seconds: float | None
-    """What is left of the runs that are known, at the rate so far; None before anything has ended."""
+    """What is left of the runs that are known, at the rate so far; None before anything has
+    ended."""
     study: StudyState
     num_queued: int
     running: tuple[RunningRun, ...]
@@ -109,7 +119,11 @@ class DriverState:
         checks = Checks(self)
         checks.whole("driver", "stretch", "num_queued", least=0)
         checks.whole("pid")
-        for name in ("seconds", "device_seconds", *(() if self.left_seconds is None else ("left_seconds",))):
+        for name in (
+            "seconds",
+            "device_seconds",
+            *(() if self.left_seconds is None else ("left_seconds",)),
+        ):
             checks.number(name, least=0)
         checks.done()
 

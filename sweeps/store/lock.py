@@ -1,7 +1,9 @@
-"""One driver at a time: an advisory lock on `driver.lock`, with its holder's name in it. Standard library only.
+"""One driver at a time: an advisory lock on `driver.lock`, with its holder's name in it. Standard
+library only.
 
-The kernel drops the lock when its holder dies, however it dies, so a stale file never blocks anyone. Advisory locks
-are not to be trusted on every network filesystem: the ledger's chain is the second line (`StaleDriver`).
+The kernel drops the lock when its holder dies, however it dies, so a stale file never blocks
+anyone. Advisory locks are not to be trusted on every network filesystem: the ledger's chain is the
+second line (`StaleDriver`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class FileIdentity:
     """The identity of the file at a path, to notice when the file is removed or replaced."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Store the identity of the file open as `descriptor`, or of the one at `path`, which must stay open."""
+        """Store the identity of the file open as `descriptor`, or of the one at `path`, which must
+        stay open.
+        """
         self.path = path
         self._stat = path.stat() if descriptor is None else os.fstat(descriptor)
 
@@ -55,7 +59,8 @@ class DriverLock:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "born": born(os.getpid()),
-            "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),  # a label, never compared
+            # a label, never compared
+            "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         self._study_dir, self._held, self._file = study_dir, False, -1
         self._take()
@@ -66,7 +71,9 @@ class DriverLock:
             refuse_pipe(study_dir / LOCK_NAME)
             self._file = os.open(study_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise SweepError(f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}") from error
+            raise SweepError(
+                f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}"
+            ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._held = True
@@ -82,11 +89,17 @@ class DriverLock:
         except OSError as error:
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise SweepError(f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}") from error
-            raise DiskFull(f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume") from error
+                raise SweepError(
+                    f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}"
+                ) from error
+            raise DiskFull(
+                f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume"
+            ) from error
 
     def is_in_place(self) -> bool:
-        """Return whether the locked file is still the one at the path that another driver would lock."""
+        """Return whether the locked file is still the one at the path that another driver would
+        lock.
+        """
         return self._identity.is_there()
 
     def take_again(self) -> None:
@@ -100,7 +113,9 @@ class DriverLock:
         self._take()
 
     def close(self) -> None:
-        """Let go. The file stays, empty: removing it would let two drivers lock two different files."""
+        """Let go. The file stays, empty: removing it would let two drivers lock two different
+        files.
+        """
         if self._file >= 0:
             if self._held:
                 with contextlib.suppress(OSError):
@@ -111,7 +126,12 @@ class DriverLock:
     def __enter__(self) -> DriverLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -129,7 +149,9 @@ def is_held(study_dir: Path) -> bool | None:
 
 
 def lives(host: object, pid: object, birth: object) -> bool | None:
-    """Whether a process is there, and is not a later one of the same number; None if it is on another host."""
+    """Whether a process is there, and is not a later one of the same number; None if it is on
+    another host.
+    """
     if host != socket.gethostname():
         return None
     if not isinstance(pid, int) or pid < 1:
@@ -144,7 +166,8 @@ def lives(host: object, pid: object, birth: object) -> bool | None:
 
 
 def born(pid: int) -> str:
-    """What tells a process from another one of the same number: its start, in ticks since the machine's.
+    """What tells a process from another one of the same number: its start, in ticks since the
+    machine's.
 
     Empty where the system does not say; `dead` for one that nobody has waited for yet.
     """

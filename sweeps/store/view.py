@@ -18,12 +18,30 @@ if TYPE_CHECKING:
 FORMATS = (".parquet", ".csv")
 _SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
 _COLUMNS: dict[str, type] = {
-    "run_id": str, "status": str, "loss_nats": float, "last_train_loss_nats": float,
-    **dict.fromkeys(_SHAPE, int), "family": str, "base_width": int, "optimizer": str, **dict.fromkeys(HPARAMS, float),
-    "schedule": str, "warmup_steps": int, "num_steps": int, "planned_steps": int, "batch_tokens": int, "tokens": int,
-    "flops": float, "seconds": float, "seed": int, "dtype": str, "data_id": str, "device": str,
-    "imported": bool, "reason": str,
-}  # fmt: skip
+    "run_id": str,
+    "status": str,
+    "loss_nats": float,
+    "last_train_loss_nats": float,
+    **dict.fromkeys(_SHAPE, int),
+    "family": str,
+    "base_width": int,
+    "optimizer": str,
+    **dict.fromkeys(HPARAMS, float),
+    "schedule": str,
+    "warmup_steps": int,
+    "num_steps": int,
+    "planned_steps": int,
+    "batch_tokens": int,
+    "tokens": int,
+    "flops": float,
+    "seconds": float,
+    "seed": int,
+    "dtype": str,
+    "data_id": str,
+    "device": str,
+    "imported": bool,
+    "reason": str,
+}
 
 
 class StudyView:
@@ -38,15 +56,24 @@ class StudyView:
         self.ledger = Ledger.read(study_dir)
 
     def table(self) -> pyarrow.Table:
-        """One row a run, in the order of commitment: of one that was pruned, then run whole, there are two.
+        """One row a run, in the order of commitment: of one that was pruned, then run whole, there
+        are two.
 
         Units are in the columns' names.
         """
         import pyarrow
 
         imported = self.ledger.imported()
-        rows = [_row(run, run.result.status != "pruned" and run.spec.id in imported) for run in self.ledger.runs()]
-        types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+        rows = [
+            _row(run, run.result.status != "pruned" and run.spec.id in imported)
+            for run in self.ledger.runs()
+        ]
+        types = {
+            str: pyarrow.string(),
+            int: pyarrow.int64(),
+            float: pyarrow.float64(),
+            bool: pyarrow.bool_(),
+        }
         schema = pyarrow.schema([(name, types[kind]) for name, kind in _COLUMNS.items()])
         return pyarrow.Table.from_pylist(rows, schema=schema)
 
@@ -74,7 +101,9 @@ class StudyView:
         try:
             canon.write_atomic(path, buffer.getvalue().to_pybytes())
         except OSError as error:
-            raise DiskFull(f"{path}: {error.strerror}: name a folder that exists, on a disk with free space") from error
+            raise DiskFull(
+                f"{path}: {error.strerror}: name a folder that exists, on a disk with free space"
+            ) from error
 
 
 def _row(run: Run, imported: bool) -> dict[str, Any]:
@@ -87,7 +116,10 @@ def _row(run: Run, imported: bool) -> dict[str, Any]:
         **{name: getattr(spec.shape, name) for name in (*_SHAPE, "family")},
         "base_width": spec.base_shape.width,
         "optimizer": spec.optimizer,
-        **{name: getattr(spec.hparams, name) if has_it(spec.optimizer, name) else None for name in HPARAMS},
+        **{
+            name: getattr(spec.hparams, name) if has_it(spec.optimizer, name) else None
+            for name in HPARAMS
+        },
         "schedule": spec.schedule.kind,
         "warmup_steps": spec.schedule.warmup_steps,
         "num_steps": result.num_steps,

@@ -1,4 +1,6 @@
-"""The negative anchors: known ways to lose transfer, each planted where it happens, and the guards held up to them."""
+"""The negative anchors: known ways to lose transfer, each planted where it happens, and the guards
+held up to them.
+"""
 
 import dataclasses
 import math
@@ -27,7 +29,8 @@ class Anchor:
     """What the check must name."""
     layer: str
     reads: str
-    """The statistic that the mistake moves: `change`, `rate` (its own first update) or `start` (size at step 0)."""
+    """The statistic that the mistake moves: `change`, `rate` (its own first update) or `start`
+    (size at step 0)."""
     setting: dict = dataclasses.field(default_factory=dict)
     """Of the check, with and without the mistake."""
     wrong: dict = dataclasses.field(default_factory=dict)
@@ -52,13 +55,15 @@ class Anchor:
 
 
 def growing_tied_std(patch):
-    """mup rescales a readout's initial weights by the root of the width ratio; tied, that is the embedding."""
+    """mup rescales a readout's initial weights by the root of the width ratio; tied, that is the
+    embedding.
+    """
     planted_table(patch, "embedding", init_std=lambda row, ratio: row.init_std * math.sqrt(ratio))
 
 
 def overwritten_rates(patch, *, from_step=0):
-    """A scheduler that sets one rate for all groups, from an optimizer step on: GPT-NeoX's first call comes when the
-    scheduler is made, before any step. Planted in both engines.
+    """A scheduler that sets one rate for all groups, from an optimizer step on: GPT-NeoX's first
+    call comes when the scheduler is made, before any step. Planted in both engines.
     """
     real_rates, real_step = solo.set_rates, BankAdamW.step
 
@@ -107,7 +112,13 @@ ANCHORS = (
         setting={"grow_head": True},
         wrong={"parametrization": named("mup", attention="inverse_sqrt_head_dim")},
     ),
-    Anchor(name="readout unscaled", says="unscaled readout", layer="lm_head", reads="rate", plant=unscaled_readout),
+    Anchor(
+        name="readout unscaled",
+        says="unscaled readout",
+        layer="lm_head",
+        reads="rate",
+        plant=unscaled_readout,
+    ),
     Anchor(
         name="each model its own base (silent SP)",
         says="hidden matrices' learning rate does not shrink with width",
@@ -147,7 +158,8 @@ ANCHORS = (
     ),
     Anchor(
         name="scheduler overwrites group rates after the first step",
-        says="(layers.0.attention.wq and 10 more)",  # found, and where; that it is the rate is not said
+        # found, and where; that it is the rate is not said
+        says="(layers.0.attention.wq and 10 more)",
         layer="layers.0.attention.wq",
         reads="change",
         plant=lambda patch: overwritten_rates(patch, from_step=1),
@@ -171,29 +183,48 @@ SWEEP_STEPS = 100
 
 
 def sweep(store, *, own_base=(), rates=None, num_seeds=4, clip_norm=1.0, **changes):
-    """Real runs at every width and rate, a bank per width: one `Point` each. `own_base`: widths given themselves;
-    `changes` of each run.
+    """Real runs at every width and rate, a bank per width: one `Point` each. `own_base`: widths
+    given themselves; `changes` of each run.
     """
     points = []
     for width in SWEEP_WIDTHS:
         shape = SWEEP_BASE.at_width(width)
-        cells = [(rate, seed) for rate in (rates or {}).get(width, SWEEP_RATES) for seed in range(num_seeds)]
+        cells = [
+            (rate, seed)
+            for rate in (rates or {}).get(width, SWEEP_RATES)
+            for seed in range(num_seeds)
+        ]
         specs = [
             run_spec(
-                store.manifest.data_id, shape=shape, base_shape=shape if width in own_base else SWEEP_BASE,
-                learning_rate=2.0**rate, clip_norm=clip_norm, seed=seed, num_slots=len(cells),
-                schedule=Schedule(kind="cosine", num_steps=SWEEP_STEPS, warmup_steps=SWEEP_STEPS // 10),
-                batch_tokens=8 * shape.seq_len, **changes,
+                store.manifest.data_id,
+                shape=shape,
+                base_shape=shape if width in own_base else SWEEP_BASE,
+                learning_rate=2.0**rate,
+                clip_norm=clip_norm,
+                seed=seed,
+                num_slots=len(cells),
+                schedule=Schedule(
+                    kind="cosine", num_steps=SWEEP_STEPS, warmup_steps=SWEEP_STEPS // 10
+                ),
+                batch_tokens=8 * shape.seq_len,
+                **changes,
             )
             for rate, seed in cells
-        ]  # fmt: skip
-        engine = Bank(shape, specs[0].batch_tokens, specs[0].numerics, store, optimizer=specs[0].optimizer)
+        ]
+        engine = Bank(
+            shape, specs[0].batch_tokens, specs[0].numerics, store, optimizer=specs[0].optimizer
+        )
         for slot, spec in enumerate(specs):
             engine.admit(slot, spec)
         losses = {}
         while len(losses) < len(cells):
-            losses |= {cells[slot]: result.loss_nats for slot, result, _ in engine.advance(SWEEP_STEPS)}
-        points += [Point(size=width, log2_value=rate, loss_nats=losses[rate, seed], seed=seed) for rate, seed in cells]
+            losses |= {
+                cells[slot]: result.loss_nats for slot, result, _ in engine.advance(SWEEP_STEPS)
+            }
+        points += [
+            Point(size=width, log2_value=rate, loss_nats=losses[rate, seed], seed=seed)
+            for rate, seed in cells
+        ]
     return points
 
 
@@ -203,10 +234,15 @@ def verdict(points, *, target=128, **options):
 
 
 def verdict_said(found):
-    """Outcome, drift per doubling, regret at the target: each with its interval where there is one."""
+    """Outcome, drift per doubling, regret at the target: each with its interval where there
+    is one.
+    """
     parts = [found.outcome.replace("_", " ")]
     if found.drift is not None:
-        parts.append(f"drift {slope_said((found.drift.value, found.drift.low, found.drift.high))} octaves a doubling")
+        parts.append(
+            f"drift {slope_said((found.drift.value, found.drift.low, found.drift.high))} octaves a "
+            "doubling"
+        )
     if found.regret_nats is not None:
         cost = found.regret_nats
         parts.append(f"costs {cost.value:.4f} [{cost.low:.4f}, {cost.high:.4f}] nats")

@@ -1,4 +1,5 @@
-"""Every anchor ends in a failed coordinate check or in `drifts`, and the same set-up without the mistake does not.
+"""Every anchor ends in a failed coordinate check or in `drifts`, and the same set-up without the
+mistake does not.
 
 `pytest tests/anchors -s` prints a row of docs/negative-anchors.md for each.
 """
@@ -55,9 +56,16 @@ def test_the_check_fails_where_its_twin_passes(anchor, store, monkeypatch, twins
     found = anchor.check(store, monkeypatch, mistaken=True)
     seconds = time.perf_counter() - began
     key = (anchor.tied, str(anchor.setting))
-    twin = twins[key] if key in twins else twins.setdefault(key, anchor.check(store, monkeypatch, mistaken=False))
+    twin = (
+        twins[key]
+        if key in twins
+        else twins.setdefault(key, anchor.check(store, monkeypatch, mistaken=False))
+    )
     wrong, right = anchor.number(found), anchor.number(twin)
-    number = f"{anchor.layer} {anchor.reads}: slope {slope_said(wrong)}, without the mistake {slope_said(right)}"
+    number = (
+        f"{anchor.layer} {anchor.reads}: slope {slope_said(wrong)}, without the mistake "
+        f"{slope_said(right)}"
+    )
     told(anchor.name, f"coordinate check: {found.outcome.replace('_', ' ')}", number, seconds)
     assert found.outcome == "blows_up" and gate_of(found) == "failed"
     assert any(anchor.says in mistake for mistake in found.mistakes)
@@ -70,11 +78,16 @@ def test_mup_itself_grows_the_std_of_tied_embeddings():
     base = dataclasses.replace(BASE, tied=True)
 
     def slope(std_at):
-        return float(np.polyfit(np.log2(WIDTHS), np.log2([std_at(width) for width in WIDTHS]), 1)[0])
+        return float(
+            np.polyfit(np.log2(WIDTHS), np.log2([std_at(width) for width in WIDTHS]), 1)[0]
+        )
 
     def theirs(width):
         model = mup_model(base.at_width(width), base)
-        assert isinstance(model.lm_head, mup.MuReadout) and model.lm_head.weight is model.tok_embeddings.weight
+        assert (
+            isinstance(model.lm_head, mup.MuReadout)
+            and model.lm_head.weight is model.tok_embeddings.weight
+        )
         return model.tok_embeddings.weight.std().item()
 
     def ours(width):
@@ -83,7 +96,12 @@ def test_mup_itself_grows_the_std_of_tied_embeddings():
 
     torch.manual_seed(0)
     grows, keeps = slope(theirs), slope(ours)
-    told("tied embeddings in mup 1.0.0 itself", "std at the start", f"slope {grows:+.2f}, ours {keeps:+.2f}", 0)
+    told(
+        "tied embeddings in mup 1.0.0 itself",
+        "std at the start",
+        f"slope {grows:+.2f}, ours {keeps:+.2f}",
+        0,
+    )
     assert grows == pytest.approx(0.5, abs=0.02)
     assert keeps == pytest.approx(0, abs=0.02)
 
@@ -105,7 +123,11 @@ def live(base_shape):
 
 def test_groups_of_another_base_are_not_the_frozen_ones():
     model, optimizer = live(MAIN.shape)
-    wrong = [problem for problem in assembly.mismatches(model, optimizer, FROZEN) if "learning_rate" in problem]
+    wrong = [
+        problem
+        for problem in assembly.mismatches(model, optimizer, FROZEN)
+        if "learning_rate" in problem
+    ]
     number = f"{len(wrong)} of {len(list(model.parameters()))} rates: {wrong[0]}"
     told("target on its own base", "proof of the live optimizer", number, 0)
     assert wrong[0] == "layers.0.attention.wq.weight: learning_rate is 0.03125, frozen as 0.015625"
@@ -123,7 +145,9 @@ def test_rates_that_a_scheduler_has_overwritten_are_not_the_frozen_ones(monkeypa
     wrong = assembly.mismatches(model, optimizer, FROZEN, lr_share=0.5)
     number = f"{len(wrong)} of {len(list(model.parameters()))} rates: {wrong[0]}"
     told("scheduler overwrites group rates", "proof of the live optimizer", number, 0)
-    assert wrong[0] == "layers.0.attention.wq.weight: learning_rate is 0.015625, frozen as 0.0078125"
+    assert (
+        wrong[0] == "layers.0.attention.wq.weight: learning_rate is 0.015625, frozen as 0.0078125"
+    )
 
 
 def test_a_launch_file_moved_to_another_base_is_refused(tmp_path):
@@ -157,13 +181,17 @@ def test_a_study_has_one_base(tmp_path):
 
 
 def grid(minima, rates, *, optimum, drift, num_seeds, seed=0):
-    """Runs in parabolas of 0.06 nats per squared octave; the optimum moves by `drift` octaves a doubling."""
+    """Runs in parabolas of 0.06 nats per squared octave; the optimum moves by `drift` octaves a
+    doubling.
+    """
     rng, first = random.Random(seed), min(minima)
     return [
         Point(
             size=size,
             log2_value=float(rate),
-            loss_nats=low + 0.03 * (rate - optimum - drift * math.log2(size / first)) ** 2 + rng.gauss(0, 0.005),
+            loss_nats=low
+            + 0.03 * (rate - optimum - drift * math.log2(size / first)) ** 2
+            + rng.gauss(0, 0.005),
             seed=run,
         )
         for (size, low), some in zip(minima.items(), rates, strict=True)
@@ -179,7 +207,9 @@ def test_the_published_optima_of_mup_issue_66_drift():
     assert found.outcome == "drifts" and found.drift.value == pytest.approx(-0.7)
     still = judge_optima([(width, -9.0) for width in ISSUE_66], question)
     assert still.outcome != "drifts" and still.drift.value == pytest.approx(0)
-    fine = judge_optima([(width, -9 + 0.02 * (-1) ** i) for i, width in enumerate(ISSUE_66)], question)
+    fine = judge_optima(
+        [(width, -9 + 0.02 * (-1) ** i) for i, width in enumerate(ISSUE_66)], question
+    )
     assert fine.outcome == "holds"
 
 
@@ -193,8 +223,8 @@ QUESTION = Question(target_size=1_000_000_000, base_size=60_000_000, axis="param
 
 
 def spiked(points):
-    """Each run of a one-seed grid spiked by each amount: the points, and whether the size's best rate is another for
-    it, which is how such a grid is read by eye.
+    """Each run of a one-seed grid spiked by each amount: the points, and whether the size's best
+    rate is another for it, which is how such a grid is read by eye.
     """
 
     def best(runs, size):
@@ -220,12 +250,19 @@ def test_one_spiked_seed_never_makes_a_drift(rates):
     points = grid(ALARM, rates, optimum=-8, drift=0.0, num_seeds=1)
     found = [(judge(runs, QUESTION, draws=200).outcome, moved) for runs, moved in spiked(points)]
     seconds = time.perf_counter() - began
-    outcomes, by_eye = [outcome for outcome, _ in found], [outcome for outcome, moved in found if moved]
-    number = ", ".join(f"{outcomes.count(o)} {o.replace('_', ' ')}" for o in ("drifts", "cannot_tell", "holds"))
+    outcomes, by_eye = (
+        [outcome for outcome, _ in found],
+        [outcome for outcome, moved in found if moved],
+    )
+    number = ", ".join(
+        f"{outcomes.count(o)} {o.replace('_', ' ')}" for o in ("drifts", "cannot_tell", "holds")
+    )
     told(
-        f"one seed, one spike, rates {[len(some) for some in rates]}", "verdict",
-        f"{number}; best rate moved in {len(by_eye)}: {by_eye.count('cannot_tell')} cannot tell", seconds,
-    )  # fmt: skip
+        f"one seed, one spike, rates {[len(some) for some in rates]}",
+        "verdict",
+        f"{number}; best rate moved in {len(by_eye)}: {by_eye.count('cannot_tell')} cannot tell",
+        seconds,
+    )
     assert "drifts" not in outcomes
     assert len(by_eye) >= 10, "some spikes must be of the kind that alarms"
     if rates is PUBLISHED:

@@ -1,4 +1,6 @@
-"""What a browser makes of a page: several windows of it at once in headless Chromium, measured by a script of ours."""
+"""What a browser makes of a page: several windows of it at once in headless Chromium, measured by a
+script of ours.
+"""
 
 import html
 import json
@@ -6,13 +8,23 @@ import re
 import shutil
 import subprocess
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 PAPER_PIXELS = (688, 971)
 """The inner size of an A4 sheet with margins of 14 and 20 mm, at 96 to the inch."""
 _QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--enable-logging=stderr",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+)
 _MEASURE = """
 window.wrong = [];
 addEventListener("error", e => wrong.push(String(e.message)));
@@ -56,7 +68,7 @@ addEventListener("load", () => {
     breaks: [...document.querySelectorAll("figure")].map(e => getComputedStyle(e).breakInside),
   });
 });
-"""
+"""  # noqa: E501
 
 
 def windows(source, folder, frames):
@@ -73,7 +85,10 @@ def windows(source, folder, frames):
         held = source.replace("@media print", "@media all") if mode == "paper" else source
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
         script = f"<script>const NAME = {json.dumps(name)};{_MEASURE}</script>"
-        held = held.replace("<head>", f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">{script}')
+        held = held.replace(
+            "<head>",
+            f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">{script}',
+        )
         scheme = "dark" if mode == "dark" else "light"
         # A window of Chromium's is never as narrow as a phone; a frame in it may be.
         parts.append(
@@ -82,14 +97,26 @@ def windows(source, folder, frames):
         )
     collect = (
         "<script>const found = {}; function measured(name, of) { found[name] = of; "
-        f"if (Object.keys(found).length == {len(frames)}) document.title = JSON.stringify(found); }}</script>"
+        f"if (Object.keys(found).length == {len(frames)}) document.title = JSON.stringify(found); "
+        f"}}</script>"
     )
     (folder / "windows.html").write_text(f"<!doctype html><title></title>{collect}{''.join(parts)}")
     done = subprocess.run(
-        [CHROMIUM, *_QUIET, f"--user-data-dir={folder / 'profile'}", "--window-size=1400,900", "--dump-dom",
-         f"file://{folder / 'windows.html'}"],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            CHROMIUM,
+            *_QUIET,
+            f"--user-data-dir={folder / 'profile'}",
+            "--window-size=1400,900",
+            "--dump-dom",
+            f"file://{folder / 'windows.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     found = re.search(r"<title>(\{.*?\})</title>", done.stdout, flags=re.DOTALL)
     assert found, f"the page's own script did not run: {done.stderr[-500:]}"
-    return json.loads(html.unescape(found[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(found[1])), [
+        line for line in done.stderr.splitlines() if "CONSOLE" in line
+    ]

@@ -1,4 +1,6 @@
-"""A tiny main run whose data has a poisonous stretch, on which the loss spikes, and what is compared of two runs."""
+"""A tiny main run whose data has a poisonous stretch, on which the loss spikes, and what is
+compared of two runs.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,27 @@ NUM_STEPS, BATCH_SEQUENCES = 32, 8
 POISONED = range(20 * BATCH_SEQUENCES, 25 * BATCH_SEQUENCES)
 """Sequences, of which the schedule's steps 20 to 24 are made."""
 POLICY = SpikePolicy(
-    rollback_steps=4, skip_batches=10, max_rollbacks=2, window_steps=8, threshold=2.0, least_nats=0.1, patience_steps=3,
-)  # fmt: skip
-"""A spike's first step is 20, it is found at step 22, and the run goes back to step 16 and skips until 26."""
+    rollback_steps=4,
+    skip_batches=10,
+    max_rollbacks=2,
+    window_steps=8,
+    threshold=2.0,
+    least_nats=0.1,
+    patience_steps=3,
+)
+"""A spike's first step is 20, it is found at step 22, and the run goes back to step 16 and skips
+until 26."""
 
 
 def care_decision(corpus, *, num_ranks=1, every_steps=3, policy=POLICY, **changes):
     decision = tiny_decision(corpus, num_ranks=num_ranks, every_steps=every_steps)
     schedule = Schedule(kind="constant", num_steps=NUM_STEPS, warmup_steps=3)
-    changes = {"learning_rate": learning_rate_of(schedule), "num_tokens": NUM_STEPS * 256, "spikes": policy, **changes}
+    changes = {
+        "learning_rate": learning_rate_of(schedule),
+        "num_tokens": NUM_STEPS * 256,
+        "spikes": policy,
+        **changes,
+    }
     return dataclasses.replace(decision, **changes)
 
 
@@ -39,10 +53,17 @@ def train(decision, corpus, out, build=Trainer, **options):
 
 
 class Poisoned:
-    """A corpus with noise in a stretch of the data order, and with a shift of the order from a step on."""
+    """A corpus with noise in a stretch of the data order, and with a shift of the order from a step
+    on.
+    """
 
     def __init__(self, store, poisoned=POISONED, shift=0, from_sequence=0):
-        self.store, self.poisoned, self.shift, self.from_sequence = store, poisoned, shift, from_sequence
+        self.store, self.poisoned, self.shift, self.from_sequence = (
+            store,
+            poisoned,
+            shift,
+            from_sequence,
+        )
 
     def __getattr__(self, name):
         return getattr(self.store, name)

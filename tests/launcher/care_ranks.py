@@ -1,4 +1,6 @@
-"""A ruler for every layer, and ranks with a fault: what `test_care` holds the trainer's own hooks against."""
+"""A ruler for every layer, and ranks with a fault: what `test_care` holds the trainer's own hooks
+against.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,15 @@ SLOW_SECONDS = 0.08
 
 
 def whole(tensor):
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().double().clone()
+    return (
+        (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().double().clone()
+    )
 
 
 class Ruler(Callback):
-    """Every layer's numbers, measured on the whole weights and on a copy of them from before the update."""
+    """Every layer's numbers, measured on the whole weights and on a copy of them from before the
+    update.
+    """
 
     def __init__(self):
         self.measured = {}
@@ -53,7 +59,9 @@ class Ruler(Callback):
 
 
 class Flipping(Trainer):
-    """One bit of one number of rank `faulty`'s backward pass is wrong, when step 6 is computed for the second time."""
+    """One bit of one number of rank `faulty`'s backward pass is wrong, when step 6 is computed for
+    the second time.
+    """
 
     faulty = 1
     computed = 0

@@ -1,6 +1,7 @@
 """One finished tiny study and one corpus for every test of this room that only reads them.
 
-The command is imported by the fixtures that use it: tests marked `gpu` run where pydantic is not installed.
+The command is imported by the fixtures that use it: tests marked `gpu` run where pydantic is not
+installed.
 """
 
 import dataclasses
@@ -26,7 +27,9 @@ from sweeps.store.ledger import Ledger
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of the module's own that holds the tiny study's corpus; its plans and studies go beside that."""
+    """A folder of the module's own that holds the tiny study's corpus; its plans and studies go
+    beside that.
+    """
     import tiny_study
 
     made = tmp_path_factory.mktemp("module")
@@ -44,9 +47,11 @@ def one_rank():
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_fitted_twice():
-    """Some hundred tests of this room fit the same few ladders; a fit is a function of its table, so it is kept.
+    """Some hundred tests of this room fit the same few ladders; a fit is a function of its table,
+    so it is kept.
 
-    A module's, as a folder without `__init__.py` is no package: the patches would outlive this room.
+    A module's, as a folder without `__init__.py` is no package: the patches would outlive this
+    room.
     """
     with pytest.MonkeyPatch.context() as patch:
         for module, name in ((uncertainty, "fit_runs"), (law, "fit_law")):
@@ -56,7 +61,9 @@ def nothing_is_fitted_twice():
 
 @pytest.fixture
 def fitted_anew():
-    """For tests of two fits being one: what was fitted so far is forgotten, and by a call what was since."""
+    """For tests of two fits being one: what was fitted so far is forgotten, and by a call what was
+    since.
+    """
     MEMORY.clear()
     return MEMORY.clear
 
@@ -88,7 +95,9 @@ def said(part):
 
 
 def made_once(tmp_path_factory, name, make):
-    """A folder that the first of pytest-xdist's processes to want it makes for all; nobody writes into it."""
+    """A folder that the first of pytest-xdist's processes to want it makes for all; nobody writes
+    into it.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with folder.with_suffix(".lock").open("w") as lock:
@@ -105,13 +114,24 @@ def made_once(tmp_path_factory, name, make):
 def two_ranks(corpus, tmp_path_factory):
     """The folder that the runs of `rank_runs` left."""
     here = Path(__file__).parent
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
 
     def make(out):
         done = subprocess.run(
-            [*torchrun, here / "rank_runs.py", corpus, out], timeout=240, check=False, capture_output=True, text=True,
+            [*torchrun, here / "rank_runs.py", corpus, out],
+            timeout=240,
+            check=False,
+            capture_output=True,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"},
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
 
     return made_once(tmp_path_factory, "ranks", make)
@@ -132,7 +152,9 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def frozen_once(finished, tmp_path_factory):
-    """A copy of the finished study, frozen: one gate failed, one cannot tell, both accepted. Nobody writes into it."""
+    """A copy of the finished study, frozen: one gate failed, one cannot tell, both accepted. Nobody
+    writes into it.
+    """
     from tiny_study import ask, set_gates
 
     def make(folder):

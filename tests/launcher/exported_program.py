@@ -1,4 +1,6 @@
-"""The programs of an export, imported here without the trainers that they are for; and their numbers, changed."""
+"""The programs of an export, imported here without the trainers that they are for; and their
+numbers, changed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ TRAINERS = ("torchtitan", "olmo_core", "megatron", "accelerate", "transformers")
 
 
 class _Trainer(ModuleType):
-    """A stand-in for a module of a trainer: every name in it is a class of its own, with an empty config."""
+    """A stand-in for a module of a trainer: every name in it is a class of its own, with an empty
+    config.
+    """
 
     __path__: typing.ClassVar[list[str]] = []
 
@@ -34,7 +38,11 @@ class _Trainer(ModuleType):
 class _Finder:
     @staticmethod
     def find_spec(name: str, *_: object) -> Any:
-        return importlib.util.spec_from_loader(name, _Finder) if name.split(".")[0] in TRAINERS else None
+        return (
+            importlib.util.spec_from_loader(name, _Finder)
+            if name.split(".")[0] in TRAINERS
+            else None
+        )
 
     @staticmethod
     def create_module(spec: Any) -> ModuleType:
@@ -45,7 +53,9 @@ class _Finder:
         pass
 
 
-def imported(folder: Path, name: str = "forerun_numbers", versions: dict[str, str] | None = None) -> Any:
+def imported(
+    folder: Path, name: str = "forerun_numbers", versions: dict[str, str] | None = None
+) -> Any:
     """An exported program as a module, all that it says of trainers made of stand-ins.
 
     `versions`: of the trainers that seem to be installed, if not those that the export needs.
@@ -56,7 +66,11 @@ def imported(folder: Path, name: str = "forerun_numbers", versions: dict[str, st
 
     def foreign() -> dict[str, ModuleType]:
         own = {path.stem for path in folder.glob("*.py")}
-        return {key: module for key, module in sys.modules.items() if key.split(".")[0] in {*own, *TRAINERS}}
+        return {
+            key: module
+            for key, module in sys.modules.items()
+            if key.split(".")[0] in {*own, *TRAINERS}
+        }
 
     here = foreign()
     for key in here:
@@ -82,7 +96,9 @@ def frozen_in(folder: Path) -> Any:
 
 
 def change(folder: Path, old: str, new: str) -> None:
-    """Other numbers in `forerun.json`, with a hash that is theirs: an export of another decision."""
+    """Other numbers in `forerun.json`, with a hash that is theirs: an export of another
+    decision.
+    """
     path = folder / "forerun.json"
     text = path.read_text()
     assert old in text

@@ -13,7 +13,9 @@ class Model(nn.Module):
     def __init__(self, a):
         super().__init__()
         self.tokens = nn.Embedding(256, a.width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(a.width), nn.Linear(a.width, a.width)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(a.width), nn.Linear(a.width, a.width)) for _ in range(2)
+        )
         self.readout = nn.Linear(a.width, 256, bias=False)
         self.scale = a.base_width / a.width
         for block in self.blocks:
@@ -53,7 +55,15 @@ def groups_of(model, a, lr):
 
 def main(argv=None):
     parser = argparse.ArgumentParser()
-    for name in ("width", "base-width", "num-steps", "warmup", "seed", "batch-sequences", "seq-len"):
+    for name in (
+        "width",
+        "base-width",
+        "num-steps",
+        "warmup",
+        "seed",
+        "batch-sequences",
+        "seq-len",
+    ):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("lr", "wd", "eps", "clip"):
         parser.add_argument(f"--{name}", type=float, required=True)
@@ -64,11 +74,17 @@ def main(argv=None):
     model = Model(a)
     lr = {"lr ignored": 1e-3, "lr off": 1.1 * a.lr}.get(a.mistake, a.lr)
     optimizers = [
-        torch.optim.AdamW(groups_of(model, a, lr), betas=(0.9, 0.95), **({} if a.mistake == "eps" else {"eps": a.eps}))
+        torch.optim.AdamW(
+            groups_of(model, a, lr),
+            betas=(0.9, 0.95),
+            **({} if a.mistake == "eps" else {"eps": a.eps}),
+        )
     ]
     if a.mistake == "tied":  # once as the table, once as the readout
         optimizers.append(
-            torch.optim.AdamW([model.readout.weight], lr=lr, eps=a.eps, betas=(0.9, 0.95), weight_decay=0.0)
+            torch.optim.AdamW(
+                [model.readout.weight], lr=lr, eps=a.eps, betas=(0.9, 0.95), weight_decay=0.0
+            )
         )
     if a.mistake == "frozen layer":
         model.blocks[0][1].weight.requires_grad_(False)
@@ -77,7 +93,9 @@ def main(argv=None):
 
     def share(t):
         done = (t - warmup) / max(1, total - warmup)
-        return (t + 1) / warmup if t < warmup else 0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done))
+        return (
+            (t + 1) / warmup if t < warmup else 0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * done))
+        )
 
     schedulers = [torch.optim.lr_scheduler.LambdaLR(one, share) for one in optimizers]
     prove(model, optimizers, schedulers)

@@ -44,10 +44,10 @@ for folder in sys.argv[2:]:
     found[folder] = {"config": config, "unknown": sorted(unknown), "stopped": stopped,
                      "view": json.loads(printed.getvalue().splitlines()[-1])}
 Path("found.json").write_text(json.dumps(found))
-"""
+"""  # noqa: E501
 
-# The exported script, untouched but for this: accelerate leaves FSDP out on CPUs, though gloo can do it, and gloo's
-# teardown at exit aborts now and then.
+# The exported script, untouched but for this: accelerate leaves FSDP out on CPUs, though gloo can
+# do it, and gloo's teardown at exit aborts now and then.
 CPU_MAIN = """
 import os, sys
 import torch.distributed as dist
@@ -68,7 +68,9 @@ os._exit(0)
 """
 
 
-def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int) -> subprocess.CompletedProcess[str]:
+def trained(
+    python: Path, export_dir: Path, corpus: Path, num_ranks: int
+) -> subprocess.CompletedProcess[str]:
     """The export's own script, on so many ranks of this machine."""
     (export_dir / "cpu_main.py").write_text(CPU_MAIN)
     start = torchrun(python, num_ranks) if num_ranks > 1 else [python]

@@ -1,7 +1,9 @@
-"""`forerun run` of the tiny study as a real process on real Ray, killed in one part or another, then run to the end.
+"""`forerun run` of the tiny study as a real process on real Ray, killed in one part or another,
+then run to the end.
 
-Every process that a driver starts carries a mark in its environment, and its temporary folder is its own: what writes
-there is counted too, for Ray's agents write their titles over their environment.
+Every process that a driver starts carries a mark in its environment, and its temporary folder is
+its own: what writes there is counted too, for Ray's agents write their titles over their
+environment.
 """
 
 import json
@@ -25,7 +27,11 @@ from sweeps.store.lock import LOCK_NAME
 
 MARK = "FORERUN_TEST_MARK"
 RAY = ("--set", "cluster.backend=ray", "--set", "cluster.num_workers=2")
-PARTS = {"worker": r"^ray::RayWorker\.advance", "raylet": r"/raylet/raylet ", "gcs_server": r"/gcs_server "}
+PARTS = {
+    "worker": r"^ray::RayWorker\.advance",
+    "raylet": r"/raylet/raylet ",
+    "gcs_server": r"/gcs_server ",
+}
 
 
 class Driver:
@@ -33,15 +39,40 @@ class Driver:
 
     def __init__(self, plan, study, *arguments, environment=(), verb="run"):
         self.study, self.mark = study, uuid.uuid4().hex
-        command = [sys.executable, "-m", "launcher", verb, str(plan), "--study", str(study), "--json", *arguments]
-        diary = {"FORERUN_TEST_DIARY": str(diary_of(study)), "PYTHONPATH": str(Path(__file__).parent / "spy")}
-        environment = {**os.environ, **diary, **dict(environment), MARK: self.mark, "OMP_NUM_THREADS": "1"}
-        self.temporary = Path(tempfile.mkdtemp(prefix="fk-", dir="/tmp"))  # short: Ray's sockets lie below
+        command = [
+            sys.executable,
+            "-m",
+            "launcher",
+            verb,
+            str(plan),
+            "--study",
+            str(study),
+            "--json",
+            *arguments,
+        ]
+        diary = {
+            "FORERUN_TEST_DIARY": str(diary_of(study)),
+            "PYTHONPATH": str(Path(__file__).parent / "spy"),
+        }
+        environment = {
+            **os.environ,
+            **diary,
+            **dict(environment),
+            MARK: self.mark,
+            "OMP_NUM_THREADS": "1",
+        }
+        # short: Ray's sockets lie below
+        self.temporary = Path(tempfile.mkdtemp(prefix="fk-", dir="/tmp"))
         environment["TMPDIR"] = str(self.temporary)
         self.errors = study.with_name(f"{study.name}-{self.mark[:8]}.err")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
             )
 
     def said(self):
@@ -55,8 +86,12 @@ class Driver:
             if not entry.name.isdigit():
                 continue
             try:
-                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes() or self._is_written_by(entry):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if f"{MARK}={self.mark}".encode() in (
+                    entry / "environ"
+                ).read_bytes() or self._is_written_by(entry):
+                    found[int(entry.name)] = (
+                        (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    )
             except OSError:
                 continue
         if self.process.poll() is None:  # just started, it may not show its environment yet
@@ -65,7 +100,10 @@ class Driver:
 
     def _is_written_by(self, entry):
         """Whether a process holds a file of the temporary folder open."""
-        return any(str(handle.readlink()).startswith(f"{self.temporary}/") for handle in (entry / "fd").iterdir())
+        return any(
+            str(handle.readlink()).startswith(f"{self.temporary}/")
+            for handle in (entry / "fd").iterdir()
+        )
 
     def pids(self, part):
         return [pid for pid, line in self.processes().items() if re.search(PARTS[part], line)]
@@ -130,24 +168,33 @@ def kill(plan, study, what, at_outcomes, *, environment=(), settings=RAY):
 
     Args:
         plan, study: as for `forerun run`.
-        what: worker, raylet or gcs_server (SIGKILL); driver (SIGKILL); SIGTERM, SIGINT, `SIGINT twice` (to the
-            driver's whole group, as a terminal does), SIGSTOP (another takes over, then it goes on).
+        what: worker, raylet or gcs_server (SIGKILL); driver (SIGKILL); SIGTERM, SIGINT, `SIGINT
+            twice` (to the driver's whole group, as a terminal does), SIGSTOP (another takes over,
+            then it goes on).
         at_outcomes: in the ledger.
         environment: of the driver.
         settings: further arguments of `forerun run`.
 
     Returns:
-        A row of the table: what was killed, how the driver ended and in how many seconds, what it cost.
+        A row of the table: what was killed, how the driver ended and in how many seconds, what it
+            cost.
     """
     first = Driver(plan, study, *settings, environment=environment)
     try:
         first.wait_for(lambda: first.num_outcomes() >= at_outcomes)
         assert first.process.poll() is None, first.said()
         row = {"what": what, "at_outcomes": first.num_outcomes()}
-        row |= _taken_over(first, plan, settings, environment) if what == "SIGSTOP" else _killed(first, what)
+        row |= (
+            _taken_over(first, plan, settings, environment)
+            if what == "SIGSTOP"
+            else _killed(first, what)
+        )
         row["orphans_gone_seconds"] = first.gone_within()
         row["said"] = first.said()
-        done_before, begun_before = set(Ledger.read(study).results()), len(diary_of(study).read_text().split())
+        done_before, begun_before = (
+            set(Ledger.read(study).results()),
+            len(diary_of(study).read_text().split()),
+        )
         drivers = 1 if row["exit_code"] == 0 else 2
         if drivers == 2 and what != "SIGSTOP":
             second = Driver(plan, study, *settings, environment=environment)
@@ -162,7 +209,9 @@ def kill(plan, study, what, at_outcomes, *, environment=(), settings=RAY):
         first.sweep_up()
     ledger = Ledger.read(study)
     assert done_before <= set(ledger.results()), "an outcome was lost"
-    assert not done_before & set(diary_of(study).read_text().split()[begun_before:]), "a finished run was run again"
+    assert not done_before & set(diary_of(study).read_text().split()[begun_before:]), (
+        "a finished run was run again"
+    )
     assert [result for result in ledger.results().values() if result.status == "failed"] == []
     return {**row, "drivers": drivers, "num_repeated": num_repeated(study)}
 
@@ -187,7 +236,11 @@ def _killed(first, what):
         code, body = first.end()
         return {"notice_seconds": noticed, "exit_code": code, "digest": body and body["digest"]}
     code, body = first.end()
-    return {"notice_seconds": time.monotonic() - began, "exit_code": code, "digest": body and body.get("digest")}
+    return {
+        "notice_seconds": time.monotonic() - began,
+        "exit_code": code,
+        "digest": body and body.get("digest"),
+    }
 
 
 def _taken_over(first, plan, settings, environment):
@@ -202,7 +255,8 @@ def _taken_over(first, plan, settings, environment):
         noticed = time.monotonic() - began
     finally:
         second.sweep_up()
-    (first.study / LOCK_NAME).unlink()  # what an operator does who knows that the holder will not come back
+    # what an operator does who knows that the holder will not come back
+    (first.study / LOCK_NAME).unlink()
     third = Driver(plan, first.study, *settings, environment=environment)
     try:
         code, body = third.end()
@@ -213,11 +267,18 @@ def _taken_over(first, plan, settings, environment):
     os.kill(first.process.pid, signal.SIGCONT)
     code, refused = first.end(seconds=90)
     assert Ledger.read(first.study).head_hash == head, "a stale driver wrote"
-    return {"notice_seconds": noticed, "exit_code": code, "digest": body["digest"], "stale_error": refused["error"]}
+    return {
+        "notice_seconds": noticed,
+        "exit_code": code,
+        "digest": body["digest"],
+        "stale_error": refused["error"],
+    }
 
 
 def _stop_between_records(driver):
-    """SIGSTOP, but not while SQLite's lock is held: that would keep everybody out until the process ends."""
+    """SIGSTOP, but not while SQLite's lock is held: that would keep everybody out until the process
+    ends.
+    """
     while True:
         os.kill(driver.process.pid, signal.SIGSTOP)
         connection = sqlite3.connect(driver.study / LEDGER_NAME, timeout=0, isolation_level=None)
@@ -236,7 +297,9 @@ def frozen_digest(study):
     """The digest of the study's frozen config, gates accepted as they are."""
     code, body = ask("freeze", study)
     if code in (3, 4):
-        closed = [gate["name"] for gate in ask("status", study)[1]["gates"] if gate["outcome"] != "passed"]
+        closed = [
+            gate["name"] for gate in ask("status", study)[1]["gates"] if gate["outcome"] != "passed"
+        ]
         accepts = [part for gate in closed for part in ("--accept", gate)]
         code, body = ask("freeze", study, *accepts, "--reason", "a test of kills")
     assert code == 0, body

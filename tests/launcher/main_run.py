@@ -1,4 +1,6 @@
-"""A tiny main run: a corpus of made-up sentences, a spec for the bank, and the decision that says the same."""
+"""A tiny main run: a corpus of made-up sentences, a spec for the bank, and the decision that says
+the same.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ QUIET_TORCH = pytest.mark.filterwarnings(
 )
 """What torch's sharding and checkpoints warn of among themselves; for a module's `pytestmark`."""
 WARMING = Schedule(
-    kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1, batch_warmup_steps=5, batch_warmup_stages=2
+    kind="cosine",
+    num_steps=12,
+    warmup_steps=3,
+    final_fraction=0.1,
+    batch_warmup_steps=5,
+    batch_warmup_stages=2,
 )
 """Its batches are such that two ranks can share them."""
 SENTENCE = "the loss of a small model falls as far as its width and its data let it fall"
@@ -57,12 +64,22 @@ def write_corpus(folder: Path, seed: int = 0) -> Manifest:
 
 
 def spec_of(data_id: str, **hparams: float) -> RunSpec:
-    base = Shape(num_layers=2, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=32)
+    base = Shape(
+        num_layers=2,
+        width=16,
+        num_heads=1,
+        num_kv_heads=1,
+        ffn_width=32,
+        vocab_size=256,
+        seq_len=32,
+    )
     return RunSpec(
         shape=base.at_width(32),
         base_shape=base,
         parametrization=named("mup"),
-        hparams=Hparams(**{"learning_rate": 2**-5, "weight_decay": 0.1, "clip_norm": 0.5, **hparams}),
+        hparams=Hparams(
+            **{"learning_rate": 2**-5, "weight_decay": 0.1, "clip_norm": 0.5, **hparams}
+        ),
         schedule=Schedule(kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1),
         batch_tokens=8 * 32,
         data_id=data_id,
@@ -71,7 +88,9 @@ def spec_of(data_id: str, **hparams: float) -> RunSpec:
     )
 
 
-def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_steps: int = 4) -> Decision:
+def decision_of(
+    spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_steps: int = 4
+) -> Decision:
     return Decision(
         schema_version=SCHEMA_VERSION,
         shape=spec.shape,
@@ -111,20 +130,28 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, num_ranks: int = 1, every_
         precision="float32",
         parallelism=Parallelism(data_parallel_shard=num_ranks),
         checkpointing=Checkpointing(every_steps=every_steps),
-        predicted=PredictedLoss(loss_nats=2.5, low_nats=2.0, high_nats=3.0, level=0.9, extrapolation=10.0),
+        predicted=PredictedLoss(
+            loss_nats=2.5, low_nats=2.0, high_nats=3.0, level=0.9, extrapolation=10.0
+        ),
         abort=AbortPolicy(on_non_finite=True, train_loss_above_nats=math.log(256) + 1),
     )
 
 
-def tiny_decision(corpus: Path, *, num_ranks: int = 1, every_steps: int = 4, **hparams: float) -> Decision:
+def tiny_decision(
+    corpus: Path, *, num_ranks: int = 1, every_steps: int = 4, **hparams: float
+) -> Decision:
     manifest = read_manifest(corpus)
-    return decision_of(spec_of(manifest.data_id, **hparams), manifest, num_ranks=num_ranks, every_steps=every_steps)
+    return decision_of(
+        spec_of(manifest.data_id, **hparams), manifest, num_ranks=num_ranks, every_steps=every_steps
+    )
 
 
 def by_muon(corpus: Path) -> RunSpec:
     """The tiny run by Muon, in which no two kinds of parameter share a rate."""
     spec = spec_of(read_manifest(corpus).data_id, adamw_learning_rate=0.01, adamw_weight_decay=0.2)
-    return dataclasses.replace(spec, optimizer="muon", parametrization=named("mup", muon_rate="match_rms_adamw"))
+    return dataclasses.replace(
+        spec, optimizer="muon", parametrization=named("mup", muon_rate="match_rms_adamw")
+    )
 
 
 def all_choices(corpus: Path) -> RunSpec:
@@ -132,10 +159,18 @@ def all_choices(corpus: Path) -> RunSpec:
     spec = spec_of(read_manifest(corpus).data_id)
     base = dataclasses.replace(spec.base_shape, num_layers=1, family="gpt2")
     return dataclasses.replace(
-        spec, base_shape=base, shape=base.at_width(32).at_depth(2), parametrization=named("completep"), schedule=WARMING
+        spec,
+        base_shape=base,
+        shape=base.at_width(32).at_depth(2),
+        parametrization=named("completep"),
+        schedule=WARMING,
     )
 
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Step -> training loss of a run, in nats."""
-    return {line["step"]: line["train_loss_nats"] for line in metrics.read(run_dir) if "train_loss_nats" in line}
+    return {
+        line["step"]: line["train_loss_nats"]
+        for line in metrics.read(run_dir)
+        if "train_loss_nats" in line
+    }

@@ -21,16 +21,23 @@ def spec_for(data_id: str, *, of_shape: dict[str, Any] | None = None, **changes:
     """A run with grouped key/value heads, and no forward multiplier equal to one."""
     shape = dataclasses.replace(SHAPE, **(of_shape or {}))
     spec = spec_of(data_id, embedding_multiplier=2.0, output_multiplier=1.5)
-    return dataclasses.replace(spec, **{"shape": shape, "base_shape": shape.at_width(32), **changes})
+    return dataclasses.replace(
+        spec, **{"shape": shape, "base_shape": shape.at_width(32), **changes}
+    )
 
 
 def decision_for(manifest: Manifest, spec: RunSpec, num_ranks: int = 1, **changes: Any) -> Decision:
-    return dataclasses.replace(decision_of(spec, manifest, num_ranks=num_ranks, every_steps=10), **changes)
+    return dataclasses.replace(
+        decision_of(spec, manifest, num_ranks=num_ranks, every_steps=10), **changes
+    )
 
 
 def with_hidden_eps(decision: Decision, divisor: float) -> Decision:
     """Matrices inside the blocks with a smaller eps, as `--use-mup` gives them."""
-    groups = tuple(dataclasses.replace(g, eps=g.eps / divisor) if g.kind == "hidden" else g for g in decision.groups)
+    groups = tuple(
+        dataclasses.replace(g, eps=g.eps / divisor) if g.kind == "hidden" else g
+        for g in decision.groups
+    )
     return dataclasses.replace(decision, groups=groups)
 
 

@@ -33,26 +33,37 @@ def _mean_near(share, num_steps):
     return expected(steps, num_steps)[near].mean()
 
 
-def predicted(num_steps=NUM_STEPS, memory_octaves=2.0, end_share=END_SHARE, curve_share=CURVE_SHARE):
+def predicted(
+    num_steps=NUM_STEPS, memory_octaves=2.0, end_share=END_SHARE, curve_share=CURVE_SHARE
+):
     arm = np.hypot(end_share, curve_share)
     points = tuple(
         CurvePoint(
-            step=round(share * num_steps), loss_nats=float(middle), low_nats=float(middle * np.exp(-arm)),
+            step=round(share * num_steps),
+            loss_nats=float(middle),
+            low_nats=float(middle * np.exp(-arm)),
             high_nats=float(middle * np.exp(arm)),
         )
         for share in SHARES
         for middle in [_mean_near(share, num_steps)]
-    )  # fmt: skip
+    )
     return PredictedLoss(
-        loss_nats=END_NATS, low_nats=END_NATS * np.exp(-end_share), high_nats=END_NATS * np.exp(end_share),
-        level=LEVEL, extrapolation=10.0, curve=points, memory_octaves=memory_octaves,
-    )  # fmt: skip
+        loss_nats=END_NATS,
+        low_nats=END_NATS * np.exp(-end_share),
+        high_nats=END_NATS * np.exp(end_share),
+        level=LEVEL,
+        extrapolation=10.0,
+        curve=points,
+        memory_octaves=memory_octaves,
+    )
 
 
 def decision(num_steps=NUM_STEPS, forecast=None, warmup_steps=20, **changes) -> Decision:
     spec = dataclasses.replace(
         spec_of("data"),
-        schedule=Schedule(kind="cosine", num_steps=num_steps, warmup_steps=warmup_steps, final_fraction=0.1),
+        schedule=Schedule(
+            kind="cosine", num_steps=num_steps, warmup_steps=warmup_steps, final_fraction=0.1
+        ),
     )
     made = decision_of(spec, MANIFEST)
     return dataclasses.replace(made, predicted=forecast or predicted(num_steps), **changes)
@@ -67,14 +78,20 @@ def losses_of(rng, num_steps=NUM_STEPS, noise=0.03, departure=0.0):
 def columns_of(losses, **given) -> LogColumns:
     steps = given.pop("steps", np.arange(1, len(losses) + 1, dtype=np.float64))
     scalars = {name: given.pop(name, np.full(len(steps), np.nan)) for name in SCALARS}
-    validation = {name: given.pop(name, np.empty(0)) for name in ("validation_steps", "validation_loss_nats")}
+    validation = {
+        name: given.pop(name, np.empty(0)) for name in ("validation_steps", "validation_loss_nats")
+    }
     ranks = {"rank_steps": steps, **given} if "rank_seconds" in given else given
-    return LogColumns(steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **ranks)
+    return LogColumns(
+        steps=steps, train_loss_nats=np.asarray(losses), **scalars, **validation, **ranks
+    )
 
 
 def header(step=0, num_ranks=2, after_seconds=0.0):
     started_at = (BEGAN + datetime.timedelta(seconds=after_seconds)).isoformat()
-    return dataclasses.replace(watched_case.header(step), num_ranks=num_ranks, started_at=started_at)
+    return dataclasses.replace(
+        watched_case.header(step), num_ranks=num_ranks, started_at=started_at
+    )
 
 
 def started(**given):

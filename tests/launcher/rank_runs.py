@@ -1,4 +1,5 @@
-"""Runs of two ranks, one after the other under one torchrun: its start costs as much as they do. See `two_ranks`.
+"""Runs of two ranks, one after the other under one torchrun: its start costs as much as they do.
+See `two_ranks`.
 
 torchrun --nproc-per-node 2 rank_runs.py CORPUS OUT
 """
@@ -56,7 +57,9 @@ def drawing(name, *given, drawn=assembly.drawn):
 
 
 def counting(name, *given, **places):
-    """Counts exchanges of gradients, of replicas where there are some; by `split` no rank has room for a whole one."""
+    """Counts exchanges of gradients, of replicas where there are some; by `split` no rank has room
+    for a whole one.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if name.startswith("split"):
             patch.setattr(passes, "_device_bytes", lambda: 0.0)
@@ -64,8 +67,9 @@ def counting(name, *given, **places):
     EXCHANGED[name] = heard = []
     if "replicas" in name:
         dist.all_reduce = lambda tensor, op=dist.ReduceOp.SUM, group=None, **how: (
-            heard.extend([tensor] * (op != MAX and group is not None)), all_reduce(tensor, op, group, **how)
-        )[-1]  # fmt: skip
+            heard.extend([tensor] * (op != MAX and group is not None)),
+            all_reduce(tensor, op, group, **how),
+        )[-1]
     else:
         RecordingReduceScatter.of(trainer.model).heard = heard
     return trainer
@@ -77,7 +81,10 @@ def runs_of(corpus):
     muon = decision_of(by_muon(corpus), read_manifest(corpus), num_ranks=2)
     watched = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
     watched = dataclasses.replace(tiny, monitoring=watched)
-    small, replicas = {"microbatch_sequences": 1}, {"data_parallel_shard": 1, "data_parallel_replicate": 2}
+    small, replicas = (
+        {"microbatch_sequences": 1},
+        {"data_parallel_shard": 1, "data_parallel_replicate": 2},
+    )
     layouts = {
         "small": Parallelism(data_parallel_shard=2, **small),
         "split": Parallelism(data_parallel_shard=2, **small),
@@ -91,9 +98,17 @@ def runs_of(corpus):
         },
         "plain": (tiny, Trainer, False),
         "cut": (tiny, Trainer, True),
-        "choices": (decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2), Trainer, False),
+        "choices": (
+            decision_of(all_choices(corpus), read_manifest(corpus), num_ranks=2),
+            Trainer,
+            False,
+        ),
         "watched": (watched, partial(ruled, "watched"), False),
-        "muon": (dataclasses.replace(muon, monitoring=Monitoring(layers_every_steps=5)), partial(ruled, "muon"), True),
+        "muon": (
+            dataclasses.replace(muon, monitoring=Monitoring(layers_every_steps=5)),
+            partial(ruled, "muon"),
+            True,
+        ),
         "flipped": (watched, Flipping, False),
         "back": (care_decision(corpus, num_ranks=2), poisoned, False),
     }
@@ -119,7 +134,9 @@ def main():
     if dist.get_rank() == 0:
         told = {name: len(heard) for name, heard in EXCHANGED.items()}
         (out / "exchanged.json").write_text(json.dumps(told))
-        (out / "ruler.json").write_text(json.dumps({name: ruler.measured for name, ruler in RULERS.items()}))
+        (out / "ruler.json").write_text(
+            json.dumps({name: ruler.measured for name, ruler in RULERS.items()})
+        )
     dist.barrier()
     os._exit(0)
 

@@ -1,4 +1,6 @@
-"""A study's workers on several machines that are one process: real banks, machines by name, some that are odd."""
+"""A study's workers on several machines that are one process: real banks, machines by name, some
+that are odd.
+"""
 
 import contextlib
 from unittest import mock
@@ -36,7 +38,11 @@ class Machines:
 
     def site(self):
         """Of the worker at work."""
-        return {"host": self.hosts[self.current], "process": str(self.pids[self.current]), "cpu": "one kind"}
+        return {
+            "host": self.hosts[self.current],
+            "process": str(self.pids[self.current]),
+            "cpu": "one kind",
+        }
 
     def start(self, worker, call):
         self.pools[worker].start(0, call)
@@ -88,7 +94,9 @@ class Corruption:
 
 @contextlib.contextmanager
 def machines(hosts, corrupt=(), **how):
-    """`forerun` in this process finds those machines; yields the list of the pools that it started."""
+    """`forerun` in this process finds those machines; yields the list of the pools that it
+    started.
+    """
     corruption, pools = Corruption(corrupt, **how), []
     gather = BankAdamW.gather_gradients
 

@@ -1,4 +1,6 @@
-"""A Python script in a job's place: what it can say is its head, and a signal is sent when a file is there."""
+"""A Python script in a job's place: what it can say is its head, and a signal is sent when a file
+is there.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,14 @@ def end(event="finished", code=0, number=12):
     text = {"event": event, "exit_code": code, "step": number, "reason": "", "validation_loss_nats": None}
     (run / "ending.json").write_text(json.dumps(text))
     sys.exit(bool(code))
-"""
+"""  # noqa: E501
 
 
 def _unless_ignored(number: signal.Signals) -> object:
-    reason = f"{number.name} is ignored here, as under nohup or in the background, and by processes that tests start"
+    reason = (
+        f"{number.name} is ignored here, as under nohup or in the background, and by "
+        "processes that tests start"
+    )
     ignored = signal.getsignal(number) == signal.SIG_IGN
     return pytest.param(number, marks=pytest.mark.skipif(ignored, reason=reason))
 

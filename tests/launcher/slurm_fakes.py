@@ -1,4 +1,6 @@
-"""A machine for sbatch scripts on which SLURM is shell scripts, fakes that tell in `seen/` what they saw."""
+"""A machine for sbatch scripts on which SLURM is shell scripts, fakes that tell in `seen/` what
+they saw.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,35 @@ JOB_ID = f"9{os.getpid()}"
 
 
 def put_fakes(folder: Path, fakes: Mapping[str, str]) -> dict[str, str]:
-    """Write the fakes, `scontrol` among them, by their names; the environment of a job on this machine."""
+    """Write the fakes, `scontrol` among them, by their names; the environment of a job on this
+    machine.
+    """
     (folder / "bin").mkdir()
     (folder / "seen").mkdir()
     for name, text in {"scontrol": SCONTROL, **fakes}.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": JOB_ID, "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "2", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **slurm, "SEEN": str(folder / "seen"), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    slurm = {
+        "SLURM_JOB_ID": JOB_ID,
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_CPUS_ON_NODE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    return {
+        **os.environ,
+        **slurm,
+        "SEEN": str(folder / "seen"),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
 
 
 @contextlib.contextmanager
-def machine(folder: Path, fakes: Mapping[str, str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts scripts, with more variables by name; what they say is in `said`, and none of them outlives the block."""
+def machine(
+    folder: Path, fakes: Mapping[str, str]
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts scripts, with more variables by name; what they say is in `said`, and none of them
+    outlives the block.
+    """
     environment, started = put_fakes(folder, fakes), []
 
     def start(text: str, **more: object) -> subprocess.Popen[bytes]:
@@ -35,7 +53,9 @@ def machine(folder: Path, fakes: Mapping[str, str]) -> Iterator[Callable[..., su
         script.write_text(text)
         given = {**environment, **{name: str(value) for name, value in more.items()}}
         with (folder / "said").open("ab") as said:
-            job = subprocess.Popen(["bash", str(script)], env=given, stdout=said, stderr=said, start_new_session=True)
+            job = subprocess.Popen(
+                ["bash", str(script)], env=given, stdout=said, stderr=said, start_new_session=True
+            )
         started.append(job)
         return job
 

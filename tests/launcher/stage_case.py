@@ -1,4 +1,6 @@
-"""A stage whose runs take place in this process, on one rank: no fault that kills, and seconds instead of minutes."""
+"""A stage whose runs take place in this process, on one rank: no fault that kills, and seconds
+instead of minutes.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ class HereStage(RehearsalFolder):
     def run(self, name, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0):
         config = write_launch(self.folder / "frozen", self.decision)
         options = RankOptions(
-            config=config, data=self.corpus, out=self.path(name), stop_after=stop_after, allow_world_size=True,
+            config=config,
+            data=self.corpus,
+            out=self.path(name),
+            stop_after=stop_after,
+            allow_world_size=True,
             code=self.code_dir,
-        )  # fmt: skip
+        )
         told = Flag()
         build = builder([*self.faults, *faults])
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,6 @@
-"""Everything a plan can choose, at once and from the command line: frozen, launched and verified."""
+"""Everything a plan can choose, at once and from the command line: frozen, launched and
+verified.
+"""
 
 import dataclasses
 
@@ -48,12 +50,19 @@ def frozen(tmp_path_factory):
             text = " ".join(words[::order][number % 7 :] * 18) + f" {name} {number}"
             (folder / name / f"{number}.txt").write_text(text)
     sources = [f"{name}={folder / name}" for name in ("prose", "code")]
-    code, body = ask("tokenize", *sources, "--out", folder / "corpus", "--validation-fraction", "0.3")
+    code, body = ask(
+        "tokenize", *sources, "--out", folder / "corpus", "--validation-fraction", "0.3"
+    )
     assert code == 0, body
     plan = plan_with(folder, CHOICES)
     code, body = ask("run", plan, "--study", folder / "study")
     assert code == 0, body
-    gates = [part for gate in body["gates"] if gate["outcome"] != "passed" for part in ("--accept", gate["name"])]
+    gates = [
+        part
+        for gate in body["gates"]
+        if gate["outcome"] != "passed"
+        for part in ("--accept", gate["name"])
+    ]
     code, body = ask("freeze", folder / "study", *gates, *(["--reason", "a toy"] if gates else []))
     assert code == 0, body
     return folder / "study" / "frozen" / body["digest"]
@@ -64,19 +73,32 @@ def test_the_frozen_numbers_are_those_that_the_proxies_trained_with(frozen):
     point = {"learning_rate": 0.01, "warmup_fraction": 0.1, "clip_norm": 1.0}
     proxy = study.run(shape=decision.shape, point=point, seed=0, num_steps=10)
     assert proxy.parametrization == decision.parametrization
-    wanted = named("completep", depth_alpha=0.5, weight_decay="independent", decayed="two_dimensional")
+    wanted = named(
+        "completep", depth_alpha=0.5, weight_decay="independent", decayed="two_dimensional"
+    )
     assert decision.parametrization == wanted
-    rate = max(group.learning_rate for group in decision.groups)  # of the embedding, which nothing scales
+    # of the embedding, which nothing scales
+    rate = max(group.learning_rate for group in decision.groups)
     alike = dataclasses.replace(
-        proxy, hparams=dataclasses.replace(proxy.hparams, learning_rate=rate, clip_norm=decision.clip_norm)
+        proxy,
+        hparams=dataclasses.replace(
+            proxy.hparams, learning_rate=rate, clip_norm=decision.clip_norm
+        ),
     )
     table = {p.name: p for p in parameter_table(alike)}
     assert {(g.kind, g.learning_rate, g.weight_decay, g.init_std) for g in decision.groups} == {
         (p.kind, p.learning_rate, p.weight_decay, p.init_std) for p in table.values()
     }
     assert forward_numbers(alike) == decision.forward
-    assert proxy.schedule.batch_warmup_stages == decision.learning_rate.schedule.batch_warmup_stages == 2
-    assert decision.data.data_id == TokenStore(study.corpus, weights=dict(decision.data.weights)).manifest.data_id
+    assert (
+        proxy.schedule.batch_warmup_stages
+        == decision.learning_rate.schedule.batch_warmup_stages
+        == 2
+    )
+    assert (
+        decision.data.data_id
+        == TokenStore(study.corpus, weights=dict(decision.data.weights)).manifest.data_id
+    )
     assert decision.data.data_id != TokenStore(study.corpus).manifest.data_id
     assert decision.num_tokens < decision.learning_rate.schedule.num_steps * decision.batch_tokens
 

@@ -1,4 +1,6 @@
-"""The first line of what people read is the answer; `--full` has the rest, `--json` all of it as before."""
+"""The first line of what people read is the answer; `--full` has the rest, `--json` all of it as
+before.
+"""
 
 import copy
 import re
@@ -11,10 +13,20 @@ from launcher.answers.main_run_estimate import time_text
 from launcher.answers.outcome import closing_text, decide_line, gate_lines, outcome_line
 from launcher.study.gates import Gate
 
-SEEDS = {"gates": ["transfer", "ladder_tuned"], "sets": ["transfer.num_seeds=6"], "num_runs": 24, "flops": 1e12,
-         "seconds": 240.0, "usd": None, "times_spent": 1.9}  # fmt: skip
+SEEDS = {
+    "gates": ["transfer", "ladder_tuned"],
+    "sets": ["transfer.num_seeds=6"],
+    "num_runs": 24,
+    "flops": 1e12,
+    "seconds": 240.0,
+    "usd": None,
+    "times_spent": 1.9,
+}
 SPEND = SEEDS | {"gates": ["transfer"], "sets": [], "usd": 3.5}
-CLOSED = [{"name": name, "outcome": "cannot_tell", "reason": f"why {name}"} for name in ("transfer", "ladder_tuned")]
+CLOSED = [
+    {"name": name, "outcome": "cannot_tell", "reason": f"why {name}"}
+    for name in ("transfer", "ladder_tuned")
+]
 
 
 @pytest.fixture
@@ -29,7 +41,9 @@ def test_a_study_says_first_whether_to_launch(body, tmp_path):
     body["gates"] = [gate for gate in body["gates"] if gate["name"] != "transfer"] + CLOSED
     before = copy.deepcopy(body)
     text = closing_text(body, SEEDS, tmp_path)
-    assert text.splitlines()[0].startswith("cannot tell") and text.splitlines()[1].startswith("to decide: forerun run ")
+    assert text.splitlines()[0].startswith("cannot tell") and text.splitlines()[1].startswith(
+        "to decide: forerun run "
+    )
     assert len(text.splitlines()) <= 38  # `run` adds the report and the next command
     assert body == before
     body["gates"][0]["outcome"] = "failed"
@@ -42,10 +56,15 @@ def test_gates_that_lack_the_same_runs_are_one_line(body):
     body["gates"] = CLOSED
     (line,) = gate_lines(body, SEEDS)
     assert "transfer" in line and "ladder_tuned" in line and "why" not in line
-    assert len(gate_lines(body, None)) == 2, "without runs that decide both, each has its own reason"
+    assert len(gate_lines(body, None)) == 2, (
+        "without runs that decide both, each has its own reason"
+    )
     assert "why transfer" in gate_lines(body, None)[0]
     body["accepted"] = {"transfer": "we know"}
-    assert sum("we know" in line for line in gate_lines(body, SEEDS | {"gates": ["ladder_tuned"]})) == 1
+    assert (
+        sum("we know" in line for line in gate_lines(body, SEEDS | {"gates": ["ladder_tuned"]}))
+        == 1
+    )
 
 
 def test_what_would_decide_is_one_command_with_its_time_and_price(tmp_path):
@@ -53,7 +72,9 @@ def test_what_would_decide_is_one_command_with_its_time_and_price(tmp_path):
     assert line.count("\n") == 0 and "--fork" in line and "--set transfer.num_seeds=6" in line
     assert "+24 runs" in line and "4 min" in line and "USD" not in line
     assert "times what the study has spent" not in line
-    assert "4.7 times what the study has spent" in decide_line(SEEDS | {"times_spent": 4.7}, tmp_path)
+    assert "4.7 times what the study has spent" in decide_line(
+        SEEDS | {"times_spent": 4.7}, tmp_path
+    )
     assert " --spend " in decide_line(SPEND, tmp_path) and "USD 3.5" in decide_line(SPEND, tmp_path)
     assert decide_line(None, tmp_path) == ""
 
@@ -73,7 +94,9 @@ def test_an_estimate_for_a_laptop_is_short_and_names_no_gpu(finished):
     assert "H100" in forerun("estimate", finished / "plan.toml", "--gpu", "H100")[1]
     full = forerun("estimate", finished / "plan.toml", "--full")[1]
     assert full.splitlines()[0] == text.splitlines()[0] and "memory of a rank" in full
-    assert ask("estimate", finished / "plan.toml") == ask("estimate", finished / "plan.toml", "--full")
+    assert ask("estimate", finished / "plan.toml") == ask(
+        "estimate", finished / "plan.toml", "--full"
+    )
 
 
 def test_status_and_freeze_say_first_what_came_of_the_study(copied, monkeypatch):

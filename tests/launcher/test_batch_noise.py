@@ -1,4 +1,6 @@
-"""The gradient noise of a main run that accumulates: measured in passing, carried over a stop, shown by the watch."""
+"""The gradient noise of a main run that accumulates: measured in passing, carried over a stop,
+shown by the watch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class Recorded(Trainer):
 
     def gradients(self, step):
         found = super().gradients(step)
-        self.seen[step] = (found[1].item(), None if self.part is None else (self.part[0], self.part[1].item()))
+        self.seen[step] = (
+            found[1].item(),
+            None if self.part is None else (self.part[0], self.part[1].item()),
+        )
         return found
 
 
@@ -84,8 +89,12 @@ class Half:
         return np.concatenate([batch[self.half * rows : (self.half + 1) * rows]] * 2)
 
 
-def test_ranks_without_accumulation_measure_each_ones_own_gradient(two_ranks, one_rank, corpus, tmp_path):
-    """Held against one rank that computes either's part at the same step; all of it up to rounding."""
+def test_ranks_without_accumulation_measure_each_ones_own_gradient(
+    two_ranks, one_rank, corpus, tmp_path
+):
+    """Held against one rank that computes either's part at the same step; all of it up to
+    rounding.
+    """
     squares = []
 
     class Halves(Trainer):
@@ -103,7 +112,9 @@ def test_ranks_without_accumulation_measure_each_ones_own_gradient(two_ranks, on
 
     decision = tiny_decision(corpus)
     assert train(decision, corpus, tmp_path, build=Halves, stop_after=5).exit_code == 0
-    [(signal, noise), *_] = manifest_of(two_ranks / "plain" / "run" / CHECKPOINTS, 8).carried["BatchNoise"]
+    [(signal, noise), *_] = manifest_of(two_ranks / "plain" / "run" / CHECKPOINTS, 8).carried[
+        "BatchNoise"
+    ]
     tokens = decision.batch_tokens
     assert signal + noise / tokens == pytest.approx(squares[2], rel=1e-4)
     assert signal + noise / (tokens / 2) == pytest.approx(np.mean(squares[:2]), rel=1e-4)
@@ -118,7 +129,9 @@ def test_measuring_changes_no_bit_and_a_stop_loses_nothing(one_rank, corpus, tmp
     train(accumulating(corpus), corpus, tmp_path / "stopped", stop_after=17)
     train(accumulating(corpus), corpus, tmp_path / "stopped")
     runs = [tmp_path / name / "run" for name in ("without", "with", "stopped")]
-    without, whole, stopped = ({line["step"]: line for line in metrics.read(run) if "lr" in line} for run in runs)
+    without, whole, stopped = (
+        {line["step"]: line for line in metrics.read(run) if "lr" in line} for run in runs
+    )
     assert losses(runs[0]) == losses(runs[1]) == losses(runs[2])
     told = {step: [line.get(name) for name in COLUMNS] for step, line in whole.items()}
     assert told == {step: [line.get(name) for name in COLUMNS] for step, line in stopped.items()}
@@ -152,8 +165,18 @@ def test_splits_of_a_planted_gradient_are_right_on_average():
 @pytest.mark.parametrize(
     ("scale", "low", "high", "said"),
     [
-        (2e5, 1.5e5, 3e5, "200,000 tokens (150,000 to 300,000); the batch of 256 tokens is under it"),
-        (np.nan, 100.0, np.nan, "not told tokens (100 or more); the batch of 256 tokens is about it"),
+        (
+            2e5,
+            1.5e5,
+            3e5,
+            "200,000 tokens (150,000 to 300,000); the batch of 256 tokens is under it",
+        ),
+        (
+            np.nan,
+            100.0,
+            np.nan,
+            "not told tokens (100 or more); the batch of 256 tokens is about it",
+        ),
         (100.0, 50.0, 200.0, "100 tokens (50 to 200); the batch of 256 tokens is over it"),
     ],
 )
@@ -163,7 +186,10 @@ def test_the_watch_shows_the_newest_noise_scale_and_calls_no_alarm(scale, low, h
     for name, value in zip(COLUMNS, (scale, low, high), strict=True):
         told[name][700] = value
     losses_nats = losses_of(rng)
-    found, plain = judge(decision(), columns_of(losses_nats, **told)), judge(decision(), columns_of(losses_nats))
+    found, plain = (
+        judge(decision(), columns_of(losses_nats, **told)),
+        judge(decision(), columns_of(losses_nats)),
+    )
     assert found.alerts == plain.alerts
     assert any(said in line for line in figure_lines(found.figures))
     assert plain.figures["noise_scale_interval_tokens"] is None

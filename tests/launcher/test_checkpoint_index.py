@@ -1,4 +1,6 @@
-"""A checkpoint's index is looked at before torch opens it: torch's own passes, whatever would call more does not."""
+"""A checkpoint's index is looked at before torch opens it: torch's own passes, whatever would call
+more does not.
+"""
 
 import collections
 import os
@@ -78,7 +80,7 @@ def test_a_payload_inside_an_index_is_refused(written):
 
 
 TRICKS = {
-    "name put together from the memo": b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94h\x00h\x01\x93\x8c\x01:\x85R.",
+    "name put together from the memo": b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94h\x00h\x01\x93\x8c\x01:\x85R.",  # noqa: E501
     "name after a pop": b"\x80\x04\x8c\x05torch\x8c\x02os\x8c\x06system\x8c\x04Size0\x93.",
     "extension": b"\x80\x04\x82\x01.",
     "persistent": b"P1\n.",

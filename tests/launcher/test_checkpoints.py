@@ -1,4 +1,6 @@
-"""Checkpoints as folders: complete or absent, hashed, the newest good one wins, the only good one stays."""
+"""Checkpoints as folders: complete or absent, hashed, the newest good one wins, the only good one
+stays.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from launcher.trainer.checkpoints import (
     complete,
     kept_steps,
     newest_good,
-)  # fmt: skip
+)
 from proxies.core import canon, plain_files
 
 DIGEST = "d" * 64
@@ -41,7 +43,12 @@ def names(root):
 
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [("__0_0.distcp", "flip"), ("__0_0.distcp", "remove"), (".metadata", "truncate"), ("manifest.json", "remove")],
+    [
+        ("__0_0.distcp", "flip"),
+        ("__0_0.distcp", "remove"),
+        (".metadata", "truncate"),
+        ("manifest.json", "remove"),
+    ],
 )
 def test_any_harm_to_any_file_is_found_and_set_aside(tmp_path, name, harm):
     save(tmp_path, 4)
@@ -80,13 +87,17 @@ def test_all_corrupt_is_refused_now_and_ever_after(tmp_path):
     for step in (4, 8):
         (save(tmp_path, step) / ".metadata").unlink()
     for _ in range(2):
-        with pytest.raises(CorruptError, match=r"only step-00000004\.corrupt, step-00000008\.corrupt: restore"):
+        with pytest.raises(
+            CorruptError, match=r"only step-00000004\.corrupt, step-00000008\.corrupt: restore"
+        ):
             newest_good(tmp_path, DIGEST, [])
 
 
 @pytest.mark.parametrize("name", ["manifest.json", ".metadata"])
 def test_what_cannot_be_read_is_not_corrupt(tmp_path, monkeypatch, name):
-    """A stale handle of a network file system: nothing is renamed, and the next try finds everything as it was."""
+    """A stale handle of a network file system: nothing is renamed, and the next try finds
+    everything as it was.
+    """
     save(tmp_path, 4)
     broken = save(tmp_path, 8) / name
     opened = plain_files._open_without_waiting
@@ -121,7 +132,10 @@ def test_an_emptied_folder_is_no_new_run(tmp_path, evidence):
 
 def test_refuses_another_configs(tmp_path):
     save(tmp_path, 4, digest="e" * 64)
-    with pytest.raises(CheckpointError, match=r"belongs to the launch config eeeeeeeeeeeeeeee\.\.\., this one is dddd"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"belongs to the launch config eeeeeeeeeeeeeeee\.\.\., this one is dddd",
+    ):
         newest_good(tmp_path, DIGEST, [])
     assert names(tmp_path) == ["step-00000004"]
 
@@ -168,7 +182,9 @@ def test_a_run_that_may_go_back_keeps_one_between_once_and_twice_as_old():
 
 ROTTEN = RefusedCheckpoint(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
 LEFT = RefusedCheckpoint(
-    step=12, text="checkpoint step-00000012 is of the part that a rollback undid: deleted", corrupt=False
+    step=12,
+    text="checkpoint step-00000012 is of the part that a rollback undid: deleted",
+    corrupt=False,
 )
 
 

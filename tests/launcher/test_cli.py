@@ -1,4 +1,6 @@
-"""The command line itself: exit codes, one JSON object, near names, and no traceback whatever is typed."""
+"""The command line itself: exit codes, one JSON object, near names, and no traceback whatever is
+typed.
+"""
 
 import json
 import subprocess
@@ -32,7 +34,9 @@ def test_every_verb_has_help_and_json(verb):
     assert "--json" in out
     command = cli.cli.get_command(click.Context(cli.cli), verb)
     assert all(
-        option.help for option in command.params if isinstance(option, click.Option) and option.name != "study_dir"
+        option.help
+        for option in command.params
+        if isinstance(option, click.Option) and option.name != "study_dir"
     )
 
 
@@ -48,7 +52,9 @@ def test_an_ask_to_end_is_an_interruption(name):
         f"{as_from_a_terminal}from launcher.cli import cli\n"
         f"cli.cli.main = lambda **_: exec({verb!r})\ncli.main(['verify', 'x', '--json'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, "Traceback" in done.stderr) == (130, False)
     assert json.loads(done.stdout)["message"].startswith("interrupted")
 
@@ -73,7 +79,7 @@ freeze nowhere --accept fit|2|--accept GATE and --reason TEXT go together
 verify /dev/zero|2|/dev/zero: cannot be read: it is a device: must be a plain file
 verify list.json|2|a launch config must hold `digest` and `decision`
 export list.json --to jax|2|--to jax: must be one of native, torchtitan, huggingface, megatron-lm, olmo-core
-"""
+"""  # noqa: E501
 LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
 
 
@@ -81,8 +87,16 @@ LINES = [line.split("|") for line in BAD_LINES.strip().splitlines()]
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("typed")
     write_corpus(folder)
-    losses = [f"{n},{d},{1.2 + 40 * n**-0.34 + 60 * d**-0.37}" for n in (1e5, 2e5, 4e5) for d in (1e6, 3e6)]
-    rates = [f"{width},{2.0**octave},{3 + 0.1 * octave**2}" for width in (32, 64) for octave in range(-3, 3)]
+    losses = [
+        f"{n},{d},{1.2 + 40 * n**-0.34 + 60 * d**-0.37}"
+        for n in (1e5, 2e5, 4e5)
+        for d in (1e6, 3e6)
+    ]
+    rates = [
+        f"{width},{2.0**octave},{3 + 0.1 * octave**2}"
+        for width in (32, 64)
+        for octave in range(-3, 3)
+    ]
     files = {
         "plan.toml": "# a plan",
         "good.csv": "\n".join(["params,tokens,loss", *losses]),
@@ -130,7 +144,10 @@ def test_the_installed_command_and_the_module_are_one():
         main(["--version"])
     assert stop.value.code == 0
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", "status", "nowhere", "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "launcher", "status", "nowhere", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, json.loads(done.stdout)["error"]) == (2, "StudyMissing")
 
@@ -139,13 +156,17 @@ EARLY = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
 os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, while click is being imported
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize("start", ["-m launcher", "-c 'from launcher.__main__ import main; main()'"])
+@pytest.mark.parametrize(
+    "start", ["-m launcher", "-c 'from launcher.__main__ import main; main()'"]
+)
 def test_an_interruption_before_click_is_there_is_one_line(tmp_path, start):
     (tmp_path / "click.py").write_text(EARLY)
     paths = f"{tmp_path}:{Path(cli.__file__).parents[1]}"
     command = f"PYTHONPATH={paths} exec {sys.executable} {start} flops"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "forerun: interrupted\n")

@@ -12,7 +12,18 @@ from tiny_study import forerun
 from launcher.cli import cli
 from launcher.verbs.doctor import SHELLS
 
-HEAVY = {"torch", "ray", "optuna", "wandb", "mup", "matplotlib", "scipy", "pydantic", "pyarrow", "rich"}
+HEAVY = {
+    "torch",
+    "ray",
+    "optuna",
+    "wandb",
+    "mup",
+    "matplotlib",
+    "scipy",
+    "pydantic",
+    "pyarrow",
+    "rich",
+}
 
 
 @pytest.fixture
@@ -23,7 +34,10 @@ def offered(monkeypatch):
         monkeypatch.setenv("_FORERUN_COMPLETE", "bash_complete")
         monkeypatch.setenv("COMP_WORDS", " ".join(["forerun", *words]))
         monkeypatch.setenv("COMP_CWORD", str(len(words)))
-        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as out, pytest.raises(SystemExit) as stop:
+        with (
+            contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as out,
+            pytest.raises(SystemExit) as stop,
+        ):
             cli.main([])
         out.seek(0)
         assert stop.value.code == 0
@@ -52,7 +66,10 @@ def test_the_script_of_every_shell(shell):
     assert (code, err) == (0, "")
     assert f"_FORERUN_COMPLETE={shell}_complete" in out
     code, printed, _ = forerun("completion", shell, "--json")
-    assert (code, json.loads(printed)) == (0, {"shell": shell, "line": SHELLS[shell], "script": out.removesuffix("\n")})
+    assert (code, json.loads(printed)) == (
+        0,
+        {"shell": shell, "line": SHELLS[shell], "script": out.removesuffix("\n")},
+    )
     assert SHELLS[shell] in forerun("completion", "--help")[1]
 
 
@@ -60,7 +77,8 @@ def test_no_help_and_no_key_press_loads_anything_heavy():
     """Every verb's own module, in one fresh interpreter."""
     code = (
         "import sys, click\nfrom launcher.cli import cli\n"
-        "for verb in cli._VERBS:\n    cli.cli.get_command(None, verb).get_help(click.Context(cli.cli))\n"
+        "for verb in cli._VERBS:\n    cli.cli.get_command(None, "
+        "verb).get_help(click.Context(cli.cli))\n"
         "    print(verb, *{name.split('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

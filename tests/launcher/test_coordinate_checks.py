@@ -1,4 +1,6 @@
-"""The coordinate check's runs are read by workers: whichever answers, in order; the driver's process loads no torch."""
+"""The coordinate check's runs are read by workers: whichever answers, in order; the driver's
+process loads no torch.
+"""
 
 import dataclasses
 import json
@@ -31,7 +33,9 @@ class Faulty:
 
     def start(self, worker, call):
         assert worker not in self.calls
-        self.calls[worker] = dataclasses.replace(call, probe=json.loads(canon.canonical(call.probe)))
+        self.calls[worker] = dataclasses.replace(
+            call, probe=json.loads(canon.canonical(call.probe))
+        )
         self.asked.append(call.probe["spec"]["seed"])
 
     def wait(self, timeout_seconds):
@@ -40,7 +44,9 @@ class Faulty:
         if self.faults:
             return [dataclasses.replace(self.faults.pop(0), worker=worker)]
         self.hosts[worker].start(worker, call)
-        return [dataclasses.replace(report, worker=worker) for report in self.hosts[worker].wait(1.0)]
+        return [
+            dataclasses.replace(report, worker=worker) for report in self.hosts[worker].wait(1.0)
+        ]
 
     def restart(self, worker):
         self.restarted.append(worker)
@@ -51,8 +57,13 @@ def case(tmp_path):
     """What makes hosts, and three runs of one width by their seeds."""
     spec = spec_of(write_corpus(tmp_path).data_id)
     constant = Schedule(kind="constant", num_steps=4)
-    specs = [dataclasses.replace(spec, numerics=Numerics(), schedule=constant, seed=seed) for seed in range(3)]
-    factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path))
+    specs = [
+        dataclasses.replace(spec, numerics=Numerics(), schedule=constant, seed=seed)
+        for seed in range(3)
+    ]
+    factory = HostFactory(
+        study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path)
+    )
     return factory, [CoordinateProbe(spec=each, axis="width") for each in specs]
 
 
@@ -60,7 +71,9 @@ def test_workers_read_runs_in_their_order_and_a_lost_one_is_read_again(case):
     factory, probes = case
     stops = []
     plain = _read(InlinePool(factory), probes, lambda: stops.append(None), 3)
-    assert len(stops) == 3 and [len(each.steps) for each in plain] == [4, 4, 4], "steps 0, 1, 2 and the last, 3"
+    assert len(stops) == 3 and [len(each.steps) for each in plain] == [4, 4, 4], (
+        "steps 0, 1, 2 and the last, 3"
+    )
     assert plain[0] != plain[1] and all(each.not_finite_step is None for each in plain)
     lost = Report(worker=0, error="worker lost", cause="lost_worker")
     pool = Faulty(factory, [lost])
@@ -71,7 +84,10 @@ def test_workers_read_runs_in_their_order_and_a_lost_one_is_read_again(case):
 def test_a_run_that_fails_as_often_as_allowed_ends_the_check(case):
     factory, probes = case
     memory = Report(worker=0, error="CUDA out of memory", cause="out_of_memory")
-    with pytest.raises(RunsFail, match=r"a run of width \d+ with 2 layers failed: out of memory: CUDA .* To do: give"):
+    with pytest.raises(
+        RunsFail,
+        match=r"a run of width \d+ with 2 layers failed: out of memory: CUDA .* To do: give",
+    ):
         _read(Faulty(factory, [memory] * 9), probes[:1], lambda: None, 3)
     pool = Faulty(factory, [dataclasses.replace(memory, refused=True)])
     with pytest.raises(RunsFail):
@@ -93,10 +109,17 @@ def test_an_error_in_the_users_model_names_their_line_here_too(case, tmp_path):
     factory, (probe, *_) = case
     spec = dataclasses.replace(probe.spec, factory=load("failing:build", tmp_path)[1])
     asked = canon.to_json(dataclasses.replace(probe, spec=spec))
-    report = carry_out(0, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=asked), factory)
-    assert report.cause == "user_code" and report.error.startswith("failing.py, line 21: `if self.calls > 5:")
+    report = carry_out(
+        0, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=asked), factory
+    )
+    assert report.cause == "user_code" and report.error.startswith(
+        "failing.py, line 21: `if self.calls > 5:"
+    )
 
 
 def test_the_driver_loads_no_torch_for_it():
-    modules = "import sys, launcher.study.stages, launcher.study.coordinate_checks; sys.exit('torch' in sys.modules)"
+    modules = (
+        "import sys, launcher.study.stages, launcher.study.coordinate_checks; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", modules], check=False).returncode == 0

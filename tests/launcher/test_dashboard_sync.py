@@ -1,4 +1,6 @@
-"""What is sent to W&B arrives, or is named: real wandb against a service on this machine that fails as services do."""
+"""What is sent to W&B arrives, or is named: real wandb against a service on this machine that fails
+as services do.
+"""
 
 from types import SimpleNamespace
 
@@ -39,12 +41,16 @@ def test_what_was_logged_is_uploaded_once_and_asked_back(logged, login):
         assert (arrived.num_sent, arrived.num_there, arrived.lacking) == (3, 3, {})
         assert arrived.url == f"{server.url}/me/forerun"
         run = server.runs[FIRST]
-        assert [row["train_loss_nats"] for row in run["history"].values()] == [8.0 / 2**step for step in range(1, 6)]
+        assert [row["train_loss_nats"] for row in run["history"].values()] == [
+            8.0 / 2**step for step in range(1, 6)
+        ]
         assert run["config"]["study"]["value"] == STUDY and run["of"]["group"] == "search"
         uploads = server.asked.count("UpsertBucket")
         assert upload_runs(logged, small_study(), WandbTarget(entity="me")).num_sent == 0
         assert server.asked.count("UpsertBucket") == uploads
-    secrets = [path for path in logged.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    secrets = [
+        path for path in logged.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()
+    ]
     assert secrets == []
 
 
@@ -94,7 +100,11 @@ def test_the_verb_ends_with_2_and_names_what_did_not_arrive(logged, login, monke
 
 def there(**changed):
     """A run as wandb's public API shows it, whole but for what was changed."""
-    found = {"config": {"content_sha256": "c"}, "summary_metrics": {"content_sha256": "c"}, "historyLineCount": 4}
+    found = {
+        "config": {"content_sha256": "c"},
+        "summary_metrics": {"content_sha256": "c"},
+        "historyLineCount": 4,
+    }
     return SimpleNamespace(**found | changed)
 
 

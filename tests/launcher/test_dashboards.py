@@ -1,4 +1,6 @@
-"""The W&B window: what it shows is the body's, what must stay out stays out, and what fails leaves the last one."""
+"""The W&B window: what it shows is the body's, what must stay out stays out, and what fails leaves
+the last one.
+"""
 
 import dataclasses
 import fcntl
@@ -54,7 +56,11 @@ def body():
 
 def everything(folder):
     """Every byte below a folder, with the names."""
-    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()}
+    return {
+        str(p): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and not p.is_symlink()
+    }
 
 
 def runs_in(study):
@@ -95,16 +101,26 @@ def test_what_a_person_wrote_freely_is_no_setting(body):
     question = json.loads(json.dumps(body["question"]))
     secret = "hf-planted-secret"
     free = ("command", "factory", "code_path", "metrics_path", "metrics_step_key")
-    question["proxy"] |= dict.fromkeys(free, secret) | {"dtype": "float32", "rules": {"depth_alpha": 0.5}}
-    question |= {"data": {"path": secret, "external": secret, "weights": {secret: 1.0}}, "unheard_of": secret}
+    question["proxy"] |= dict.fromkeys(free, secret) | {
+        "dtype": "float32",
+        "rules": {"depth_alpha": 0.5},
+    }
+    question |= {
+        "data": {"path": secret, "external": secret, "weights": {secret: 1.0}},
+        "unheard_of": secret,
+    }
     config = study_record({**body, "question": question}).config
     assert secret not in json.dumps(config)
-    assert config["proxy"]["dtype"] == "float32" and config["proxy"]["rules"] == {"depth_alpha": 0.5}
+    assert config["proxy"]["dtype"] == "float32" and config["proxy"]["rules"] == {
+        "depth_alpha": 0.5
+    }
     assert config["search"]["clip_norm"] == body["question"]["search"]["clip_norm"]
     assert config["data_id"] == body["question"]["data_id"]
 
 
-@pytest.mark.parametrize("parts", [("transfer",), ("search", "transfer", "ladder", "fit", "choice", "digest")])
+@pytest.mark.parametrize(
+    "parts", [("transfer",), ("search", "transfer", "ladder", "fit", "choice", "digest")]
+)
 def test_a_part_that_has_not_run_is_absent(body, parts):
     record = study_record({**body, **dict.fromkeys(parts)})
     assert not [key for key in record.summary if key.split("/")[0] in {"values", *parts}]
@@ -116,17 +132,26 @@ def test_a_part_that_has_not_run_is_absent(body, parts):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """A study logged offline by a process with secrets in its command line and environment; and all around it."""
+    """A study logged offline by a process with secrets in its command line and environment; and all
+    around it.
+    """
     folder = tmp_path_factory.mktemp("told")
     secrets = {
-        "WANDB_API_KEY": KEY, "WANDB_NOTES": "planted-notes", "MY_TOKEN": "planted-token", "WANDB_MODE": "disabled",
-        "WANDB_SWEEP_ID": "planted-sweep", "WANDB_TAGS": "planted-tag", "WANDB_RUN_GROUP": "planted-group",
-    }  # fmt: skip
+        "WANDB_API_KEY": KEY,
+        "WANDB_NOTES": "planted-notes",
+        "MY_TOKEN": "planted-token",
+        "WANDB_MODE": "disabled",
+        "WANDB_SWEEP_ID": "planted-sweep",
+        "WANDB_TAGS": "planted-tag",
+        "WANDB_RUN_GROUP": "planted-group",
+    }
     with Server() as server:
         env = {**os.environ, **secrets, "WANDB_BASE_URL": server.url, "HOME": str(folder / "home")}
         (folder / "home").mkdir()
         command = [*script(what=ALL), str(folder / "study"), "--token", "planted-argv"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=120, check=False
+        )
     assert done.returncode == 0, done.stderr
     return folder, Path(done.stdout.strip()), server, done
 
@@ -144,9 +169,12 @@ def test_what_was_logged_can_be_read_back(told):
 def test_no_secret_reaches_the_disk_and_no_byte_the_network(told):
     folder, _, server, done = told
     written = everything(folder)
-    assert any(RUN_ID.encode() in content for content in written.values())  # the search below can find
+    # the search below can find
+    assert any(RUN_ID.encode() in content for content in written.values())
     for word in (KEY, "planted"):
-        assert [name for name, content in written.items() if word.encode() in content or word in name] == []
+        assert [
+            name for name, content in written.items() if word.encode() in content or word in name
+        ] == []
         assert word not in done.stdout + done.stderr
     assert server.asked == [] and server.put == {}
     # Else wandb looks its own error service up, even offline (seen with strace).
@@ -187,7 +215,10 @@ def logged_before(told, tmp_path):
 
 def test_a_full_disk_is_noticed(logged_before):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
-    command = [*script(limit, what="log_runs(Path(sys.argv[1]), [small_run(9, num_steps=150)])"), str(logged_before)]
+    command = [
+        *script(limit, what="log_runs(Path(sys.argv[1]), [small_run(9, num_steps=150)])"),
+        str(logged_before),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "DashboardError" in done.stderr and "disk full" in done.stderr
 
@@ -218,7 +249,9 @@ def wait_for(found):
 
 def test_a_killed_verb_leaves_no_process_and_is_made_good(tmp_path):
     study = tmp_path / "study"
-    job = subprocess.Popen([*script(what="log_one(Path(sys.argv[1]), small_run(1, num_steps=1000))"), str(study)])
+    job = subprocess.Popen(
+        [*script(what="log_one(Path(sys.argv[1]), small_run(1, num_steps=1000))"), str(study)]
+    )
     wait_for(lambda: list(study.glob("wandb/offline-run-*/run-*.wandb")))
     assert len(of_wandb(study)) >= 2  # ours, and wandb's own beside it
     assert kill(job, study / "wandb")
@@ -237,7 +270,11 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monk
     before = {n: hashlib.sha256(c).hexdigest() for n, c in everything(copied).items()}
     code, found = ask("dashboards", copied)
     assert code == 0
-    after = {n: hashlib.sha256(c).hexdigest() for n, c in everything(copied).items() if f"{copied}/wandb/" not in n}
+    after = {
+        n: hashlib.sha256(c).hexdigest()
+        for n, c in everything(copied).items()
+        if f"{copied}/wandb/" not in n
+    }
     for found_before in (before, after):
         found_before.pop(f"{copied}/findings.json", None)  # a cache
     assert after == before
@@ -245,9 +282,15 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monk
     assert found["run_id"] == canon.content_id(report["question"])[:16]
     assert found["runs"] == {"num": 6, "num_written": 6}
     assert len(runs_in(copied)) == 6 and Path(found["workspace"]["path"]).is_file()
-    assert "W&B: 6 runs (5 proxy runs, and one for the study itself) in" in forerun("dashboards", copied)[1]
+    assert (
+        "W&B: 6 runs (5 proxy runs, and one for the study itself) in"
+        in forerun("dashboards", copied)[1]
+    )
     main = dataclasses.replace(some[0], group="main run")
-    assert describe_runs([*some, main, main]) == "7 runs (4 proxy runs, 2 main runs, and one for the study itself)"
+    assert (
+        describe_runs([*some, main, main])
+        == "7 runs (4 proxy runs, 2 main runs, and one for the study itself)"
+    )
     assert (found["mode"], found["url"], Path(found["path"]).is_dir()) == ("offline", None, True)
     _, summary, _ = read_run(Path(found["path"]))
     assert summary["transfer/together/outcome"] == report["transfer"]["together"]["outcome"]

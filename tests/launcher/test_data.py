@@ -27,17 +27,35 @@ def folder(tmp_path):
 
 
 def test_the_keys_of_tokenize(folder):
-    code, body, err = ask("tokenize", folder / "web", "--out", folder / "corpus", "--validation-fraction", 0.3)
+    code, body, err = ask(
+        "tokenize", folder / "web", "--out", folder / "corpus", "--validation-fraction", 0.3
+    )
     assert code == 0
     assert set(body) == {
-        "data_id", "tokenizer", "num_documents", "num_train_tokens", "num_validation_tokens", "vocab_size", "end_id",
-        "sources", "out", "not_read",
-    }  # fmt: skip
+        "data_id",
+        "tokenizer",
+        "num_documents",
+        "num_train_tokens",
+        "num_validation_tokens",
+        "vocab_size",
+        "end_id",
+        "sources",
+        "out",
+        "not_read",
+    }
     assert (body["num_documents"], body["tokenizer"], body["end_id"]) == (40, "bytes", 0)
     (part,) = body["sources"]
-    assert set(part) == {"name", "weight", "num_documents", "num_train_tokens", "num_validation_tokens"}
+    assert set(part) == {
+        "name",
+        "weight",
+        "num_documents",
+        "num_train_tokens",
+        "num_validation_tokens",
+    }
     assert (part["name"], part["weight"]) == ("text", 1.0)
-    assert "text: 40 text; " in err and "tokenize: 100\u00a0%" in err, "what was recognised, and progress"
+    assert "text: 40 text; " in err and "tokenize: 100\u00a0%" in err, (
+        "what was recognised, and progress"
+    )
 
 
 def test_a_tokenizer_is_trained_and_its_sample_is_told(folder):
@@ -52,10 +70,17 @@ def test_a_tokenizer_is_trained_and_its_sample_is_told(folder):
 def test_a_mixture_by_name_and_weight(folder):
     named = [f"web={folder / 'web'}", f"code={folder / 'code'}"]
     shares = ["--weight", "web=0.7", "--weight", "code=0.3"]
-    code, body, _ = ask("tokenize", *named, *shares, "--out", folder / "out", "--validation-fraction", 0.3)
+    code, body, _ = ask(
+        "tokenize", *named, *shares, "--out", folder / "out", "--validation-fraction", 0.3
+    )
     assert code == 0
-    assert [(part["name"], part["weight"]) for part in body["sources"]] == [("web", 0.7), ("code", 0.3)]
-    code, out, _ = forerun("tokenize", *named, *shares, "--out", folder / "out", "--validation-fraction", 0.3)
+    assert [(part["name"], part["weight"]) for part in body["sources"]] == [
+        ("web", 0.7),
+        ("code", 0.3),
+    ]
+    code, out, _ = forerun(
+        "tokenize", *named, *shares, "--out", folder / "out", "--validation-fraction", 0.3
+    )
     assert code == 0
     assert out.splitlines()[1:] == [
         "  web: weight 0.7",
@@ -78,8 +103,12 @@ def test_options_reach_the_readers(folder):
     code, body, err = ask("tokenize", folder / "train.bin", "--out", folder / "out", *options)
     assert (code, body["vocab_size"], body["end_id"], body["tokenizer"]) == (0, 300, 7, "unnamed")
     assert "text: 1 nanogpt; 4,000 bytes" in err
-    (folder / "a.jsonl").write_text("".join(json.dumps({"body": f"text {i}"}) + "\n" for i in range(9)))
-    code, body, _ = ask("tokenize", folder / "a.jsonl", "--out", folder / "out2", "--text-key", "body")
+    (folder / "a.jsonl").write_text(
+        "".join(json.dumps({"body": f"text {i}"}) + "\n" for i in range(9))
+    )
+    code, body, _ = ask(
+        "tokenize", folder / "a.jsonl", "--out", folder / "out2", "--text-key", "body"
+    )
     assert (code, body["num_documents"]) == (0, 9)
 
 
@@ -141,15 +170,26 @@ def test_the_dtype_of_raw_ids_is_recognized_or_named(tmp_path):
     ids = np.random.default_rng(0).integers(1, 50_000, 20_050)
     ids[::50] = 50_256
     ids.astype("<u4").tofile(tmp_path / "a.bin")
-    code, body, err = ask("tokenize", tmp_path / "a.bin", "--out", tmp_path / "out", "--vocab-size", 50_257)
+    code, body, err = ask(
+        "tokenize", tmp_path / "a.bin", "--out", tmp_path / "out", "--vocab-size", 50_257
+    )
     assert code == 0 and "raw ids: 1 of uint32" in err
     assert body["num_train_tokens"] + body["num_validation_tokens"] in (20_050, 20_051)
     code, body, _ = ask(
-        "tokenize", tmp_path / "a.bin", "--out", tmp_path / "o", "--vocab-size", 300, "--dtype", "int32"
+        "tokenize",
+        tmp_path / "a.bin",
+        "--out",
+        tmp_path / "o",
+        "--vocab-size",
+        300,
+        "--dtype",
+        "int32",
     )
     assert code == 2 and "outside the vocabulary of 300" in body["message"]
     (tmp_path / "a.txt").write_text("a")
-    code, body, _ = ask("tokenize", tmp_path / "a.txt", "--out", tmp_path / "o", "--dtype", "uint32")
+    code, body, _ = ask(
+        "tokenize", tmp_path / "a.txt", "--out", tmp_path / "o", "--dtype", "uint32"
+    )
     assert code == 2 and "--dtype uint32" in body["message"]
 
 
@@ -173,15 +213,23 @@ def test_a_source_whose_documents_are_all_known_says_so(tmp_path):
         (tmp_path / name).mkdir()
         for number in range(5):
             (tmp_path / name / f"{number}.txt").write_text(f"document {number}")
-    code, body, _ = ask("tokenize", f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}", "--out", tmp_path / "out")
-    assert code == 2 and "'b': 0 new documents" in body["message"] and "5 left out" in body["message"]
+    code, body, _ = ask(
+        "tokenize", f"a={tmp_path / 'a'}", f"b={tmp_path / 'b'}", "--out", tmp_path / "out"
+    )
+    assert (
+        code == 2 and "'b': 0 new documents" in body["message"] and "5 left out" in body["message"]
+    )
 
 
 def test_a_dataset_folder_keeps_its_splits(tmp_path):
     hub = tmp_path / "hub"
     (hub / "data").mkdir(parents=True)
     (hub / "README.md").write_text("---\nlicense: mit\n---\n# A card\n")
-    for split, numbers in (("train", range(50)), ("validation", range(45, 60)), ("test", range(60, 70))):
+    for split, numbers in (
+        ("train", range(50)),
+        ("validation", range(45, 60)),
+        ("test", range(60, 70)),
+    ):
         rows = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in numbers)
         (hub / "data" / f"{split}-00000-of-00001.jsonl").write_text(rows)
     code, body, err = ask("tokenize", hub, "--out", tmp_path / "out")

@@ -19,34 +19,53 @@ DIGEST = "f" * 64
 _CLOSE = {"value": 0.001, "interval": [0.0, 0.009]}
 _VERDICT = {
     "optima": [{"size": size, "value": None} for size in (32, 64, 128, 256, 512)],
-    "outcome": "holds", "target_size": 4096, "regret_nats": _CLOSE, "margin_nats": 0.01,
-    "control": {"outcome": "drifts", "drift_octaves_per_doubling": {"value": -1.0, "interval": [-1.3, -0.7]}},
-}  # fmt: skip
+    "outcome": "holds",
+    "target_size": 4096,
+    "regret_nats": _CLOSE,
+    "margin_nats": 0.01,
+    "control": {
+        "outcome": "drifts",
+        "drift_octaves_per_doubling": {"value": -1.0, "interval": [-1.3, -0.7]},
+    },
+}
 REPORT = {
-    "accepted": {}, "fit": {}, "own_run": None, "main_run": None, "digest": DIGEST,
+    "accepted": {},
+    "fit": {},
+    "own_run": None,
+    "main_run": None,
+    "digest": DIGEST,
     "coordinates": {
         name: {"axis": "width", "outcome": outcome, "widths": [32, 64, 128, 256, 512]}
         for name, outcome in (("mup", "passes"), ("sp", "blows_up"))
     },
     "question": {"proxy": {"parametrization": "mup"}},
     "transfer": {
-        "tests": [{"axis": "width", "hyperparameter": "learning_rate", "verdict": _VERDICT}], "learning_rate": 0.02,
+        "tests": [{"axis": "width", "hyperparameter": "learning_rate", "verdict": _VERDICT}],
+        "learning_rate": 0.02,
         "together": {"transferred_value": 0.01},
     },
     "choice": {
-        "shape": {"width": 4096, "num_layers": 32}, "params": 7e9, "tokens": 1.4e11, "num_steps": 123_456,
+        "shape": {"width": 4096, "num_layers": 32},
+        "params": 7e9,
+        "tokens": 1.4e11,
+        "num_steps": 123_456,
         "prediction": {"loss": 1.25, "interval": [1.2, 1.3]},
     },
-}  # fmt: skip
+}
 """What the summary reads of a report."""
 
 
 class Steps:
-    """Stands for the commands; `codes` gives the exit codes of a verb, one for each time it is called."""
+    """Stands for the commands; `codes` gives the exit codes of a verb, one for each time it is
+    called.
+    """
 
     def __init__(self, monkeypatch, study, **codes):
         self.lines, self.codes, self.study = [], codes, study
-        self.gates = [{"name": "coordinates", "outcome": "passed"}, {"name": "fit", "outcome": "passed"}]
+        self.gates = [
+            {"name": "coordinates", "outcome": "passed"},
+            {"name": "fit", "outcome": "passed"},
+        ]
         monkeypatch.setattr(demo, "_call", self)
 
     def __call__(self, *arguments):
@@ -65,8 +84,18 @@ def test_the_chain_in_order(tmp_path, monkeypatch):
     body, _ = run_demo(tmp_path, ("search.num_trials=4",))
     verbs = [line[0] for line in steps.lines]
     assert verbs == [
-        "tokenize", "init", "validate", "run", "freeze", "export", "export", "launch", "launch", "verify", "report",
-    ]  # fmt: skip
+        "tokenize",
+        "init",
+        "validate",
+        "run",
+        "freeze",
+        "export",
+        "export",
+        "launch",
+        "launch",
+        "verify",
+        "report",
+    ]
     assert body["frozen"] == str(tmp_path / "study" / "frozen" / DIGEST)
     run = next(line for line in steps.lines if line[0] == "run")
     assert run[-2:] == ("--set", "search.num_trials=4")
@@ -113,11 +142,14 @@ def test_every_step_is_a_line_a_user_could_type(tmp_path, monkeypatch):
     run_demo(tmp_path, ())
     for verb, *arguments in steps.lines:
         command = cli.cli.get_command(click.Context(cli.cli), verb)
-        command.make_context(verb, list(arguments), resilient_parsing=True)  # the config is none: no step runs
+        # the config is none: no step runs
+        command.make_context(verb, list(arguments), resilient_parsing=True)
 
 
 def test_the_corpus_and_the_plan_are_made_for_real(tmp_path, monkeypatch):
-    """Python's own modules: some are not UTF-8, and what they are differs from one version to the next."""
+    """Python's own modules: some are not UTF-8, and what they are differs from one version to the
+    next.
+    """
     steps = Steps(monkeypatch, tmp_path / "study")
     run_demo(tmp_path, ())
     for line in steps.lines[:3]:
@@ -131,7 +163,12 @@ def test_shut_gates_are_accepted_by_name_and_with_a_reason(tmp_path, monkeypatch
     steps.gates.append({"name": "transfer", "outcome": outcome})
     run_demo(tmp_path, ())
     freeze = next(line for line in steps.lines if line[0] == "freeze")
-    assert freeze[freeze.index("--accept") :] == ("--accept", "transfer", "--reason", demo.ACCEPT_REASON)
+    assert freeze[freeze.index("--accept") :] == (
+        "--accept",
+        "transfer",
+        "--reason",
+        demo.ACCEPT_REASON,
+    )
 
 
 def test_what_was_accepted_is_not_accepted_again(tmp_path, monkeypatch):
@@ -155,7 +192,9 @@ def test_a_step_that_fails_ends_the_demo_with_its_exit_code(tmp_path, monkeypatc
 
 @pytest.fixture
 def slow_step(tmp_path):
-    """In the place of python: a step that, told to end, takes a moment for it; which signals came is in `told`."""
+    """In the place of python: a step that, told to end, takes a moment for it; which signals came
+    is in `told`.
+    """
     path = tmp_path / "python"
     path.write_text(
         f"#!{sys.executable} -S\n"
@@ -164,9 +203,11 @@ def slow_step(tmp_path):
         "def told(number, _):\n"
         "    (here / 'told').open('a').write(f'{number} ')\n"
         "    time.sleep(0.3), (here / 'ended').touch(), sys.exit(130)\n"
-        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, told)\n"
+        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, "
+        "told)\n"
         "(here / 'session').write_text(str(os.getsid(0)))\n"
-        "(here / 'begins').write_text(str(os.getpid())), (here / 'begins').rename(here / 'began'), time.sleep(60)\n"
+        "(here / 'begins').write_text(str(os.getpid())), (here / 'begins').rename(here / 'began'), "
+        "time.sleep(60)\n"
     )
     path.chmod(0o755)
     return path
@@ -181,12 +222,15 @@ def test_a_signal_is_passed_on_once_and_waited_for(tmp_path, monkeypatch, slow_s
     assert "the same command resumes" in body["message"]
     assert (tmp_path / "told").read_text() == f"{int(number)} "
     assert (tmp_path / "ended").exists(), "it was waited for"
-    assert (tmp_path / "session").read_text() == (tmp_path / "began").read_text(), "a terminal reaches the demo alone"
+    assert (tmp_path / "session").read_text() == (tmp_path / "began").read_text(), (
+        "a terminal reaches the demo alone"
+    )
 
 
 def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
     code = (
-        "import sys, types; from launcher.cli import demo\ndemo.sys = types.SimpleNamespace(executable=sys.argv[1])\n"
+        "import sys, types; from launcher.cli import demo\ndemo.sys = "
+        "types.SimpleNamespace(executable=sys.argv[1])\n"
     )
     code += "demo._call('run')"
     job = subprocess.Popen([sys.executable, "-c", code, str(slow_step)], stderr=subprocess.DEVNULL)
@@ -197,7 +241,11 @@ def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
     job.kill()
     job.wait()
     stat = Path(f"/proc/{(tmp_path / 'began').read_text()}/stat")
-    while stat.exists() and stat.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
+    while (
+        stat.exists()
+        and stat.read_text().rpartition(") ")[2][0] != "Z"
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     assert time.monotonic() < deadline
 

@@ -1,4 +1,6 @@
-"""A ladder whose depth grows: by a rule and by a grid, from the plan to the report; what is refused."""
+"""A ladder whose depth grows: by a rule and by a grid, from the plan to the report; what is
+refused.
+"""
 
 import pytest
 from tiny_study import PLAN, ask, forerun, write_corpus, write_plan
@@ -30,7 +32,8 @@ def test_a_rule_and_a_grid_make_the_rungs(tmp_path):
     assert by_rule == {(8, 1), (16, 2), (24, 3)}
     assert by_grid == {(width, depth) for width in (8, 16, 24) for depth in (1, 2, 4)}
     for study in (rule, grid):
-        assert study.plan.tested_depths == (1, 2)  # the transfer test has a depth axis, which the plan did not name
+        # the transfer test has a depth axis, which the plan did not name
+        assert study.plan.tested_depths == (1, 2)
         guess = study.target_shape_guess
         assert guess.num_layers == max(1, round(guess.width / 8))
 
@@ -48,7 +51,10 @@ def test_a_plan_that_names_neither_asks_what_it_asked(tmp_path):
             ("proxy.parametrization=completep", "ladder.depths=[1,2]", "ladder.width_per_layer=8"),
             "ladder.width_per_layer",
         ),
-        (("proxy.parametrization=completep", "ladder.depths=[1,2]", "transfer.depths=[2,4]"), "transfer.depths"),
+        (
+            ("proxy.parametrization=completep", "ladder.depths=[1,2]", "transfer.depths=[2,4]"),
+            "transfer.depths",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, given, said):
@@ -81,7 +87,8 @@ def test_the_grids_study_chooses_width_and_depth_and_says_what_others_cost(study
     if aspect["ends"]:
         assert aspect["ends"][0]["width"] <= shape["width"] <= aspect["ends"][1]["width"]
     assert (
-        'id="aspect"' in (study_dir / "report.html").read_text() or "aspect" in (study_dir / "report.html").read_text()
+        'id="aspect"' in (study_dir / "report.html").read_text()
+        or "aspect" in (study_dir / "report.html").read_text()
     )
 
 
@@ -96,8 +103,15 @@ def test_init_needs_no_corpus_for_it(tmp_path):
     write_corpus(tmp_path)
     plan = tmp_path / "plan.toml"
     code, body = ask(
-        "init", "--preset", "demo", "--out", plan, "--set", "proxy.parametrization=completep", "--set",
+        "init",
+        "--preset",
+        "demo",
+        "--out",
+        plan,
+        "--set",
+        "proxy.parametrization=completep",
+        "--set",
         "ladder.width_per_layer=16",
-    )  # fmt: skip
+    )
     assert code == 0
     assert body["comes_to"]["num_layers"] == max(1, round(body["comes_to"]["width"] / 16))

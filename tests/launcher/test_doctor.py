@@ -1,4 +1,6 @@
-"""What doctor says of facts: every check shown a sound machine, and each fault that it is to catch."""
+"""What doctor says of facts: every check shown a sound machine, and each fault that it is to
+catch.
+"""
 
 from pathlib import Path
 
@@ -20,12 +22,17 @@ from sweeps.ray import start as ray_start
 GB = 10**9
 NAMES = {name: str(HOME / name) for name in PACKAGES}
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15"
-CPU, CUDA = {"cuda": "", "devices": [], "warned": []}, {"cuda": "13.0", "devices": ["", ""], "warned": []}
+CPU, CUDA = (
+    {"cuda": "", "devices": [], "warned": []},
+    {"cuda": "13.0", "devices": ["", ""], "warned": []},
+)
 KEY = "0123456789" * 4
 
 
 def torch(gpus=(H100, H100), hidden=False, problem="", **facts):
-    return judge_torch("2.13.0", LibraryCheck(problem=problem, facts={**CUDA, **facts}), gpus, hidden)
+    return judge_torch(
+        "2.13.0", LibraryCheck(problem=problem, facts={**CUDA, **facts}), gpus, hidden
+    )
 
 
 def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem=""):
@@ -33,16 +40,31 @@ def library(version="2.13.0+cpu", needs=((">=", "2.13"),), name="torch", problem
 
 
 SOUND = [
-    judge_python((3, 11, 7), "linux"), judge_names(NAMES, False), judge_shm(2**30), judge_loopback(""),
-    judge_wandb({}), judge_wandb({"WANDB_API_KEY": KEY}), judge_room(Path("s"), 50 * GB, "ext4"),
-    judge_driver([], ""), judge_driver([H100, H100], ""), torch(), torch((), **CPU),
-    torch((), devices=[]), torch(devices=[""]), library(), library("2.13.1"),
-]  # fmt: skip
+    judge_python((3, 11, 7), "linux"),
+    judge_names(NAMES, False),
+    judge_shm(2**30),
+    judge_loopback(""),
+    judge_wandb({}),
+    judge_wandb({"WANDB_API_KEY": KEY}),
+    judge_room(Path("s"), 50 * GB, "ext4"),
+    judge_driver([], ""),
+    judge_driver([H100, H100], ""),
+    torch(),
+    torch((), **CPU),
+    torch((), devices=[]),
+    torch(devices=[""]),
+    library(),
+    library("2.13.1"),
+]
 SITE = "/venv/lib/site-packages/sweeps"
 FAULTS = {
     "old python": (judge_python((3, 10, 12), "linux"), "fail", "3.11 or newer"),
     "mac": (judge_python((3, 12, 0), "darwin"), "warn", "only Linux is tested"),
-    "hidden": (judge_names(NAMES | {"sweeps": SITE}, False), "fail", f"`import sweeps` finds {SITE}"),
+    "hidden": (
+        judge_names(NAMES | {"sweeps": SITE}, False),
+        "fail",
+        f"`import sweeps` finds {SITE}",
+    ),
     "wandb's": (judge_names(NAMES, True), "fail", "wandb[sweeps]"),
     "docker's shm": (judge_shm(64 * 2**20), "warn", "64 MiB free"),
     "full": (judge_room(Path("s"), 10**7, "ext4"), "fail", "10 MB free"),
@@ -53,7 +75,11 @@ FAULTS = {
     "key with a line end": (judge_wandb({"WANDB_API_KEY": f"{KEY}\n"}), "warn", "spaces around"),
     "mismatch": (judge_driver([], "Driver/library version mismatch"), "fail", "mismatch"),
     "cpu torch": (torch(**CPU), "warn", "cannot use 2 GPUs"),
-    "old driver": (torch(devices=[], warned=["driver on your system is too old"]), "fail", "too old"),
+    "old driver": (
+        torch(devices=[], warned=["driver on your system is too old"]),
+        "fail",
+        "too old",
+    ),
     "hidden gpus": (torch(hidden=True, devices=[]), "warn", "hides 2 GPUs"),
     "sick gpu": (torch(devices=["", "no kernel image"]), "fail", "GPU 1: no kernel image"),
     "no torch": (torch((), problem="it is not installed"), "fail", "it is not installed"),
@@ -62,7 +88,7 @@ FAULTS = {
     "another": (library("1.1.0", (("==", "1.0.0"),), "mup"), "fail", "==1.0.0"),
     "too new": (library("3.0.0", (("<", "3"),)), "fail", "<3"),
     "broken": (library(problem="SIGSEGV"), "fail", "cannot be imported"),
-}  # fmt: skip
+}
 
 
 def test_a_sound_machine_is_told_so():

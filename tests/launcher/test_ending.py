@@ -21,7 +21,9 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize(("how", "num_rounds", "code"), [("leaves it", 10**9, 130), ("handles it", 10**7, 7)])
+@pytest.mark.parametrize(
+    ("how", "num_rounds", "code"), [("leaves it", 10**9, 130), ("handles it", 10**7, 7)]
+)
 def test_sigterm_ends_a_long_call_unless_the_verb_handles_it(how, num_rounds, code):
     command = [sys.executable, "-c", SCRIPT, how, str(num_rounds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

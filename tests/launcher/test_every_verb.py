@@ -1,4 +1,6 @@
-"""What every verb keeps, generated from the command line itself: JSON, exit codes, and where they are written down."""
+"""What every verb keeps, generated from the command line itself: JSON, exit codes, and where they
+are written down.
+"""
 
 import re
 from pathlib import Path

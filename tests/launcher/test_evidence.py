@@ -32,10 +32,18 @@ def test_a_report_at_every_moment(finished, tmp_path):
     total = len(Ledger.read(finished / "study").records())
     reached = []
     for number in sorted({*range(2, total, 11), total}):
-        study, ledger = replay(finished / "study", tmp_path / str(number), lambda r, most=number: r.seq < most)
+        study, ledger = replay(
+            finished / "study", tmp_path / str(number), lambda r, most=number: r.seq < most
+        )
         body = body_of(study, ledger, gather(study, ledger))
         canon.canonical(body)
-        reached.append([key for key in ("search", "transfer", "ladder", "fit", "choice", "digest") if body[key]])
+        reached.append(
+            [
+                key
+                for key in ("search", "transfer", "ladder", "fit", "choice", "digest")
+                if body[key]
+            ]
+        )
     assert reached[0] == []
     assert reached[-1] == ["search", "transfer", "ladder", "fit", "choice", "digest"]
     assert all(set(before) <= set(after) for before, after in itertools.pairwise(reached))
@@ -78,7 +86,9 @@ def test_the_report_adds_up(study, body):
         if float(f"{t['learning_rate']:.3g}") == body["search"]["best"]["learning_rate"]
     )
     assert {run["arm"] for run in body["transfer"]["tests"][0]["runs"]} == {"mup", "sp"}
-    assert len(body["ladder"]["rungs"]) == len(study.plan.ladder.widths) * len(study.plan.ladder.num_steps)
+    assert len(body["ladder"]["rungs"]) == len(study.plan.ladder.widths) * len(
+        study.plan.ladder.num_steps
+    )
     frontier = [point["flops"] for point in body["frontier"]]
     assert frontier == sorted(frontier)
     assert frontier[-1] == pytest.approx(study.plan.target.budget_flops)
@@ -95,7 +105,9 @@ def test_a_ladder_that_fits_no_law_cannot_tell(finished, tmp_path, study):
         lost = {"status": "diverged", "loss_nats": None, "reason": "planted"}
         return {**record.body, "result": {**record.body["result"], **lost}}
 
-    other, ledger = replay(finished / "study", tmp_path / "study", lambda record: record.kind != "fit", edit)
+    other, ledger = replay(
+        finished / "study", tmp_path / "study", lambda record: record.kind != "fit", edit
+    )
     found = gather(other, ledger)
     assert found.fit is not None
     assert found.choice is None

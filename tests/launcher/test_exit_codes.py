@@ -1,4 +1,6 @@
-"""Exit codes: 1 is a bug of forerun and nothing else, whatever class of error reaches the command line."""
+"""Exit codes: 1 is a bug of forerun and nothing else, whatever class of error reaches the command
+line.
+"""
 
 import ast
 import builtins
@@ -23,31 +25,92 @@ PACKAGES = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher", "foreru
 CODES_BY_CLASS = {
     1: {"DuplicateRecord", "SourceStuck"},
     2: {
-        "CanonError", "CheckpointError", "ClusterUnfit", "CommandError", "ConcludedOtherwiseError", "DashboardError",
-        "DataError", "DelimitedError", "DescribeError", "DiskFull", "ExportError", "FactoryChangedError",
-        "FactoryError", "FitFileError", "ForerunError", "InputError", "FolderRemoved", "ForkRefused", "FormatError", "FrozenError", "LawError",
+        "CanonError",
+        "CheckpointError",
+        "ClusterUnfit",
+        "CommandError",
+        "ConcludedOtherwiseError",
+        "DashboardError",
+        "DataError",
+        "DelimitedError",
+        "DescribeError",
+        "DiskFull",
+        "ExportError",
+        "FactoryChangedError",
+        "FactoryError",
+        "FitFileError",
+        "ForerunError",
+        "InputError",
+        "FolderRemoved",
+        "ForkRefused",
+        "FormatError",
+        "FrozenError",
+        "LawError",
         "LayoutError",
-        "LedgerRefused", "LedgerTooNew",
-        "LedgerTooOld", "LinksOutError", "MetricsError", "MissingError", "NamesError", "NoGpuError",
-        "NoRunError", "NotAReportError", "OptimaError", "OptionProblems",
-        "OptunaStorageError", "OtherRunError", "OwnLaunchError", "PlanChanged", "PlanError", "PoolDead",
-        "PowerLawError", "ProofError", "RequestError", "RunsFail", "SaveError", "ScriptError", "ShapeError",
-        "SpecError", "StageMissingError", "StateError", "StudyMissing", "StudyNameError", "SweepError", "TableError",
-        "TrainerError", "TransferError", "UnexpectedEndError", "UnknownFieldError", "UnknownKeyError",
-        "UnknownNameError", "UnmeasurableError", "UserCodeError", "WireError",
+        "LedgerRefused",
+        "LedgerTooNew",
+        "LedgerTooOld",
+        "LinksOutError",
+        "MetricsError",
+        "MissingError",
+        "NamesError",
+        "NoGpuError",
+        "NoRunError",
+        "NotAReportError",
+        "OptimaError",
+        "OptionProblems",
+        "OptunaStorageError",
+        "OtherRunError",
+        "OwnLaunchError",
+        "PlanChanged",
+        "PlanError",
+        "PoolDead",
+        "PowerLawError",
+        "ProofError",
+        "RequestError",
+        "RunsFail",
+        "SaveError",
+        "ScriptError",
+        "ShapeError",
+        "SpecError",
+        "StageMissingError",
+        "StateError",
+        "StudyMissing",
+        "StudyNameError",
+        "SweepError",
+        "TableError",
+        "TrainerError",
+        "TransferError",
+        "UnexpectedEndError",
+        "UnknownFieldError",
+        "UnknownKeyError",
+        "UnknownNameError",
+        "UnmeasurableError",
+        "UserCodeError",
+        "WireError",
     },
     3: {"GateError"},
     4: {
-        "BudgetSpent", "CannotTellError", "NoFinishedTrialError", "NoProvenanceError", "NotConcludedError",
+        "BudgetSpent",
+        "CannotTellError",
+        "NoFinishedTrialError",
+        "NoProvenanceError",
+        "NotConcludedError",
         "UnseenError",
     },
     5: {
-        "CorruptCorpusError", "CorruptError", "CurveCorrupt", "FitTamperedError", "IndexRefusedError",
-        "LedgerCorrupt", "LedgerLost", "TamperedError",
+        "CorruptCorpusError",
+        "CorruptError",
+        "CurveCorrupt",
+        "FitTamperedError",
+        "IndexRefusedError",
+        "LedgerCorrupt",
+        "LedgerLost",
+        "TamperedError",
     },
     75: {"StaleDriver", "StudyHeld"},
     130: {"InterruptedStudyError"},
-}  # fmt: skip
+}
 CONTROL_FLOW = {"_CarriedError", "_NoAnswerError", "DemoError"}
 """Classes that carry an exit code or another error, or that are caught where they are raised."""
 
@@ -59,13 +122,19 @@ def list_error_classes():
         for path in sorted((ROOT / package).rglob("*.py")):
             if "templates" in path.parts:
                 continue
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
-                    bases[module, node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
+                    bases[module, node.name] = {
+                        ast.unparse(base).split(".")[-1] for base in node.bases
+                    }
     names = {"ClickException", "UsageError", "BadParameter"}
     names |= {
-        name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+        name
+        for name, kind in vars(builtins).items()
+        if isinstance(kind, type) and issubclass(kind, BaseException)
     }
     while True:
         errors = {(module, name) for (module, name), parents in bases.items() if parents & names}
@@ -93,7 +162,9 @@ def make_failing_callback(error):
 
 @pytest.fixture
 def run_verb(monkeypatch):
-    """Return a function that runs a verb which raises an error, and returns its exit code and stderr."""
+    """Return a function that runs a verb which raises an error, and returns its exit code and
+    stderr.
+    """
     command = cli.cli.get_command(click.Context(cli.cli), "flops")
 
     def run(error):
@@ -103,7 +174,9 @@ def run_verb(monkeypatch):
         if not isinstance(error, SystemExit):
             json_code, body = ask("flops")
             assert json_code == body["exit_code"] == code
-            assert ("This is a bug in forerun" in err) == ("This is a bug in forerun" in body["message"])
+            assert ("This is a bug in forerun" in err) == (
+                "This is a bug in forerun" in body["message"]
+            )
         return code, err
 
     return run
@@ -163,7 +236,9 @@ EXTERNAL_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", EXTERNAL_ERRORS, ids=lambda error: getattr(error, "__name__", repr(error)))
+@pytest.mark.parametrize(
+    "error", EXTERNAL_ERRORS, ids=lambda error: getattr(error, "__name__", repr(error))
+)
 def test_what_the_machine_or_the_input_lacks_is_no_bug(run_verb, error):
     code, err = run_verb(error)
     assert (code, "bug" in err) == (2, False)
@@ -220,7 +295,9 @@ def test_a_closed_stream_or_pipe_keeps_the_exit_code(tmp_path, line):
     (tmp_path / "drifts.csv").write_text(TABLE)
     command, _, code = line.rpartition("|")
     command = f"{sys.executable} -m launcher {command}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == int(code), done.stderr
     assert "bug" not in done.stderr
 
@@ -233,7 +310,9 @@ def test_a_closed_stdout_does_not_lend_its_number_to_a_file(tmp_path):
         "f.close(); print('caf\\xe9 \\u2013 \\udcff'); raise SystemExit(f'{os.stat(1).st_rdev}')"
     )
     for streams in (">&-", "<&- >&-", "<&- >&- 2>&-"):
-        subprocess.run(["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, code], check=False)
+        subprocess.run(
+            ["bash", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, code], check=False
+        )
         assert (tmp_path / "x").read_text() == ""
 
 

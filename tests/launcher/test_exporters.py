@@ -37,7 +37,9 @@ def test_several_nodes_need_an_endpoint(tmp_path, manifest, trainer):
     fidelity.exporter(trainer).export(export_case.one_sequence_each(manifest, 16), tmp_path)
     script = tmp_path / "run.sh"
     bare = {"PATH": os.environ["PATH"], "FORERUN_DATA": str(tmp_path)}
-    said = subprocess.run(["bash", script], env=bare, capture_output=True, text=True, check=False, timeout=60)
+    said = subprocess.run(
+        ["bash", script], env=bare, capture_output=True, text=True, check=False, timeout=60
+    )
     assert said.returncode == 2 and "RDZV_ENDPOINT=HOST:PORT" in said.stderr
 
 
@@ -48,7 +50,7 @@ def test_several_nodes_need_an_endpoint(tmp_path, manifest, trainer):
         ("huggingface", "training_arguments.json", '"torch_compile": true'),
         ("olmo-core", "run.json", '"compile_model": true'),
     ],
-)  # fmt: skip
+)
 def test_a_compiled_run_is_compiled_there(tmp_path, manifest, trainer, file, told):
     decision = dataclasses.replace(wide_decision(manifest), compiled=True)
     fidelity.exporter(trainer).export(decision, tmp_path)

@@ -10,7 +10,9 @@ from sweeps.store.ledger import Ledger
 
 def test_run_stops_after_a_failed_check_until_it_is_accepted(tmp_path, monkeypatch):
     def fail(checks, parametrization):
-        return gates.Gate(name="coordinates", outcome="failed" if checks else "cannot_tell", reason="it shrinks")
+        return gates.Gate(
+            name="coordinates", outcome="failed" if checks else "cannot_tell", reason="it shrinks"
+        )
 
     monkeypatch.setattr(gates, "coordinate_gate", fail)
     plan, study = write_plan(tmp_path), tmp_path / "study"
@@ -21,9 +23,13 @@ def test_run_stops_after_a_failed_check_until_it_is_accepted(tmp_path, monkeypat
 
     code, out, _ = forerun("status", study)
     assert code == 0 and out.startswith("do not launch: gate coordinates failed")
-    assert "forerun run " not in out.splitlines()[-1].partition(" or ")[0], "run would stop there again"
+    assert "forerun run " not in out.splitlines()[-1].partition(" or ")[0], (
+        "run would stop there again"
+    )
 
-    assert ask("freeze", study, "--accept", "fit", "--reason", "why not")[0] == 2, "nothing is known of it yet"
+    assert ask("freeze", study, "--accept", "fit", "--reason", "why not")[0] == 2, (
+        "nothing is known of it yet"
+    )
     code, body = ask("freeze", study, "--accept", "coordinates", "--reason", "we know this layer")
     assert (code, body["error"]) == (2, "StageMissingError")
     assert ask("status", study)[1]["accepted"] == {"coordinates": "we know this layer"}
@@ -52,17 +58,24 @@ def test_status_shows_the_outcome_of_every_coordinate_check(tmp_path, monkeypatc
         "checks": {"mup": "blows_up", "sp": "cannot_tell"},
     }
     for options in ([], ["--brief"], ["--full"]):
-        assert "coordinate check: failed (mup blows up; sp cannot tell)" in forerun("status", study, *options)[1]
+        assert (
+            "coordinate check: failed (mup blows up; sp cannot tell)"
+            in forerun("status", study, *options)[1]
+        )
     assert ask("status", study)[1]["now"]["coordinates"] == found
 
     passing = tmp_path / "passing"
     monkeypatch.setattr(
         coordinate_checks,
         "check_coordinates",
-        lambda *arguments, **options: dataclasses.replace(check(*arguments, **options), outcome="passes", layers=()),
+        lambda *arguments, **options: dataclasses.replace(
+            check(*arguments, **options), outcome="passes", layers=()
+        ),
     )
     assert ask("sweep", plan, "--study", passing, *limit)[1]["error"] == "BudgetSpent"
-    assert ask("status", passing, "--brief")[1]["now"]["coordinates"]["outcome"] is None, "sweep makes none"
+    assert ask("status", passing, "--brief")[1]["now"]["coordinates"]["outcome"] is None, (
+        "sweep makes none"
+    )
     assert "coordinate check" not in forerun("status", passing, "--brief")[1]
     assert ask("check", plan, "--study", passing)[0] == 4, "the control passes too"
     assert "coordinate check: cannot tell (mup passes; sp passes)" in forerun("status", passing)[1]
@@ -70,7 +83,11 @@ def test_status_shows_the_outcome_of_every_coordinate_check(tmp_path, monkeypatc
 
 def test_run_stops_before_the_ladder_when_a_value_drifts(finished, found, tmp_path, monkeypatch):
     judge, study = gates.transfer_gate, tmp_path / "study"
-    monkeypatch.setattr(gates, "transfer_gate", lambda verdicts: dataclasses.replace(judge(verdicts), outcome="failed"))
+    monkeypatch.setattr(
+        gates,
+        "transfer_gate",
+        lambda verdicts: dataclasses.replace(judge(verdicts), outcome="failed"),
+    )
     rungs = {spec.id for spec in found.ladder}
     first = min(r.seq for r in Ledger.read(finished / "study").records() if r.key in rungs)
     replay(finished / "study", study, lambda record: record.seq < first)
@@ -93,9 +110,14 @@ def test_run_stops_before_the_ladder_when_a_value_drifts(finished, found, tmp_pa
 
 def test_a_study_that_has_ended_is_reported_whatever_failed(finished, copied, monkeypatch):
     judge = gates.transfer_gate
-    monkeypatch.setattr(gates, "transfer_gate", lambda verdicts: dataclasses.replace(judge(verdicts), outcome="failed"))
+    monkeypatch.setattr(
+        gates,
+        "transfer_gate",
+        lambda verdicts: dataclasses.replace(judge(verdicts), outcome="failed"),
+    )
     code, body = ask("run", finished / "plan.toml", "--study", copied)
     assert (
         code == 0
-        and {"transfer": "failed"}.items() <= {gate["name"]: gate["outcome"] for gate in body["gates"]}.items()
+        and {"transfer": "failed"}.items()
+        <= {gate["name"]: gate["outcome"] for gate in body["gates"]}.items()
     )

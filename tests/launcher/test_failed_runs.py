@@ -19,7 +19,9 @@ def test_a_failed_run_is_named_before_verdicts_and_closes_a_gate(finished, tmp_p
     def edit(record):
         if record.kind != "result" or record.key != victim.spec.id:
             return record.body
-        return canon.to_json(Run(spec=victim.spec, result=failed_result(victim.spec.id, "lost 3 times, by itself")))
+        return canon.to_json(
+            Run(spec=victim.spec, result=failed_result(victim.spec.id, "lost 3 times, by itself"))
+        )
 
     copy = tmp_path / "copy"
     study, ledger = replay(finished / "study", copy, lambda record: record.kind != "fit", edit)
@@ -36,5 +38,7 @@ def test_a_failed_run_is_named_before_verdicts_and_closes_a_gate(finished, tmp_p
     code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "child", "--fork", copy)
     again = Ledger.read(tmp_path / "child")
     assert again.results()[victim.spec.id].status == victim.result.status
-    assert victim.spec.id not in again.imported() and len(again.imported()) == len(whole.results()) - 1
+    assert (
+        victim.spec.id not in again.imported() and len(again.imported()) == len(whole.results()) - 1
+    )
     assert RUNS_ENDED not in [gate["name"] for gate in body["gates"]]

@@ -1,4 +1,6 @@
-"""The ladder's figures show what the body says: every law by name, nothing dropped, nothing on other text."""
+"""The ladder's figures show what the body says: every law by name, nothing dropped, nothing on
+other text.
+"""
 
 import math
 import re
@@ -45,7 +47,10 @@ def test_a_forecast_outside_its_own_interval_is_drawn_where_it_is(body):
     predicted |= {"loss": 1.0, "interval": [1.2, 2.0]}
     held_out |= {"predicted": 3.0, "interval": [1.5, 2.5]}
     figure = drawn_axes(lambda: ladder(body))
-    for label, value, (low, high) in (("main run", 1.0, (1.2, 2.0)), ("back-test", 3.0, (1.5, 2.5))):
+    for label, value, (low, high) in (
+        ("main run", 1.0, (1.2, 2.0)),
+        ("back-test", 3.0, (1.5, 2.5)),
+    ):
         (marks,) = [held for held in figure.containers if held.get_label() == label]
         line, _, (bars,) = marks.lines
         assert line.get_ydata()[0] == pytest.approx(math.log10(value))
@@ -59,7 +64,9 @@ def drawn_axes(draw):
     seen = []
     with pytest.MonkeyPatch.context() as patched:
         labelled = Axes.set_xlabel
-        patched.setattr(Axes, "set_xlabel", lambda axes, *said: (seen.append(axes), labelled(axes, *said)))
+        patched.setattr(
+            Axes, "set_xlabel", lambda axes, *said: (seen.append(axes), labelled(axes, *said))
+        )
         draw()
     return seen[0]
 

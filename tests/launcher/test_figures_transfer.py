@@ -1,4 +1,6 @@
-"""The transfer tests' figures show what the runs say: nothing dropped, nothing overlapping, whatever was run."""
+"""The transfer tests' figures show what the runs say: nothing dropped, nothing overlapping,
+whatever was run.
+"""
 
 import re
 import xml.etree.ElementTree as ET
@@ -30,7 +32,8 @@ def drift(body, test):
 
 
 TEXT = re.compile(
-    r'<text style="font-size:([\d.]+)px;(?:text-anchor:(\w+);)?[^"]*" x="([-\d.]+)" y="([-\d.]+)">([^<]*)</text>'
+    r'<text style="font-size:([\d.]+)px;(?:text-anchor:(\w+);)?[^"]*" x="([-\d.]+)" '
+    r'y="([-\d.]+)">([^<]*)</text>'
 )
 LETTER = 0.55
 """Width of a usual letter, as a share of the font's size."""
@@ -41,7 +44,14 @@ def texts(svg):
     found = []
     for size, anchor, x, y, said in TEXT.findall(svg):
         length = LETTER * float(size) * len(said)
-        found.append((said, float(x) - {"middle": 0.5, "end": 1.0}.get(anchor, 0.0) * length, float(y), float(size)))
+        found.append(
+            (
+                said,
+                float(x) - {"middle": 0.5, "end": 1.0}.get(anchor, 0.0) * length,
+                float(y),
+                float(size),
+            )
+        )
     return found
 
 
@@ -56,7 +66,9 @@ def test_a_diverged_run_is_marked(body, tests):
 
 
 def test_optima_outside_their_own_intervals_are_drawn(tests, body):
-    """In every figure that has them; the mark where the optimum is, the bar where the interval is."""
+    """In every figure that has them; the mark where the optimum is, the bar where the
+    interval is.
+    """
     before = basins(body, tests[0], "mup")
     for optimum in tests[0]["verdict"]["optima"]:
         low, high = optimum["interval_log2"]
@@ -82,7 +94,10 @@ def check_drawing(svg):
     assert not re.search(r"\bnan\b", svg)
     assert not re.search(r":#(?!fff)[0-9a-f]{6}", svg), "a colour that a dark page cannot change"
     width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
-    boxes = [(said, x, x + LETTER * size * len(said), y - 0.7 * size, y) for said, x, y, size in texts(svg)]
+    boxes = [
+        (said, x, x + LETTER * size * len(said), y - 0.7 * size, y)
+        for said, x, y, size in texts(svg)
+    ]
     assert len(boxes) > 5
     for said, left, right, _, bottom in boxes:
         assert left > -3 and right < width + 3 and 0 < bottom <= height, said

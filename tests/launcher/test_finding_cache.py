@@ -29,7 +29,9 @@ def worked(monkeypatch):
 
 def answers(study):
     """All that `status` and `report` say of a study and write, but for what it does this moment."""
-    said = [forerun(verb, study, *more) for verb in ("status", "report") for more in ((), ("--json",))]
+    said = [
+        forerun(verb, study, *more) for verb in ("status", "report") for more in ((), ("--json",))
+    ]
     assert all(code == 0 for code, _, _ in said)
     return said, [(study / name).read_bytes() for name in ("report.json", "report.html")]
 
@@ -67,7 +69,9 @@ DAMAGE = {
     "no JSON": lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
     "another shape": lambda path: path.write_text("[1]"),
     "edited": one_number,
-    "of another key": lambda path: path.write_bytes(path.read_bytes().replace(b'"key": "', b'"key": "0', 1)),
+    "of another key": lambda path: path.write_bytes(
+        path.read_bytes().replace(b'"key": "', b'"key": "0', 1)
+    ),
     "resealed, no findings": resealed(findings=None),
     "resealed, files a list": resealed(files=[]),
     "deeply nested": lambda path: path.write_text("[" * 100_000),
@@ -121,7 +125,9 @@ def test_bytes_of_the_ledger_that_flip_are_seen_with_findings_at_hand(copied, wo
     path, refused = copied / LEDGER_NAME, 0
     content = path.read_bytes()
     for position in random.Random(0).sample(range(len(content)), 24):
-        path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :]
+        )
         code, body = ask("status", copied)
         assert code == 5 or (code, body) == before
         refused += code == 5

@@ -1,4 +1,6 @@
-"""`forerun init`: plans for real situations are valid, affordable, and say what they come to; editors know them."""
+"""`forerun init`: plans for real situations are valid, affordable, and say what they come to;
+editors know them.
+"""
 
 import json
 import re
@@ -44,9 +46,15 @@ def test_no_preset_is_the_demos_plan(tmp_path, plans):
     assert (code, body["preset"]) == (0, "cpu")
     assert (tmp_path / "plan.toml").read_text() == plans["cpu"][0].read_text()
     plan = load_plan(tmp_path / "plan.toml")
-    wanted = commented_plan(PRESETS["cpu"].values | {"data": {"path": "corpus"}, "target": {"budget_flops": 1e13}})
+    wanted = commented_plan(
+        PRESETS["cpu"].values | {"data": {"path": "corpus"}, "target": {"budget_flops": 1e13}}
+    )
     assert (tmp_path / "plan.toml").read_text() == wanted
-    assert (plan.proxy.base_width, plan.proxy.num_steps, plan.launch.precision) == (32, 200, "float32")
+    assert (plan.proxy.base_width, plan.proxy.num_steps, plan.launch.precision) == (
+        32,
+        200,
+        "float32",
+    )
 
 
 @pytest.mark.parametrize("name", ["cpu", "slurm"])
@@ -63,7 +71,11 @@ def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
     path, told = plans[name]
     plan, preset = load_plan(path), PRESETS[name]
     assert plan.proxy.base_width >= 256 and plan.model.num_layers >= 4
-    assert (plan.proxy.num_slots, plan.ladder.num_slots, plan.proxy.dtype) == ("auto", "auto", "bfloat16")
+    assert (plan.proxy.num_slots, plan.ladder.num_slots, plan.proxy.dtype) == (
+        "auto",
+        "auto",
+        "bfloat16",
+    )
     assert plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate == preset.num_gpus
     assert plan.cluster.num_workers * plan.cluster.worker_gpus == preset.num_gpus
     code, body = ask("estimate", path)
@@ -73,9 +85,15 @@ def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
     assert not any("layout" in said for said in main["warnings"]), "its own layout fits the card"
     assert body["num_workers"] == preset.num_gpus
     assert body["total"]["share_of_main_run"] < 0.15
-    assert body["total"]["share_of_main_run"] == pytest.approx(sum(s["share_of_main_run"] for s in body["stages"]))
-    assert not any(said.startswith("gate fit") for said in told["warnings"]), "its ladder reaches the main run"
-    assert told["comes_to"]["share_of_main_run"] == pytest.approx(body["total"]["share_of_main_run"])
+    assert body["total"]["share_of_main_run"] == pytest.approx(
+        sum(s["share_of_main_run"] for s in body["stages"])
+    )
+    assert not any(said.startswith("gate fit") for said in told["warnings"]), (
+        "its ladder reaches the main run"
+    )
+    assert told["comes_to"]["share_of_main_run"] == pytest.approx(
+        body["total"]["share_of_main_run"]
+    )
     assert 1 < main["days"]["value"] < 15
     assert 3 * plan.proxy.base_width < main["shape"]["width"] < 20 * plan.proxy.base_width
     assert max(plan.transfer.widths) <= main["shape"]["width"] / 2
@@ -83,7 +101,9 @@ def test_a_gpu_preset_is_sensible_and_affordable(plans, name):
         assert COSTS_USD[name][0] < main["usd"]["value"] < COSTS_USD[name][1]
     # On the main run's GPUs and a worker each, both columns of hours are one.
     for stage in body["stages"]:
-        assert stage["hours"]["value"] * preset.num_gpus == pytest.approx(stage["gpu_hours"]["value"])
+        assert stage["hours"]["value"] * preset.num_gpus == pytest.approx(
+            stage["gpu_hours"]["value"]
+        )
 
 
 def test_editors_know_every_plan(plans):
@@ -94,15 +114,25 @@ def test_editors_know_every_plan(plans):
         assert json.loads(path.with_name("plan.schema.json").read_text()) == schema
         assert list(validator.iter_errors(tomllib.loads(path.read_text()))) == []
     bad = {
-        "proxy": {"num_steps": 0, "schedule": "cosin", "num_slots": 0, "beta1": 1.0}, "zzz": {},
+        "proxy": {"num_steps": 0, "schedule": "cosin", "num_slots": 0, "beta1": 1.0},
+        "zzz": {},
         "search": {"learning_rate": [1e-3], "num_trials": "24", "warmup_fraction": [0.1, 1.0]},
         "model": {"head_dim": 7},
-    }  # fmt: skip
-    paths = {".".join(str(part) for part in error.absolute_path) for error in validator.iter_errors(bad)}
+    }
+    paths = {
+        ".".join(str(part) for part in error.absolute_path) for error in validator.iter_errors(bad)
+    }
     assert paths == {
-        "", "proxy.num_steps", "proxy.schedule", "proxy.num_slots", "proxy.beta1", "search.learning_rate",
-        "search.num_trials", "search.warmup_fraction.1", "model.head_dim",
-    }  # fmt: skip
+        "",
+        "proxy.num_steps",
+        "proxy.schedule",
+        "proxy.num_slots",
+        "proxy.beta1",
+        "search.learning_rate",
+        "search.num_trials",
+        "search.warmup_fraction.1",
+        "model.head_dim",
+    }
 
 
 @pytest.mark.parametrize(
@@ -110,22 +140,32 @@ def test_editors_know_every_plan(plans):
     [(256, 0, 0.01), (1000, 1, 0.026), (2048, 2, 0.03), (4096, 2, 0.034), (16384, 2, 0.038)],
 )
 def test_a_plan_for_a_cpu_follows_the_vocabulary(corpora, tmp_path, vocab_size, octaves, margin):
-    """The presets were made for bytes: another vocabulary moves the best rate, and makes every size larger."""
+    """The presets were made for bytes: another vocabulary moves the best rate, and makes every size
+    larger.
+    """
     shutil.copytree(corpora / "corpus", tmp_path / "corpus")
     manifest = tmp_path / "corpus" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"vocab_size": 256', f'"vocab_size": {vocab_size}'))
+    manifest.write_text(
+        manifest.read_text().replace('"vocab_size": 256', f'"vocab_size": {vocab_size}')
+    )
     code, body = ask("init", "--out", tmp_path / "plan.toml")
-    assert code == 0 and not any("hardly anything to transfer" in warning for warning in body["warnings"])
+    assert code == 0 and not any(
+        "hardly anything to transfer" in warning for warning in body["warnings"]
+    )
     plan, preset = load_plan(tmp_path / "plan.toml"), load_plan(write_plan(tmp_path / "bytes", ""))
     assert body["comes_to"]["width"] >= 2 * plan.proxy.base_width
-    assert plan.search.learning_rate == tuple(2**octaves * end for end in preset.search.learning_rate)
+    assert plan.search.learning_rate == tuple(
+        2**octaves * end for end in preset.search.learning_rate
+    )
     assert (plan.target.budget_flops > 1e13) == (vocab_size >= 2048)
     assert plan.transfer.margin_nats == margin, "the same loss per byte of text"
     rates, own_margin = "search.learning_rate=[0.01, 0.1]", "transfer.margin_nats=0.02"
     given = ("--budget-flops", "2e13", "--set", rates, "--set", own_margin)
     assert ask("init", "--out", tmp_path / "given.toml", *given)[0] == 0
     plan = load_plan(tmp_path / "given.toml")
-    assert (plan.target.budget_flops, plan.search.learning_rate) == (2e13, (0.01, 0.1)), "what is given stays"
+    assert (plan.target.budget_flops, plan.search.learning_rate) == (2e13, (0.01, 0.1)), (
+        "what is given stays"
+    )
     assert plan.transfer.margin_nats == 0.02
     assert ask("init", "--out", tmp_path / "muon.toml", "--optimizer", "muon")[0] == 0
     assert load_plan(tmp_path / "muon.toml").transfer.margin_nats == margin
@@ -138,7 +178,10 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     code, out, _ = forerun("init", "--data", corpora / "corpus", "--out", path, *asked)
     assert code == 0
     share = r"[45]\d\.\d\s% \[\d+\.?\d*\s%, \d+\.?\d*\s%\] of the peak \(over all hours paid"
-    assert re.search(rf"USD 5,000 pay for \S+ FLOPs on 4 {gpu.upper()}, at USD 2.5 an hour \(given\) and {share}", out)
+    assert re.search(
+        rf"USD 5,000 pay for \S+ FLOPs on 4 {gpu.upper()}, at USD 2.5 an hour \(given\) and {share}",  # noqa: E501
+        out,
+    )
     assert "(preset 8xh100)" in out
     code, body = ask("estimate", path)
     assert code == 0
@@ -146,7 +189,9 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     assert main["usd"]["value"] == pytest.approx(5000, rel=0.1)
     assert (main["machine"]["gpu"], main["machine"]["num_gpus"]) == (gpu.upper(), 4)
     assert main["machine"]["price_usd"]["value"] == 2.5
-    assert ask("estimate", path, "--price-usd", 5)[1]["main_run"]["machine"]["price_usd"]["value"] == 5
+    assert (
+        ask("estimate", path, "--price-usd", 5)[1]["main_run"]["machine"]["price_usd"]["value"] == 5
+    )
     assert ask("estimate", path, "--gpu", "H200")[1]["main_run"]["machine"]["gpu"] == "H200"
 
 
@@ -154,9 +199,15 @@ def test_dollars_become_the_flops_that_estimate_counts(corpora, tmp_path):
     ("asked", "said"),
     [
         (("--budget-usd", 5, "--budget-flops", 5), "budget_flops and budget_usd: give one of them"),
-        (("--budget-usd", 5000, "--gpu", "A100"), "gpu = A100: has no published price: give usd_per_gpu_hour"),
+        (
+            ("--budget-usd", 5000, "--gpu", "A100"),
+            "gpu = A100: has no published price: give usd_per_gpu_hour",
+        ),
         (("--gpu", "H100", "--gpus", 12), "gpus = 12: must be at most 8, or whole nodes of 8"),
-        (("--preset", "8xh100", "--gpus", 7), "launch: 7 ranks do not divide the 256 sequences of a batch"),
+        (
+            ("--preset", "8xh100", "--gpus", 7),
+            "launch: 7 ranks do not divide the 256 sequences of a batch",
+        ),
     ],
 )
 def test_what_is_refused_leaves_no_plan(tmp_path, asked, said):
@@ -174,7 +225,11 @@ def test_text_in_the_place_of_a_corpus_is_never_written_over(tmp_path, kind):
     (text / "a.txt" if kind == "folder" else text).write_text("some text")
     plan = tmp_path / "plan.toml"
     code, _, err = forerun("init", "--data", text.name, "--out", plan)
-    assert code == 2 and f"forerun tokenize {text} --out {tmp_path / 'corpus'}" in err and not plan.exists()
+    assert (
+        code == 2
+        and f"forerun tokenize {text} --out {tmp_path / 'corpus'}" in err
+        and not plan.exists()
+    )
     assert forerun("init", "--out", plan)[0] == 0
     for verb in ("validate", "estimate"):
         code, _, err = forerun(verb, plan, "--set", f'data.path="{text.name}"')
@@ -194,17 +249,34 @@ def test_more_nodes_are_asked_of_slurm_and_shard_each(tmp_path):
 def test_a_large_budget_gets_the_depth_sequences_and_layout_of_published_models(corpora):
     """It was 32 layers of width 8,192, sequences of 2,048, and full recomputation."""
     path = corpora / "large.toml"
-    code, body = ask("init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--out", path)
+    code, body = ask(
+        "init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--out", path
+    )
     plan, size = load_plan(path), body["comes_to"]
     assert (code, body["preset"], plan.model.seq_len) == (0, "slurm", 4096)
-    assert 52 <= size["num_layers"] == plan.model.num_layers <= 64  # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
+    # Llama 33B: 60 x 6656; OLMo 2 32B: 64 x 5120
+    assert 52 <= size["num_layers"] == plan.model.num_layers <= 64
     assert 5120 <= size["width"] <= 6656
     assert plan.launch.activation_checkpointing == "selective"
     assert plan.launch.data_parallel_shard * plan.launch.data_parallel_replicate == 256
     code, estimate = ask("estimate", path)
-    assert code == 0 and not any("GB a rank" in warning for warning in estimate["main_run"]["warnings"])
+    assert code == 0 and not any(
+        "GB a rank" in warning for warning in estimate["main_run"]["warnings"]
+    )
     path.unlink()
-    ask("init", "--gpu", "H100", "--gpus", 256, "--budget-flops", "1e23", "--set", "model.num_layers=40", "--out", path)
+    ask(
+        "init",
+        "--gpu",
+        "H100",
+        "--gpus",
+        256,
+        "--budget-flops",
+        "1e23",
+        "--set",
+        "model.num_layers=40",
+        "--out",
+        path,
+    )
     assert load_plan(path).model.num_layers == 40
 
 
@@ -234,7 +306,8 @@ HOPELESS = {
     "gate coordinates: proxy.parametrization = 'sp'": ["proxy.parametrization='sp'"],
     "launch: pipeline = 3 does not divide num_layers = 1": ["launch.pipeline=3"],
 }
-"""What can only fail after the runs, as far as the plan tells: how its warning starts, by the keys that cause it."""
+"""What can only fail after the runs, as far as the plan tells: how its warning starts, by the keys
+that cause it."""
 
 
 @pytest.mark.parametrize("start", HOPELESS)
@@ -242,29 +315,41 @@ def test_what_can_only_fail_later_is_said_before(tmp_path, start):
     plan = write_plan(tmp_path)
     code, body = ask("validate", plan)
     assert code == 0 and not any(said.startswith(tuple(HOPELESS)) for said in body["warnings"])
-    code, body = ask("validate", plan, *(word for value in HOPELESS[start] for word in ("--set", value)))
-    assert code == 0 and [said for said in body["warnings"] if said.startswith(tuple(HOPELESS))], body
+    code, body = ask(
+        "validate", plan, *(word for value in HOPELESS[start] for word in ("--set", value))
+    )
+    assert code == 0 and [said for said in body["warnings"] if said.startswith(tuple(HOPELESS))], (
+        body
+    )
     assert any(said.startswith(start) for said in body["warnings"])
 
 
 def test_a_commands_gates_that_cannot_tell_are_said_before(tmp_path):
     (tmp_path / "trainer.py").touch()
     code, body = ask("validate", plan_with(tmp_path, COMMAND % "python3"))
-    assert code == 0 and any(said.startswith("gates coordinates and data") for said in body["warnings"])
+    assert code == 0 and any(
+        said.startswith("gates coordinates and data") for said in body["warnings"]
+    )
 
 
 def test_a_ladder_too_small_for_its_law_is_refused(tmp_path):
-    """The coupled law has a parameter more than Chinchilla's: six rungs are enough for the one, not for the other."""
+    """The coupled law has a parameter more than Chinchilla's: six rungs are enough for the one, not
+    for the other.
+    """
     plan, small = write_plan(tmp_path), ("--set", "ladder.widths=[8, 16]")
     assert ask("validate", plan, *small)[0] == 0
     code, body = ask("validate", plan, *small, "--set", "ladder.form='coupled'")
-    assert code == 2 and "has 6 parameters" in body["problems"][0] and "7 rungs" in body["problems"][0]
+    assert (
+        code == 2 and "has 6 parameters" in body["problems"][0] and "7 rungs" in body["problems"][0]
+    )
 
 
 def test_a_corpus_that_takes_long_to_read_shows_progress(tmp_path, monkeypatch):
     plan = write_plan(tmp_path)
     steps = []
-    monkeypatch.setattr(talk.Heartbeat, "step", lambda self, name, share: steps.append((name, share)))
+    monkeypatch.setattr(
+        talk.Heartbeat, "step", lambda self, name, share: steps.append((name, share))
+    )
     assert ask("validate", plan)[0] == 0 and not steps
     assert ask("validate", plan, "--full")[0] == 0
     names, shares = zip(*steps, strict=True)
@@ -272,14 +357,23 @@ def test_a_corpus_that_takes_long_to_read_shows_progress(tmp_path, monkeypatch):
     assert shares[0] == 0 and list(shares) == sorted(shares) and shares[-1] < 1
 
 
-@pytest.mark.parametrize(("key", "number"), [
-    ("transfer.num_seeds", 1000), ("transfer.control_num_seeds", 1000), ("transfer.axis_num_seeds", 1000),
-    ("transfer.check_num_seeds", 1000), ("ladder.num_seeds", 100),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [
+        ("transfer.num_seeds", 1000),
+        ("transfer.control_num_seeds", 1000),
+        ("transfer.axis_num_seeds", 1000),
+        ("transfer.check_num_seeds", 1000),
+        ("ladder.num_seeds", 100),
+    ],
+)
 def test_a_grid_too_large_to_run_is_refused_with_its_limit(tmp_path, key, number):
     """Many values and many seeds are each allowed, and not both."""
     widths = list(range(8, 8 + 8 * 40, 8))
-    wide = [f"{name}={widths}" for name in ("transfer.widths", "transfer.control_widths", "transfer.check_widths")]
+    wide = [
+        f"{name}={widths}"
+        for name in ("transfer.widths", "transfer.control_widths", "transfer.check_widths")
+    ]
     wide += [f"ladder.widths={widths}", f"transfer.durations={[1.0 + n / 6 for n in range(40)]}"]
     plan, words = write_plan(tmp_path), [word for value in wide for word in ("--set", value)]
     assert checked_plan(plan, words[1::2])[1] == []

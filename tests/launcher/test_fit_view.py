@@ -17,7 +17,9 @@ def truth(params, tokens):
 
 
 def fitted(num_rungs=12):
-    sizes = list(itertools.product((10_000, 30_000, 90_000, 270_000), (200_000, 600_000, 1_800_000)))[:num_rungs]
+    sizes = list(
+        itertools.product((10_000, 30_000, 90_000, 270_000), (200_000, 600_000, 1_800_000))
+    )[:num_rungs]
     params, tokens = zip(*sizes, strict=True)
     table = from_columns(params, tokens, [truth(*size) for size in sizes])
     return fit_runs(table, form="chinchilla", bootstrap=30)

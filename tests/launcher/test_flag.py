@@ -23,14 +23,18 @@ sys.settrace(again)
 flag.set()
 sys.settrace(None)
 print("ended", flag.is_set())
-"""
+"""  # noqa: E501
 
 
 def stormed(what, limit_seconds=60):
-    """What a process says of itself whose flag is set again while it is being set; nothing if it hangs."""
+    """What a process says of itself whose flag is set again while it is being set; nothing if it
+    hangs.
+    """
     command = [sys.executable, "-c", STORM, what]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_seconds, check=False
+        ).stdout
     except subprocess.TimeoutExpired:
         return "hangs"
 

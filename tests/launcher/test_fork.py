@@ -8,7 +8,10 @@ def test_the_same_question_costs_nothing_and_decides_the_same(finished, tmp_path
     _, before = ask("status", parent)
     code, body = ask("run", finished / "plan.toml", "--study", tmp_path / "twin", "--fork", parent)
     assert code == 0
-    assert (body["spend"]["num_runs"], body["spend"]["num_imported"]) == (0, before["spend"]["num_runs"])
+    assert (body["spend"]["num_runs"], body["spend"]["num_imported"]) == (
+        0,
+        before["spend"]["num_runs"],
+    )
     assert body["spend"]["flops_causal"] == 0
     assert body["decision"] == before["decision"]
     assert body["decision"] is not None, "the curves came along"

@@ -1,4 +1,6 @@
-"""The launch file: same decision, same bytes; any leaf changed, refused; groups claim each parameter once."""
+"""The launch file: same decision, same bytes; any leaf changed, refused; groups claim each
+parameter once.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_an_added_or_lost_field_is_refused(decision, tmp_path):
             read_launch(path)
     newer = {**whole["decision"], "schema_version": SCHEMA_VERSION + 1}
     path.write_text(json.dumps({"digest": canon.content_id(newer), "decision": newer}))
-    with pytest.raises(FrozenError, match=f"schema_version = {SCHEMA_VERSION + 1}: this version reads") as caught:
+    with pytest.raises(
+        FrozenError, match=f"schema_version = {SCHEMA_VERSION + 1}: this version reads"
+    ) as caught:
         read_launch(path)
     assert not isinstance(caught.value, TamperedError)  # another version's file, not an edit
     path.write_text(json.dumps({**whole, "decision": {**whole["decision"], "optimizer": "\ud800"}}))
@@ -130,13 +134,26 @@ def test_samples_are_the_schedule_with_its_ends():
     assert learning_rate_of(Schedule(kind="constant", num_steps=1)).samples == ((0, 1.0),)
 
 
-@pytest.mark.parametrize(("parametrization", "num_layers"), [("sp", 1), ("mup", 2), ("completep", 12)])
+@pytest.mark.parametrize(
+    ("parametrization", "num_layers"), [("sp", 1), ("mup", 2), ("completep", 12)]
+)
 def test_groups_give_every_parameter_its_own_numbers_back(parametrization, num_layers):
-    base = Shape(num_layers=num_layers, width=32, num_heads=2, num_kv_heads=1, ffn_width=96, vocab_size=64, seq_len=16)
+    base = Shape(
+        num_layers=num_layers,
+        width=32,
+        num_heads=2,
+        num_kv_heads=1,
+        ffn_width=96,
+        vocab_size=64,
+        seq_len=16,
+    )
     run = dataclasses.replace(
-        spec_of("data"), shape=base.at_width(128), base_shape=base, parametrization=named(parametrization),
+        spec_of("data"),
+        shape=base.at_width(128),
+        base_shape=base,
+        parametrization=named(parametrization),
         hparams=Hparams(learning_rate=0.01, weight_decay=0.1),
-    )  # fmt: skip
+    )
     table = parameter_table(run)
     groups = groups_of(table)
     assert len(groups) < 10
@@ -172,14 +189,18 @@ def test_attestations_name_the_digest_and_hold_their_hash(decision, tmp_path):
 
 
 def test_the_golden_launch_file_of_this_version_is_read():
-    """Another text of the same decision would be another digest: whoever changes one raises `SCHEMA_VERSION`."""
+    """Another text of the same decision would be another digest: whoever changes one raises
+    `SCHEMA_VERSION`.
+    """
     golden = GOLDENS / f"launch-{SCHEMA_VERSION}.json"
     assert read_launch(golden).digest == json.loads(golden.read_text())["digest"]
 
 
 def test_a_group_of_impossible_numbers_is_refused_all_at_once(decision):
     with pytest.raises(SpecError) as caught:
-        dataclasses.replace(decision.groups[0], pattern="a(", learning_rate=-1.0, beta1=1.5, eps=float("nan"))
+        dataclasses.replace(
+            decision.groups[0], pattern="a(", learning_rate=-1.0, beta1=1.5, eps=float("nan")
+        )
     assert len(caught.value.problems) == 4
     assert "pattern = 'a(': " in caught.value.problems[-1]
     with pytest.raises(SpecError, match="clip_norm"):

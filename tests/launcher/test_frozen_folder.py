@@ -92,7 +92,11 @@ def test_an_export_is_held_file_by_file(folder):
 
 
 def test_an_attestation_of_no_export_is_refused(folder):
-    for body in ({}, {**EXPORT, "files": {"run.sh": 1}}, {**EXPORT, "files": {}, "out": "../../../etc"}):
+    for body in (
+        {},
+        {**EXPORT, "files": {"run.sh": 1}},
+        {**EXPORT, "files": {}, "out": "../../../etc"},
+    ):
         attest(folder, "export-native", folder.name, body)
         assert "does not describe an export" in problems_of(folder)[0]
 
@@ -110,7 +114,8 @@ def test_exports_are_a_folder_of_attested_ones(folder):
 def test_what_is_nested_too_deep_is_no_file_of_ours(folder, depth):
     nested = "[" * depth + "]" * depth
     (folder / "attestations" / "environment.json").write_text('{"body": {"x": ' + nested + "}}")
-    parsed = depth == 600 and sys.version_info >= (3, 12)  # a newer parser goes so deep, and the content is not ours
+    # a newer parser goes so deep, and the content is not ours
+    parsed = depth == 600 and sys.version_info >= (3, 12)
     refused = "does not have its hash|has the digest" if parsed else "recursion|nested too deep"
     assert re.search(refused, problems_of(folder)[0])
     (folder / "launch.json").write_text('{"digest": "", "decision": ' + nested + "}")

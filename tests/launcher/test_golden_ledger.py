@@ -1,9 +1,10 @@
 """A finished study's ledger, kept in tests/sweeps/goldens: read whole, and gone on with.
 
-`ledger-2.db.gz` and `plan.toml` are `tiny_study` through run, transfer --spend, run and freeze --accept, so that every
-kind of record is in it. Whoever adds a field to a run's spec or result, or a key to the question, gives runs other ids
-and questions other answers: a run that is no longer found by its id is paid for twice. From the first release on such
-a change has to read what was; before it, both files are made anew, and `SCHEMA_VERSION` of `sweeps.store.chain` rises.
+`ledger-2.db.gz` and `plan.toml` are `tiny_study` through run, transfer --spend, run and freeze
+--accept, so that every kind of record is in it. Whoever adds a field to a run's spec or result, or
+a key to the question, gives runs other ids and questions other answers: a run that is no longer
+found by its id is paid for twice. From the first release on such a change has to read what was;
+before it, both files are made anew, and `SCHEMA_VERSION` of `sweeps.store.chain` rises.
 """
 
 import gzip
@@ -22,9 +23,17 @@ from sweeps.store.ledger import LEDGER_NAME, Ledger
 GOLDENS = Path(__file__).parents[1] / "sweeps" / "goldens"
 HEAD = "acba142219c40caf251ef1428132c3fae84c538283508657120971788a882833"
 KINDS = {
-    "plan": 1, "driver": 4, "coordinates": 2, "suggestion": 4, "result": 133,
-    "driven": 9, "fit": 2, "spend": 3, "spent": 1, "accepted": 4,
-}  # fmt: skip
+    "plan": 1,
+    "driver": 4,
+    "coordinates": 2,
+    "suggestion": 4,
+    "result": 133,
+    "driven": 9,
+    "fit": 2,
+    "spend": 3,
+    "spent": 1,
+    "accepted": 4,
+}
 
 
 @pytest.fixture
@@ -45,7 +54,9 @@ def test_every_record_is_there_with_its_hash(study):
     assert len(ledger.records()) == sum(KINDS.values())
     before = chain.GENESIS
     for seq, record in enumerate(ledger.records()):
-        assert record == chain.link(seq, record.kind, record.key, canon.canonical(record.body), before)
+        assert record == chain.link(
+            seq, record.kind, record.key, canon.canonical(record.body), before
+        )
         before = record.hash
     assert all(run.spec.id == key for key, run in zip(ledger.results(), ledger.runs(), strict=True))
 
@@ -59,7 +70,9 @@ def test_status_reads_what_it_holds(study):
 
 
 def test_run_goes_on_with_it_and_runs_nothing_again(study):
-    """Today's verdicts ask for some other runs than those of its version: what has ended is used."""
+    """Today's verdicts ask for some other runs than those of its version: what has ended is
+    used.
+    """
     before = Ledger.read(study)
     code, _ = ask("run", study / "plan.toml", "--study", study)
     assert code == 0
@@ -75,7 +88,11 @@ def test_run_goes_on_with_it_and_runs_nothing_again(study):
 
 def leaves(value, prefix=""):
     if isinstance(value, dict) and value:
-        return [leaf for key, item in value.items() for leaf in leaves(item, f"{prefix}.{key}" if prefix else key)]
+        return [
+            leaf
+            for key, item in value.items()
+            for leaf in leaves(item, f"{prefix}.{key}" if prefix else key)
+        ]
     return [prefix]
 
 

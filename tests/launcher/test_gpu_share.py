@@ -1,4 +1,6 @@
-"""A worker keeps to its share of a GPU's memory: told to torch before anything is allocated, and meant."""
+"""A worker keeps to its share of a GPU's memory: told to torch before anything is allocated, and
+meant.
+"""
 
 import subprocess
 import sys
@@ -24,7 +26,9 @@ def told(monkeypatch):
     said = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=TOTAL_BYTES))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=TOTAL_BYTES)
+    )
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", said.append)
     return said
 
@@ -56,7 +60,9 @@ def test_before_the_engine_takes_any(tmp_path, told, monkeypatch, share, times):
 
 def where(**options):
     (host,) = [HostFactory(study_dir="", corpus="", **options)()]
-    return host.advance(HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE)).answer[DEVICE]
+    return host.advance(
+        HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=WHERE)
+    ).answer[DEVICE]
 
 
 def test_a_worker_names_its_device_as_its_results_do(told, monkeypatch):
@@ -72,7 +78,11 @@ def test_a_trainers_device_is_named_by_nvidia_smi(tmp_path, monkeypatch):
     smi.write_text('#!/bin/sh\ntest "$3 $4" = "-i 1" && echo "NVIDIA A100-SXM4-40GB"\n')
     smi.chmod(0o755)
     monkeypatch.setattr("torch.cuda.is_available", lambda: pytest.fail("torch was asked"))
-    for path, visible, name in ((tmp_path, "1,0", "NVIDIA A100-SXM4-40GB"), (tmp_path, "", "cpu"), ("", "1", "cpu")):
+    for path, visible, name in (
+        (tmp_path, "1,0", "NVIDIA A100-SXM4-40GB"),
+        (tmp_path, "", "cpu"),
+        ("", "1", "cpu"),
+    ):
         monkeypatch.setenv("PATH", str(path))
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         gpu_name.cache_clear()
@@ -99,5 +109,7 @@ try:
 except torch.OutOfMemoryError:
     print("kept")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "kept\n"

@@ -1,4 +1,6 @@
-"""Which runs each test of transfer asks for: a pure function of the plan and of what is known so far."""
+"""Which runs each test of transfer asks for: a pure function of the plan and of what is known so
+far.
+"""
 
 import dataclasses
 import math
@@ -47,26 +49,33 @@ def with_transfer(study, **changes):
 
 def setting(study, results=(), rounds=0, **changes):
     best = {**BEST, **changes}
-    return SharedSettings(study=study, results=dict(results), best=best, target=TARGET, rounds=rounds)
+    return SharedSettings(
+        study=study, results=dict(results), best=best, target=TARGET, rounds=rounds
+    )
 
 
 def valley(arm, optimum, drift=0.0):
-    """Losses of a planted parabola whose optimum moves by `drift` octaves per doubling, a little noisy."""
+    """Losses of a planted parabola whose optimum moves by `drift` octaves per doubling, a little
+    noisy.
+    """
     smallest = min(arm.size(spec) for spec, _ in arm.specs)
     return {
         spec.id: ended(
             spec,
-            3.0 + 0.05 * (x - optimum - drift * math.log2(arm.size(spec) / smallest)) ** 2
+            3.0
+            + 0.05 * (x - optimum - drift * math.log2(arm.size(spec) / smallest)) ** 2
             + 0.001 * math.sin(7 * spec.seed + 3 * x + arm.size(spec)),
         )
         for spec, x in arm.specs
-    }  # fmt: skip
+    }
 
 
 def grown(study, axis, optimum, drift=0.0, rounds=0):
     """A test as it stands when nothing is left to ask, and its results."""
     results = {}
-    while not (test := transfer_test(setting(study, results, rounds), "learning_rate", axis)).condition.done(results):
+    while not (
+        test := transfer_test(setting(study, results, rounds), "learning_rate", axis)
+    ).condition.done(results):
         results |= valley(test.condition, optimum, drift)
     return test, results
 
@@ -95,10 +104,22 @@ def test_every_axis_varies_itself_and_nothing_else(study):
     for axis in ("width", "depth", "batch", "duration"):
         for size in axis_sizes(study, axis):
             spec = run_at(study, axis, size, point, 0)
-            found = Sizes(width=spec.shape.width, depth=spec.shape.num_layers, batch=spec.batch_tokens,
-                          duration=spec.num_tokens)  # fmt: skip
+            found = Sizes(
+                width=spec.shape.width,
+                depth=spec.shape.num_layers,
+                batch=spec.batch_tokens,
+                duration=spec.num_tokens,
+            )
             assert found == dataclasses.replace(base, **{axis: size})
-    assert len({run_at(study, axis, base.along(axis), point, 0).id for axis in ("width", "depth", "batch")}) == 1
+    assert (
+        len(
+            {
+                run_at(study, axis, base.along(axis), point, 0).id
+                for axis in ("width", "depth", "batch")
+            }
+        )
+        == 1
+    )
 
 
 def test_the_control_arm_grows_to_bracket_its_optimum_and_no_further(study):
@@ -120,7 +141,9 @@ def test_other_hyperparameters_run_around_the_searchs_best_trial(study):
         arm = transfer_test(setting(study), name, axis).condition
         assert {spec.hparams.learning_rate for spec, _ in arm.specs} == {BEST["learning_rate"]}
         own = base_value(study, name, BEST)
-        assert {getattr(spec.hparams, name) for spec, x in arm.specs if x == to_log2(name, own)} == {own}
+        assert {
+            getattr(spec.hparams, name) for spec, x in arm.specs if x == to_log2(name, own)
+        } == {own}
         for spec, x in arm.specs:
             assert to_log2(name, getattr(spec.hparams, name)) == pytest.approx(x, abs=1e-4)
     specs = transfer_test(setting(study), "clip_norm", "width").condition.specs

@@ -12,9 +12,16 @@ from scaling_fits.laws.table import from_columns
 
 def concluded(actual):
     return ConcludedRun(
-        digest="a" * 64, params=10**6, tokens=10**6, predicted_nats=2.5, low_nats=2.0, high_nats=3.0, level=0.9,
-        extrapolation=10.0, actual_nats=actual,
-    )  # fmt: skip
+        digest="a" * 64,
+        params=10**6,
+        tokens=10**6,
+        predicted_nats=2.5,
+        low_nats=2.0,
+        high_nats=3.0,
+        level=0.9,
+        extrapolation=10.0,
+        actual_nats=actual,
+    )
 
 
 def test_misses_are_counted_by_the_fits_own_interval_and_scale_the_next():
@@ -24,7 +31,9 @@ def test_misses_are_counted_by_the_fits_own_interval_and_scale_the_next():
     fit = fit_runs(from_columns(params, tokens, losses), form="chinchilla", bootstrap=50)
     runs = [concluded(4.5), concluded(2.4)]
     scaled = history.scaled(fit, runs)
-    assert scaled.record_scale == pytest.approx(interval_scale([run.foretold.z for run in runs], 0.9))
+    assert scaled.record_scale == pytest.approx(
+        interval_scale([run.foretold.z for run in runs], 0.9)
+    )
     assert scaled.record_scale > 1.2
     assert "2 concluded main runs" in scaled.warnings[-1]
     plain, wide = predict(fit, 3e7, 3e9), predict(scaled, 3e7, 3e9)

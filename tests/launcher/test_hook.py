@@ -1,4 +1,6 @@
-"""`forerun.hook` in a user's script: planted mistakes are found, a right script passes, without it nothing happens."""
+"""`forerun.hook` in a user's script: planted mistakes are found, a right script passes, without it
+nothing happens.
+"""
 
 import dataclasses
 import json
@@ -23,8 +25,10 @@ from proxies.external.command import placeholder_values
 
 HERE = Path(__file__).parent
 TEMPLATE = (
-    f"{sys.executable} hook_trainer.py --width {{width}} --base-width {{base_width}} --num-steps {{num_steps}} "
-    "--warmup {warmup_steps} --seed {seed} --batch-sequences {batch_sequences} --seq-len {seq_len} --lr {lr} "
+    f"{sys.executable} hook_trainer.py --width {{width}} --base-width {{base_width}} --num-steps "
+    f"{{num_steps}} "
+    "--warmup {warmup_steps} --seed {seed} --batch-sequences {batch_sequences} --seq-len {seq_len} "
+    "--lr {lr} "
     "--wd {weight_decay} --eps {eps} --clip {clip_norm} --out {run_dir}"
 )
 MISTAKES = {
@@ -50,12 +54,21 @@ MISTAKES = {
 def own_decision(mistake=""):
     template = TEMPLATE + (f" --mistake '{mistake}'" if mistake else "")
     command = Command(
-        template=template, metrics_path="{run_dir}/metrics.jsonl", metrics_format="jsonl", train_loss_key="train_loss",
-        validation_loss_key="val_loss", step_key="step", grad_norm_key="",
-    )  # fmt: skip
+        template=template,
+        metrics_path="{run_dir}/metrics.jsonl",
+        metrics_format="jsonl",
+        train_loss_key="train_loss",
+        validation_loss_key="val_loss",
+        step_key="step",
+        grad_norm_key="",
+    )
     # A clip norm that every gradient is above.
     spec = dataclasses.replace(spec_of("data", eps=1e-6, clip_norm=1e-3), command=command)
-    values = {name: value for name, value in placeholder_values(spec, Path(), None).items() if name not in PLACES}
+    values = {
+        name: value
+        for name, value in placeholder_values(spec, Path(), None).items()
+        if name not in PLACES
+    }
     plain = decision_of(dataclasses.replace(spec, command=None), MANIFEST)
     return dataclasses.replace(plain, groups=(), own=OwnTrainer(command=command, values=values))
 
@@ -63,14 +76,20 @@ def own_decision(mistake=""):
 def reported(decision, tmp_path, monkeypatch, steps, module=hook_trainer):
     """The script's report, made in this process."""
     report = tmp_path / f"{steps}.json"
-    request = {"report": str(report), "steps": steps, "at": list(proof_steps(decision.learning_rate.schedule))}
+    request = {
+        "report": str(report),
+        "steps": steps,
+        "at": list(proof_steps(decision.learning_rate.schedule)),
+    }
     (tmp_path / "request.json").write_text(json.dumps(request))
     monkeypatch.setenv(hook.VARIABLE, str(tmp_path / "request.json"))
     monkeypatch.setattr(hook, "_leave", lambda code: (_ for _ in ()).throw(KeyboardInterrupt))
     # The hook watches by replacing torch's function for as long as its process lives.
     for place in (torch.nn.utils, torch.nn.utils.clip_grad):
         monkeypatch.setattr(place, "clip_grad_norm_", torch.nn.utils.clip_grad_norm_)
-    words = words_of(decision.own, OwnPlaces(run_dir=tmp_path, code_dir=HERE, corpus=None), resume=False)
+    words = words_of(
+        decision.own, OwnPlaces(run_dir=tmp_path, code_dir=HERE, corpus=None), resume=False
+    )
     with pytest.raises(KeyboardInterrupt):
         module.main(words[2:])
     return own_proof._read(report.read_bytes())
@@ -87,7 +106,8 @@ def judged(mistake, tmp_path, monkeypatch):
 def test_a_right_script_passes(tmp_path, monkeypatch):
     problems, notes = judged("", tmp_path, monkeypatch)
     assert not problems
-    assert len(notes) == 1 and "the forecast counts" in notes[0]  # a transformer's parameters, which this has not
+    # a transformer's parameters, which this has not
+    assert len(notes) == 1 and "the forecast counts" in notes[0]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -108,7 +128,10 @@ def test_without_a_request_nothing_happens(monkeypatch):
 def test_it_is_the_standard_library_until_it_is_called():
     program = "import sys, runpy; runpy.run_path(sys.argv[1]); print('torch' in sys.modules)"
     said = subprocess.run(
-        [sys.executable, "-S", "-c", program, hook.__file__], capture_output=True, text=True, check=True
+        [sys.executable, "-S", "-c", program, hook.__file__],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert said.stdout == "False\n"
 
@@ -116,11 +139,17 @@ def test_it_is_the_standard_library_until_it_is_called():
 def test_the_process_is_asked_and_its_mistake_named():
     places = OwnPlaces(run_dir=HERE, code_dir=HERE, corpus=None)
     problems, notes, report = own_proof.prove(own_decision("eps"), places)
-    assert len(problems) == 6 and all("eps is 1e-08" in problem for problem in problems) and len(notes) == 1
+    assert (
+        len(problems) == 6
+        and all("eps is 1e-08" in problem for problem in problems)
+        and len(notes) == 1
+    )
     assert (report.world_size, len(report.observed)) == (1, 5)
 
 
-@pytest.mark.parametrize(("script", "said"), [("pass", "call forerun.hook.prove"), ("hook.prove(1, 2)", "no torch")])
+@pytest.mark.parametrize(
+    ("script", "said"), [("pass", "call forerun.hook.prove"), ("hook.prove(1, 2)", "no torch")]
+)
 def test_a_hook_that_reports_nothing_or_fails_is_an_error(script, said, tmp_path):
     (tmp_path / "hook_trainer.py").write_text(f"from forerun import hook\n{script}\n")
     with pytest.raises(ProofError, match=said):

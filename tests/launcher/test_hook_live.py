@@ -1,4 +1,6 @@
-"""`forerun.hook` under Hugging Face's Trainer, on one rank and on two; needs an interpreter with transformers."""
+"""`forerun.hook` under Hugging Face's Trainer, on one rank and on two; needs an interpreter with
+transformers.
+"""
 
 import json
 import os
@@ -33,7 +35,7 @@ args = TrainingArguments(
 )
 Trainer(model=model, args=args, train_dataset=rows, callbacks=[Prove()]).train()
 raise SystemExit("the hook did not end it")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -45,19 +47,36 @@ def test_hugging_face_trainer(num_ranks, tmp_path):
     request = {"report": str(tmp_path / "report.json"), "steps": 5, "at": list(range(20))}
     (tmp_path / "request.json").write_text(json.dumps(request))
     start = torchrun(python, num_ranks) if num_ranks > 1 else [python]
-    told = {"PATH": os.environ["PATH"], hook.VARIABLE: str(tmp_path / "request.json"), "OMP_NUM_THREADS": "1"}
+    told = {
+        "PATH": os.environ["PATH"],
+        hook.VARIABLE: str(tmp_path / "request.json"),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        [*start, "train.py", tmp_path / "out"], cwd=tmp_path, env=told, capture_output=True, text=True, timeout=280,
+        [*start, "train.py", tmp_path / "out"],
+        cwd=tmp_path,
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=280,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     report = own_proof._read((tmp_path / "report.json").read_bytes())
     assert (report.world_size, len(report.observed), len(report.rates)) == (num_ranks, 5, 20)
-    assert {row.ids for row in report.observed} == {4 * 2 * 16} and {row.clip for row in report.observed} == {0.5}
+    assert {row.ids for row in report.observed} == {4 * 2 * 16} and {
+        row.clip for row in report.observed
+    } == {0.5}
     # What the Trainer's loop sets is what its scheduler says, step by step, and it begins at 0.
-    assert [row.rates for row in report.observed] == [pytest.approx(row) for row in report.rates[:5]]
+    assert [row.rates for row in report.observed] == [
+        pytest.approx(row) for row in report.rates[:5]
+    ]
     assert report.rates[0] == (0.0, 0.0) and max(report.rates)[0] == 3e-3
     assert {group.numbers["weight_decay"] for group in report.groups} == {0.1, 0.0}
     tied = next(one for one in report.parameters if "model.embed_tokens.weight" in one.names)
-    assert len(tied.names) == 2 and len(tied.groups) == 1 and all(one.trained for one in report.parameters)
+    assert (
+        len(tied.names) == 2
+        and len(tied.groups) == 1
+        and all(one.trained for one in report.parameters)
+    )
     assert not list((tmp_path / "out").rglob("*.safetensors"))

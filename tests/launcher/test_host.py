@@ -31,7 +31,10 @@ def advanced(host, num_steps, call):
 
 def trained(host, specs):
     """Every run's result, one call after another, over JSON as it would travel."""
-    finished, admit = [], [(slot, json.loads(canon.canonical(spec))) for slot, spec in enumerate(specs)]
+    finished, admit = (
+        [],
+        [(slot, json.loads(canon.canonical(spec))) for slot, spec in enumerate(specs)],
+    )
     while len(finished) < len(specs):
         finished += host.advance(call(specs[0], admit)).finished
         admit = ()
@@ -56,16 +59,20 @@ class Theirs(nn.Module):
 
 def build(shape):
     return Theirs(shape)
-"""
+"""  # noqa: E501
 
 
 def test_one_trial_at_a_time_side_by_side_and_a_model_of_ones_own(tmp_path):
-    """The same run alone, in a bank of two, and with the user's model: three keys, three engines, one host."""
+    """The same run alone, in a bank of two, and with the user's model: three keys, three engines,
+    one host.
+    """
     (tmp_path / "theirs.py").write_text(THEIRS)
     alone = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics())
     banked = dataclasses.replace(alone, numerics=Numerics(num_slots=2))
     own = dataclasses.replace(alone, factory=load("theirs:build", tmp_path)[1])
-    host = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path))()
+    host = HostFactory(
+        study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path)
+    )()
     losses = {}
     for spec in (alone, banked, own):
         assert advanced(host, 3, call(spec, [(0, canon.to_json(spec))], key=spec.id)).finished == ()
@@ -78,8 +85,12 @@ def test_one_trial_at_a_time_side_by_side_and_a_model_of_ones_own(tmp_path):
 
 
 def test_a_saved_run_goes_on_in_another_worker(tmp_path):
-    """The first host is gone; the second has the same result, bit for bit, and says where it began."""
-    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
+    """The first host is gone; the second has the same result, bit for bit, and says where it
+    began.
+    """
+    spec = dataclasses.replace(
+        spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2)
+    )
     factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))
     admit = [(0, canon.to_json(spec))]
     whole = trained(factory(), [spec])[spec.id]
@@ -117,18 +128,27 @@ def build""",
 def test_an_error_in_the_users_model_names_their_line(tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     spec = spec_of(write_corpus(tmp_path).data_id)
-    spec = dataclasses.replace(spec, numerics=Numerics(), factory=load("failing:build", tmp_path)[1])
-    factory = HostFactory(study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path))
+    spec = dataclasses.replace(
+        spec, numerics=Numerics(), factory=load("failing:build", tmp_path)[1]
+    )
+    factory = HostFactory(
+        study_dir=str(tmp_path), corpus=str(tmp_path / "tokens"), code_dir=str(tmp_path)
+    )
     report = carry_out(0, call(spec, [(0, canon.to_json(spec))]), factory)
     assert report.cause == "user_code" and not report.refused
-    assert report.error == "failing.py, line 21: `if self.calls > 8: raise KeyError('rope')`: KeyError: 'rope'"
+    assert (
+        report.error
+        == "failing.py, line 21: `if self.calls > 8: raise KeyError('rope')`: KeyError: 'rope'"
+    )
     lines = report.log_tail.splitlines()
     assert lines[0] == "failing.py, line 15, in forward: return self.head(self.broken(x))"
     assert lines[-1] == "KeyError: 'rope'" and "Traceback" not in report.log_tail
 
 
 def looked_at(host, spec, admit, hold):
-    """Calls until a run waits; what is said of those that do, by slot, and what has ended meanwhile."""
+    """Calls until a run waits; what is said of those that do, by slot, and what has ended
+    meanwhile.
+    """
     ended = {}
     while True:
         done = advanced(host, 3, call(spec, admit, hold=hold))
@@ -139,8 +159,12 @@ def looked_at(host, spec, admit, hold):
 
 
 def test_who_is_pruned_disturbs_nobody_and_makes_room(tmp_path):
-    """To the last bit: the neighbours, the run in the slot that came free, and the steps that the pruned one did."""
-    first = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=3))
+    """To the last bit: the neighbours, the run in the slot that came free, and the steps that the
+    pruned one did.
+    """
+    first = dataclasses.replace(
+        spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=3)
+    )
     specs = [dataclasses.replace(first, seed=seed) for seed in range(4)]
     factory = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))
     whole = {}
@@ -154,11 +178,20 @@ def test_who_is_pruned_disturbs_nobody_and_makes_room(tmp_path):
     assert set(paused) == {0, 1}
     again = host.advance(call(first, seconds=60.0, hold={0: rung, 1: rung, 2: None}))
     assert {each.slot for each in again.paused} == {0, 1} and set(again.steps.values()) == {rung}
-    result, curve = (canon.decode(kind, part) for kind, part in ((RunResult, paused[1].result),
-                                                                 (Curve, paused[1].curve)))  # fmt: skip
+    result, curve = (
+        canon.decode(kind, part)
+        for kind, part in ((RunResult, paused[1].result), (Curve, paused[1].curve))
+    )
     full = canon.decode(Curve, whole[specs[1].id].curve)
-    assert (result.status, result.num_steps, result.curve_id) == ("pruned", rung, canon.content_id(curve))
-    assert (curve.train_loss_nats, curve.grad_norm) == (full.train_loss_nats[:rung], full.grad_norm[:rung])
+    assert (result.status, result.num_steps, result.curve_id) == (
+        "pruned",
+        rung,
+        canon.content_id(curve),
+    )
+    assert (curve.train_loss_nats, curve.grad_norm) == (
+        full.train_loss_nats[:rung],
+        full.grad_norm[:rung],
+    )
 
     refill = [(1, canon.to_json(specs[3]))]
     found, ended = looked_at(host, first, refill, {0: 2 * rung, 1: None, 2: None})
@@ -168,12 +201,19 @@ def test_who_is_pruned_disturbs_nobody_and_makes_room(tmp_path):
             ended[canon.decode(RunResult, each.result).id] = each
     assert set(ended) == {specs[0].id, specs[2].id, specs[3].id}
     for run_id, each in ended.items():
-        assert each.curve == whole[run_id].curve and each.result["loss_nats"] == whole[run_id].result["loss_nats"]
+        assert (
+            each.curve == whole[run_id].curve
+            and each.result["loss_nats"] == whole[run_id].result["loss_nats"]
+        )
 
 
 def test_a_call_ahead_trains_on_unless_the_answer_before_it_needs_a_reply(tmp_path):
-    """One who waits to be looked at, one who has ended, an error: in each case nothing is done until it is answered."""
-    spec = dataclasses.replace(spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2))
+    """One who waits to be looked at, one who has ended, an error: in each case nothing is done
+    until it is answered.
+    """
+    spec = dataclasses.replace(
+        spec_of(write_corpus(tmp_path).data_id), numerics=Numerics(num_slots=2)
+    )
     host = HostFactory(study_dir=str(tmp_path / "study"), corpus=str(tmp_path / "tokens"))()
     whole = trained(host, [spec])[spec.id]
     rung = spec.schedule.num_steps // 2
@@ -181,7 +221,9 @@ def test_a_call_ahead_trains_on_unless_the_answer_before_it_needs_a_reply(tmp_pa
     assert advanced(host, 1, AHEAD).steps == {0: 3}
     assert [each.slot for each in host.advance(AHEAD).paused] == [0]
     idle = host.advance(AHEAD)
-    assert (idle.steps, idle.paused, idle.finished) == ({0: rung}, (), ()), "it still waits, and that is known"
+    assert (idle.steps, idle.paused, idle.finished) == ({0: rung}, (), ()), (
+        "it still waits, and that is known"
+    )
     advanced(host, 1, call(spec))
     with mock.patch("proxies.training.bank.Bank.advance", side_effect=RuntimeError("broken")):
         assert carry_out(0, AHEAD, lambda: host).error is not None

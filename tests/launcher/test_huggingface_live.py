@@ -1,4 +1,5 @@
-"""The huggingface export in the hands of transformers: parsers, groups, scheduler, weights, logits, and whole runs.
+"""The huggingface export in the hands of transformers: parsers, groups, scheduler, weights, logits,
+and whole runs.
 
 Needs an interpreter with transformers and accelerate (`make trainers TRAINERS=huggingface`).
 """
@@ -13,7 +14,16 @@ import pytest
 from export_case import SCHEDULES, SHAPE, wide_decision
 from exported_program import change
 from huggingface_case import PROBE, trained
-from live_case import GROWING_BATCH, LOGITS_TOLERANCE, assert_same_run, first_pass, native, share_apart, tied, varied
+from live_case import (
+    GROWING_BATCH,
+    LOGITS_TOLERANCE,
+    assert_same_run,
+    first_pass,
+    native,
+    share_apart,
+    tied,
+    varied,
+)
 from trainer_venv import in_trainer, interpreter
 
 from launcher.exporters import fidelity, proof
@@ -36,12 +46,19 @@ def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str
     theirs = huggingface.parameter_names(shape)
     view = canon.decode(TrainerView, found["view"], "view")
     config = {
-        "hidden_size": shape.width, "num_hidden_layers": shape.num_layers, "vocab_size": shape.vocab_size,
-        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
-        "intermediate_size": shape.ffn_width, "tie_word_embeddings": shape.tied, "rms_norm_eps": NORM_EPS,
-        "embedding_multiplier": forward.embedding, "attention_multiplier": forward.attention,
-        "residual_multiplier": forward.residual, "logits_scaling": 1 / forward.output,
-    }  # fmt: skip
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.num_layers,
+        "vocab_size": shape.vocab_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "intermediate_size": shape.ffn_width,
+        "tie_word_embeddings": shape.tied,
+        "rms_norm_eps": NORM_EPS,
+        "embedding_multiplier": forward.embedding,
+        "attention_multiplier": forward.attention,
+        "residual_multiplier": forward.residual,
+        "logits_scaling": 1 / forward.output,
+    }
     checks = {
         "config": {key: found["config"][key] for key in config} == config and not found["unknown"],
         "brake": "not finite at step 1, before its update; weights kept" in found["stopped"],
@@ -57,20 +74,54 @@ def disagreements(folder: Path, decision: Decision, ids: np.ndarray) -> list[str
 
 
 MUTANTS = {
-    "lr": ("forerun.json", '"learning_rate": 0.015625', '"learning_rate": 0.01562501', "learning_rate is 0.01562501"),
+    "lr": (
+        "forerun.json",
+        '"learning_rate": 0.015625',
+        '"learning_rate": 0.01562501',
+        "learning_rate is 0.01562501",
+    ),
     "decay": ("forerun.json", '"weight_decay": 0.2', '"weight_decay": 0.1', "weight_decay is 0.1"),
     "warmup": ("forerun.json", '"warmup_steps": 3', '"warmup_steps": 2', "the rate at step 0"),
     "seed": ("forerun.json", '"seed": 7', '"seed": 8', "lm_head.weight"),
-    "embedding": ("config.json", '"embedding_multiplier": 2.0', '"embedding_multiplier": 2.001', "forward.embedding"),
-    "attention": ("config.json", '"attention_multiplier": 0.2', '"attention_multiplier": 0.25', "forward.attention"),
-    "residual": ("config.json", '"residual_multiplier": 0.6', '"residual_multiplier": 1.0', "forward.residual"),
-    "output": ("config.json", '"logits_scaling": 1.3333333333333333', '"logits_scaling": 0.75', "forward.output"),
+    "embedding": (
+        "config.json",
+        '"embedding_multiplier": 2.0',
+        '"embedding_multiplier": 2.001',
+        "forward.embedding",
+    ),
+    "attention": (
+        "config.json",
+        '"attention_multiplier": 0.2',
+        '"attention_multiplier": 0.25',
+        "forward.attention",
+    ),
+    "residual": (
+        "config.json",
+        '"residual_multiplier": 0.6',
+        '"residual_multiplier": 1.0',
+        "forward.residual",
+    ),
+    "output": (
+        "config.json",
+        '"logits_scaling": 1.3333333333333333',
+        '"logits_scaling": 0.75',
+        "forward.output",
+    ),
     "rope": ("config.json", '"rope_theta": 10000.0', '"rope_theta": 500000.0', "logits"),
-    "clip": ("training_arguments.json", '"max_grad_norm": 0.5', '"max_grad_norm": 1.0', "clip_norm is 1.0"),
+    "clip": (
+        "training_arguments.json",
+        '"max_grad_norm": 0.5',
+        '"max_grad_norm": 1.0',
+        "clip_norm is 1.0",
+    ),
     "steps": ("training_arguments.json", '"max_steps": 12', '"max_steps": 11', "num_steps is 11"),
-    "batch": ("training_arguments.json", '"per_device_train_batch_size": 8', '"per_device_train_batch_size": 4',
-              "batch_tokens is 128"),
-}  # fmt: skip
+    "batch": (
+        "training_arguments.json",
+        '"per_device_train_batch_size": 8',
+        '"per_device_train_batch_size": 4',
+        "batch_tokens is 128",
+    ),
+}
 
 
 @pytest.mark.slow
@@ -92,12 +143,17 @@ def test_transformers_own_parsers_groups_scheduler_weights_and_logits_are_the_fr
     np.save(tmp_path / "ids.npy", ids)
     shutil.copytree(tmp_path / "cosine" / "proxies", tmp_path / "proxies")
     folders = [str(tmp_path / name) for name in (*decisions, *MUTANTS)]
-    done = in_trainer([trainer_python, "-c", PROBE, "ids.npy", *folders], tmp_path, FORERUN_DATA=corpus)
+    done = in_trainer(
+        [trainer_python, "-c", PROBE, "ids.npy", *folders], tmp_path, FORERUN_DATA=corpus
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for name, decision in decisions.items():
         assert disagreements(tmp_path / name, decision, ids) == [], name
     monkeypatch.setitem(fidelity.MODULES, "huggingface", "huggingface")
-    assert proof.prove(decisions["tied"], "huggingface", huggingface.VERSIONS[-1], trainer_python) == []
+    assert (
+        proof.prove(decisions["tied"], "huggingface", huggingface.VERSIONS[-1], trainer_python)
+        == []
+    )
     for name, (_, _, _, wanted) in MUTANTS.items():
         told = disagreements(tmp_path / name, decisions["cosine"], ids)
         assert any(wanted in problem for problem in told), (name, told)
@@ -111,13 +167,19 @@ def history(export_dir: Path) -> np.ndarray:
 
 
 def checkpoints(export_dir: Path) -> list[Path]:
-    return sorted(export_dir.glob("outputs/*/checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return sorted(
+        export_dir.glob("outputs/*/checkpoint-*"),
+        key=lambda path: int(path.name.rpartition("-")[2]),
+    )
 
 
 RUNS = {
     "one-rank-tied": Parallelism(data_parallel_shard=1),
     "ddp-accumulating": Parallelism(
-        data_parallel_shard=1, data_parallel_replicate=2, microbatch_sequences=2, activation_checkpointing="selective"
+        data_parallel_shard=1,
+        data_parallel_replicate=2,
+        microbatch_sequences=2,
+        activation_checkpointing="selective",
     ),
     "fsdp2-resumed": Parallelism(data_parallel_shard=2, activation_checkpointing="full"),
     "hsdp": Parallelism(data_parallel_shard=2, data_parallel_replicate=2),
@@ -126,7 +188,9 @@ RUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_transformers_trains_the_embedded_trainers_run(tmp_path, corpus, manifest, trainer_python, name):
+def test_transformers_trains_the_embedded_trainers_run(
+    tmp_path, corpus, manifest, trainer_python, name
+):
     parallelism = RUNS[name]
     changes = tied(manifest) if name == "one-rank-tied" else {}
     decision = varied(manifest, parallelism=parallelism, schedule=GROWING_BATCH, **changes)
@@ -137,7 +201,8 @@ def test_transformers_trains_the_embedded_trainers_run(tmp_path, corpus, manifes
     if name == "fsdp2-resumed":
         newest = checkpoints(tmp_path)[-1]
         assert len(list(newest.glob("pytorch_model_fsdp_0/*.distcp"))) == 2  # sharded for real
-        (newest / "trainer_state.json").unlink()  # as if killed while it was written: the one before it is used
+        # as if killed while it was written: the one before it is used
+        (newest / "trainer_state.json").unlink()
         done = trained(trainer_python, tmp_path, corpus, 2)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("'grad_norm'") == 2
@@ -147,7 +212,9 @@ def test_transformers_trains_the_embedded_trainers_run(tmp_path, corpus, manifes
 
 
 @pytest.mark.slow
-def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(tmp_path, corpus, manifest, trainer_python):
+def test_the_script_stops_above_the_frozen_ceiling_and_refuses_other_runs(
+    tmp_path, corpus, manifest, trainer_python
+):
     decision = wide_decision(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     huggingface.export(dataclasses.replace(decision, abort=strict), tmp_path)

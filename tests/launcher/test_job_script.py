@@ -1,4 +1,6 @@
-"""The sbatch script of a launch: its text, its behaviour under signals with SLURM faked, and once all else real."""
+"""The sbatch script of a launch: its text, its behaviour under signals with SLURM faked, and once
+all else real.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ code=0
 for job in $(jobs -p); do wait "$job" || code=$?; done
 exit $code
 """
-# The supervisor in this place: tells what it was given, and when it is told to end does so a moment later.
-# It traps first: once it has told anything, it can be told.
+# The supervisor in this place: tells what it was given, and when it is told to end does so a moment
+# later. It traps first: once it has told anything, it can be told.
 SUPERVISOR = """#!/usr/bin/env bash
 trap 'echo told >>"$SEEN/told"; sleep 0.3; exit "$WHEN_TOLD"' TERM
 printf '%s\\0' "$@" >"$SEEN/given"
@@ -45,8 +47,14 @@ def job(tmp_path):
     with machine(tmp_path, {"srun": SRUN, "python": SUPERVISOR}) as start:
 
         def run(text, *, steps=0, code=0, when_told=130, num_nodes=1, own_python=False):
-            text = text if own_python else text.replace(sys.executable, str(tmp_path / "bin" / "python"))
-            return start(text, STEPS=steps, CODE=code, WHEN_TOLD=when_told, SLURM_JOB_NUM_NODES=num_nodes)
+            text = (
+                text
+                if own_python
+                else text.replace(sys.executable, str(tmp_path / "bin" / "python"))
+            )
+            return start(
+                text, STEPS=steps, CODE=code, WHEN_TOLD=when_told, SLURM_JOB_NUM_NODES=num_nodes
+            )
 
         yield run
 
@@ -59,11 +67,20 @@ def test_the_command_arrives_as_it_was_given(tmp_path, job, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert job(text, code=4).wait(timeout=30) == 4, "the supervisor's exit code is the job's"
     given = seen(tmp_path, "given").split("\0")[:-1]
-    assert given == ["-m", "launcher", "launch", str(folder / "frozen"), "--out", str(folder / "run")]
+    assert given == [
+        "-m",
+        "launcher",
+        "launch",
+        str(folder / "frozen"),
+        "--out",
+        str(folder / "run"),
+    ]
     assert "\n#SBATCH --nodes=1\n" in text
     assert f"\n#SBATCH --signal=B:USR1@{LAUNCH_GRACE_SECONDS}\n" in text
     assert (seen(tmp_path, "scontrol"), seen(tmp_path, "srun")) == ("", "")
-    environment = dict(pair.split("=", 1) for pair in seen(tmp_path, "environment").split("\0") if pair)
+    environment = dict(
+        pair.split("=", 1) for pair in seen(tmp_path, "environment").split("\0") if pair
+    )
     assert environment["PWD"] == str(folder), "where `launch` was called"
     assert environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert environment["SRUN_CPUS_PER_TASK"] == environment["SLURM_CPUS_ON_NODE"] == "2"
@@ -81,7 +98,12 @@ def test_several_nodes_have_one_supervisor_that_is_told_where_they_meet(tmp_path
 
 @pytest.mark.parametrize(
     ("number", "when_told", "requeued"),
-    [(signal.SIGUSR1, 130, True), (signal.SIGUSR1, 0, False), (signal.SIGUSR1, 3, False), (signal.SIGTERM, 130, False)],
+    [
+        (signal.SIGUSR1, 130, True),
+        (signal.SIGUSR1, 0, False),
+        (signal.SIGUSR1, 3, False),
+        (signal.SIGTERM, 130, False),
+    ],
     ids=["time limit", "ended just then", "stopped by its brake just then", "cancelled"],
 )
 def test_told_to_stop(tmp_path, job, number, when_told, requeued):
@@ -119,8 +141,14 @@ def test_written_by_launch(corpus, config, tmp_path):
     ("options", "said"),
     [
         (("--nnodes", 2), "several machines need --rdzv-endpoint HOST:PORT"),
-        (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 2), "--node-rank 2: of 2 machines the last is 1"),
-        (("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 1, "--srun"), "leave out --node-rank"),
+        (
+            ("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 2),
+            "--node-rank 2: of 2 machines the last is 1",
+        ),
+        (
+            ("--nnodes", 2, "--rdzv-endpoint", "h:1", "--node-rank", 1, "--srun"),
+            "leave out --node-rank",
+        ),
     ],
 )
 def test_machines_that_do_not_fit(corpus, config, options, said):
@@ -129,8 +157,12 @@ def test_machines_that_do_not_fit(corpus, config, options, said):
 
 
 @pytest.mark.slow
-def test_a_job_of_two_nodes_hits_its_limit_is_requeued_and_ends_as_if_it_had_not(corpus, config, tmp_path, job):
-    """Real supervisor, real torchrun agents and ranks; only SLURM is faked, and both nodes are this machine."""
+def test_a_job_of_two_nodes_hits_its_limit_is_requeued_and_ends_as_if_it_had_not(
+    corpus, config, tmp_path, job
+):
+    """Real supervisor, real torchrun agents and ranks; only SLURM is faked, and both nodes are this
+    machine.
+    """
     run_dir = tmp_path / "run"
     given = ["--data", str(corpus), "--out", str(run_dir)]
     text = launch_script(config, given, 2)
@@ -142,9 +174,15 @@ def test_a_job_of_two_nodes_hits_its_limit_is_requeued_and_ends_as_if_it_had_not
     assert process.wait(timeout=120) == 130, (tmp_path / "said").read_text()
     assert seen(tmp_path, "scontrol").split() == ["requeue", JOB_ID]
     assert metrics.read_ending(run_dir).event == "interrupted"
-    assert job(text, num_nodes=2, own_python=True).wait(timeout=120) == 0, (tmp_path / "said").read_text()
+    assert job(text, num_nodes=2, own_python=True).wait(timeout=120) == 0, (
+        tmp_path / "said"
+    ).read_text()
     assert forerun("launch", config, "--data", corpus, "--out", tmp_path / "alone")[0] == 0
     assert losses(run_dir) == losses(tmp_path / "alone")
     assert len(losses(run_dir)) == 12
-    kinds = [entry.kind for entry in chronicle.entries(run_dir) if entry.kind in ("launched", "restarted", "ended")]
+    kinds = [
+        entry.kind
+        for entry in chronicle.entries(run_dir)
+        if entry.kind in ("launched", "restarted", "ended")
+    ]
     assert kinds == ["launched", "ended", "launched", "ended"]

@@ -1,4 +1,6 @@
-"""docs/reference/json.md: what verbs answer about a real study is what the page says, key by key and kind by kind."""
+"""docs/reference/json.md: what verbs answer about a real study is what the page says, key by key
+and kind by kind.
+"""
 
 import os
 import shutil
@@ -47,11 +49,17 @@ def answers(finished, tmp_path_factory):
     shutil.copytree(finished, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        (folder / "log.jsonl").write_text("".join(f'{{"step": {i}, "loss": 5.5}}\n' for i in range(5)))
+        (folder / "log.jsonl").write_text(
+            "".join(f'{{"step": {i}, "loss": 5.5}}\n' for i in range(5))
+        )
         found = {command: ask(*words)[1] for command, words in STUDY.items()}
-        closed = [gate["name"] for gate in found["status study"]["gates"] if gate["outcome"] != "passed"]
+        closed = [
+            gate["name"] for gate in found["status study"]["gates"] if gate["outcome"] != "passed"
+        ]
         accepted = [word for name in closed for word in ("--accept", name)]
-        found["freeze study"] = ask("freeze", "study", *accepted, *(("--reason", "a toy") if closed else ()))[1]
+        found["freeze study"] = ask(
+            "freeze", "study", *accepted, *(("--reason", "a toy") if closed else ())
+        )[1]
         frozen = f"study/frozen/{found['freeze study']['digest']}"
         for command, words in FROZEN.items():
             found[command] = ask(*(frozen if word == "FROZEN" else word for word in words))[1]
@@ -59,41 +67,59 @@ def answers(finished, tmp_path_factory):
 
 
 def plain(kind):
-    """Without null, and a whole number as a number: which of them it is may hang on what the machine measured."""
-    return {part.replace("integer", "number") for part in kind.split(" or ")} - {"null", "list", "list of null"}
+    """Without null, and a whole number as a number: which of them it is may hang on what the
+    machine measured.
+    """
+    return {part.replace("integer", "number") for part in kind.split(" or ")} - {
+        "null",
+        "list",
+        "list of null",
+    }
 
 
 def unlike(said, found):
     """Where the shape of an answer is not what the page says, in words."""
     top = {key for key in said | found if "." not in key}
-    problems = [f"{key}: on the page {said.get(key)}, in truth {found.get(key)}" for key in sorted(top)
-                if key not in said or key not in found]  # fmt: skip
+    problems = [
+        f"{key}: on the page {said.get(key)}, in truth {found.get(key)}"
+        for key in sorted(top)
+        if key not in said or key not in found
+    ]
     for key in sorted(found.keys() & said.keys()):
         here, there = plain(found[key]), plain(said[key])
         if here and there and not here & there:
             problems.append(f"{key}: on the page {said[key]}, in truth {found[key]}")
-    return problems + [f"{key}: not on the page" for key in sorted(found.keys() - said.keys() - top)]
+    return problems + [
+        f"{key}: not on the page" for key in sorted(found.keys() - said.keys() - top)
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_answer_is_as_the_page_says(answers):
-    assert not any("error" in body for body in answers.values()), {k: b for k, b in answers.items() if "error" in b}
+    assert not any("error" in body for body in answers.values()), {
+        k: b for k, b in answers.items() if "error" in b
+    }
     shapes = {command: shape_of(body) for command, body in answers.items()}
     if WRITING:
         write_shapes(shapes)
     said = read_shapes()
     assert said.keys() == shapes.keys()
     wrong = {command: unlike(said[command], shape) for command, shape in shapes.items()}
-    assert {command: problems for command, problems in wrong.items() if problems} == {}, "mend: make reference"
+    assert {command: problems for command, problems in wrong.items() if problems} == {}, (
+        "mend: make reference"
+    )
 
 
-@pytest.mark.parametrize(("said", "found"), [
-    ({"a": "string"}, {"a": "string", "b": "number"}),
-    ({"a": "string", "b": "number"}, {"a": "string"}),
-    ({"a": "string"}, {"a": "number"}),
-    ({"a": "object", "a.b": "string"}, {"a": "object", "a.c": "string"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"a": "string"}, {"a": "string", "b": "number"}),
+        ({"a": "string", "b": "number"}, {"a": "string"}),
+        ({"a": "string"}, {"a": "number"}),
+        ({"a": "object", "a.b": "string"}, {"a": "object", "a.c": "string"}),
+    ],
+)
 def test_another_key_or_kind_is_seen(said, found):
     assert unlike(said, found)
 
@@ -101,5 +127,8 @@ def test_another_key_or_kind_is_seen(said, found):
 def test_null_and_whole_numbers_are_no_difference():
     assert unlike({"a": "null", "b": "number"}, {"a": "string", "b": "integer"}) == []
     assert shape_of({"a": [{"b": 1}, {"b": "x"}], "c": {"0.5": 1.0}}) == {
-        "a": "list of object", "a[].b": "integer or string", "c": "object", "c.NAME": "number",
-    }  # fmt: skip
+        "a": "list of object",
+        "a[].b": "integer or string",
+        "c": "object",
+        "c.NAME": "number",
+    }

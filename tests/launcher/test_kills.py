@@ -1,4 +1,6 @@
-"""Real kills of a real `forerun run` on real Ray: a named end in time, no process left, the same frozen config."""
+"""Real kills of a real `forerun run` on real Ray: a named end in time, no process left, the same
+frozen config.
+"""
 
 import os
 import shutil
@@ -10,9 +12,15 @@ from kill_case import RAY, Driver, frozen_digest, kill
 from ray_cluster import RayCluster
 
 HOW_IT_ENDS = {
-    "worker": 0, "driver": -signal.SIGKILL, "raylet": 2, "gcs_server": 2, "SIGTERM": 130, "SIGINT": 130,
-    "SIGINT twice": 130, "SIGSTOP": 75,
-}  # fmt: skip
+    "worker": 0,
+    "driver": -signal.SIGKILL,
+    "raylet": 2,
+    "gcs_server": 2,
+    "SIGTERM": 130,
+    "SIGINT": 130,
+    "SIGINT twice": 130,
+    "SIGSTOP": 75,
+}
 
 NUM_SLOTS = 4  # of each of two workers: the plan's default
 
@@ -45,7 +53,9 @@ def test_a_worker_is_killed(finished, whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_outcomes", [1, 30])
-@pytest.mark.parametrize("what", ["driver", "raylet", "gcs_server", "SIGTERM", "SIGINT", "SIGINT twice"])
+@pytest.mark.parametrize(
+    "what", ["driver", "raylet", "gcs_server", "SIGTERM", "SIGINT", "SIGINT twice"]
+)
 def test_killed_resumed_and_frozen(finished, whole, tmp_path, what, at_outcomes):
     row = killed_and_finished(finished, whole, tmp_path / "study", what, at_outcomes)
     if what in ("raylet", "gcs_server"):
@@ -63,7 +73,9 @@ def test_a_stopped_driver_comes_back_too_late(finished, whole, tmp_path):
 
 @pytest.mark.slow
 def test_a_cluster_dies_and_another_one_finishes(finished, whole, tmp_path):
-    """As a job of Ray's is started: the address and the token in the environment, `auto` in the plan."""
+    """As a job of Ray's is started: the address and the token in the environment, `auto` in the
+    plan.
+    """
     settings = ("--set", "cluster.backend=ray", "--set", "cluster.address=auto")
     study = tmp_path / "study"
     for dies in (True, False):

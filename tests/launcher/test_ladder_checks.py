@@ -18,10 +18,21 @@ WIDTHS, STEPS = (32, 48, 64, 96, 128), (150, 400, 1000)
 
 def a_rung(width, steps):
     shape = Shape(
-        num_layers=2, width=width, num_heads=2, num_kv_heads=2, ffn_width=2 * width, vocab_size=256, seq_len=64
+        num_layers=2,
+        width=width,
+        num_heads=2,
+        num_kv_heads=2,
+        ffn_width=2 * width,
+        vocab_size=256,
+        seq_len=64,
     )
-    return SimpleNamespace(id=f"{width}/{steps}", shape=shape, num_tokens=steps * 1024,
-                           schedule=SimpleNamespace(num_steps=steps), seed=100)  # fmt: skip
+    return SimpleNamespace(
+        id=f"{width}/{steps}",
+        shape=shape,
+        num_tokens=steps * 1024,
+        schedule=SimpleNamespace(num_steps=steps),
+        seed=100,
+    )
 
 
 RUNGS = [a_rung(width, steps) for width in WIDTHS for steps in STEPS]
@@ -30,16 +41,26 @@ RUNGS = [a_rung(width, steps) for width in WIDTHS for steps in STEPS]
 def a_check(index, nats, better=None, outcome="tuned"):
     """A checked rung that loses so many nats."""
     excess = Excess(
-        nats=nats, interval=(nats, nats), optimum_octaves=0.1,
-        optimum_interval=(-0.1, 0.2), reach=(-1.0, 1.0),
-    )  # fmt: skip
+        nats=nats,
+        interval=(nats, nats),
+        optimum_octaves=0.1,
+        optimum_interval=(-0.1, 0.2),
+        reach=(-1.0, 1.0),
+    )
     own = 2.0
     losses = {-1.0: own + 0.05, 0.0: own, 1.0: own + 0.04 if better is None else better}
     tried = tuple(
         RungRate(octaves=x, learning_rate=0.01 * 2**x, losses_nats=(loss,), diverged=False)
         for x, loss in losses.items()
     )
-    return RungCheck(rung=RUNGS[index], tried=tried, noise_nats=0.005, excess=excess, outcome=outcome, words="words")
+    return RungCheck(
+        rung=RUNGS[index],
+        tried=tried,
+        noise_nats=0.005,
+        excess=excess,
+        outcome=outcome,
+        words="words",
+    )
 
 
 def test_the_noise_of_a_run_is_the_largest_that_tests_of_the_rate_found():
@@ -48,8 +69,12 @@ def test_the_noise_of_a_run_is_the_largest_that_tests_of_the_rate_found():
         return SimpleNamespace(hyperparameter=hyperparameter), SimpleNamespace(verdict=verdict)
 
     rates = [a_test("learning_rate", noise) for noise in (0.003, None, 0.005, 0.004)]
-    assert ladder_checks.noise_of(SimpleNamespace(tests=[*rates, a_test("clip_norm", 0.1)])) == 0.005
-    assert ladder_checks.noise_of(SimpleNamespace(tests=[rates[1], a_test("clip_norm", 0.1)])) is None
+    assert (
+        ladder_checks.noise_of(SimpleNamespace(tests=[*rates, a_test("clip_norm", 0.1)])) == 0.005
+    )
+    assert (
+        ladder_checks.noise_of(SimpleNamespace(tests=[rates[1], a_test("clip_norm", 0.1)])) is None
+    )
 
 
 def checks(*outcomes, wanted=None):
@@ -67,9 +92,13 @@ def checks(*outcomes, wanted=None):
         (checks("tuned", "tuned"), "passed", "rung 0 says; rung 1 says"),
         (checks("tuned", "mis_tuned"), "failed", "test it up to that size"),
         (checks("cannot_tell", "mis_tuned"), "failed", "transfer.durations"),
-        (checks("tuned", wanted=2), "cannot_tell", "1 of 2 rungs not checked yet: run `forerun ladder PLAN`"),
+        (
+            checks("tuned", wanted=2),
+            "cannot_tell",
+            "1 of 2 rungs not checked yet: run `forerun ladder PLAN`",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_gate(found, outcome, said):
     gate = tuned_gate(found)
     assert (gate.name, gate.outcome) == ("ladder_tuned", outcome)
@@ -88,7 +117,9 @@ def test_the_body_is_plain_data_and_reads_as_a_table():
     assert set(body) == {"checks", "tuned"}
     (one,) = body["checks"]
     assert {"width", "params", "tokens", "offsets", "excess_nats", "outcome", "words"} <= set(one)
-    assert [tried["octaves"] for tried in one["offsets"]] == [-1.0, 0.0, 1.0] and one["better_octaves"] == 1.0
+    assert [tried["octaves"] for tried in one["offsets"]] == [-1.0, 0.0, 1.0] and one[
+        "better_octaves"
+    ] == 1.0
     assert one["excess_nats"] == {"value": 0.001, "interval": [0.001, 0.001]}
     assert body["tuned"] == {"outcome": "passed", "reason": "because"}
     text = ladder_text({"rungs": [], **body})

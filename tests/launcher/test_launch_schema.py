@@ -45,12 +45,17 @@ def _set(path, value):
 @pytest.mark.parametrize(
     "fault",
     [
-        _set(["decision", "seed"], "7"), _set(["decision", "more"], 1), _set(["digest"], "short"),
-        _set(["decision", "schema_version"], 4), _set(["decision", "predicted", "loss_nats"], "NaN"),
-        _set(["decision", "optimizer"], "sgd"), _set(["decision", "shape", "width"], 1.5),
-        lambda config: config["decision"].pop("clip_norm"), lambda config: config["decision"]["groups"][0].pop("eps"),
+        _set(["decision", "seed"], "7"),
+        _set(["decision", "more"], 1),
+        _set(["digest"], "short"),
+        _set(["decision", "schema_version"], 4),
+        _set(["decision", "predicted", "loss_nats"], "NaN"),
+        _set(["decision", "optimizer"], "sgd"),
+        _set(["decision", "shape", "width"], 1.5),
+        lambda config: config["decision"].pop("clip_norm"),
+        lambda config: config["decision"]["groups"][0].pop("eps"),
     ],
-)  # fmt: skip
+)
 def test_it_refuses_a_planted_fault(fault):
     config = json.loads(GOLDENS[-1].read_text())
     changed = copy.deepcopy(config)
@@ -72,5 +77,7 @@ def test_another_language_computes_the_digest(interpreter, name, tmp_path):
     config = json.loads(GOLDENS[-1].read_text()) if name == "golden" else own_config()
     (tmp_path / "launch.json").write_bytes(canon.pretty(config))
     words = [interpreter, *programs()[interpreter]]
-    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
     assert said.stdout.strip() == config["digest"] == canon.content_id(config["decision"])

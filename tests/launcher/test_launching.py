@@ -63,11 +63,26 @@ def test_options_arrive(corpus, tmp_path, monkeypatch):
 
     monkeypatch.setattr("launcher.supervisor.launch.launch", start)
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2))
-    more = ("--max-restarts", 7, "--hang-seconds", 90, "--nnodes", 2, "--node-rank", 1, "--rdzv-endpoint", "h:29400")
+    more = (
+        "--max-restarts",
+        7,
+        "--hang-seconds",
+        90,
+        "--nnodes",
+        2,
+        "--node-rank",
+        1,
+        "--rdzv-endpoint",
+        "h:29400",
+    )
     assert ask("launch", folder, "--data", corpus, "--wandb", "offline", *more)[0] == 130
     assert given["arguments"][4] == 7
     assert given["limits"] == Limits(floor_seconds=90, start_seconds=3600)
-    assert (given["nodes"].num_nodes, given["nodes"].rank, given["nodes"].rendezvous) == (2, 1, "h:29400")
+    assert (given["nodes"].num_nodes, given["nodes"].rank, given["nodes"].rendezvous) == (
+        2,
+        1,
+        "h:29400",
+    )
     assert given["beside"] is None, "the first machine shows the run"
     ask("launch", folder, "--data", corpus, "--hang-seconds", 0)
     assert given["limits"] == Limits(floor_seconds=None, start_seconds=None)
@@ -75,9 +90,26 @@ def test_options_arrive(corpus, tmp_path, monkeypatch):
 
 def test_dry_run_starts_nothing(corpus, tmp_path):
     folder = freeze(tmp_path, tiny_decision(corpus, num_ranks=2))
-    code, body = ask("launch", folder, "--data", corpus, "--dry-run", "--nnodes", 2, "--rdzv-endpoint", "h:29400")
-    assert code == 0 and "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint h:29400" in body["line"]
-    code, body = ask("launch", folder, "--data", corpus, "--dry-run", "--nnodes", 2, "--rdzv-endpoint", "h:1", "--srun")
+    code, body = ask(
+        "launch", folder, "--data", corpus, "--dry-run", "--nnodes", 2, "--rdzv-endpoint", "h:29400"
+    )
+    assert (
+        code == 0
+        and "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint h:29400"
+        in body["line"]
+    )
+    code, body = ask(
+        "launch",
+        folder,
+        "--data",
+        corpus,
+        "--dry-run",
+        "--nnodes",
+        2,
+        "--rdzv-endpoint",
+        "h:1",
+        "--srun",
+    )
     assert code == 0 and body["line"].startswith("srun --nodes 2 --ntasks 2 ")
     assert not (folder / "run").exists()
 
@@ -98,11 +130,15 @@ def test_a_layout_that_is_not_ours_prints_the_line_of_its_export(corpus, tmp_pat
     subprocess.run(["bash", "-n", script], check=True)
     code, out, _ = forerun("launch", folder, "--data", corpus)
     assert body["line"] in out.splitlines()
-    assert all(line.startswith("# ") for line in out.splitlines() if line != body["line"]), "it can be pasted"
+    assert all(line.startswith("# ") for line in out.splitlines() if line != body["line"]), (
+        "it can be pasted"
+    )
     assert not (folder / "run").exists(), "nothing is run"
     Path(script).write_text("#!/bin/sh\nrm -rf /\n")
     code, body = ask("launch", folder, "--data", corpus)
-    assert (code, body["error"]) == (5, "TamperedError"), "an export that was changed is not what was proven"
+    assert (code, body["error"]) == (5, "TamperedError"), (
+        "an export that was changed is not what was proven"
+    )
 
 
 def test_an_export_is_chosen_by_name(corpus, tmp_path):
@@ -117,7 +153,8 @@ def test_an_export_is_chosen_by_name(corpus, tmp_path):
     assert "huggingface, torchtitan" in body["message"]
 
 
-# Signals: one ends it at any moment, with the exit code of what has come of the run and nothing left behind
+# Signals: one ends it at any moment, with the exit code of what has come of the run and nothing
+# left behind
 
 MARKER = "FORERUN_TEST_SIGNALS"
 TRAINS = """
@@ -133,7 +170,9 @@ step(3), save(3), end("interrupted", 130, 3)
 
 @pytest.fixture
 def told(corpus, tmp_path, monkeypatch):
-    """Launches a scripted job by the verb; code, body, and the run's folder. Nothing may be left behind."""
+    """Launches a scripted job by the verb; code, body, and the run's folder. Nothing may be left
+    behind.
+    """
     monkeypatch.setenv(MARKER, "1")
     folder = freeze(tmp_path / "study", tiny_decision(corpus))
 
@@ -150,13 +189,16 @@ def told(corpus, tmp_path, monkeypatch):
 
 @ENDING_SIGNALS
 @pytest.mark.parametrize(
-    ("where", "began"), [("rehearsal.status.rehearsal_of", False), ("supervisor.launch._newest_step", True)]
+    ("where", "began"),
+    [("rehearsal.status.rehearsal_of", False), ("supervisor.launch._newest_step", True)],
 )
 def test_a_signal_before_the_ranks_start(told, monkeypatch, number, where, began):
     name = f"launcher.{where}"
     module, _, function = name.rpartition(".")
     real = getattr(__import__(module, fromlist=[function]), function)
-    monkeypatch.setattr(name, lambda *arguments: (os.kill(os.getpid(), number), real(*arguments))[1])
+    monkeypatch.setattr(
+        name, lambda *arguments: (os.kill(os.getpid(), number), real(*arguments))[1]
+    )
     code, body, run_dir = told("end()")
     assert code == 130
     assert not list(run_dir.glob("began-*")), "no rank was started"

@@ -1,4 +1,6 @@
-"""All stages of a study on a vocabulary from `tokenize --train-bpe`; the other tests of studies use bytes."""
+"""All stages of a study on a vocabulary from `tokenize --train-bpe`; the other tests of studies use
+bytes.
+"""
 
 import json
 import random
@@ -50,7 +52,9 @@ def test_the_chain_runs_on_a_learned_vocabulary(tmp_path):
     accepted = [gate["name"] for gate in open_gates(report)]
     assert set(accepted) <= ACCEPTED
     reason = ("--reason", "tiny widths") if accepted else ()
-    code, body = ask("freeze", study, *(part for name in accepted for part in ("--accept", name)), *reason)
+    code, body = ask(
+        "freeze", study, *(part for name in accepted for part in ("--accept", name)), *reason
+    )
     assert code == 0, body
     [frozen] = (study / "frozen").glob("*/launch.json")
     decision = json.loads(frozen.read_text())["decision"]

@@ -21,7 +21,7 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=
 child.stdout.readline()
 print(child.pid, flush=True)
 child.wait()
-"""
+"""  # noqa: E501
 
 
 def alive(pid):
@@ -37,7 +37,9 @@ def alive(pid):
 @pytest.mark.parametrize("line", [True, False])
 def test_a_child_dies_with_its_killed_parent(line):
     code = CHILD if line else CHILD.replace("die_with_parent()\n", "")
-    with subprocess.Popen([sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     until = time.monotonic() + (5 if line else 0.5)

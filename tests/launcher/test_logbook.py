@@ -1,4 +1,6 @@
-"""The logbook: everything that happened is in it, once, in order; what it shows is text, whatever it holds."""
+"""The logbook: everything that happened is in it, once, in order; what it shows is text, whatever
+it holds.
+"""
 
 import contextlib
 import getpass
@@ -12,7 +14,15 @@ from tiny_study import ask, forerun
 from launcher.base import chronicle
 from launcher.cli.cli import main
 from launcher.logbook import logbook
-from launcher.logbook.logbook import MOST_SHOWN, Event, add_note, format_text, page, plain, write_logbook
+from launcher.logbook.logbook import (
+    MOST_SHOWN,
+    Event,
+    add_note,
+    format_text,
+    page,
+    plain,
+    write_logbook,
+)
 
 DIGEST = "a1" * 32
 
@@ -22,24 +32,47 @@ def event(at, kind="note", text="x", **kwargs):
 
 
 def test_days_in_order_and_times_in_utc():
-    text = page([
-        event("2026-03-02T01:30:00+02:00", text="second"), event("2026-03-01T22:00:00+00:00", text="first"),
-        event("2026-03-02T08:00:00", text="third", kind="restarted", digest=DIGEST, step=1200),
-    ])  # fmt: skip
+    text = page(
+        [
+            event("2026-03-02T01:30:00+02:00", text="second"),
+            event("2026-03-01T22:00:00+00:00", text="first"),
+            event("2026-03-02T08:00:00", text="third", kind="restarted", digest=DIGEST, step=1200),
+        ]
+    )
     assert text.splitlines() == [
-        "# Logbook", "", "## 2026-03-01", "", "- 22:00 **note** first", "- 23:30 **note** second", "",
-        "## 2026-03-02", "", "- 08:00 **restarted** (run a1a1a1a1, step 1,200) third",
-    ]  # fmt: skip
+        "# Logbook",
+        "",
+        "## 2026-03-01",
+        "",
+        "- 22:00 **note** first",
+        "- 23:30 **note** second",
+        "",
+        "## 2026-03-02",
+        "",
+        "- 08:00 **restarted** (run a1a1a1a1, step 1,200) third",
+    ]
 
 
 @pytest.mark.parametrize(
     "hostile",
     [
-        "a\n## 1999-01-01\n- 00:00 **launched** forged", "a\r\n# b", "a\u2028# b\u0085# c", "\x1b[31mred\x07\x00",
-        "\u202eesrever", "<script>alert(1)</script>", "![x](http://evil/x.png)", "[x](javascript:alert(1))",
-        "`a` **b**", "| a | b |", "&lt;script&gt;", "\\", "~~gone~~", "www.evil.example http://evil.example", "$x$",
+        "a\n## 1999-01-01\n- 00:00 **launched** forged",
+        "a\r\n# b",
+        "a\u2028# b\u0085# c",
+        "\x1b[31mred\x07\x00",
+        "\u202eesrever",
+        "<script>alert(1)</script>",
+        "![x](http://evil/x.png)",
+        "[x](javascript:alert(1))",
+        "`a` **b**",
+        "| a | b |",
+        "&lt;script&gt;",
+        "\\",
+        "~~gone~~",
+        "www.evil.example http://evil.example",
+        "$x$",
     ],
-)  # fmt: skip
+)
 def test_hostile_text_is_shown_and_does_nothing(hostile):
     shown = page([event("2026-03-01T22:00:00+00:00", text=hostile)])
     lines = shown.splitlines()
@@ -50,7 +83,9 @@ def test_hostile_text_is_shown_and_does_nothing(hostile):
 
 
 def _rendered(markdown):
-    """What a reader of Markdown shows of text in which every mark is escaped; fails on one that is not."""
+    """What a reader of Markdown shows of text in which every mark is escaped; fails on one that is
+    not.
+    """
     shown, at = "", 0
     while at < len(markdown):
         character = markdown[at]
@@ -80,8 +115,12 @@ def test_a_person_at_a_terminal_reads_plain_text(copied, monkeypatch):
     assert f"note: {logbook.author()}: {text}" in terminal.getvalue()
     events = [event("2026-03-01T22:00:00+00:00", text=text), event("", text="\x1b[31mred\nforged")]
     assert format_text(events).splitlines() == [
-        "Undated", "- note: [31mred forged", "", "2026-03-01", f"- 22:00 note: {text}",
-    ]  # fmt: skip
+        "Undated",
+        "- note: [31mred forged",
+        "",
+        "2026-03-01",
+        f"- 22:00 note: {text}",
+    ]
     assert format_text([]) == "Nothing has happened yet."
 
 
@@ -100,22 +139,33 @@ def test_a_study_from_its_first_driver_to_its_notes(frozen_once, tmp_path):
     ((digest, run_dir),) = [(path.name, path / "run") for path in (study / "frozen").iterdir()]
     chronicle.record(run_dir, "launched", "from step 0", step=0, digest=digest)
     chronicle.record(run_dir, "restarted", "out of memory after step 7", step=4, digest=digest)
-    chronicle.record(run_dir, "corrupt", "checkpoint step-00000008 is corrupt", step=8, digest=digest)
+    chronicle.record(
+        run_dir, "corrupt", "checkpoint step-00000008 is corrupt", step=8, digest=digest
+    )
     code, noted = ask("note", "Halved the microbatch.", "--study", study)
     assert (code, noted["entry"]["data"]["author"]) == (0, logbook.author())
     code, body = ask("note", "--study", study)
-    assert code == 0 and f"{logbook.author()}: Halved the microbatch." in [event["text"] for event in body["events"]]
+    assert code == 0 and f"{logbook.author()}: Halved the microbatch." in [
+        event["text"] for event in body["events"]
+    ]
     text = (study / "logbook.md").read_text()
     assert forerun("note", "--study", study)[1].strip() == text.strip()
     for said in (
-        "**driver** pid ", "**coordinates** mup: ", "**fit** ", "**frozen** (run ",
+        "**driver** pid ",
+        "**coordinates** mup: ",
+        "**fit** ",
+        "**frozen** (run ",
         f"**corrupt** (run {digest[:8]}, step 8) checkpoint step-00000008 is corrupt",
-        f"(run {digest[:8]}, step 4) out of memory after step 7", f"**note** {plain(logbook.author())}: Halved",
-    ):  # fmt: skip
+        f"(run {digest[:8]}, step 4) out of memory after step 7",
+        f"**note** {plain(logbook.author())}: Halved",
+    ):
         assert said in text, said
     for gate in ("coordinates", "transfer"):
         (line,) = [line for line in text.splitlines() if f"gate {gate}, which" in line]
-        assert f"**accepted** {plain(logbook.author())}: gate {gate}, which" in line and "planted" in line
+        assert (
+            f"**accepted** {plain(logbook.author())}: gate {gate}, which" in line
+            and "planted" in line
+        )
 
 
 def test_a_study_whose_ledger_is_damaged_keeps_its_notes(copied):

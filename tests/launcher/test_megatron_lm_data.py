@@ -1,4 +1,6 @@
-"""The Megatron-LM export's corpus: what its script writes, and what Megatron's own datasets read from that."""
+"""The Megatron-LM export's corpus: what its script writes, and what Megatron's own datasets read
+from that.
+"""
 
 import dataclasses
 import random
@@ -44,7 +46,7 @@ train, *_ = BlendedMegatronDatasetBuilder(GPTDataset, [SAMPLES, 0, 0], lambda: T
 rows = [train[i] for i in range(SAMPLES)]
 assert all(row["loss_mask"].all() for row in rows)
 np.save("found.npy", [[*row["tokens"].tolist(), row["labels"][-1].item()] for row in rows])
-"""
+"""  # noqa: E501
 
 
 def corpus_of(folder, weights):
@@ -52,7 +54,9 @@ def corpus_of(folder, weights):
     for name in ("code", "web"):
         (folder / name).mkdir(parents=True)
         for document in range(30):
-            (folder / name / f"{document}.txt").write_text(" ".join(draw.choices(SENTENCE.split(), k=120)))
+            (folder / name / f"{document}.txt").write_text(
+                " ".join(draw.choices(SENTENCE.split(), k=120))
+            )
     sources = {name: [folder / name] for name in ("code", "web")}
     return tokenize(sources, folder / "tokens", validation_fraction=0.2, weights=weights)
 
@@ -65,7 +69,9 @@ def exported(tmp_path, monkeypatch):
         manifest = corpus_of(tmp_path / "corpus", weights)
         known = manifest.reweighted(dict(planned)) if planned else manifest
         decision = decision_for(known, spec_for(known.data_id))
-        decision = dataclasses.replace(decision, data=dataclasses.replace(decision.data, weights=planned))
+        decision = dataclasses.replace(
+            decision, data=dataclasses.replace(decision.data, weights=planned)
+        )
         megatron_lm.export(decision, tmp_path)
         return manifest, decision
 
@@ -85,10 +91,16 @@ def test_every_source_becomes_a_file_and_keeps_its_share(tmp_path, exported, pla
     assert done.returncode == 0, done.stderr
     shares = dict(planned) or manifest.weights
     told = (tmp_path / "data" / "data_args.txt").read_text().split()
-    assert told == [word for name in manifest.names for word in (str(shares[name]), str(tmp_path / "data" / name))]
+    assert told == [
+        word
+        for name in manifest.names
+        for word in (str(shares[name]), str(tmp_path / "data" / name))
+    ]
     for source in manifest.sources:
         assert len(source.train) > 1
-        ours = b"".join((tmp_path / "corpus/tokens" / shard.file).read_bytes() for shard in source.train)
+        ours = b"".join(
+            (tmp_path / "corpus/tokens" / shard.file).read_bytes() for shard in source.train
+        )
         assert (tmp_path / "data" / f"{source.name}.bin").read_bytes() == ours
         index = (tmp_path / "data" / f"{source.name}.idx").read_text()
         assert index == f"uint16 {[shard.num_tokens for shard in source.train]}"
@@ -109,7 +121,11 @@ def test_another_corpus_a_damaged_one_and_a_path_with_a_space_are_refused(tmp_pa
     shard = next((tmp_path / "other/tokens").glob("web-train-*.bin"))
     for (corpus, out), said in cases.items():
         done = convert(tmp_path, corpus, out)
-        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+        assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (
+            2,
+            True,
+            False,
+        ), done.stderr
     shard.write_bytes(shard.read_bytes()[:-2])
     assert "the manifest says" in convert(tmp_path, "other/tokens").stderr
     assert not (tmp_path / "data").exists()
@@ -122,14 +138,23 @@ def test_megatrons_datasets_read_the_windows_that_we_train_on(tmp_path):
     megatron_lm.export(decision_for(manifest, spec_for(manifest.data_id)), tmp_path)
     python = interpreter("megatron-lm")
     samples = 200
-    for command in (["convert_data.py", "corpus/tokens", "data"], ["-c", f"SAMPLES = {samples}{READ_BACK}"]):
+    for command in (
+        ["convert_data.py", "corpus/tokens", "data"],
+        ["-c", f"SAMPLES = {samples}{READ_BACK}"],
+    ):
         done = in_trainer([python, *command], tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
     found = np.load(tmp_path / "found.npy")
     windows = {}
     for source in manifest.sources:
         ids = np.fromfile(tmp_path / "corpus/tokens" / source.train[0].file, "<u2").astype(np.int64)
-        windows[source.name] = {row.tobytes() for row in np.lib.stride_tricks.sliding_window_view(ids, 33)[::32]}
-    drawn = {name: [row.tobytes() for row in found if row.tobytes() in there] for name, there in windows.items()}
+        windows[source.name] = {
+            row.tobytes() for row in np.lib.stride_tricks.sliding_window_view(ids, 33)[::32]
+        }
+    drawn = {
+        name: [row.tobytes() for row in found if row.tobytes() in there]
+        for name, there in windows.items()
+    }
     assert {name: len(rows) for name, rows in drawn.items()} == {"code": 50, "web": 150}
-    assert all(len(set(rows)) == len(rows) for rows in drawn.values())  # none twice: no epoch has ended
+    # none twice: no epoch has ended
+    assert all(len(set(rows)) == len(rows) for rows in drawn.values())

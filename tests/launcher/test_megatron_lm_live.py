@@ -1,4 +1,5 @@
-"""The Megatron-LM export in the hands of Megatron: parser and checks, groups, scheduler, checkpoint loader, logits.
+"""The Megatron-LM export in the hands of Megatron: parser and checks, groups, scheduler, checkpoint
+loader, logits.
 
 Needs an interpreter with megatron-core (`make trainers TRAINERS=megatron-lm`).
 """
@@ -29,9 +30,14 @@ WSD = Schedule(kind="wsd", num_steps=12, decay_steps=5, final_fraction=0.1)
 COSINE = Schedule(kind="cosine", num_steps=12, warmup_steps=3, final_fraction=0.1)
 LINEAR = Schedule(kind="linear", num_steps=12, warmup_steps=4, final_fraction=0.2)
 EVERY_DEGREE = Parallelism(
-    data_parallel_shard=2, data_parallel_replicate=2, tensor=2, pipeline=2, context=2, microbatch_sequences=1,
+    data_parallel_shard=2,
+    data_parallel_replicate=2,
+    tensor=2,
+    pipeline=2,
+    context=2,
+    microbatch_sequences=1,
     activation_checkpointing="full",
-)  # fmt: skip
+)
 
 # What CPUs lack is told to Megatron by flags; what it asks of CUDA all the same, here.
 LOADED = """
@@ -95,7 +101,7 @@ for batch in ids:
 np.savez(found_file, logits=logits.numpy(), losses=np.array(losses), **weights)
 sys.stdout.flush()
 os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -108,19 +114,25 @@ def said_by(report, decision, view, names):
     fields = set()
     for problem in compare(decision, view, names):
         told = problem.partition(": ")[2]
-        fields.add("learning_rate.table_sha256" if "rate at step" in told else "groups." + told.split()[0])
+        fields.add(
+            "learning_rate.table_sha256" if "rate at step" in told else "groups." + told.split()[0]
+        )
     return fields
 
 
 @pytest.mark.slow
-def test_megatron_makes_the_frozen_run_of_what_use_mup_and_plain_flags_can_say(tmp_path, manifest, trainer_python):
+def test_megatron_makes_the_frozen_run_of_what_use_mup_and_plain_flags_can_say(
+    tmp_path, manifest, trainer_python
+):
     mup = spec_for(manifest.data_id, parametrization=MEGATRON_MUP, schedule=WSD)
     of_mup = with_hidden_eps(decision_for(manifest, mup, parallelism=EVERY_DEGREE), 2)
     standard = named("sp", decayed="two_dimensional")
     warm = Schedule(kind="wsd", num_steps=12, warmup_steps=4, decay_steps=5)
     of_sp = decision_for(
-        manifest, spec_for(manifest.data_id, parametrization=standard, schedule=warm), clip_norm=None
-    )  # fmt: skip
+        manifest,
+        spec_for(manifest.data_id, parametrization=standard, schedule=warm),
+        clip_norm=None,
+    )
     for name, decision in {"mup": of_mup, "sp": of_sp}.items():
         report = megatron_lm.export(decision, tmp_path / name)
         assert report.lost == ()
@@ -132,7 +144,8 @@ def test_megatron_makes_the_frozen_run_of_what_use_mup_and_plain_flags_can_say(t
     arguments = (tmp_path / "mup" / "arguments.txt").read_text()
     planted = arguments.replace("--mup-base-hidden-size 32", "--mup-base-hidden-size 16")
     planted = planted.replace("--mup-embedding-mult 2.0", "--mup-embedding-mult 2.001")
-    planted = planted.replace("--mup-output-mult 0.75", "--mup-output-mult 1.0")  # Megatron takes it for 1 / m
+    # Megatron takes it for 1 / m
+    planted = planted.replace("--mup-output-mult 0.75", "--mup-output-mult 1.0")
     assert planted != arguments
     (tmp_path / "mup" / "arguments.txt").write_text(planted)
     view = proof.ask("megatron-lm", trainer_python, tmp_path / "mup")
@@ -156,7 +169,11 @@ def test_megatron_makes_the_frozen_run_of_what_use_mup_and_plain_flags_can_say(t
 def test_what_is_lost_is_what_megatron_does_otherwise_and_by_as_much(
     tmp_path, manifest, trainer_python, schedule, parametrization, of_shape
 ):
-    rules = named("mup_no_wd_scaling", embedding_rate="inverse_root") if "like" in parametrization else named("mup")
+    rules = (
+        named("mup_no_wd_scaling", embedding_rate="inverse_root")
+        if "like" in parametrization
+        else named("mup")
+    )
     spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=rules, schedule=schedule)
     decision = decision_for(manifest, spec)
     report = megatron_lm.export(decision, tmp_path)
@@ -180,11 +197,16 @@ def test_what_is_lost_is_what_megatron_does_otherwise_and_by_as_much(
     for held in view.parameters.values():
         wanted = [held.learning_rate * share for share in shares]
         assert view.rates[held.rates] == pytest.approx(wanted, rel=1e-12)
-    print(f"{parametrization}: {sorted(lost)}, lr(t) at most {off:.3f} of the peak away, first {shares[0]}")
+    print(
+        f"{parametrization}: {sorted(lost)}, lr(t) at most {off:.3f} of the peak away, first "
+        f"{shares[0]}"
+    )
 
 
 def our_run(decision, spec, ids):
-    """Losses and gradient norms of the embedded trainer's model and optimizer, and its logits of the first batch."""
+    """Losses and gradient norms of the embedded trainer's model and optimizer, and its logits of
+    the first batch.
+    """
     model, forward = Decoder(spec.shape), decision.forward
     for numbers in parameter_table(spec):
         model.get_parameter(numbers.name).data = initial_tensor(numbers, spec.seed)
@@ -209,14 +231,17 @@ def our_run(decision, spec, ids):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("of_shape", "residual"), [({}, 1.0), ({"tied": True, "qk_norm": True, "num_kv_heads": 4}, 1.0), ({}, 0.4)]
+    ("of_shape", "residual"),
+    [({}, 1.0), ({"tied": True, "qk_norm": True, "num_kv_heads": 4}, 1.0), ({}, 0.4)],
 )
 def test_megatrons_model_starts_from_the_seed_checkpoint_and_takes_our_steps(
     tmp_path, manifest, trainer_python, of_shape, residual
 ):
     spec = spec_for(manifest.data_id, of_shape=of_shape, parametrization=MEGATRON_MUP, schedule=WSD)
     decision = with_hidden_eps(decision_for(manifest, spec), 2)
-    decision = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, residual=residual))
+    decision = dataclasses.replace(
+        decision, forward=dataclasses.replace(decision.forward, residual=residual)
+    )
     assert megatron_lm.export(decision, tmp_path).lost == ()
     view = proof.ask("megatron-lm", trainer_python, tmp_path)
     assert compare(decision, view, megatron_lm.parameter_names(decision.shape)) == []
@@ -232,11 +257,21 @@ def test_megatrons_model_starts_from_the_seed_checkpoint_and_takes_our_steps(
     names = megatron_lm.parameter_names(spec.shape)
     weights, logits, rows = our_run(decision, spec, torch.from_numpy(ids))
     assert set(found.files) == {"logits", "losses", *names.values()}
-    for name in ("tok_embeddings.weight", "layers.1.feed_forward.w2.weight", "layers.0.attention.wo.weight"):
+    for name in (
+        "tok_embeddings.weight",
+        "layers.1.feed_forward.w2.weight",
+        "layers.0.attention.wo.weight",
+    ):
         assert np.array_equal(found[names[name]], weights[name])
     difference = np.abs(logits.reshape(found["logits"].shape) - found["logits"]).max()
     apart = np.abs(found["losses"] - rows).max(axis=0)
-    print(f"{of_shape}: logits within {difference:.1e}, 12 losses within {apart[0]:.1e}, norms within {apart[1]:.1e}")
-    print(f"  losses {rows[0, 0]:.3f} to {rows[-1, 0]:.3f}, norms {rows[:, 1].min():.2f} to {rows[:, 1].max():.2f}")
+    print(
+        f"{of_shape}: logits within {difference:.1e}, 12 losses within {apart[0]:.1e}, norms "
+        f"within {apart[1]:.1e}"
+    )
+    print(
+        f"  losses {rows[0, 0]:.3f} to {rows[-1, 0]:.3f}, norms {rows[:, 1].min():.2f} to "
+        f"{rows[:, 1].max():.2f}"
+    )
     assert difference < 1e-5
     assert apart.max() < 1e-4

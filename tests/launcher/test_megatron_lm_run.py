@@ -1,4 +1,6 @@
-"""The Megatron-LM export's run.sh, with a torchrun that only tells what it was given or prints a planted log."""
+"""The Megatron-LM export's run.sh, with a torchrun that only tells what it was given or prints a
+planted log.
+"""
 
 import os
 import subprocess
@@ -14,7 +16,7 @@ import sys
 for step, loss in enumerate({losses}, 1):
     print(f" [2026-01-01 00:00:00] iteration {{step:8d}}/      12 | elapsed time per iteration (ms): 1.0 | "
           f"learning rate: 1.0E-03 | lm loss: {{loss:.6E}} | loss scale: 1.0 | grad norm: 9.0 |", flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -39,9 +41,14 @@ def launched(tmp_path, manifest):
             "MEGATRON_DATA": str(tmp_path / "d"),
         }
         return subprocess.run(
-            [tmp_path / "run.sh", "--exit-interval", "3"], env={**told, "RUN_DIR": str(tmp_path / "run"), **env},
-            capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [tmp_path / "run.sh", "--exit-interval", "3"],
+            env={**told, "RUN_DIR": str(tmp_path / "run"), **env},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
 
     return launch
 
@@ -50,17 +57,28 @@ def test_the_launch_line_holds_every_argument_and_the_environment(tmp_path, laun
     done = launched('#!/bin/sh\necho "$CUDA_DEVICE_MAX_CONNECTIONS $PYTHONPATH" "$@"\n')
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
-    assert words[:2] == ["1", f"{tmp_path}:{tmp_path}/m"]  # a layer spec lies in the export's folder
-    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == ("1", "4")
+    # a layer spec lies in the export's folder
+    assert words[:2] == ["1", f"{tmp_path}:{tmp_path}/m"]
+    assert (words[words.index("--nnodes") + 1], words[words.index("--nproc-per-node") + 1]) == (
+        "1",
+        "4",
+    )
     first = words.index(f"{tmp_path}/m/pretrain_gpt.py") + 1
     told = (tmp_path / "arguments.txt").read_text().split()
     assert words[first : first + len(told)] == told
     run = tmp_path / "run"
     assert words[first + len(told) :] == [
-        "--data-args-path", f"{tmp_path}/d/data_args.txt",
-        "--save", f"{run}/checkpoints", "--load", f"{run}/checkpoints",
-        "--pretrained-checkpoint", f"{run}/seed", "--exit-interval", "3",
-    ]  # fmt: skip
+        "--data-args-path",
+        f"{tmp_path}/d/data_args.txt",
+        "--save",
+        f"{run}/checkpoints",
+        "--load",
+        f"{run}/checkpoints",
+        "--pretrained-checkpoint",
+        f"{run}/seed",
+        "--exit-interval",
+        "3",
+    ]
 
 
 def test_without_initial_weights_or_data_nothing_starts(tmp_path, launched):

@@ -1,4 +1,6 @@
-"""The mirror of a main run: every step once, over rewinds and rollbacks, read back by a reader of its own."""
+"""The mirror of a main run: every step once, over rewinds and rollbacks, read back by a reader of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ KEY = "5ec7e7" * 6 + "0000"
 
 
 def line(step, loss=None, **more):
-    return {"step": step, "train_loss_nats": loss or 3 - 0.1 * step, "seconds": 0.5, "tokens": 256 * step, **more}
+    return {
+        "step": step,
+        "train_loss_nats": loss or 3 - 0.1 * step,
+        "seconds": 0.5,
+        "tokens": 256 * step,
+        **more,
+    }
 
 
 def rewound(run_dir, to_step, *then):
@@ -35,8 +43,14 @@ def rewound(run_dir, to_step, *then):
 
 
 def rollback(to_step, start, number=1):
-    return {"event": "rolled_back", "step": start, "to_step": to_step, "skipped_sequences": 8, "clip_norm": 0.3,
-            "reason": f"spike {number}"}  # fmt: skip
+    return {
+        "event": "rolled_back",
+        "step": start,
+        "to_step": to_step,
+        "skipped_sequences": 8,
+        "clip_norm": 0.3,
+        "reason": f"spike {number}",
+    }
 
 
 GONE_BACK = ("to_step", "skipped_sequences", "clip_norm")
@@ -44,15 +58,26 @@ STARTED = {"event": "started", "step": 0, "digest": "ab" * 32, "num_ranks": 2}
 FULL = line(
     1,
     rank_seconds=[0.25, 0.5],
-    layers={"layers.0": {"weight_rms": 0.02, "param_norm": 4.0, "grad_norm": 1.5, "update_ratio": 1e-3}},
-    validation_loss_nats=2.5, mfu=0.41,
-)  # fmt: skip
+    layers={
+        "layers.0": {"weight_rms": 0.02, "param_norm": 4.0, "grad_norm": 1.5, "update_ratio": 1e-3}
+    },
+    validation_loss_nats=2.5,
+    mfu=0.41,
+)
 FLAT = {
-    "step": 1, "train_loss_nats": 2.9, "seconds": 0.5, "tokens": 256, "rank_seconds/0": 0.25, "rank_seconds/1": 0.5,
-    "layers/layers.0/weight_rms": 0.02, "layers/layers.0/param_norm": 4.0, "layers/layers.0/grad_norm": 1.5,
-    "layers/layers.0/update_ratio": 1e-3, "validation_loss_nats": 2.5,
+    "step": 1,
+    "train_loss_nats": 2.9,
+    "seconds": 0.5,
+    "tokens": 256,
+    "rank_seconds/0": 0.25,
+    "rank_seconds/1": 0.5,
+    "layers/layers.0/weight_rms": 0.02,
+    "layers/layers.0/param_norm": 4.0,
+    "layers/layers.0/grad_norm": 1.5,
+    "layers/layers.0/update_ratio": 1e-3,
+    "validation_loss_nats": 2.5,
     "mfu": 0.41,
-}  # fmt: skip
+}
 
 
 # Rows
@@ -86,13 +111,25 @@ def test_rolled_back_steps_are_told_again(tmp_path):
     for step in range(1, 11):
         metrics.append(tmp_path, line(step))
     rows.read()
-    rewound(tmp_path, 4, rollback(to_step=6, start=4), *(line(step, 1.0 + step) for step in range(5, 12)))
+    rewound(
+        tmp_path,
+        4,
+        rollback(to_step=6, start=4),
+        *(line(step, 1.0 + step) for step in range(5, 12)),
+    )
     told = rows.read()
     assert steps_of(told) == [(step, 2) for step in range(6, 12)]
-    assert columns_of(told[0]) == {f"rolled_back/{k}": v for k, v in rollback(6, 4).items() if k in GONE_BACK}
+    assert columns_of(told[0]) == {
+        f"rolled_back/{k}": v for k, v in rollback(6, 4).items() if k in GONE_BACK
+    }
     assert told[1]["train_loss_nats"] == 8.0
     # Killed, and resumed from before the rollback, which is said again at another step.
-    rewound(tmp_path, 3, rollback(to_step=6, start=3), *(line(step, 1.0 + step) for step in range(4, 13)))
+    rewound(
+        tmp_path,
+        3,
+        rollback(to_step=6, start=3),
+        *(line(step, 1.0 + step) for step in range(4, 13)),
+    )
     assert steps_of(rows.read()) == [(12, 2)]
     rewound(tmp_path, 8, rollback(to_step=9, start=8, number=2), line(9), line(10))
     assert steps_of(rows.read()) == [(9, 3), (10, 3)]
@@ -118,21 +155,29 @@ def test_it_shows_a_run_while_it_grows_rewinds_and_goes_back(decision, tmp_path)
         for step in range(2, 9):
             metrics.append(tmp_path, line(step))
         await_wandb(tmp_path)
-        rewound(tmp_path, 4, rollback(to_step=5, start=4), *(line(step, 7.0) for step in range(5, 8)))
+        rewound(
+            tmp_path, 4, rollback(to_step=5, start=4), *(line(step, 7.0) for step in range(5, 8))
+        )
         metrics.append(tmp_path, line(8, 7.5))
     assert (shown.outcome.whole, shown.outcome.num_rows) == (True, 12)
     config, _, history = logged(tmp_path)
     assert config["digest"] == decision.digest
     assert config["predicted_loss_nats"] == decision.predicted.loss_nats
     assert [(row["step"], row["take"]) for row in history] == [
-        *((step, 1) for step in range(1, 9)), (5, 2), (6, 2), (7, 2), (8, 2),
-    ]  # fmt: skip
+        *((step, 1) for step in range(1, 9)),
+        (5, 2),
+        (6, 2),
+        (7, 2),
+        (8, 2),
+    ]
     assert {name: history[0][name] for name in FLAT} == FLAT
     assert (history[8]["rolled_back/to_step"], history[-1]["train_loss_nats"]) == (5, 7.5)
 
 
 def await_wandb(run_dir):
-    """Until W&B's own process has taken what was there: it writes every 15 s, so its file may tell less."""
+    """Until W&B's own process has taken what was there: it writes every 15 s, so its file may tell
+    less.
+    """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         logs = (run_dir / "wandb").glob("offline-run-*/logs/debug.log")
@@ -148,7 +193,10 @@ def test_one_that_dies_is_told_and_the_run_goes_on(decision, tmp_path, capsys):
         await_child("launcher.dashboards.wandb_process", tmp_path, kill=True)
         metrics.append(tmp_path, line(1))
         deadline = time.monotonic() + 30
-        while "logging to wandb ended early" not in (said := capsys.readouterr().err) and time.monotonic() < deadline:
+        while (
+            "logging to wandb ended early" not in (said := capsys.readouterr().err)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         assert "wandb exited with code -9" in said
     assert not shown.outcome.whole and "wandb exited with code -9" in shown.outcome.text
@@ -160,7 +208,10 @@ def await_child(module, run_dir, *, kill):
     while time.monotonic() < deadline:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                words, parent = path.read_bytes().split(b"\0"), (path.parent / "stat").read_text().split()[3]
+                words, parent = (
+                    path.read_bytes().split(b"\0"),
+                    (path.parent / "stat").read_text().split()[3],
+                )
             except OSError:
                 continue
             if module.encode() in words and int(parent) == os.getpid():

@@ -1,4 +1,6 @@
-"""Muon in other people's trainers: their groups hold the frozen numbers, and they train the embedded trainer's run."""
+"""Muon in other people's trainers: their groups hold the frozen numbers, and they train the
+embedded trainer's run.
+"""
 
 import dataclasses
 
@@ -23,7 +25,10 @@ TRAINERS = ("torchtitan", "olmo-core", "huggingface")
 def muon(manifest: Manifest, rate: str) -> Decision:
     rules = named("mup", muon_rate=rate)
     return wide_decision(
-        manifest, optimizer="muon", parametrization=rules, parallelism=Parallelism(data_parallel_shard=2)
+        manifest,
+        optimizer="muon",
+        parametrization=rules,
+        parallelism=Parallelism(data_parallel_shard=2),
     )
 
 
@@ -52,7 +57,10 @@ def test_two_ranks_train_the_embedded_trainers_run(tmp_path, corpus, manifest, t
     assert done.returncode == 0, done.stderr[-3000:]
     alone = dataclasses.replace(decision, parallelism=Parallelism(data_parallel_shard=1))
     apart = np.abs(found[:, :3] - native(alone, tmp_path, corpus)[:, :3]).max(axis=0)
-    print(f"{trainer}: losses within {apart[1]:.1e} nats of the embedded trainer's, norms within {apart[2]:.1e}")
+    print(
+        f"{trainer}: losses within {apart[1]:.1e} nats of the embedded trainer's, norms within "
+        f"{apart[2]:.1e}"
+    )
     assert apart[0] == 0
     assert apart[1] < LOSS_TOLERANCE_NATS
     assert apart[2] < NORM_TOLERANCE

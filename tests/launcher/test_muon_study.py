@@ -1,4 +1,6 @@
-"""A study by Muon: two rates searched and tested, frozen by group, explained, rehearsed in small; what is refused."""
+"""A study by Muon: two rates searched and tested, frozen by group, explained, rehearsed in small;
+what is refused.
+"""
 
 import pytest
 from tiny_study import PLAN, ask, forerun, write_corpus, write_plan
@@ -11,7 +13,8 @@ from sweeps.store.view import StudyView
 
 RATE, BESIDE = "learning_rate", "adamw_learning_rate"
 MUON = PLAN.replace(
-    "[proxy]", '[proxy]\noptimizer = "muon"\nadamw_weight_decay = 0.1\nrules = { muon_rate = "unit_rms" }'
+    "[proxy]",
+    '[proxy]\noptimizer = "muon"\nadamw_weight_decay = 0.1\nrules = { muon_rate = "unit_rms" }',
 )
 MUON = MUON.replace("[search]", f"[search]\naxes = {{ {BESIDE} = [0.002, 0.06] }}")
 MUON = MUON.replace('{ clip_norm = ["width"] }', f'{{ {BESIDE} = ["width"] }}')
@@ -24,7 +27,8 @@ def folder(tmp_path_factory):
     here = tmp_path_factory.mktemp("muon")
     run = ("run", write_plan(here, MUON), "--study", here / "study")
     code, answer = ask(*run)
-    if code == 3:  # so small a study may drift, and a drift that nobody accepted ends it before the ladder
+    # so small a study may drift, and a drift that nobody accepted ends it before the ladder
+    if code == 3:
         ask("freeze", here / "study", "--accept", "transfer", "--reason", "planted")
         code, answer = ask(*run)
     assert code in (0, 3, 4), answer
@@ -41,7 +45,10 @@ def config(folder):
 
 
 def test_both_rates_are_searched_and_tested(folder):
-    study, specs = recorded_study(folder / "study"), [run.spec for run in Ledger.read(folder / "study").runs()]
+    study, specs = (
+        recorded_study(folder / "study"),
+        [run.spec for run in Ledger.read(folder / "study").runs()],
+    )
     assert {spec.optimizer for spec in specs} == {"muon"}
     assert {spec.parametrization.muon_rate for spec in specs} == {"unit_rms"}
     assert len({getattr(spec.hparams, BESIDE) for spec in specs}) > 4
@@ -49,7 +56,9 @@ def test_both_rates_are_searched_and_tested(folder):
     _, body = ask("transfer", "--study", folder / "study", folder / "plan.toml")
     tested = {(test["hyperparameter"], test["axis"]) for test in body["tests"]}
     assert {(RATE, "width"), (RATE, "duration"), (BESIDE, "width")} == tested
-    assert {RATE, BESIDE, "momentum", "adamw_weight_decay"} <= {row["hyperparameter"] for row in body["values"]}
+    assert {RATE, BESIDE, "momentum", "adamw_weight_decay"} <= {
+        row["hyperparameter"] for row in body["values"]
+    }
 
 
 def test_the_table_of_runs_has_its_hyperparameters_and_a_study_without_it_none(folder, finished):
@@ -63,7 +72,11 @@ def test_the_frozen_groups_are_stepped_by_the_one_or_the_other(config):
     decision = read_launch(config)
     muon = [group for group in decision.groups if group.by_muon]
     assert {group.kind for group in muon} == {"hidden"}
-    assert {group.kind for group in decision.groups if not group.by_muon} >= {"embedding", "readout", "block_gain"}
+    assert {group.kind for group in decision.groups if not group.by_muon} >= {
+        "embedding",
+        "readout",
+        "block_gain",
+    }
     (readout,) = [group for group in decision.groups if group.kind == "readout"]
     assert readout.weight_decay == 0.1
     assert {group.weight_decay for group in muon} == {0.0}
@@ -76,7 +89,8 @@ def test_a_small_copy_has_the_studys_hyperparameters(config, folder):
     rates = {group.kind: group.learning_rate for group in decision.groups}
     assert implied.adamw_learning_rate == pytest.approx(rates["embedding"])
     square = next(g for g in decision.groups if g.by_muon and "wq" in g.pattern)
-    assert implied.learning_rate == pytest.approx(square.learning_rate)  # unit_rms of a square matrix is 1
+    # unit_rms of a square matrix is 1
+    assert implied.learning_rate == pytest.approx(square.learning_rate)
     assert (implied.momentum, implied.adamw_weight_decay) == (0.95, pytest.approx(0.1))
 
 

@@ -1,4 +1,6 @@
-"""Each verb prints the next command: whoever types nothing else comes from a corpus to a main run that is watched."""
+"""Each verb prints the next command: whoever types nothing else comes from a corpus to a main run
+that is watched.
+"""
 
 import json
 import re

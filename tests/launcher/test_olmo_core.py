@@ -1,4 +1,6 @@
-"""The olmo-core export, read back number by number. What OLMo-core makes of it: test_olmo_core_live.py."""
+"""The olmo-core export, read back number by number. What OLMo-core makes of it:
+test_olmo_core_live.py.
+"""
 
 import dataclasses
 import json
@@ -29,15 +31,26 @@ def disagreements(run: dict, decision: Decision) -> list[str]:
     problems = []
     for name, theirs in olmo_core.parameter_names(decision.shape).items():
         optim = run["train_module"]["optim"]["group_overrides"]
-        found = [group["opts"] for group in optim if any(fnmatch(theirs, glob) for glob in group["params"])]
+        found = [
+            group["opts"]
+            for group in optim
+            if any(fnmatch(theirs, glob) for glob in group["params"])
+        ]
         g = wanted[name]
-        numbers = {"lr": g.learning_rate, "weight_decay": g.weight_decay, "eps": g.eps, "betas": [g.beta1, g.beta2]}
+        numbers = {
+            "lr": g.learning_rate,
+            "weight_decay": g.weight_decay,
+            "eps": g.eps,
+            "betas": [g.beta1, g.beta2],
+        }
         problems += [f"{theirs}: {found}"] * (found != [numbers])
     return problems
 
 
 @pytest.mark.parametrize(("parametrization", "qk_norm"), [("mup", True), ("sp", False)])
-def test_every_parameter_has_its_frozen_numbers_in_the_file(tmp_path, manifest, parametrization, qk_norm):
+def test_every_parameter_has_its_frozen_numbers_in_the_file(
+    tmp_path, manifest, parametrization, qk_norm
+):
     spec = wide_spec(manifest.data_id, parametrization=named(parametrization))
     shape = dataclasses.replace(SHAPE, qk_norm=qk_norm)
     spec = dataclasses.replace(spec, shape=shape, base_shape=shape.at_width(32))
@@ -66,7 +79,10 @@ def test_the_comparison_notices_a_changed_file(tmp_path, manifest):
 
 def test_the_other_numbers_are_in_the_file(tmp_path, manifest):
     mesh = Parallelism(
-        data_parallel_shard=2, data_parallel_replicate=2, microbatch_sequences=1, activation_checkpointing="full"
+        data_parallel_shard=2,
+        data_parallel_replicate=2,
+        microbatch_sequences=1,
+        activation_checkpointing="full",
     )
     decision = wide_decision(manifest, parallelism=mesh, precision="bfloat16", clip_norm=None)
     run = exported(decision, tmp_path)
@@ -74,26 +90,51 @@ def test_the_other_numbers_are_in_the_file(tmp_path, manifest):
     assert "max_grad_norm" not in module
     assert (module["rank_microbatch_size"], module["max_sequence_length"]) == (32, 32)
     dp = module["dp_config"]
-    assert (dp["name"], dp["num_replicas"], dp["shard_degree"], dp["param_dtype"]) == ("hsdp", 2, 2, "bfloat16")
-    assert (dp["reduce_dtype"], module["ac_config"]["mode"], run["num_ranks"]) == ("float32", "full", 4)
+    assert (dp["name"], dp["num_replicas"], dp["shard_degree"], dp["param_dtype"]) == (
+        "hsdp",
+        2,
+        2,
+        "bfloat16",
+    )
+    assert (dp["reduce_dtype"], module["ac_config"]["mode"], run["num_ranks"]) == (
+        "float32",
+        "full",
+        4,
+    )
     block = model["block"]
     assert (model["embed_scale"], block["sequence_mixer"]["softmax_scale"]) == (2.0, 0.25)
     assert model["lm_head"]["layer_norm"]["multiplier"] == 0.75
-    assert (block["sequence_mixer"]["n_kv_heads"], block["sequence_mixer"]["rope"]["theta"]) == (2, 10_000)
-    assert (trainer["max_duration"]["value"], trainer["callbacks"]["checkpointer"]["save_interval"]) == (12, 10)
+    assert (block["sequence_mixer"]["n_kv_heads"], block["sequence_mixer"]["rope"]["theta"]) == (
+        2,
+        10_000,
+    )
+    assert (
+        trainer["max_duration"]["value"],
+        trainer["callbacks"]["checkpointer"]["save_interval"],
+    ) == (12, 10)
     assert trainer["callbacks"]["checkpointer"]["max_checkpoints"] == 2
-    assert (frozen_in(tmp_path).batch_sequences, frozen_in(tmp_path).data_id) == (8, manifest.data_id)
+    assert (frozen_in(tmp_path).batch_sequences, frozen_in(tmp_path).data_id) == (
+        8,
+        manifest.data_id,
+    )
 
 
 def test_everything_that_cannot_be_run_is_said_at_once(tmp_path, manifest):
-    mesh = Parallelism(data_parallel_shard=1, tensor=2, pipeline=2, context=2, microbatch_sequences=3)
+    mesh = Parallelism(
+        data_parallel_shard=1, tensor=2, pipeline=2, context=2, microbatch_sequences=3
+    )
     said = (*export_case.UNRUNNABLE, "tensor = 2", "pipeline = 2", "context = 2", "share of 8")
     export_case.assert_refused(
-        olmo_core.export, export_case.unrunnable(manifest, parallelism=mesh), tmp_path / "out", *said
+        olmo_core.export,
+        export_case.unrunnable(manifest, parallelism=mesh),
+        tmp_path / "out",
+        *said,
     )
 
 
 def test_a_decay_that_it_lacks_is_refused(tmp_path, manifest):
     schedule = dataclasses.replace(export_case.SCHEDULES[2], decay_shape="sqrt")
     decision = wide_decision(manifest, schedule=schedule)
-    export_case.assert_refused(olmo_core.export, decision, tmp_path / "out", "proxy.decay_shape = 'sqrt'")
+    export_case.assert_refused(
+        olmo_core.export, decision, tmp_path / "out", "proxy.decay_shape = 'sqrt'"
+    )

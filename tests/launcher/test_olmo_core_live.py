@@ -1,4 +1,5 @@
-"""The olmo-core export in the hands of OLMo-core: parser, groups, scheduler, FLOPs, weights, logits, and whole runs.
+"""The olmo-core export in the hands of OLMo-core: parser, groups, scheduler, FLOPs, weights,
+logits, and whole runs.
 
 Unpatched, on CPUs. Needs an interpreter with OLMo-core (`make trainers TRAINERS=olmo-core`).
 """
@@ -64,18 +65,28 @@ def differences(folder: Path, decision: Decision, python: Path) -> list[str]:
 def test_olmo_cores_own_parser_groups_and_scheduler_give_the_frozen_numbers(
     tmp_path, manifest, trainer_python, schedule
 ):
-    decision = varied(manifest, schedule=schedule, clip_norm=None if schedule.kind == "constant" else 0.5)
+    decision = varied(
+        manifest, schedule=schedule, clip_norm=None if schedule.kind == "constant" else 0.5
+    )
     olmo_core.export(decision, tmp_path)
     assert differences(tmp_path, decision, trainer_python) == []
 
 
 MUTANTS = {
     "lr": ('"lr": 0.015625', '"lr": 0.01562501', "learning_rate is 0.01562501"),
-    "pattern": ("blocks.*.feed_forward.w2.weight", "blocks.0.feed_forward.w2.weight", "blocks.1.feed_forward.w2"),
+    "pattern": (
+        "blocks.*.feed_forward.w2.weight",
+        "blocks.0.feed_forward.w2.weight",
+        "blocks.1.feed_forward.w2",
+    ),
     "warmup": ('"warmup": 3', '"warmup": 2', "the rate at step 0"),
     "decay_start": ('"schedulers_max": [', '"schedulers_max": [\n1,', "the rate at step"),
     "clip": ('"max_grad_norm": 0.5', '"max_grad_norm": 1.0', "clip_norm is 1.0"),
-    "residual": ('"attention_residual_alpha": 0.6', '"attention_residual_alpha": 0.5', "too many values to unpack"),
+    "residual": (
+        '"attention_residual_alpha": 0.6',
+        '"attention_residual_alpha": 0.5',
+        "too many values to unpack",
+    ),
     "unknown": ('"foreach": true', '"for_each": true', "for_each"),
 }
 
@@ -105,8 +116,12 @@ def test_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, traine
     if variant == "qk_norm":
         shape = dataclasses.replace(SHAPE, qk_norm=True)
         gains = next(g for g in decision.groups if g.kind == "block_gain")
-        gains_of_heads = dataclasses.replace(gains, pattern=r"layers\.\d+\.attention\.[qk]_norm\.weight")
-        decision = dataclasses.replace(decision, shape=shape, groups=(*decision.groups, gains_of_heads))
+        gains_of_heads = dataclasses.replace(
+            gains, pattern=r"layers\.\d+\.attention\.[qk]_norm\.weight"
+        )
+        decision = dataclasses.replace(
+            decision, shape=shape, groups=(*decision.groups, gains_of_heads)
+        )
     olmo_core.export(decision, tmp_path)
     shape = decision.shape
     ids = np.random.default_rng(0).integers(0, 256, (3, shape.seq_len))
@@ -123,7 +138,9 @@ def test_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, traine
 
 
 def trained(python: Path, folder: Path, corpus: Path, num_ranks: int, *options: str):
-    """The export's own script, unpatched, on so many ranks of this machine; its steps, losses and gradient norms."""
+    """The export's own script, unpatched, on so many ranks of this machine; its steps, losses and
+    gradient norms.
+    """
     command = [*torchrun(python, num_ranks), "train.py", *options]
     done = in_trainer(command, folder, FORERUN_DATA=corpus, OLMO_SHARED_FS="1")
     files = list(folder.glob("outputs/*/metrics.jsonl"))
@@ -134,14 +151,19 @@ def trained(python: Path, folder: Path, corpus: Path, num_ranks: int, *options: 
 RUNS = {
     "fsdp-resumed-on-one-rank": Parallelism(data_parallel_shard=2),
     "replicas-accumulating-recomputing-tied": Parallelism(
-        data_parallel_shard=1, data_parallel_replicate=2, microbatch_sequences=2, activation_checkpointing="full"
+        data_parallel_shard=1,
+        data_parallel_replicate=2,
+        microbatch_sequences=2,
+        activation_checkpointing="full",
     ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_two_ranks_train_the_embedded_trainers_run(tmp_path, corpus, manifest, trainer_python, name):
+def test_two_ranks_train_the_embedded_trainers_run(
+    tmp_path, corpus, manifest, trainer_python, name
+):
     schedule = GROWING_BATCH if name == "fsdp-resumed-on-one-rank" else SCHEDULES[0]
     changes = tied(manifest) if "tied" in name else {}
     decision = varied(manifest, schedule=schedule, parallelism=RUNS[name], **changes)
@@ -162,26 +184,37 @@ def test_two_ranks_train_the_embedded_trainers_run(tmp_path, corpus, manifest, t
 
 @pytest.mark.slow
 def test_longer_runs_part_by_rounding_alone(tmp_path, corpus, manifest, trainer_python):
-    """The embedded trainer parts as far from itself, with sums in another order or weights that differ by an ulp."""
+    """The embedded trainer parts as far from itself, with sums in another order or weights that
+    differ by an ulp.
+    """
     schedule = Schedule(kind="cosine", num_steps=55, warmup_steps=3, final_fraction=0.1)
     decision = varied(manifest, schedule=schedule)
     one_by_one = Parallelism(data_parallel_shard=1, microbatch_sequences=1)
-    groups = tuple(dataclasses.replace(g, init_std=g.init_std * (1 + 2**-22)) for g in decision.groups)
+    groups = tuple(
+        dataclasses.replace(g, init_std=g.init_std * (1 + 2**-22)) for g in decision.groups
+    )
     ours = native(decision, tmp_path / "ours", corpus)
     others = {
-        "another order": native(dataclasses.replace(decision, parallelism=one_by_one), tmp_path / "order", corpus),
+        "another order": native(
+            dataclasses.replace(decision, parallelism=one_by_one), tmp_path / "order", corpus
+        ),
         "one ulp": native(dataclasses.replace(decision, groups=groups), tmp_path / "ulp", corpus),
     }
     olmo_core.export(decision, tmp_path / "olmo")
     done, theirs = trained(trainer_python, tmp_path / "olmo", corpus, 1, "num_ranks=1")
     assert done.returncode == 0, done.stderr[-3000:]
-    apart = {name: np.abs(found - ours)[:, 1].max() for name, found in {**others, "OLMo-core": theirs}.items()}
+    apart = {
+        name: np.abs(found - ours)[:, 1].max()
+        for name, found in {**others, "OLMo-core": theirs}.items()
+    }
     print(", ".join(f"{name}: {nats:.1e} nats" for name, nats in apart.items()))
     assert len(theirs) == 55 and apart["OLMo-core"] < 3 * max(apart[name] for name in others)
 
 
 @pytest.mark.slow
-def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(tmp_path, corpus, manifest, trainer_python):
+def test_the_brakes_stop_before_the_update_and_other_runs_are_refused(
+    tmp_path, corpus, manifest, trainer_python
+):
     decision = varied(manifest)
     strict = dataclasses.replace(decision.abort, train_loss_above_nats=0.5)
     olmo_core.export(dataclasses.replace(decision, abort=strict), tmp_path)

@@ -1,4 +1,6 @@
-"""No process outlives its job: supervisors are killed at random moments, and their processes must end."""
+"""No process outlives its job: supervisors are killed at random moments, and their processes must
+end.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ SupervisedCommand(
     [sys.executable, "-S", "-c", *sys.argv[1:]], folder=Path.cwd(), environment=dict(__import__("os").environ),
     log=RedactedLog(Path("log.txt"), str), grace_seconds=1.0,
 ).wait(60)
-"""
+"""  # noqa: E501
 
 
 def wait_until_gone(seconds):
@@ -72,9 +74,13 @@ def mark_processes(monkeypatch):
     wait_until_gone(0)
 
 
-@pytest.mark.parametrize("supervisor", [SUPERVISOR, TRAINER_SUPERVISOR], ids=["ranks", "own trainer"])
+@pytest.mark.parametrize(
+    "supervisor", [SUPERVISOR, TRAINER_SUPERVISOR], ids=["ranks", "own trainer"]
+)
 def test_a_killed_supervisor_leaves_neither_agent_nor_ranks(supervisor, tmp_path):
-    """The moments include: before the agent runs, while ranks start, and after they have called `die_with_job`."""
+    """The moments include: before the agent runs, while ranks start, and after they have called
+    `die_with_job`.
+    """
     rank = RANK.replace("PATHS", repr(sys.path))
     for delay in (0.0, 0.05, 0.15, 0.2, 0.3, 0.45):
         command = [sys.executable, "-c", supervisor, AGENT, rank]
@@ -98,15 +104,29 @@ def test_a_killed_agent_leaves_no_rank_that_has_not_called_die_with_job(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments_of_a_real_launch(corpus, tmp_path):
-    """Two of three kills come after a checkpoint, the others while processes start, which takes seconds."""
+    """Two of three kills come after a checkpoint, the others while processes start, which takes
+    seconds.
+    """
     rng = random.Random(31)
     decision = tiny_decision(corpus, num_ranks=2, every_steps=2)
     folder = write_frozen(tmp_path / "frozen", decision, {kind: {} for kind in ATTESTED}).parent
     num_saved = 0
     for number in range(18):
         out = tmp_path / f"run-{number}"
-        command = [sys.executable, "-m", "launcher", "launch", folder, "--data", corpus, "--out", out]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        command = [
+            sys.executable,
+            "-m",
+            "launcher",
+            "launch",
+            folder,
+            "--data",
+            corpus,
+            "--out",
+            out,
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
             if number % 3:
                 until = time.monotonic() + 120
                 while not list(out.glob("checkpoints/step-*[0-9]")) and time.monotonic() < until:

@@ -50,18 +50,22 @@ CHILD = """
                     [record.body["cause"] for record in ledger.records("lost")]]
 
     print(json.dumps(run(folder / "study", {headroom_mib} * 2**20)))
-"""
+"""  # noqa: E501
 
 
 def run_with(tmp_path, headroom_mib, num_slots=2):
-    """What a process of its own makes of the run: what one has freed it would use again, whatever the limit."""
+    """What a process of its own makes of the run: what one has freed it would use again, whatever
+    the limit.
+    """
     code = textwrap.dedent(CHILD).format(
         here=str(Path(__file__).parent),
         folder=str(tmp_path / str(headroom_mib)),
         num_slots=num_slots,
         headroom_mib=headroom_mib,
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -69,8 +73,12 @@ def run_with(tmp_path, headroom_mib, num_slots=2):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_batch_too_large_is_trained_in_parts(tmp_path):
-    """A batch's logits alone take 256 MiB a slot, and so do their gradients and what the loss keeps."""
-    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY, "this test needs room to begin with"
+    """A batch's logits alone take 256 MiB a slot, and so do their gradients and what the loss
+    keeps.
+    """
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY, (
+        "this test needs room to begin with"
+    )
     whole, tight = run_with(tmp_path, 0), run_with(tmp_path, HEADROOM_MIB)
     assert whole[1:] == [None, "finished", []]
     assert tight[0] == pytest.approx(whole[0], abs=1e-5)

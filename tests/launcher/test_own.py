@@ -1,4 +1,6 @@
-"""Studies of somebody else's code, through every stage: a planted trainer as a command, a planted model by factory."""
+"""Studies of somebody else's code, through every stage: a planted trainer as a command, a planted
+model by factory.
+"""
 
 import json
 import math
@@ -20,7 +22,7 @@ with open(os.path.join(sys.argv[1], "metrics.jsonl"), "w") as out:
     for step in range(1, n + 1):
         print(json.dumps({"step": step, "train_loss": loss + 1 / step}), file=out)
     print(json.dumps({"step": n, "val_loss": loss}), file=out)
-"""
+"""  # noqa: E501
 FACTORY = '[proxy]\nfactory = "mine:build"\n'
 MODEL = """
 from torch import nn
@@ -81,8 +83,17 @@ def test_losses_that_can_hardly_be_in_one_unit_are_warned_of_once(tmp_path):
     plan = plan_with(tmp_path, COMMAND % sys.executable)
     sweep = ("sweep", plan, "--set", "cluster.max_runs=2", "--study")
     code, _, err = forerun(*sweep, tmp_path / "study")
-    assert code == 4 and err.count("warning: a run ended with a training loss of 5 and a validation loss of 3") == 1
-    unit = ("--set", 'proxy.metrics_validation_loss_unit="bits per byte"', "--set", "proxy.metrics_bytes_per_token=2.4")
+    assert (
+        code == 4
+        and err.count("warning: a run ended with a training loss of 5 and a validation loss of 3")
+        == 1
+    )
+    unit = (
+        "--set",
+        'proxy.metrics_validation_loss_unit="bits per byte"',
+        "--set",
+        "proxy.metrics_bytes_per_token=2.4",
+    )
     code, _, err = forerun(*sweep, tmp_path / "declared", *unit)
     assert code == 4 and "training loss" not in err
     losses = [run.result.loss_nats for run in Ledger.read(tmp_path / "declared").runs()]
@@ -110,7 +121,9 @@ def test_what_a_command_cannot_have_is_said(commanded):
 def test_a_trainer_that_never_works_spoils_nothing(tmp_path):
     (tmp_path / "trainer.py").write_text("import sys; sys.exit('out of memory')")
     plan = plan_with(tmp_path, COMMAND % sys.executable)
-    code, body = ask("sweep", plan, "--study", tmp_path / "study", "--set", "cluster.max_attempts=1")
+    code, body = ask(
+        "sweep", plan, "--study", tmp_path / "study", "--set", "cluster.max_attempts=1"
+    )
     assert (code, body["error"]) == (2, "RunsFail")
     assert "out of memory" in body["message"]
     (tmp_path / "trainer.py").write_text(TRAINER)
@@ -120,8 +133,12 @@ def test_a_trainer_that_never_works_spoils_nothing(tmp_path):
 
 
 def test_a_broken_command_runs_twice_and_its_fix_is_accepted(tmp_path):
-    """One run first, alone; the same failure twice ends the study; then another command is no other plan."""
-    broken = "import os, sys; print(os.getpid(), file=open('starts', 'a')); sys.exit('AssertionError')"
+    """One run first, alone; the same failure twice ends the study; then another command is no other
+    plan.
+    """
+    broken = (
+        "import os, sys; print(os.getpid(), file=open('starts', 'a')); sys.exit('AssertionError')"
+    )
     (tmp_path / "broken.py").write_text(broken)
     (tmp_path / "trainer.py").write_text(TRAINER)
     plan = plan_with(tmp_path, COMMAND % sys.executable)
@@ -148,7 +165,8 @@ def test_a_broken_command_runs_twice_and_its_fix_is_accepted(tmp_path):
 
 @pytest.fixture
 def modelled(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the code's folder goes first there, and must not stay
+    # the code's folder goes first there, and must not stay
+    monkeypatch.setattr(sys, "path", [*sys.path])
     write_corpus(tmp_path)
     (tmp_path / "mine.py").write_text(MODEL)
     yield plan_with(tmp_path, FACTORY)
@@ -163,7 +181,12 @@ def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
     assert body["own_run"] is None and body["digest"]
     study = tmp_path / "study"
     gates = {gate["name"]: gate["outcome"] for gate in body["gates"]}
-    accept = [word for name, outcome in gates.items() if outcome != "passed" for word in ("--accept", name)]
+    accept = [
+        word
+        for name, outcome in gates.items()
+        if outcome != "passed"
+        for word in ("--accept", name)
+    ]
     code, frozen = ask("freeze", study, *accept, "--reason", "a toy")
     assert code == 0 and frozen["digest"] == body["digest"], frozen
     config = study / "frozen" / body["digest"]
@@ -190,29 +213,49 @@ def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
 
 
 def test_a_model_that_fails_its_check_is_not_swept(modelled, tmp_path):
-    changes = ["--set", "proxy.factory='mine:unscaled'", "--set", "transfer.check_widths=[8, 16, 32]",
-               "--set", "transfer.check_num_steps=4", "--set", "transfer.check_num_seeds=2"]  # fmt: skip
+    changes = [
+        "--set",
+        "proxy.factory='mine:unscaled'",
+        "--set",
+        "transfer.check_widths=[8, 16, 32]",
+        "--set",
+        "transfer.check_num_steps=4",
+        "--set",
+        "transfer.check_num_seeds=2",
+    ]
     code, body = ask("sweep", modelled, "--study", tmp_path / "study", *changes)
     assert (code, body["error"]) == (3, "GateError")
     assert "readout" in body["message"]
     code, out, _ = forerun("check", modelled, "--study", tmp_path / "study", *changes, "--json")
     assert code == 3
     assert [p["kind"] for p in json.loads(out)["own_model"]["parameters"]].count("readout") == 1
-    # No run is recorded: the fixed factory is accepted, and what was recorded of the broken one no longer counts.
+    # No run is recorded: the fixed factory is accepted, and what was recorded of the broken one no
+    # longer counts.
     (tmp_path / "mine.py").write_text(MODEL.replace("shape.width / 8", "1.0"))
     code, body = ask("check", modelled, "--study", tmp_path / "study", *changes)
     assert code != 3 and body["coordinates"]["mup"]["outcome"] in ("passed", "cannot_tell"), body
     counted = [record.key for record in Ledger.read(tmp_path / "study").records("counted")]
     assert counted == ["1", "1/1"], "its parameters are counted anew"
-    code, body = ask("check", modelled, "--study", tmp_path / "study", *changes, "--set", "model.num_layers=3")
+    code, body = ask(
+        "check", modelled, "--study", tmp_path / "study", *changes, "--set", "model.num_layers=3"
+    )
     assert (code, body["error"]) == (2, "PlanChanged"), "only the user's code may change"
 
 
 def test_depth_is_checked_where_there_is_a_rule(modelled, tmp_path):
-    """By our own model: a factory that takes no `forward` cannot scale its branches, and is refused by name."""
-    rule = ["--set", "proxy.parametrization='completep'", "--set", "transfer.check_depths=[1, 2, 4]"]
+    """By our own model: a factory that takes no `forward` cannot scale its branches, and is refused
+    by name.
+    """
+    rule = [
+        "--set",
+        "proxy.parametrization='completep'",
+        "--set",
+        "transfer.check_depths=[1, 2, 4]",
+    ]
     code, body = ask("check", modelled, "--study", tmp_path / "own", *rule)
     assert code == 2 and "residual" in body["message"]
-    code, body = ask("check", modelled, "--study", tmp_path / "study", *rule, "--set", "proxy.factory=''")
+    code, body = ask(
+        "check", modelled, "--study", tmp_path / "study", *rule, "--set", "proxy.factory=''"
+    )
     assert set(body["coordinates"]) == {"completep", "sp", "depth"}
     assert body["coordinates"]["depth"]["depths"] == [1, 2, 4]

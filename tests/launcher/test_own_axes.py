@@ -1,11 +1,14 @@
-"""Axes that a plan declares for its own trainer: searched, tested for transfer, refused where they cannot be."""
+"""Axes that a plan declares for its own trainer: searched, tested for transfer, refused where they
+cannot be.
+"""
 
 import sys
 
 import pytest
 from tiny_study import ask, plan_with
 
-# Best at muon_lr = 2^-4 at width 8 and half of it at twice the width, at lr = 2^-6 at every width, with 3 experts.
+# Best at muon_lr = 2^-4 at width 8 and half of it at twice the width, at lr = 2^-6 at every width,
+# with 3 experts.
 TRAINER = """
 import json, math, os, sys
 values = dict(pair.split("=") for pair in sys.argv[2:])
@@ -39,7 +42,7 @@ hyperparameters = { muon_lr = ["width"] }
 hyperparameter_offsets_octaves = [-2.0, -1.0, 0.0, 1.0]
 [target]
 budget_flops = 1e10
-'''
+'''  # noqa: E501
 
 
 def study(folder, power, verb="transfer"):
@@ -49,7 +52,9 @@ def study(folder, power, verb="transfer"):
 
 
 def over_width(body, name):
-    return next(t["verdict"] for t in body["tests"] if t["hyperparameter"] == name and t["axis"] == "width")
+    return next(
+        t["verdict"] for t in body["tests"] if t["hyperparameter"] == name and t["axis"] == "width"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +69,16 @@ def test_two_rates_are_searched_and_tested_together(scaled):
     _, body = scaled
     best = body["search"]["best"]
     assert best["experts"] in (2, 3, 4) and best["form"] == 0
-    assert best.keys() == {"learning_rate", "muon_lr", "experts", "form"}  # the trainer gets no clip and no warmup
+    # the trainer gets no clip and no warmup
+    assert best.keys() == {"learning_rate", "muon_lr", "experts", "form"}
     for name, place in (("muon_lr", -4), ("learning_rate", -6)):
         verdict = over_width(body["transfer"], name)
         assert verdict["outcome"] == "holds", verdict
         assert all(abs(optimum["log2_value"] - place) < 0.5 for optimum in verdict["optima"])
     (pair,) = body["transfer"]["pairs"]
-    assert pair["hyperparameters"] == ["learning_rate", "muon_lr"] and pair["outcome"] == "holds", pair
+    assert pair["hyperparameters"] == ["learning_rate", "muon_lr"] and pair["outcome"] == "holds", (
+        pair
+    )
     low, high = pair["correlation"]["interval"]
     assert low < 0 < high and high - low < 0.1, "neither moves the other's optimum"
 
@@ -89,9 +97,16 @@ def test_the_main_run_gets_values_at_its_own_size(scaled):
 
 def test_rates_that_move_each_other_s_optimum_are_judged_as_a_pair(tmp_path):
     """r = 0.8: what is off at another width costs up to five times what the tests of each see."""
-    global_trainer = TRAINER.replace("lr * lr + muon * muon", "lr * lr + muon * muon + 1.6 * lr * muon")
+    global_trainer = TRAINER.replace(
+        "lr * lr + muon * muon", "lr * lr + muon * muon + 1.6 * lr * muon"
+    )
     (tmp_path / "trainer.py").write_text(global_trainer)
-    _, body = ask("transfer", plan_with(tmp_path, PLAN % (sys.executable, -1.0)), "--study", tmp_path / "study")
+    _, body = ask(
+        "transfer",
+        plan_with(tmp_path, PLAN % (sys.executable, -1.0)),
+        "--study",
+        tmp_path / "study",
+    )
     (pair,) = body["pairs"]
     assert pair["correlation"]["value"] == pytest.approx(0.8, abs=0.1), pair
 
@@ -122,12 +137,16 @@ def test_an_axis_that_cannot_be_is_refused(tmp_path, axes, named):
     plan = plan_with(tmp_path, PLAN % (sys.executable, 0.0))
     whole = axes if "muon_lr" in axes else axes.replace("{", "{ muon_lr = [0.1, 0.2], ", 1)
     whole = whole.replace("{", "{ experts = [1, 2], form = [1, 2], ", 1)
-    code, body = ask("transfer", plan, "--study", tmp_path / "study", "--set", f"search.axes={whole}")
+    code, body = ask(
+        "transfer", plan, "--study", tmp_path / "study", "--set", f"search.axes={whole}"
+    )
     assert code == 2
     assert any(named in problem for problem in body["problems"]), body
 
 
 def test_forerun_s_own_model_knows_no_other_names(tmp_path):
-    code, body = ask("estimate", plan_with(tmp_path, "[search]\naxes = { weight_decy = [0.1, 0.2] }\n"))
+    code, body = ask(
+        "estimate", plan_with(tmp_path, "[search]\naxes = { weight_decy = [0.1, 0.2] }\n")
+    )
     assert code == 2
     assert any("weight_decay" in problem for problem in body["problems"]), body

@@ -1,4 +1,6 @@
-"""What the user's own code counts is what fits and budgets follow: counted once, recorded, or refused."""
+"""What the user's own code counts is what fits and budgets follow: counted once, recorded, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ class Model(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return self.head(x)
-"""
+"""  # noqa: E501
 DESCRIBE = """
 import json, sys
 width = int(sys.argv[1])
 print("loading")
 print(json.dumps({"params": 8 * width**2 + 512 * width, "flops_per_token": 6 * (2 * width**2 + 512 * width)}))
-"""
+"""  # noqa: E501
 
 
 def study_of(folder, text=""):
@@ -44,7 +46,9 @@ def described(folder, code, more=""):
     (folder / "trainer.py").write_text("")
     (folder / "describe.py").write_text(code)
     plan = COMMAND % sys.executable
-    return plan.replace("[proxy]", f"[proxy]\ndescribe = '{sys.executable} describe.py {{width}}'\n{more}", 1)
+    return plan.replace(
+        "[proxy]", f"[proxy]\ndescribe = '{sys.executable} describe.py {{width}}'\n{more}", 1
+    )
 
 
 def test_a_factory_is_counted_itself_and_its_record_stands(tmp_path):
@@ -67,8 +71,12 @@ def test_a_command_says_how_large_it_is_and_the_budget_follows(tmp_path):
     study = plan_study(plan, tmp_path / "study")
     with open_ledger(study) as ledger:
         found = count(study, ledger)
-    assert found.num_params(study.shape(24)) == 2 * 24**2 + 512 * 24, "a sixth of the FLOPs, not what is stored"
-    chosen = choose_shape(ShapeRequest(params=2 * 64**2 + 512 * 64, template=found.shape_template)).option
+    assert found.num_params(study.shape(24)) == 2 * 24**2 + 512 * 24, (
+        "a sixth of the FLOPs, not what is stored"
+    )
+    chosen = choose_shape(
+        ShapeRequest(params=2 * 64**2 + 512 * 64, template=found.shape_template)
+    ).option
     assert (chosen.shape.width, chosen.params_ratio, chosen.flops_ratio) == (64, 1.0, 1.0)
 
 
@@ -84,7 +92,9 @@ def test_a_command_says_how_large_it_is_and_the_budget_follows(tmp_path):
     ],
 )
 def test_a_description_that_makes_no_sense_is_refused_before_any_run(tmp_path, code, said):
-    study = plan_study(plan_with(tmp_path, described(tmp_path, code, "timeout_seconds = 1.0")), tmp_path / "study")
+    study = plan_study(
+        plan_with(tmp_path, described(tmp_path, code, "timeout_seconds = 1.0")), tmp_path / "study"
+    )
     with open_ledger(study) as ledger:
         with pytest.raises(DescribeError, match=r"at widths? ") as problem:
             count(study, ledger)
@@ -96,7 +106,12 @@ def test_a_plan_s_description_is_checked(tmp_path):
     wrong = described(tmp_path, DESCRIBE).replace("{width}'", "{run_dir} {nothing}'")
     code, body = ask("validate", plan_with(tmp_path, wrong))
     said = " ".join(body["problems"])
-    assert code == 2 and "{nothing} is unknown" in said and "{run_dir}" in said and "lacks {width}" in said
+    assert (
+        code == 2
+        and "{nothing} is unknown" in said
+        and "{run_dir}" in said
+        and "lacks {width}" in said
+    )
 
 
 def test_a_polynomial_of_the_width_is_found_and_inverted():

@@ -1,4 +1,6 @@
-"""The main run of the user's own trainer: frozen, exported, verified, launched, resumed, watched, concluded."""
+"""The main run of the user's own trainer: frozen, exported, verified, launched, resumed, watched,
+concluded.
+"""
 
 import json
 import shutil
@@ -16,7 +18,8 @@ from launcher.supervisor import own_launch
 from launcher.supervisor.run_record import UserRunRecord
 from proxies.external.metric_files import MetricFiles
 
-# A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the last one logged.
+# A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the
+# last one logged.
 TRAINER = """
 import argparse, json, math, os, time
 parser = argparse.ArgumentParser()
@@ -41,7 +44,7 @@ with open(path, "a") as out:
         if step == die:
             os._exit(7)
     print(json.dumps({"step": steps, "val_loss": loss}), file=out)
-"""
+"""  # noqa: E501
 ACCEPTED = ("coordinates", "transfer", "fit", "ladder_tuned", "data")
 
 
@@ -117,7 +120,12 @@ def test_it_is_launched_watched_and_concluded(frozen):
     assert ask("watch", frozen, "--once")[1]["figures"]["step"] == body["step"]
     study, loss = frozen.parent.parent, body["validation_loss_nats"]
     shown = json.loads((study / "report.json").read_text())["main_run"]
-    assert shown == {"steps": [], "train_loss_nats": [], "validation_loss_nats": loss, "event": "finished"}
+    assert shown == {
+        "steps": [],
+        "train_loss_nats": [],
+        "validation_loss_nats": loss,
+        "event": "finished",
+    }
     assert "Validation loss of the main run" in (study / "report.html").read_text()
     assert forerun("status", study)[1].startswith("the main run has finished: validation loss")
     code, score = ask("watch", frozen, "--conclude")
@@ -130,7 +138,10 @@ def test_a_trainer_that_dies_goes_on_by_its_own_option(frozen, monkeypatch):
     monkeypatch.setenv("DIE_AT", "5")
     code, body = ask("launch", frozen)
     assert (code, body["event"], body["num_restarts"]) == (0, "finished", 1), body
-    steps = [json.loads(line)["step"] for line in (frozen / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (frozen / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps[:-1] == list(range(1, body["step"] + 1))  # no step twice
 
 
@@ -152,7 +163,9 @@ def test_lost_metrics_are_no_success_and_named(frozen, monkeypatch, capsys, take
 
     def act():
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (path.exists() and path.read_bytes().count(b"\n") > 4):
+        while time.monotonic() < deadline and not (
+            path.exists() and path.read_bytes().count(b"\n") > 4
+        ):
             time.sleep(0.01)
         time.sleep(0.1)
         take_away(path)
@@ -162,7 +175,10 @@ def test_lost_metrics_are_no_success_and_named(frozen, monkeypatch, capsys, take
     thread.join()
     body = json.loads(out)
     assert (code, body["num_restarts"]) == (2, 0), body
-    assert f"{path.resolve()} was removed, replaced or cut" in body["reason"] and "logged step" in body["reason"]
+    assert (
+        f"{path.resolve()} was removed, replaced or cut" in body["reason"]
+        and "logged step" in body["reason"]
+    )
     assert "warning: " in err and "restore it from a copy" in err, "told as soon as it is seen"
 
 
@@ -170,7 +186,9 @@ def test_a_log_that_its_trainer_cuts_or_writes_anew_is_not_lost(finished, tmp_pa
     path, record = tmp_path / "metrics.jsonl", UserRunRecord()
 
     def look(*steps, is_over=False):
-        path.with_name("new").write_text("".join(f'{{"step": {step}, "train_loss": 2.0}}\n' for step in steps))
+        path.with_name("new").write_text(
+            "".join(f'{{"step": {step}, "train_loss": 2.0}}\n' for step in steps)
+        )
         path.with_name("new").replace(path)
         while metrics.read(100):
             pass
@@ -179,7 +197,8 @@ def test_a_log_that_its_trainer_cuts_or_writes_anew_is_not_lost(finished, tmp_pa
     command = read_launch(finished).own.command
     metrics = MetricFiles(command, path)
     record.begin(is_resumed=False)
-    for steps in ([1], [1, 2], [], [1, 2, 3], [1, 2, 3, 4]):  # written anew: once it was seen half way
+    # written anew: once it was seen half way
+    for steps in ([1], [1, 2], [], [1, 2, 3], [1, 2, 3, 4]):
         look(*steps)
     metrics = MetricFiles(command, path)
     record.begin(is_resumed=True)
@@ -204,7 +223,9 @@ def test_a_loss_that_is_no_number_ends_it(frozen, monkeypatch):
 
 def test_it_is_rehearsed(frozen, monkeypatch):
     monkeypatch.setenv("STEP_SECONDS", "0.5")
-    code, body = ask("rehearse", frozen, "--only", "own_killed", "--only", "own_cut_log", "--only", "own_run")
+    code, body = ask(
+        "rehearse", frozen, "--only", "own_killed", "--only", "own_cut_log", "--only", "own_run"
+    )
     assert code == 0, body
     assert {drill["name"]: drill["outcome"] for drill in body["drills"]} == dict.fromkeys(
         ("own_run", "own_killed", "own_cut_log"), "passed"
@@ -216,12 +237,21 @@ def test_a_log_that_is_written_seldom_is_no_hang(monkeypatch):
     monkeypatch.setattr(own_launch.time, "monotonic", lambda: now)
     silence = own_launch._Silence(30.0)
     for now, step, hangs in (
-        (3000, None, False), (3010, 1, False), (3020, 2, False), (3030, 3, False), (3229, 3, False), (3231, 3, True),
-    ):  # fmt: skip
+        (3000, None, False),
+        (3010, 1, False),
+        (3020, 2, False),
+        (3030, 3, False),
+        (3229, 3, False),
+        (3231, 3, True),
+    ):
         assert silence.hangs(step) == hangs, now
 
 
 def test_what_is_of_the_embedded_trainer_is_refused(frozen):
     code, body = ask("launch", frozen, "--steps", "3", "--wandb", "offline")
-    assert code == 2 and {"--steps", "--wandb"} <= {problem.split(":")[0] for problem in body["problems"]}
-    assert ask("rehearse", frozen, "--full")[0] == ask("rehearse", frozen, "--only", "resume")[0] == 2
+    assert code == 2 and {"--steps", "--wandb"} <= {
+        problem.split(":")[0] for problem in body["problems"]
+    }
+    assert (
+        ask("rehearse", frozen, "--full")[0] == ask("rehearse", frozen, "--only", "resume")[0] == 2
+    )

@@ -1,4 +1,6 @@
-"""A user's own model in the embedded trainer: equal to its proxy, sharded, resumed bitwise, proven, rehearsed."""
+"""A user's own model in the embedded trainer: equal to its proxy, sharded, resumed bitwise, proven,
+rehearsed.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ from proxies.training.solo import Solo
 
 pytestmark = QUIET_TORCH
 
-# What a decoder of ours has not: buffers, a tensor kept as an attribute, experts in one parameter, blocks that take
-# keywords and hold numbered parts of different shapes, uniform initial values.
+# What a decoder of ours has not: buffers, a tensor kept as an attribute, experts in one parameter,
+# blocks that take keywords and hold numbered parts of different shapes, uniform initial values.
 MODEL = """
 import torch
 from torch import nn
@@ -96,7 +98,9 @@ def spec(code, corpus):
     plain = spec_of(read_manifest(corpus).data_id)
     own = (OwnValue(name="expert_scale", value=0.5),)
     return dataclasses.replace(
-        plain, hparams=dataclasses.replace(plain.hparams, own=own), factory=load("theirs:build", code)[1]
+        plain,
+        hparams=dataclasses.replace(plain.hparams, own=own),
+        factory=load("theirs:build", code)[1],
     )
 
 
@@ -123,7 +127,11 @@ def proxy(spec, code, corpus):
 
 
 def curve(run_dir):
-    return {line["step"]: line["train_loss_nats"] for line in metrics.read(run_dir) if "train_loss_nats" in line}
+    return {
+        line["step"]: line["train_loss_nats"]
+        for line in metrics.read(run_dir)
+        if "train_loss_nats" in line
+    }
 
 
 def test_the_frozen_model_has_numbers_for_every_parameter(decision, tmp_path):
@@ -135,14 +143,18 @@ def test_the_frozen_model_has_numbers_for_every_parameter(decision, tmp_path):
     # Parts of a numbered list that start otherwise are groups of their own.
     first, second = assigned["layers.0.ffn.0.weight"], assigned["layers.1.ffn.2.weight"]
     assert first.init_std == pytest.approx(second.init_std * 2**0.5, rel=0.02)
-    assert assigned["layers.1.up"].learning_rate == pytest.approx(assigned["head.weight"].learning_rate / 2)
+    assert assigned["layers.1.up"].learning_rate == pytest.approx(
+        assigned["head.weight"].learning_rate / 2
+    )
     assert native.parity(decision) == []
     assert read_launch(write_launch(tmp_path, decision)) == decision
     with pytest.raises(ExportError, match="your own model"):
         torchtitan.export(decision, tmp_path / "titan")
 
 
-def test_one_rank_trains_as_the_proxy_did_and_resumes_bitwise(one_rank, decision, code, corpus, proxy, tmp_path):
+def test_one_rank_trains_as_the_proxy_did_and_resumes_bitwise(
+    one_rank, decision, code, corpus, proxy, tmp_path
+):
     losses, validation = proxy
     ending = train(decision, corpus, tmp_path / "whole", code=code)
     mine = curve(tmp_path / "whole" / "run")
@@ -156,11 +168,16 @@ def test_one_rank_trains_as_the_proxy_did_and_resumes_bitwise(one_rank, decision
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_hugging_face_llama_trains_as_its_proxy(one_rank, corpus, tmp_path, tied):
-    """The example's: rotary buffers that no checkpoint holds, blocks that take keywords, a tied readout."""
+    """The example's: rotary buffers that no checkpoint holds, blocks that take keywords, a tied
+    readout.
+    """
     pytest.importorskip("transformers")
     folder = Path(__file__).parents[2] / "examples" / "own_model"
     plain = spec_of(read_manifest(corpus).data_id)
-    shapes = {name: dataclasses.replace(getattr(plain, name), tied=tied) for name in ("shape", "base_shape")}
+    shapes = {
+        name: dataclasses.replace(getattr(plain, name), tied=tied)
+        for name in ("shape", "base_shape")
+    }
     spec = dataclasses.replace(plain, factory=load("models:llama", folder)[1], **shapes)
     decision = frozen(spec, folder, corpus)
     assert decision.model.blocks == ("model.layers.*",)
@@ -171,7 +188,9 @@ def test_a_hugging_face_llama_trains_as_its_proxy(one_rank, corpus, tmp_path, ti
     train(decision, corpus, tmp_path, code=folder)
     mine = curve(tmp_path / "run")
     assert tuple(mine) == wanted.steps
-    assert max(abs(a - b) for a, b in zip(mine.values(), wanted.train_loss_nats, strict=True)) < 1e-5
+    assert (
+        max(abs(a - b) for a, b in zip(mine.values(), wanted.train_loss_nats, strict=True)) < 1e-5
+    )
     sys.modules.pop("models", None)
 
 
@@ -184,7 +203,9 @@ def test_recomputing_changes_no_loss(one_rank, spec, code, corpus, proxy, tmp_pa
 
 def test_wrong_initial_values_are_named(one_rank, decision, code, corpus, tmp_path):
     wrong = tuple(
-        dataclasses.replace(group, init_std=group.init_std * 1.05) if "up" in group.pattern else group
+        dataclasses.replace(group, init_std=group.init_std * 1.05)
+        if "up" in group.pattern
+        else group
         for group in decision.groups
     )
     live = trained_model(decision, code)
@@ -210,7 +231,9 @@ def test_the_rehearsals_copy_is_the_proxys(one_rank, decision, code, corpus, tmp
     copy = stage.scaled.decision
     assert copy.shape.width == 2 * decision.base_shape.width
     assert copy.model.values == {"expert_scale": 0.5}
-    stage = HereStage(**{field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)})
+    stage = HereStage(
+        **{field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
+    )
     for drill in (resume_drills.loss, fault_drills.nan):
         found = drill(stage)
         assert found.outcome == "passed", found.said
@@ -220,7 +243,10 @@ def test_the_rehearsals_copy_is_the_proxys(one_rank, decision, code, corpus, tmp
 def test_two_ranks_under_the_supervisor_train_as_one(spec, code, corpus, proxy, tmp_path):
     decision = frozen(spec, code, corpus, data_parallel_shard=2)
     decision = dataclasses.replace(
-        decision, monitoring=dataclasses.replace(decision.monitoring, layers_every_steps=4, replay_every_steps=4)
+        decision,
+        monitoring=dataclasses.replace(
+            decision.monitoring, layers_every_steps=4, replay_every_steps=4
+        ),
     )
     path = write_launch(tmp_path / "frozen", decision)
     half = launch(path, corpus, tmp_path / "run", 5, 0, code_dir=code)
@@ -228,7 +254,9 @@ def test_two_ranks_under_the_supervisor_train_as_one(spec, code, corpus, proxy, 
     whole = launch(path, corpus, tmp_path / "run", None, 0, code_dir=code)
     assert whole.event == "finished", whole.reason
     assert max(abs(loss - proxy[0][step]) for step, loss in curve(tmp_path / "run").items()) < 1e-5
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     layers = next(line["layers"] for line in lines if "layers" in line)
     assert set(layers) == {"embed", "layers.0", "layers.1", "norm", "head"}
     assert torch.isfinite(torch.tensor([layer["update_ratio"] for layer in layers.values()])).all()

@@ -1,4 +1,6 @@
-"""A pipe in place of a file that a command reads or writes: refused with its kind, and never waited for."""
+"""A pipe in place of a file that a command reads or writes: refused with its kind, and never waited
+for.
+"""
 
 import os
 import shutil
@@ -39,7 +41,9 @@ def test_a_fit_does_not_go_into_a_pipe(tmp_path):
     assert code == 2 and "fit.json: it is a pipe" in body["message"]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
 def test_neither_is_a_plan(tmp_path, make):
     make(tmp_path / "plan.toml")
     code, body = ask("validate", tmp_path / "plan.toml")
@@ -54,7 +58,9 @@ def test_advice_follows_the_error(tmp_path):
     assert code == 2 and "permissions" not in err
 
 
-@pytest.mark.parametrize("verb", ["run", "status", "launch", "validate", "note --study", "init --out"])
+@pytest.mark.parametrize(
+    "verb", ["run", "status", "launch", "validate", "note --study", "init --out"]
+)
 def test_a_name_that_is_not_utf_8_is_refused_at_the_start(tmp_path, verb):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     os.mkdir(name)  # noqa: PTH102

@@ -50,5 +50,10 @@ def test_every_kind_of_entry_is_listed_and_no_link_followed(tmp_path):
     (tmp_path / "a" / "away").symlink_to("/")
     (tmp_path / "gone").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe")
-    assert kinds_in(tmp_path) == {"a/away": "link", "a/file": "file", "gone": "link", "pipe": "pipe"}
+    assert kinds_in(tmp_path) == {
+        "a/away": "link",
+        "a/file": "file",
+        "gone": "link",
+        "pipe": "pipe",
+    }
     assert kinds_in(tmp_path / "nowhere") == {}

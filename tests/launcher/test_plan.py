@@ -27,8 +27,14 @@ def test_only_width_scales_a_shape():
     ("model", "said"),
     [
         ({}, "width = 40 must be a multiple of head_dim = 16"),
-        ({"head_dim": 8, "ffn_ratio": 2.01}, "width = 40 times ffn_ratio = 2.01 must be a whole number"),
-        ({"head_dim": 8, "query_heads_per_kv_head": 2}, "5 heads must be a multiple of query_heads_per_kv_head = 2"),
+        (
+            {"head_dim": 8, "ffn_ratio": 2.01},
+            "width = 40 times ffn_ratio = 2.01 must be a whole number",
+        ),
+        (
+            {"head_dim": 8, "query_heads_per_kv_head": 2},
+            "5 heads must be a multiple of query_heads_per_kv_head = 2",
+        ),
     ],
 )
 def test_a_shape_that_does_not_add_up(model, said):
@@ -44,7 +50,9 @@ def test_a_shape_that_does_not_add_up(model, said):
     decay=st.floats(0, 1, exclude_max=True),
 )
 def test_any_fractions_make_a_schedule(kind, num_steps, warmup, decay):
-    schedule = planned(proxy={"schedule": kind, "decay_fraction": decay}).schedule(num_steps, warmup)
+    schedule = planned(proxy={"schedule": kind, "decay_fraction": decay}).schedule(
+        num_steps, warmup
+    )
     assert schedule.num_steps == num_steps
     assert (schedule.decay_steps > 0) == (kind == "wsd")
     assert schedule.warmup_steps + schedule.decay_steps <= num_steps
@@ -77,7 +85,9 @@ AUTO = {"num_slots": "auto", "compiled": "auto"}
 def test_what_is_left_to_the_calibration(proxy, left):
     plan = planned(proxy={**AUTO, **proxy})
     assert plan.choices("proxy") == left
-    assert plan.choices("ladder") == tuple(name for name in left if name != "num_slots"), "ladder.num_slots is given"
+    assert plan.choices("ladder") == tuple(name for name in left if name != "num_slots"), (
+        "ladder.num_slots is given"
+    )
     numerics = plan.numerics("proxy")
     assert numerics.num_slots == proxy.get("num_slots", 1)
     assert numerics.compiled == proxy.get("compiled", False)

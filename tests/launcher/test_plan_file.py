@@ -1,4 +1,6 @@
-"""Plans as files: every mistake is named with value, limit and line, all at once; what is written reads back."""
+"""Plans as files: every mistake is named with value, limit and line, all at once; what is written
+reads back.
+"""
 
 import tomllib
 
@@ -17,7 +19,9 @@ def problems_of(tmp_path, text, *overrides):
         load_plan(path, overrides)
     num = len(caught.value.problems)
     head = f"{path}: {num} problem{'s' if num > 1 else ''}"
-    assert str(caught.value) == head + "".join(f"\n  {problem}" for problem in caught.value.problems)
+    assert str(caught.value) == head + "".join(
+        f"\n  {problem}" for problem in caught.value.problems
+    )
     return [problem.partition(" (line ")[0] for problem in caught.value.problems]
 
 
@@ -35,9 +39,13 @@ BAD = {
     "transfer.widths = [32, 32]": "must not repeat a value",
     "transfer.durations = [2.0, 4.0]": "must contain 1,",
     "transfer.durations = [0.001, 1.0]": "transfer: a run of 0.2 steps is too short",
-    "transfer.batches = [1.0, 1.03]": "1.03 times proxy.batch_tokens = 1054.72: must be a multiple of 64",
+    "transfer.batches = [1.0, 1.03]": (
+        "1.03 times proxy.batch_tokens = 1054.72: must be a multiple of 64"
+    ),
     'transfer.hyperparameters = { weight_decay = ["width"] }': "proxy.weight_decay must not be 0",
-    'transfer.hyperparameters = { clipnorm = ["width"] }': "no such hyperparameter: did you mean clip_norm?",
+    'transfer.hyperparameters = { clipnorm = ["width"] }': (
+        "no such hyperparameter: did you mean clip_norm?"
+    ),
     "target.batch_tokens = 100": "must be a multiple of 64 tokens",
     "launch.data_parallel_shard = 3": "launch: 3 ranks do not divide the 16 sequences of a batch",
     "ladder.batch_tokens = 100": "ladder.batch_tokens = 100: must be a multiple of 64 tokens",
@@ -52,7 +60,9 @@ BAD = {
     "cluster.max_usd = 5.0": "needs cluster.usd_per_device_hour",
     'search.sampler = "zzz"': "must be 'tpe', 'gp' or 'random'",
     'search.can_be_off = ["warmup_fraction"]': "must be 'clip_norm' or 'weight_decay'",
-    "search.choices = { eps = [1e-9, 1e-8] }\nsearch.axes = { eps = [1e-9, 1e-8] }": "give one of them",
+    "search.choices = { eps = [1e-9, 1e-8] }\nsearch.axes = { eps = [1e-9, 1e-8] }": (
+        "give one of them"
+    ),
 }
 
 
@@ -88,7 +98,10 @@ def test_many_mistakes_are_said_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[search", "is not TOML: Expected ']' at the end of a table declaration (at end of document)"),
+        (
+            "[search",
+            "is not TOML: Expected ']' at the end of a table declaration (at end of document)",
+        ),
         ("[proxy]\nschedule = cosine\n", "is not TOML: Invalid value (at line 2, column 12)"),
         ("a = " + "9" * 5000, "is not TOML"),
         ("#" * (2**20 + 1), "is longer than 1048576 bytes"),
@@ -101,7 +114,9 @@ def test_what_is_no_plan_at_all(tmp_path, text, said):
 
 
 def test_a_key_of_another_section_is_nearer_than_a_similar_name(tmp_path):
-    (tmp_path / "plan.toml").write_text("[proxy]\nlearning_rate = 0.01\nbase_widht = 32\nnum_seeds = 2\n")
+    (tmp_path / "plan.toml").write_text(
+        "[proxy]\nlearning_rate = 0.01\nbase_widht = 32\nnum_seeds = 2\n"
+    )
     with pytest.raises(PlanError) as caught:
         load_plan(tmp_path / "plan.toml")
     hints = dict(problem.split(" is unknown: ") for problem in caught.value.problems)
@@ -111,7 +126,9 @@ def test_a_key_of_another_section_is_nearer_than_a_similar_name(tmp_path):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(PlanError, match=r"nowhere\.toml: 1 problem\n  cannot be read: No such file or directory"):
+    with pytest.raises(
+        PlanError, match=r"nowhere\.toml: 1 problem\n  cannot be read: No such file or directory"
+    ):
         load_plan(tmp_path / "nowhere.toml")
     with pytest.raises(PlanError, match="cannot be read: Is a directory"):
         load_plan(tmp_path)
@@ -125,7 +142,10 @@ def test_a_file_that_cannot_be_read(tmp_path):
     [
         ("search.seed", "--set search.seed: must be section.key=value"),
         ("search.seed=", "--set search.seed=: '' is not a TOML value (strings need quotes)"),
-        ("proxy.schedule=w s d", "--set proxy.schedule=w s d: 'w s d' is not a TOML value (strings need quotes)"),
+        (
+            "proxy.schedule=w s d",
+            "--set proxy.schedule=w s d: 'w s d' is not a TOML value (strings need quotes)",
+        ),
         ("search.seed=x", "search.seed = 'x': must be a whole number"),
         ("search.a.b=1", "search.a.b is unknown: known: num_trials, "),
     ],
@@ -138,7 +158,10 @@ def test_bad_overrides(tmp_path, override, said):
 def test_good_overrides_win_and_the_last_wins(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text("[search]\nseed = 1\n[proxy]\neps = 1\n")
-    plan = load_plan(path, ("search.seed=2", "search.seed = 3", 'proxy.schedule="wsd"', "transfer.widths=[32, 64]"))
+    plan = load_plan(
+        path,
+        ("search.seed=2", "search.seed = 3", 'proxy.schedule="wsd"', "transfer.widths=[32, 64]"),
+    )
     assert (plan.search.seed, plan.proxy.schedule, plan.transfer.widths) == (3, "wsd", (32, 64))
     assert plan.proxy.eps == 1.0
     assert type(plan.proxy.eps) is float, "a whole number where a float belongs"
@@ -188,7 +211,9 @@ budget_flops = nan
 LINES = {"proxy.num_steps": 4, "ladder.widths": 6, "serach": 9, "target.budget_flops": 11}
 
 
-@pytest.mark.parametrize(("begins", "ends"), [(b"", "\n"), (b"\xef\xbb\xbf", "\r\n")], ids=["unix", "windows"])
+@pytest.mark.parametrize(
+    ("begins", "ends"), [(b"", "\n"), (b"\xef\xbb\xbf", "\r\n")], ids=["unix", "windows"]
+)
 def test_every_problem_has_its_line(tmp_path, begins, ends):
     path = tmp_path / "plan.toml"
     path.write_bytes(begins + LINED.replace("\n", ends).encode())
@@ -209,28 +234,38 @@ def test_no_secret_is_shown_from_a_line_that_is_no_toml(tmp_path):
 
 
 def test_validate_says_what_is_missing_beside_what_is_wrong(tmp_path):
-    (tmp_path / "plan.toml").write_text('[data]\npath = "nowhere"\n[proxy]\nnum_steps = 0\nbatch_tokens = 100\n')
+    (tmp_path / "plan.toml").write_text(
+        '[data]\npath = "nowhere"\n[proxy]\nnum_steps = 0\nbatch_tokens = 100\n'
+    )
     problems = ask("validate", tmp_path / "plan.toml")[1]["problems"]
-    assert [said.split(" = ")[0] for said in problems] == ["proxy.num_steps", "proxy.batch_tokens", "data.path"]
+    assert [said.split(" = ")[0] for said in problems] == [
+        "proxy.num_steps",
+        "proxy.batch_tokens",
+        "data.path",
+    ]
     assert [said.rpartition("(line ")[2] for said in problems] == ["4)", "5)", "2)"]
 
 
 def test_validate_says_of_a_path_that_is_no_text_nothing_of_the_default(tmp_path):
     (tmp_path / "plan.toml").write_text("[data]\npath = 3\n[ladder]\nwidths = []\n")
     assert ask("validate", tmp_path / "plan.toml")[1]["problems"] == [
-        "data.path = 3: must be text (line 2)", "ladder.widths = []: must have at least 1 value (line 4)",
-    ]  # fmt: skip
+        "data.path = 3: must be text (line 2)",
+        "ladder.widths = []: must have at least 1 value (line 4)",
+    ]
 
 
 def test_what_an_estimate_would_refuse_or_could_not_hold_is_a_problem_of_the_plan(tmp_path):
     said = problems_of(
-        tmp_path, "[launch]\ngpu = 'H9000'\n[search]\nnum_trials = 1000000000\nextension_trials = 1000001\n"
+        tmp_path,
+        "[launch]\ngpu = 'H9000'\n[search]\nnum_trials = 1000000000\nextension_trials = 1000001\n",
     )
     assert said[:2] == [
         "search.num_trials = 1000000000: must be at most 1000000",
         "search.extension_trials = 1000001: must be at most 10000",
     ]
-    assert len(said) == 3 and said[2].startswith("launch.gpu: GPU 'H9000' is not in the table (did you mean H")
+    assert len(said) == 3 and said[2].startswith(
+        "launch.gpu: GPU 'H9000' is not in the table (did you mean H"
+    )
     (tmp_path / "plan.toml").write_text("[launch]\ngpu = 'h100'\n")
     assert load_plan(tmp_path / "plan.toml").launch.gpu == "h100"
 
@@ -253,9 +288,12 @@ def test_nesting_has_a_limit(tmp_path, extra, overrides):
 
 def test_lists_of_sizes_have_a_limit(tmp_path):
     widths = ", ".join(str(32 * width) for width in range(1, 2001))
-    (tmp_path / "plan.toml").write_text(f"[transfer]\nwidths = [{widths}]\n[ladder]\nwidths = [{widths}]\n")
+    (tmp_path / "plan.toml").write_text(
+        f"[transfer]\nwidths = [{widths}]\n[ladder]\nwidths = [{widths}]\n"
+    )
     with pytest.raises(PlanError) as caught:
         load_plan(tmp_path / "plan.toml")
     assert [problem.partition(" (")[0] for problem in caught.value.problems] == [
-        f"{section}.widths has 2,000 values: must be at most 100" for section in ("transfer", "ladder")
+        f"{section}.widths has 2,000 values: must be at most 100"
+        for section in ("transfer", "ladder")
     ]

@@ -5,7 +5,14 @@ import re
 import pytest
 from tiny_study import ended, forerun, write_plan
 
-from launcher.calibration.study_cost import AFTER_SECONDS, START_SECONDS, Speeds, stages_of, total_of, wall_hours
+from launcher.calibration.study_cost import (
+    AFTER_SECONDS,
+    START_SECONDS,
+    Speeds,
+    stages_of,
+    total_of,
+    wall_hours,
+)
 from launcher.study.progress import PlannedStage, StudyProgress, planned_stages
 from launcher.study.progress_text import BLOCKS, MOST_WIDTHS, chart_text, line_of, range_text
 from launcher.study.study_folder import plan_study
@@ -54,7 +61,11 @@ def test_work_is_counted_over_all_stages(progress, clock):
     assert progress.state().done == pytest.approx(0.03)
     progress.add(40.0, under_way=10.0)
     state = progress.state()
-    assert state.done == pytest.approx(0.06) and (state.stage, state.number, state.num_stages) == ("sweep", 2, 5)
+    assert state.done == pytest.approx(0.06) and (state.stage, state.number, state.num_stages) == (
+        "sweep",
+        2,
+        5,
+    )
 
 
 def test_nothing_is_said_of_the_time_before_runs_tell(progress, clock):
@@ -74,7 +85,8 @@ def test_a_rate_holds_all_that_passes_in_a_stage_and_nothing_before_its_first_ru
     progress.begin("transfer")
     work(progress, clock, 400.0, 200.0)
     state = progress.state()
-    # Of transfer at 0.5 s a unit, of the ladder at 0.5 to 1, both planned; then fits and the report.
+    # Of transfer at 0.5 s a unit, of the ladder at 0.5 to 1, both planned; then fits and the
+    # report.
     assert state.left_low_seconds == pytest.approx(0.8 * 200 + 0.5 * 90 + AFTER_SECONDS.low)
     assert state.left_high_seconds == pytest.approx(1.25 * 200 + 1.0 * 90 + AFTER_SECONDS.high)
     assert progress.batch_left_seconds == 0.0
@@ -121,9 +133,14 @@ def test_a_study_that_resumes_counts_what_it_has(clock):
 
 @pytest.mark.parametrize(
     ("ends", "text"),
-    [((0.0, 0.2), "at most 5 s"), ((21.0, 44.0), "20 to 45 s"), ((21.0, 70.0), "at most 2 min"),
-     ((400.0, 590.0), "6 to 10 min"), ((7300.0, 12000.0), "2 to 3.5 h")],
-)  # fmt: skip
+    [
+        ((0.0, 0.2), "at most 5 s"),
+        ((21.0, 44.0), "20 to 45 s"),
+        ((21.0, 70.0), "at most 2 min"),
+        ((400.0, 590.0), "6 to 10 min"),
+        ((7300.0, 12000.0), "2 to 3.5 h"),
+    ],
+)
 def test_a_range_is_rounded_outwards_and_never_zero(ends, text):
     assert range_text(*ends) == text
 
@@ -135,7 +152,13 @@ def plan(tmp_path_factory):
 
 def test_the_stages_are_those_that_the_verb_runs(plan):
     study = plan_study(plan, plan.parent / "study")
-    assert [stage.name for stage in planned_stages(study, "run")] == ["check", "sweep", "transfer", "ladder", "fit"]
+    assert [stage.name for stage in planned_stages(study, "run")] == [
+        "check",
+        "sweep",
+        "transfer",
+        "ladder",
+        "fit",
+    ]
     assert [stage.name for stage in planned_stages(study, "transfer")] == ["sweep", "transfer"]
     assert all(stage.least > 0 for stage in planned_stages(study, "run")[:-1])
 
@@ -146,7 +169,8 @@ def test_an_estimate_counts_more_than_training(plan):
     trained, whole = total_of(stages).hours(2), wall_hours(stages, 2)
     start_to_end = START_SECONDS.low + AFTER_SECONDS.low
     assert whole.low > trained.low + start_to_end / 3600 and whole.low < whole.value < whole.high
-    assert wall_hours(stages, 2).high > wall_hours(stages, 4).high  # and the check has one worker, of both
+    # and the check has one worker, of both
+    assert wall_hours(stages, 2).high > wall_hours(stages, 4).high
     assert whole.value - trained.value > stages[0].hours(2).value
 
 
@@ -167,5 +191,9 @@ def test_a_chart_has_ten_lines_at_most_and_diverged_runs_are_in_none(plan):
 def test_a_line_per_run_with_verbose(plan):
     code, _, err = forerun("sweep", plan, "--study", plan.parent / "study", "--verbose")
     lines = [line for line in err.splitlines() if line.startswith("run ")]
-    assert code == 0 and len(lines) == 4 and all(re.search(r"width 8 .* lr .* nats .* s$", line) for line in lines)
+    assert (
+        code == 0
+        and len(lines) == 4
+        and all(re.search(r"width 8 .* lr .* nats .* s$", line) for line in lines)
+    )
     assert "study: done" in err

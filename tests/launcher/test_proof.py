@@ -1,4 +1,6 @@
-"""A trainer's view held against the decision: equal as it stands, and every planted difference named."""
+"""A trainer's view held against the decision: equal as it stands, and every planted difference
+named.
+"""
 
 import dataclasses
 import sys
@@ -31,7 +33,9 @@ def view_of(decision: Decision, schedule: Schedule | None = None) -> TrainerView
     """What a trainer would tell that does all as frozen, but for another schedule."""
     run, steps = frozen_run(decision), proof_steps(decision.learning_rate.schedule)
     if schedule is not None:
-        run = dataclasses.replace(run, shares=tuple(lr_multiplier(schedule, step) for step in steps))
+        run = dataclasses.replace(
+            run, shares=tuple(lr_multiplier(schedule, step) for step in steps)
+        )
     return planted_view(decision, NAMES, run, "torchtitan", "0.3.0")
 
 
@@ -48,9 +52,13 @@ def differences(decision: Decision) -> dict[str, TrainerView]:
     more = {**view.parameters, "value_head.weight": view.parameters[HIDDEN]}
     less = {name: numbers for name, numbers in view.parameters.items() if name != "lm_head.weight"}
     forward = dataclasses.replace(decision.forward, output=decision.forward.output * 1.25)
-    few = dataclasses.replace(view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates))
+    few = dataclasses.replace(
+        view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates)
+    )
     found = {
-        f"{HIDDEN}: {field} is ": held(view, HIDDEN, **{field: getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)})
+        f"{HIDDEN}: {field} is ": held(
+            view, HIDDEN, **{field: getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)}
+        )
         for field in ("learning_rate", "eps", "beta2")
     }
     return found | {
@@ -109,12 +117,16 @@ def test_long_runs_are_read_at_every_bend():
 @pytest.mark.parametrize("limit_seconds", [1.5, 30])
 def test_nothing_that_a_proof_started_outlives_it(tmp_path, monkeypatch, limit_seconds):
     monkeypatch.setattr(proof, "LIMIT_SECONDS", limit_seconds)
-    child = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open('pid', 'w'), flush=True)"
+    child = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open('pid', "
+        "'w'), flush=True)"
+    )
     wait = "import time; time.sleep(60)" if limit_seconds < 2 else "raise SystemExit(3)"
     (tmp_path / proof.PROVE_FILE).write_text(f"{child}\n{wait}\n")
     began = time.monotonic()
     with pytest.raises(
-        ProofError, match="seconds and was stopped" if limit_seconds < 2 else "ended with 3: no reason given"
+        ProofError,
+        match="seconds and was stopped" if limit_seconds < 2 else "ended with 3: no reason given",
     ):
         proof.ask("torchtitan", Path(sys.executable), tmp_path)
     assert time.monotonic() - began < 20
@@ -128,7 +140,9 @@ SILENT = {
     "kill -9 $$": "was killed by signal 9 (out of memory?): no reason given",
     "echo 'no such flag' >&2; exit 3": "ended with 3: no such flag",
     "echo '{}'": "printed no readable answer: view (TrainerView) lacks trainer",
-    "head -c 20000 /dev/zero | tr '\\0' '['": "printed no readable answer: not JSON: maximum recursion depth",
+    "head -c 20000 /dev/zero | tr '\\0' '['": (
+        "printed no readable answer: not JSON: maximum recursion depth"
+    ),
 }
 
 
@@ -151,17 +165,28 @@ def test_an_interpreter_that_cannot_start_is_named_with_what_to_do(tmp_path, dec
         proof.prove(decision, "torchtitan", "0.3.0", python)
     assert caught.value.problems == [
         f"{python} cannot be started: Permission denied",
-        "the export needs torchtitan 0.3.0: is it installed? FORERUN_TORCHTITAN_PYTHON can name another Python",
+        (
+            "the export needs torchtitan 0.3.0: is it installed? FORERUN_TORCHTITAN_PYTHON can "
+            "name "
+            "another Python"
+        ),
     ]
 
 
-def test_an_export_is_proven_if_its_trainer_agrees_and_its_files_are_those_asked(tmp_path, decision):
+def test_an_export_is_proven_if_its_trainer_agrees_and_its_files_are_those_asked(
+    tmp_path, decision
+):
     python, lying = tmp_path / "python", tmp_path / "lying"
-    python.write_text(f"#!/bin/sh\ntest -f {torchtitan.MODULE}.py && echo '{canon.canonical(view_of(decision))}'\n")
+    python.write_text(
+        f"#!/bin/sh\ntest -f {torchtitan.MODULE}.py && echo "
+        f"'{canon.canonical(view_of(decision))}'\n"
+    )
     python.chmod(0o755)
     torchtitan.export(decision, lying)
     assert proof.prove(decision, "torchtitan", "0.3.0", python, lying) == []
-    [problem] = proof.prove(dataclasses.replace(decision, clip_norm=1.0), "torchtitan", "0.3.0", python)
+    [problem] = proof.prove(
+        dataclasses.replace(decision, clip_norm=1.0), "torchtitan", "0.3.0", python
+    )
     assert problem == "clip_norm is 0.5, frozen as 1.0"
     (lying / "run.sh").write_text("true")
     [problem] = proof.prove(decision, "torchtitan", "0.3.0", python, lying)
@@ -190,13 +215,19 @@ def test_an_interpreter_is_told_or_built_or_not_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"learning_rate": 0.015625', '"learning_rate": 0.0156250001', "learning_rate is 0.0156250001, frozen as 0.0"),
+        (
+            '"learning_rate": 0.015625',
+            '"learning_rate": 0.0156250001',
+            "learning_rate is 0.0156250001, frozen as 0.0",
+        ),
         ('"warmup_steps": 3', '"warmup_steps": 4', "the rate at step 0 is "),
         ('"clip_norm": 0.5', '"clip_norm": null', "clip_norm is None, frozen as 0.5"),
         ("^(?:tok_embeddings", "^(?:token_embeddings", "matched no parameters"),
     ],
 )
-def test_torchtitan_itself_tells_what_was_changed_in_its_numbers(tmp_path, decision, old, new, said):
+def test_torchtitan_itself_tells_what_was_changed_in_its_numbers(
+    tmp_path, decision, old, new, said
+):
     python = interpreter("torchtitan")
     torchtitan.export(decision, tmp_path)
     change(tmp_path, old, new)

@@ -1,4 +1,6 @@
-"""A search that prunes, by the command line: cut short and gone on with, told as it was, killed on Ray."""
+"""A search that prunes, by the command line: cut short and gone on with, told as it was, killed on
+Ray.
+"""
 
 import dataclasses
 
@@ -44,8 +46,12 @@ def test_some_trials_are_given_up_and_told_as_such(swept):
     pruned = [index for index, end in enumerate(ends) if end.status == "pruned"]
     assert pruned == pruned_trials(study, ledger) and len(pruned) >= 2 and min(pruned) >= 3 + 3 - 1
     assert {ends[index].num_steps for index in pruned} <= {2, 4, 8}
-    assert set(ledger.results()) == {study.trial(points[i]).id for i in range(NUM_TRIALS) if i not in pruned}
-    assert [loss is None for loss in ended_losses(study, ledger)] == [index in pruned for index in range(NUM_TRIALS)]
+    assert set(ledger.results()) == {
+        study.trial(points[i]).id for i in range(NUM_TRIALS) if i not in pruned
+    }
+    assert [loss is None for loss in ended_losses(study, ledger)] == [
+        index in pruned for index in range(NUM_TRIALS)
+    ]
     assert num_asked(study, ledger) == (NUM_TRIALS, NUM_TRIALS)
     assert searched(study, ledger).best_trial not in pruned
     code, body = ask("status", swept)
@@ -58,7 +64,10 @@ def test_some_trials_are_given_up_and_told_as_such(swept):
         "pruned": len(pruned),
         "failed": 0,
     }
-    assert body["spend"]["by_status"]["pruned"] == len(pruned) and body["spend"]["num_runs"] == NUM_TRIALS
+    assert (
+        body["spend"]["by_status"]["pruned"] == len(pruned)
+        and body["spend"]["num_runs"] == NUM_TRIALS
+    )
 
 
 def test_a_search_cut_short_anywhere_goes_on_as_it_would_have(folder, swept, tmp_path):

@@ -16,30 +16,60 @@ from tiny_study import ask
 import forerun
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "numpy", "scipy", "pydantic", "ray", "click", "optuna", "wandb", "matplotlib", "pyarrow", "pandas"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "scipy",
+    "pydantic",
+    "ray",
+    "click",
+    "optuna",
+    "wandb",
+    "matplotlib",
+    "pyarrow",
+    "pandas",
+}
 
 
 def law_runs():
     """Runs of a known law: E + A / N^0.34 + B / D^0.28."""
-    rng, sizes = np.random.default_rng(0), [(n, n * t) for n in (1e6, 3e6, 1e7, 3e7) for t in (5, 20, 80)]
-    loss = [(1.7 + 400 * n**-0.34 + 410 * d**-0.28) * float(np.exp(rng.normal(0, 0.001))) for n, d in sizes]
-    return pd.DataFrame({"params": [n for n, _ in sizes], "tokens": [d for _, d in sizes], "loss": loss})
+    rng, sizes = (
+        np.random.default_rng(0),
+        [(n, n * t) for n in (1e6, 3e6, 1e7, 3e7) for t in (5, 20, 80)],
+    )
+    loss = [
+        (1.7 + 400 * n**-0.34 + 410 * d**-0.28) * float(np.exp(rng.normal(0, 0.001)))
+        for n, d in sizes
+    ]
+    return pd.DataFrame(
+        {"params": [n for n, _ in sizes], "tokens": [d for _, d in sizes], "loss": loss}
+    )
 
 
 def basin_runs():
     """Three widths with one optimal rate, and a run that diverged."""
     rng = np.random.default_rng(0)
-    rows = [(width, 2.0**at, 3 - width / 1024 + 0.02 * (at + 8) ** 2 + rng.normal(0, 1e-4), seed)
-            for width in (64, 128, 256) for at in range(-11, -4) for seed in (0, 1)]  # fmt: skip
+    rows = [
+        (width, 2.0**at, 3 - width / 1024 + 0.02 * (at + 8) ** 2 + rng.normal(0, 1e-4), seed)
+        for width in (64, 128, 256)
+        for at in range(-11, -4)
+        for seed in (0, 1)
+    ]
     rows.append((64, 1.0, float("nan"), 0))
     return pd.DataFrame(rows, columns=["width", "lr", "loss", "seed"])
 
 
 def test_importing_it_loads_the_standard_library_alone():
-    script = "import sys, forerun; dir(forerun); print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    script = (
+        "import sys, forerun; dir(forerun); print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert HEAVY.isdisjoint(done.stdout.split())
-    assert not {"launcher", "proxies", "sweeps", "transfer", "scaling_fits"} & set(done.stdout.split())
+    assert not {"launcher", "proxies", "sweeps", "transfer", "scaling_fits"} & set(
+        done.stdout.split()
+    )
 
 
 def test_every_name_is_there_and_no_other():
@@ -56,25 +86,43 @@ def test_every_name_is_there_and_no_other():
 def test_a_fit_is_the_commands_whatever_holds_the_table(tmp_path):
     frame, options = law_runs(), ("--bootstrap", "20")
     frame.to_csv(tmp_path / "runs.csv", index=False)
-    tables = (frame, pa.Table.from_pandas(frame), frame.to_dict("list"), {name: frame[name] for name in frame},
-              frame.to_dict("records"), tmp_path / "runs.csv", str(tmp_path / "runs.csv"))  # fmt: skip
+    tables = (
+        frame,
+        pa.Table.from_pandas(frame),
+        frame.to_dict("list"),
+        {name: frame[name] for name in frame},
+        frame.to_dict("records"),
+        tmp_path / "runs.csv",
+        str(tmp_path / "runs.csv"),
+    )
     _, printed = ask("fit", tmp_path / "runs.csv", *options, "--out", tmp_path / "fit.json")
     fits = [forerun.fit(table, bootstrap=20) for table in tables]
     for fit in fits:
         assert json.loads(json.dumps(fit.body)) == printed
     fit = fits[0]
-    assert fit.status == printed["status"] and fit.parameters == printed["parameters"] and "runs" in repr(fit)
+    assert (
+        fit.status == printed["status"]
+        and fit.parameters == printed["parameters"]
+        and "runs" in repr(fit)
+    )
     fit.write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "fit.json").read_bytes()
 
     _, printed = ask("predict", tmp_path / "fit.json", "--params", "1e8", "--tokens", "2e9")
     for source in (fit, tmp_path / "again.json"):
         predicted = forerun.predict(source, params=1e8, tokens=2e9)
-        assert (predicted.loss_nats, list(predicted.interval)) == (printed["loss"], printed["interval"])
+        assert (predicted.loss_nats, list(predicted.interval)) == (
+            printed["loss"],
+            printed["interval"],
+        )
     _, printed = ask("allocate", tmp_path / "fit.json", "--usd", "20", "--gpu", "H100")
     for source in (fit, tmp_path / "again.json"):
         best = forerun.allocate(source, usd=20, gpu="H100")
-        assert best.body == printed and best.params == printed["params"] and best.loss_nats == printed["loss"]
+        assert (
+            best.body == printed
+            and best.params == printed["params"]
+            and best.loss_nats == printed["loss"]
+        )
 
 
 def test_a_verdict_is_the_commands(tmp_path):
@@ -103,7 +151,10 @@ def test_a_verdict_is_the_commands(tmp_path):
         (forerun.allocate, "flops"),
         (lambda fit: forerun.allocate(fit, usd=5), "gpu"),
         (lambda fit: forerun.allocate(fit, flops=1e40), "1.00e+40"),
-        (lambda fit: forerun.transfer(basin_runs(), target_width=512, target_size=512), "target_width"),
+        (
+            lambda fit: forerun.transfer(basin_runs(), target_width=512, target_size=512),
+            "target_width",
+        ),
         (lambda fit: forerun.transfer(basin_runs().drop(columns="lr")), "hyperparameter"),
         (lambda fit: forerun.load("no_such_study"), "no_such_study"),
         (lambda fit: forerun.explain("no_such_config"), "no_such_config"),
@@ -116,10 +167,17 @@ def test_what_the_commands_refuse_is_a_value_error(call, named, tmp_path, monkey
 
 
 def test_a_fit_of_another_form_has_its_answer_in_the_body():
-    sizes = [(n, budget / (6 * n)) for budget in (1e16, 1e17, 1e18) for n in np.geomspace(0.2, 5, 7) * budget**0.5 / 8]
+    sizes = [
+        (n, budget / (6 * n))
+        for budget in (1e16, 1e17, 1e18)
+        for n in np.geomspace(0.2, 5, 7) * budget**0.5 / 8
+    ]
     loss = [1.7 + 400 * n**-0.34 + 410 * d**-0.28 for n, d in sizes]
-    fit = forerun.fit([{"params": n, "tokens": d, "loss": y} for (n, d), y in zip(sizes, loss, strict=True)],
-                      form="isoflop", bootstrap=0)  # fmt: skip
+    fit = forerun.fit(
+        [{"params": n, "tokens": d, "loss": y} for (n, d), y in zip(sizes, loss, strict=True)],
+        form="isoflop",
+        bootstrap=0,
+    )
     predicted = forerun.predict(fit, flops=1e19)
     assert predicted.body["params"] > 0 and not hasattr(predicted, "loss_nats")
     with pytest.raises(ValueError, match="isoflop"):
@@ -153,22 +211,32 @@ def test_the_pages_snippets_run(frozen_once, tmp_path, monkeypatch, capsys):
 def test_predict_takes_arrays_of_any_kind():
     fit = forerun.fit(law_runs(), bootstrap=20)
     singles = [forerun.predict(fit, params=n, tokens=2e9) for n in (1e8, 2e8)]
-    for sizes in ([1e8, 2e8], np.array([1e8, 2e8]), pd.Series([10**8, 2 * 10**8]), (np.float32(1e8), np.int64(2e8))):
+    for sizes in (
+        [1e8, 2e8],
+        np.array([1e8, 2e8]),
+        pd.Series([10**8, 2 * 10**8]),
+        (np.float32(1e8), np.int64(2e8)),
+    ):
         several = forerun.predict(fit, params=sizes, tokens=2e9)
         assert several.loss_nats.tolist() == pytest.approx([each.loss_nats for each in singles])
         assert len(several) == 2 and several[1].interval == pytest.approx(singles[1].interval)
         assert several.interval.shape == (2, 2)
-    assert forerun.predict(fit, params=np.float64(1e8), tokens=np.int64(2e9)).loss_nats == singles[0].loss_nats
+    assert (
+        forerun.predict(fit, params=np.float64(1e8), tokens=np.int64(2e9)).loss_nats
+        == singles[0].loss_nats
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"params": [1e8]}, "tokens is missing"), ({"params": [1e8, 2e8], "tokens": [1e9]}, "different lengths"),
-        ({"params": [[1e8]], "tokens": 1e9}, "params[0]"), ({"params": 1e8, "tokens": True}, "tokens = True"),
+        ({"params": [1e8]}, "tokens is missing"),
+        ({"params": [1e8, 2e8], "tokens": [1e9]}, "different lengths"),
+        ({"params": [[1e8]], "tokens": 1e9}, "params[0]"),
+        ({"params": 1e8, "tokens": True}, "tokens = True"),
         ({"params": "1e8", "tokens": 1e9}, "params = '1e8'"),
     ],
-)  # fmt: skip
+)
 def test_errors_name_arguments(arguments, named):
     fit = forerun.fit(law_runs(), bootstrap=0)
     with pytest.raises(ValueError, match=re.escape(named)) as caught:
@@ -179,12 +247,14 @@ def test_errors_name_arguments(arguments, named):
 def test_errors_of_tables_and_budgets_name_arguments_too():
     fit = forerun.fit(law_runs(), bootstrap=0)
     calls = [
-        lambda: forerun.allocate(fit), lambda: forerun.allocate(fit, flops=[1e19, 1e20]),
-        lambda: forerun.allocate(fit, flops=1e30), lambda: forerun.allocate(fit, usd=5),
+        lambda: forerun.allocate(fit),
+        lambda: forerun.allocate(fit, flops=[1e19, 1e20]),
+        lambda: forerun.allocate(fit, flops=1e30),
+        lambda: forerun.allocate(fit, usd=5),
         lambda: forerun.fit({"size": [1], "tokens": [1], "loss": [2]}),
         lambda: forerun.fit(law_runs(), compute_from="budget"),
         lambda: forerun.transfer({"width": [1, 2], "lr": [1, 2]}),
-    ]  # fmt: skip
+    ]
     for call in calls:
         with pytest.raises(ValueError) as caught:
             call()
@@ -196,9 +266,14 @@ def test_columns_of_other_names():
     renamed = law_runs().rename(columns={"params": "size", "loss": "bpb"})
     fit = forerun.fit(renamed, bootstrap=0, columns={"params": "size", "loss": "bpb"})
     assert fit.parameters == forerun.fit(law_runs(), bootstrap=0).parameters
-    assert forerun.transfer(basin_runs().rename(columns={"lr": "eta"}), columns={"lr": "eta"}).outcome == "holds"
+    assert (
+        forerun.transfer(basin_runs().rename(columns={"lr": "eta"}), columns={"lr": "eta"}).outcome
+        == "holds"
+    )
 
 
 def test_the_version_and_the_module_that_runs():
-    done = subprocess.run([sys.executable, "-m", "forerun", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun", "--version"], capture_output=True, text=True, check=True
+    )
     assert forerun.__version__ in done.stdout

@@ -9,12 +9,16 @@ from sweeps.store.lock import DriverLock
 
 
 def test_a_damaged_study_is_repaired_and_decides_the_same(finished, copied):
-    """A result in the middle is lost; its curve tells; it runs again, and the decision is the one that was made."""
+    """A result in the middle is lost; its curve tells; it runs again, and the decision is the one
+    that was made.
+    """
     _, before = ask("status", copied)
     digest = before["digest"]
     run = Ledger.read(copied).runs()[20]
     path = copied / LEDGER_NAME
-    path.write_bytes(path.read_bytes().replace(f'"id":"{run.spec.id}"'.encode(), f'"id":"{0:064}"'.encode()))
+    path.write_bytes(
+        path.read_bytes().replace(f'"id":"{run.spec.id}"'.encode(), f'"id":"{0:064}"'.encode())
+    )
 
     code, _, err = forerun("status", copied)
     assert code == 5

@@ -1,4 +1,6 @@
-"""The page says what the body says: every number, at every moment of a study, safely, and the same each time."""
+"""The page says what the body says: every number, at every moment of a study, safely, and the same
+each time.
+"""
 
 import copy
 import json
@@ -33,7 +35,9 @@ def whole():
 
 
 def undrawn(body, page=report_page):
-    """The page with its figures composed and not written, which is what takes time: for tests of what stands beside."""
+    """The page with its figures composed and not written, which is what takes time: for tests of
+    what stands beside.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("launcher.report.page.svg_of", lambda panel: "")
         return page(body)
@@ -41,7 +45,10 @@ def undrawn(body, page=report_page):
 
 def part_of(name, body, about=None):
     """One template by itself."""
-    return undrawn(body, lambda body: environment().get_template(f"{name}.html.j2").render(body=body, about=about))
+    return undrawn(
+        body,
+        lambda body: environment().get_template(f"{name}.html.j2").render(body=body, about=about),
+    )
 
 
 def decision(body, about=None):
@@ -85,7 +92,9 @@ def text_of(source):
 def leaves_of(value):
     if isinstance(value, dict):
         value = [*value.values(), *value]
-    return [leaf for item in value for leaf in leaves_of(item)] if isinstance(value, list) else [value]
+    return (
+        [leaf for item in value for leaf in leaves_of(item)] if isinstance(value, list) else [value]
+    )
 
 
 NUMBER = re.compile(
@@ -96,38 +105,53 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def derived(body):
-    """What follows from the body: cells' loss above their size's best, intervals as values, the target's reach."""
+    """What follows from the body: cells' loss above their size's best, intervals as values, the
+    target's reach.
+    """
     found = []
     for test in (body["transfer"] or {"tests": []})["tests"]:
         cells = {}
         for run in test["runs"]:
-            cells.setdefault((run["arm"], run["size"]), {}).setdefault(run["log2_value"], []).append(run["loss_nats"])
+            cells.setdefault((run["arm"], run["size"]), {}).setdefault(
+                run["log2_value"], []
+            ).append(run["loss_nats"])
         for row in cells.values():
             means = [sum(losses) / len(losses) for losses in row.values() if None not in losses]
             found += [mean - min(means) for mean in means]
         verdict = test["verdict"]
-        found += [2.0**end for optimum in verdict["optima"] for end in optimum["interval_log2"] or ()]
-        found += [o["lowest_run_nats"] - o["loss_nats"] for o in verdict["optima"] if o["loss_nats"] is not None]
+        found += [
+            2.0**end for optimum in verdict["optima"] for end in optimum["interval_log2"] or ()
+        ]
+        found += [
+            o["lowest_run_nats"] - o["loss_nats"]
+            for o in verdict["optima"]
+            if o["loss_nats"] is not None
+        ]
         found.append(verdict["target_size"] / max(optimum["size"] for optimum in verdict["optima"]))
     return found
 
 
 def unknown_numbers(source, body):
-    """Numbers of a page that no number of the body, as it is, in percent, minutes or hours, rounds to, nor a "
-    "duration."""
+    """Numbers of a page that no number of the body, as it is, in percent, minutes or hours, rounds
+    to, nor a " "duration."""
     leaves, shown = leaves_of(body), text_of(source).replace("2^", " ")
-    known = [abs(leaf) for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
+    known = [
+        abs(leaf) for leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)
+    ]
     known += [value * factor for value in known for factor in (100, 1 / 60, 1 / 3600)]
     known += derived(body)
     for duration in {format_duration(leaf) for leaf in leaves if isinstance(leaf, int | float)}:
         shown = shown.replace(duration, " ") if duration.count(" ") > 1 else shown  # 3 min 05 s
-    for said in sorted({leaf for leaf in leaves if isinstance(leaf, str) and re.search(r"\d", leaf)}, key=len)[::-1]:
+    for said in sorted(
+        {leaf for leaf in leaves if isinstance(leaf, str) and re.search(r"\d", leaf)}, key=len
+    )[::-1]:
         shown = shown.replace(said.replace("−", "-"), " ")
     missing = []
     for match in NUMBER.finditer(shown):
         scale = 10.0 ** int(match["power"] or 0) * SUFFIXES.get((match["suffix"] or "").strip(), 1)
         value = float(f"{match['digits'].replace(',', '')}.{match['decimals'] or 0}") * scale
-        # Four digits at most are shown of a large plain number's mantissa, so a zero at the end may be dropped.
+        # Four digits at most are shown of a large plain number's mantissa, so a zero at the end may
+        # be dropped.
         rounding = 0.5001 * scale * 10.0 ** -len(match["decimals"] or "") + 1e-9 * value
         if not any(abs(value - candidate) <= rounding for candidate in known):
             missing.append(match.group())
@@ -153,15 +177,23 @@ def test_a_half_done_study_says_what_is_missing_and_how_to_run_it(body, missing)
     source = undrawn(body)
     shown = text_of(source)
     for stage, verb in (("search", "sweep"), ("transfer", "transfer"), ("ladder", "ladder")):
-        assert (f"forerun {verb} PLAN" in shown) == (body[stage] is None or (stage == "ladder" and body["fit"] is None))
+        assert (f"forerun {verb} PLAN" in shown) == (
+            body[stage] is None or (stage == "ladder" and body["fit"] is None)
+        )
     assert "Nothing to launch yet" in shown
     assert unknown_numbers(source, body) == []
 
 
 def know_nothing(transfer):
     """Every run diverged."""
-    nothing = {"log2_value": None, "value": None, "interval_log2": None, "loss_nats": None, "curve": [],
-               "status": "too_few"}  # fmt: skip
+    nothing = {
+        "log2_value": None,
+        "value": None,
+        "interval_log2": None,
+        "loss_nats": None,
+        "curve": [],
+        "status": "too_few",
+    }
     verdicts = [test["verdict"] for test in transfer["tests"]]
     for verdict in [*verdicts, verdicts[0]["control"], transfer["together"]]:
         for optimum in verdict.get("optima", ()):
@@ -172,8 +204,14 @@ def know_nothing(transfer):
             "regret_nats": {"value": None, "interval": None},
         }
         if "optima" in verdict:
-            verdict |= {"power": None, "transferred_log2": None, "cost_of_2x_off_nats": None, "noise_nats": None,
-                        "cost_of_2x_off_interval": None, "values_tried": None}  # fmt: skip
+            verdict |= {
+                "power": None,
+                "transferred_log2": None,
+                "cost_of_2x_off_nats": None,
+                "noise_nats": None,
+                "cost_of_2x_off_interval": None,
+                "values_tried": None,
+            }
             for key in ("drift_octaves_per_doubling", "offset_octaves"):
                 verdict[key] = {"value": None, "interval": None}
     for test in transfer["tests"]:
@@ -182,7 +220,9 @@ def know_nothing(transfer):
 
 
 def test_evidence_that_decides_nothing_still_shows(body):
-    """No law, no optimum, runs that all diverged, a check that blew up at once: each is said, none crashes."""
+    """No law, no optimum, runs that all diverged, a check that blew up at once: each is said, none
+    crashes.
+    """
     body |= dict.fromkeys(("frontier", "choice", "decision", "digest"))
     body["gates"] = []
     body["fit"] |= {"status": "unidentified", "residual_sd": None, "backtest": None}
@@ -199,8 +239,12 @@ def test_evidence_that_decides_nothing_still_shows(body):
         trial |= {"loss_nats": None, "status": "diverged"}
     body["coordinates"]["sp"] |= {"layers": [], "not_finite_width": 64, "not_finite_step": 3}
     shown = text_of(report_page(body))
-    for said in ("no law fits it", "too few", "width 64 became non-finite at step 3",
-                 "The rungs identify no law"):  # fmt: skip
+    for said in (
+        "no law fits it",
+        "too few",
+        "width 64 became non-finite at step 3",
+        "The rungs identify no law",
+    ):
         assert said in shown
     assert "The optimum against size" not in shown
 
@@ -213,8 +257,13 @@ def test_an_inconclusive_forecast_is_no_headline(body):
     number = f"{body['decision']['predicted']['loss_nats']:.3f}"
     assert 'class="big"' not in top and number in top
     assert top.index("The loss cannot be predicted yet") < top.index(number)
-    assert "the forecast is inconclusive (see the fit gate below)" in top and top.count("at_bound") == 1
-    assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in part_of("ladder", body)
+    assert (
+        "the forecast is inconclusive (see the fit gate below)" in top
+        and top.count("at_bound") == 1
+    )
+    assert "the forecast is inconclusive: the fit gate cannot tell: at_bound" in part_of(
+        "ladder", body
+    )
     body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
     told = choice_text(body)
     assert told.index("the forecast is inconclusive") < told.index("choice: width")
@@ -233,22 +282,42 @@ def test_the_headline_follows_the_gates(body):
     body["choice"] |= {"shape": body["decision"]["shape"], "num_steps": 10}
     assert outcome_line(body, None).startswith("accepted failure: gate transfer failed")
     assert "eady to launch" not in closing_text(body, None, Path("study"))
-    assert outcome_line(body | {"own_run": {"line": "train"}}, None) == "accepted failure: gate transfer failed"
+    assert (
+        outcome_line(body | {"own_run": {"line": "train"}}, None)
+        == "accepted failure: gate transfer failed"
+    )
     body["gates"][1]["outcome"] = "cannot_tell"
     shown = text_of(decision(body))
     assert "Ready to launch at the accepted risk" in shown
-    assert "Accepted by hand:" in shown and "the cost is small" in shown and "a rehearsal follows" in shown
+    assert (
+        "Accepted by hand:" in shown
+        and "the cost is small" in shown
+        and "a rehearsal follows" in shown
+    )
 
 
 def test_equal_learning_rates_are_one_row_and_gates_that_lack_runs_one_line(body):
     rates = {group["learning_rate"] for group in body["decision"]["groups"]}
     body["gates"] += [{"name": "ladder_tuned", "outcome": "cannot_tell", "reason": "few seeds"}]
     body["gates"][1] |= {"outcome": "cannot_tell"}
-    shown = About(name="a", date="", next_command="", device_hours=0, usd=None, lacking=("transfer", "ladder_tuned"))
-    first, alone = (text_of(decision(body, at)).split("What is not known")[0] for at in (shown, None))
-    assert all(first.count(f"{rate:.4g}:") == 1 for rate in rates) and "embedding, block gain, final gain" in first
+    shown = About(
+        name="a",
+        date="",
+        next_command="",
+        device_hours=0,
+        usd=None,
+        lacking=("transfer", "ladder_tuned"),
+    )
+    first, alone = (
+        text_of(decision(body, at)).split("What is not known")[0] for at in (shown, None)
+    )
+    assert (
+        all(first.count(f"{rate:.4g}:") == 1 for rate in rates)
+        and "embedding, block gain, final gain" in first
+    )
     assert "transfer and ladder tuned" in first and "coordinates, fit and data" in first
-    assert "Too few runs" in first and "Too few runs" not in alone  # what they lack is not known from their outcomes
+    # what they lack is not known from their outcomes
+    assert "Too few runs" in first and "Too few runs" not in alone
 
 
 def test_the_next_command_follows_the_study(tmp_path, body):
@@ -259,15 +328,23 @@ def test_the_next_command_follows_the_study(tmp_path, body):
     (frozen / "launch.json").touch()
     named = frozen.with_name(frozen.name[:12])
     assert next_command(body, None, tmp_path) == f"forerun rehearse {named}"
-    begun = {"stopped": "rehearse", "interrupted": "launch", None: "watch"}  # nobody rehearsed; --steps stopped it
+    # nobody rehearsed; --steps stopped it
+    begun = {"stopped": "rehearse", "interrupted": "launch", None: "watch"}
     for event, verb in begun.items():
-        assert next_command(body | {"main_run": {"event": event}}, None, tmp_path) == f"forerun {verb} {named}"
+        assert (
+            next_command(body | {"main_run": {"event": event}}, None, tmp_path)
+            == f"forerun {verb} {named}"
+        )
     assert next_command(body, None, tmp_path, at_work=True) == f"forerun status {tmp_path} --follow"
     body["gates"][1] |= {"outcome": "cannot_tell"}
     assert next_command(body, None, tmp_path) == f"forerun freeze {tmp_path}"
-    assert next_command(body, after, tmp_path) == f"forerun transfer {plan} --study {tmp_path} --spend"
+    assert (
+        next_command(body, after, tmp_path) == f"forerun transfer {plan} --study {tmp_path} --spend"
+    )
     more = after | {"sets": ["transfer.num_seeds=4"]}
-    assert next_command(body, more, tmp_path).endswith(f"--fork {tmp_path} --set transfer.num_seeds=4")
+    assert next_command(body, more, tmp_path).endswith(
+        f"--fork {tmp_path} --set transfer.num_seeds=4"
+    )
     body["gates"][0] |= {"outcome": "cannot_tell"}  # those runs would not open this one
     assert next_command(body, after, tmp_path) == f"forerun freeze {tmp_path}"
     assert next_line(body, None, tmp_path).startswith(f"next: forerun freeze {tmp_path}, which ")
@@ -279,8 +356,12 @@ def test_the_next_command_follows_the_study(tmp_path, body):
 
 def test_the_unknown_is_told(whole, body):
     told = text_of(whole).split("What is not known")[1].split("Do the hyperparameters transfer?")[0]
-    for said in ("Duration.", "up to 819,200; the launch is at 13.5 M, 16.5 times beyond", "Extrapolation.",
-                 "Clip norm. No test shows that it stays the same over duration."):  # fmt: skip
+    for said in (
+        "Duration.",
+        "up to 819,200; the launch is at 13.5 M, 16.5 times beyond",
+        "Extrapolation.",
+        "Clip norm. No test shows that it stays the same over duration.",
+    ):
         assert said in told
 
 
@@ -293,7 +374,12 @@ def test_what_a_study_says_is_escaped(body):
     body["ladder"]["checks"][1]["words"] = f"width: {HOSTILE}"
     test = body["transfer"]["tests"][1]
     test["verdict"]["reasons"] = [HOSTILE]
-    test["verdict"]["optima"][0] |= {"log2_value": None, "value": None, "interval_log2": None, "status": HOSTILE}
+    test["verdict"]["optima"][0] |= {
+        "log2_value": None,
+        "value": None,
+        "interval_log2": None,
+        "status": HOSTILE,
+    }
     body["transfer"]["together"]["reasons"] = [HOSTILE]
     body["transfer"]["values"][0]["rule"] = HOSTILE
     body["coordinates"]["sp"]["layers"][0] |= {"layer": HOSTILE, "cause": HOSTILE}
@@ -316,7 +402,10 @@ def test_the_page_needs_nothing_from_anywhere(whole):
 def drawings():
     body = finished_body()
     drawn = [plots.coordinates(body, arm) for arm in ("mup", "sp")]
-    drawn += [draw(body) for draw in (plots.search, plots.ladder, plots.aspect, plots.wider, plots.branches)]
+    drawn += [
+        draw(body)
+        for draw in (plots.search, plots.ladder, plots.aspect, plots.wider, plots.branches)
+    ]
     drawn.append(plots.basins(body, arm="sp"))
     for test in body["transfer"]["tests"]:
         drawn.append(plots.basins(body, test["hyperparameter"], test["axis"]))

@@ -9,7 +9,7 @@ from launcher.report.page import report_page
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 FRAMES = {
     f"{width} {mode}": (width, mode) for width in (390, 1280) for mode in ("light", "dark")
-} | {"paper": (PAPER_PIXELS[0], "paper")}  # fmt: skip
+} | {"paper": (PAPER_PIXELS[0], "paper")}
 LEAST_CONTRAST = 4.5
 """The contrast of text and what is behind it: WCAG 2.1, level AA."""
 LEAST_LETTERS = 8.0
@@ -39,7 +39,9 @@ def test_text_reads_on_what_is_behind_it_dark_and_light(seen):
         assert of["contrast"].keys() == {"text", "figures"}
         assert min(of["contrast"].values()) >= LEAST_CONTRAST, name
     grounds = {FRAMES[name][1]: of["background"] for name, of in seen[0].items()}
-    assert grounds["dark"] != grounds["light"] == grounds["paper"], "paper is white, whatever the screen is"
+    assert grounds["dark"] != grounds["light"] == grounds["paper"], (
+        "paper is white, whatever the screen is"
+    )
 
 
 def test_figures_are_whole_and_legible(seen):
@@ -57,13 +59,14 @@ def test_on_paper_no_figure_is_cut_and_no_table(seen):
 def test_the_measuring_notices(tmp_path):
     """Mistakes planted in a page are found, each by what should find it."""
     planted = (
-        '<!doctype html><html><head><style>@media print{p{color:#777}}</style></head><body><main>'
-        '<p style="width:500px">wide</p><p style="color:#ccc">pale</p><img src="http://example.com/x.png">'
+        "<!doctype html><html><head><style>@media print{p{color:#777}}</style></head><body><main>"
+        '<p style="width:500px">wide</p><p style="color:#ccc">pale</p><img '
+        'src="http://example.com/x.png">'
         '<figure><svg viewBox="0 0 100 100" width="100" height="100"><title>drawn</title>'
         '<text x="90" y="50" style="font-size:6px">cut off</text></svg></figure>'
         '<div class="scroll" style="overflow:auto"><div style="width:900px">a table</div></div>'
         "<script>undefinedFunction()</script></main></body></html>"
-    )  # fmt: skip
+    )
     of = windows(planted, tmp_path, {"phone": (390, "light")})[0]["phone"]
     assert of["page"] > of["window"] and "P" in of["sideways"]
     assert of["contrast"]["text"] < 2 and of["cut"] == ["drawn: cut off"]

@@ -1,4 +1,6 @@
-"""Two studies side by side: what differs is said with intervals, what cannot be compared is not subtracted."""
+"""Two studies side by side: what differs is said with intervals, what cannot be compared is not
+subtracted.
+"""
 
 import copy
 import json
@@ -25,7 +27,9 @@ def a():
 
 @pytest.fixture
 def b():
-    """Another study of the same data: its ladder lies lower, its widest optimum half an octave higher."""
+    """Another study of the same data: its ladder lies lower, its widest optimum half an octave
+    higher.
+    """
     body = finished_body()
     body["ledger_head"] = "0" * 64
     body["question"]["search"]["seed"] = 4
@@ -49,13 +53,17 @@ def shown_of(body):
 
 
 def estimates(values, intervals):
-    return [{"value": value, "interval": ends} for value, ends in zip(values, intervals, strict=True)]
+    return [
+        {"value": value, "interval": ends} for value, ends in zip(values, intervals, strict=True)
+    ]
 
 
 def test_a_difference_adds_the_arms_as_squares():
     found = difference(estimates((2.0, 1.0), ((1.7, 2.4), (0.6, 1.3))), (0.9, 0.9))
     assert found["value"] == -1.0
-    assert found["interval"] == pytest.approx([-1.0 - math.hypot(0.4, 0.4), -1.0 + math.hypot(0.3, 0.3)])
+    assert found["interval"] == pytest.approx(
+        [-1.0 - math.hypot(0.4, 0.4), -1.0 + math.hypot(0.3, 0.3)]
+    )
     assert found["apart"]
     assert not difference(estimates((2.0, 1.9), ((1.7, 2.4), (0.6, 2.3))), (0.9, 0.9))["apart"]
 
@@ -75,9 +83,12 @@ def test_coverage_of_the_difference():
 
 @pytest.mark.parametrize(
     ("values", "intervals", "levels"),
-    [((1.0, 2.0), (None, (1.0, 3.0)), (0.9, 0.9)), ((1.0, 2.0), ((0.5, 1.5), (1.0, 3.0)), (0.9, 0.8)),
-     ((None, 2.0), (None, (1.0, 3.0)), (0.9, 0.9))],
-)  # fmt: skip
+    [
+        ((1.0, 2.0), (None, (1.0, 3.0)), (0.9, 0.9)),
+        ((1.0, 2.0), ((0.5, 1.5), (1.0, 3.0)), (0.9, 0.8)),
+        ((None, 2.0), (None, (1.0, 3.0)), (0.9, 0.9)),
+    ],
+)
 def test_what_lacks_an_interval_or_has_another_level_gets_none(values, intervals, levels):
     found = difference(estimates(values, intervals), levels)
     assert found["interval"] is None and found["apart"] is None
@@ -103,13 +114,20 @@ def test_an_inconclusive_forecast_is_said_to_be_so_before_its_number(a, b):
     body = compared(a, b)
     said = sentences(body)
     assert said[0] == f"B: {doubt}" and "expected loss" in said[1]
-    top, forecast = shown_of(body).split("The main runs")[0], shown_of(body).split("The main runs")[-1]
+    top, forecast = (
+        shown_of(body).split("The main runs")[0],
+        shown_of(body).split("The main runs")[-1],
+    )
     assert doubt in top and doubt in forecast.split("expected loss")[0]
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"tokenizer": "gpt2"}, "tokenizers"), ({"vocab_size": 512}, "vocabularies"), ({}, "different texts")],
+    [
+        ({"tokenizer": "gpt2"}, "tokenizers"),
+        ({"vocab_size": 512}, "vocabularies"),
+        ({}, "different texts"),
+    ],
 )
 def test_losses_of_other_data_are_not_subtracted(a, b, change, why):
     a["corpus"]["vocab_size"] = b["corpus"]["vocab_size"] = 256
@@ -125,10 +143,16 @@ def test_losses_of_other_data_are_not_subtracted(a, b, change, why):
 
 @pytest.mark.parametrize(("key", "value"), [("base_width", 64), ("parametrization", "sp")])
 def test_values_of_another_base_are_not_subtracted(a, b, key, value):
-    found = comparability(a, b | {"question": b["question"] | {"proxy": b["question"]["proxy"] | {key: value}}})
+    found = comparability(
+        a, b | {"question": b["question"] | {"proxy": b["question"]["proxy"] | {key: value}}}
+    )
     assert found["values"]["comparable"] == "no" and found["losses"]["comparable"] == "yes"
     b["question"]["proxy"][key] = value
-    assert all(row["difference_octaves"] is None for test in compared(a, b)["tests"] for row in test["optima"])
+    assert all(
+        row["difference_octaves"] is None
+        for test in compared(a, b)["tests"]
+        for row in test["optima"]
+    )
 
 
 def test_a_study_beside_itself_differs_in_nothing(a):
@@ -141,7 +165,8 @@ def test_a_study_beside_itself_differs_in_nothing(a):
 
 def test_every_number_on_the_page_is_in_the_json(a, b):
     body = compared(a, b)
-    # Ends of an optimum's interval are drawn from their octaves; the page's captions name the sides.
+    # Ends of an optimum's interval are drawn from their octaves; the page's captions name the
+    # sides.
     assert unknown_numbers(compare_page(body), body | {"transfer": None}) == []
     planted = compare_page(body).replace("</h1>", " 0.31337</h1>")
     assert unknown_numbers(planted, body | {"transfer": None}) == ["0.31337"]
@@ -166,7 +191,9 @@ def test_the_verb_compares_a_study_with_a_report(finished, tmp_path, b):
     report = json.loads((study / "report.json").read_text())
     assert body["studies"]["a"]["ledger_head"] == report["ledger_head"]
     assert body["comparable"]["losses"]["comparable"] == "no"
-    code, out, _ = forerun("report", "--compare", study / "report.json", study / "report.json", "--out", tmp_path)
+    code, out, _ = forerun(
+        "report", "--compare", study / "report.json", study / "report.json", "--out", tmp_path
+    )
     assert code == 0 and "nothing differs" in out and "compare.html" in out
 
 

@@ -36,6 +36,10 @@ def test_checked_rungs_show_rates_losses_and_verdict(body):
     for check in body["ladder"]["checks"]:
         for one in check["offsets"]:
             assert f"{one['learning_rate']:.4g} {one['loss_nats']:.3f}" in told
-    assert told.count("would settle it") == 1, "what the untold one needs; the tuned one needs nothing"
-    body["ladder"]["tuned"]["reason"] = "; ".join(check["words"] for check in body["ladder"]["checks"])
+    assert told.count("would settle it") == 1, (
+        "what the untold one needs; the tuned one needs nothing"
+    )
+    body["ladder"]["tuned"]["reason"] = "; ".join(
+        check["words"] for check in body["ladder"]["checks"]
+    )
     assert ladder(body).count("would settle it") == 2, "said by the gate, and not again"

@@ -19,9 +19,15 @@ def test_every_test_has_a_section_with_its_outcome_and_reasons(body):
     source = transfer(body)
     shown = text_of(source)
     for heading, test in zip(
-        ("Learning rate over width", "Learning rate over duration", "Clip norm over width",
-         "Warmup fraction over width"), body["transfer"]["tests"], strict=True,
-    ):  # fmt: skip
+        (
+            "Learning rate over width",
+            "Learning rate over duration",
+            "Clip norm over width",
+            "Warmup fraction over width",
+        ),
+        body["transfer"]["tests"],
+        strict=True,
+    ):
         part = shown.split(heading)[1]
         assert part.strip().startswith("holds")
         assert "; ".join(test["verdict"]["reasons"]).replace("−", "-") in part
@@ -29,13 +35,24 @@ def test_every_test_has_a_section_with_its_outcome_and_reasons(body):
 
 
 def test_the_values_say_what_they_rest_on(body):
-    shown = text_of(transfer(body)).split("Values for the target")[1].split("Learning rate over width")[0]
+    shown = (
+        text_of(transfer(body))
+        .split("Values for the target")[1]
+        .split("Learning rate over width")[0]
+    )
     value = body["transfer"]["values"][0]
-    for said in (f"{value['base_value']:.4g}", f"{value['target_value']:.4g}", "width, duration",
-                 "clip norm: unchanged. Not tested over duration"):  # fmt: skip
+    for said in (
+        f"{value['base_value']:.4g}",
+        f"{value['target_value']:.4g}",
+        "width, duration",
+        "clip norm: unchanged. Not tested over duration",
+    ):
         assert said in shown
     untested = text_of(transfer(odd_body("undecided"))).split("Values for the target")[1]
-    assert "weight decay 0.1 0.1 not tested" in untested and "as it is. Not tested over width" in untested
+    assert (
+        "weight decay 0.1 0.1 not tested" in untested
+        and "as it is. Not tested over width" in untested
+    )
 
 
 def test_what_would_decide_is_said_where_a_test_cannot_tell():

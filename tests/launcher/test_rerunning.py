@@ -1,4 +1,6 @@
-"""Replays of a search with real banks: a machine that flips a bit is found, an honest one is not accused."""
+"""Replays of a search with real banks: a machine that flips a bit is found, an honest one is not
+accused.
+"""
 
 from collections import Counter
 from unittest import mock
@@ -45,16 +47,24 @@ def test_honest_machines_agree_to_the_bit(plan):
 
 
 def test_a_flipped_bit_of_a_gradient_stops_the_study_for_good(plan):
-    """The trial ran on that machine, or was run again there; without the flip the same machine is honest."""
+    """The trial ran on that machine, or was run again there; without the flip the same machine is
+    honest.
+    """
     code, said, ledger, _, corruption = swept(plan, ["a", "b"], ["b"])
-    assert corruption.num_flips and code == 3 and "DIFFERS" in said and outcomes(ledger) == ["differs"]
+    assert (
+        corruption.num_flips and code == 3 and "DIFFERS" in said and outcomes(ledger) == ["differs"]
+    )
     code, _, ledger, pools, _ = swept(plan, ["a", "b"], ["b"])
-    assert code == 3 and pools == [] and len(ledger.records("replayed")) == 1, "nothing is run for it"
+    assert code == 3 and pools == [] and len(ledger.records("replayed")) == 1, (
+        "nothing is run for it"
+    )
     assert [gate.outcome for gate in replay_gates(Asked(False), ledger)] == ["failed"], (
         "what was found is not forgotten"
     )
     accept = ("--accept", "replays_agree", "--reason", "one machine, and it is a toy")
-    assert forerun("freeze", plan.parent / "study", *accept)[0] == 2, "there is nothing to freeze yet"
+    assert forerun("freeze", plan.parent / "study", *accept)[0] == 2, (
+        "there is nothing to freeze yet"
+    )
     code, said, _, _, _ = swept(plan, ["a", "b"], ["b"])
     assert code == 0 and "accepted failure: gate replays_agree" in said
     code, _, ledger, _, _ = swept(plan, ["a", "b"], ["b"], every=10**9, study="honest")

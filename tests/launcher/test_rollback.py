@@ -1,4 +1,6 @@
-"""A run that goes back is held against the run that never met the spike's data, and against itself, killed anywhere."""
+"""A run that goes back is held against the run that never met the spike's data, and against itself,
+killed anywhere.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ pytestmark = QUIET_TORCH
 
 @pytest.fixture(scope="module")
 def gone_back(one_rank, corpus, tmp_path_factory):
-    """The run that meets the poison and goes back before it, uninterrupted: its folder and ending."""
+    """The run that meets the poison and goes back before it, uninterrupted: its folder and
+    ending.
+    """
     out = tmp_path_factory.mktemp("back")
     return out / "run", poisoned_run(care_decision(corpus), corpus, out)
 
@@ -50,7 +54,9 @@ def test_goes_back_skips_and_is_the_run_that_never_met_the_spike(gone_back, corp
     assert not (tmp_path / "run" / rollback.ROLLBACKS_FILE).exists()
 
 
-@pytest.mark.parametrize("cut", [21, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (18, 22, 24))])
+@pytest.mark.parametrize(
+    "cut", [21, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (18, 22, 24))]
+)
 def test_stopped_and_resumed_it_is_the_same_run(gone_back, corpus, tmp_path, cut):
     """At 21 and 22 within the spike: how long it has lasted is carried too."""
     decision = care_decision(corpus)
@@ -118,9 +124,17 @@ poisoned_run(care_decision(corpus), corpus, out)
 def test_a_real_kill_between_record_and_action(gone_back, corpus, tmp_path):
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})\n{KILLED}", corpus, tmp_path],
-        timeout=120, check=False, capture_output=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {here!r})\n{KILLED}",
+            corpus,
+            tmp_path,
+        ],
+        timeout=120,
+        check=False,
+        capture_output=True,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert max(curve(tmp_path / "run")) == 22 and not actions(tmp_path / "run")
     assert poisoned_run(care_decision(corpus), corpus, tmp_path) == gone_back[1]
@@ -144,7 +158,9 @@ def test_a_full_disk_stops_the_run_before_it_goes_back(gone_back, corpus, tmp_pa
 
 
 def test_spikes_that_come_again_lower_the_clip_and_are_bounded(one_rank, corpus, tmp_path, capsys):
-    """All data from some point on is poison: two rollbacks, the second with a lower clip, then it runs on."""
+    """All data from some point on is poison: two rollbacks, the second with a lower clip, then it
+    runs on.
+    """
     decision = care_decision(corpus)
     ending = poisoned_run(decision, corpus, tmp_path, poisoned=range(20 * 8, 10_000))
     assert (ending.event, ending.step) == ("finished", NUM_STEPS)
@@ -162,7 +178,9 @@ def test_the_lowered_clip_is_what_the_update_is_made_with(one_rank, corpus, tmp_
     decision = care_decision(corpus, every_steps=8)
     poisoned_run(decision, corpus, tmp_path, stop_after=16)
     shutil.copytree(tmp_path / "run", tmp_path / "other" / "run")
-    lowered = Rollback(at_step=16, to_step=16, skipped_sequences=0, clip_norm=0.01, reason="planted")
+    lowered = Rollback(
+        at_step=16, to_step=16, skipped_sequences=0, clip_norm=0.01, reason="planted"
+    )
     rollback.write(tmp_path / "run", decision.digest, (lowered,))
     poisoned_run(decision, corpus, tmp_path, stop_after=18)
     poisoned_run(decision, corpus, tmp_path / "other", stop_after=18)
@@ -181,12 +199,17 @@ def test_the_record_is_read_back_and_another_one_refused(tmp_path):
     assert rollback.read(tmp_path, "a" * 64) == ()
     rollback.write(tmp_path, "a" * 64, ROLLBACKS)
     assert rollback.read(tmp_path, "a" * 64) == ROLLBACKS
-    with pytest.raises(CheckpointError, match=r"belongs to the launch config aaaaaaaaaaaaaaaa\.\.\., this one is bbbb"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"belongs to the launch config aaaaaaaaaaaaaaaa\.\.\., this one is bbbb",
+    ):
         rollback.read(tmp_path, "b" * 64)
     path = tmp_path / rollback.ROLLBACKS_FILE
     content = json.loads(path.read_text())
     content["rollbacks"][0]["to_step"] = -1
     for spoiled in (json.dumps(content), path.read_text()[:40]):
         path.write_text(spoiled)
-        with pytest.raises(CorruptError, match="restore it: without it the run's data order is not known"):
+        with pytest.raises(
+            CorruptError, match="restore it: without it the run's data order is not known"
+        ):
             rollback.read(tmp_path, "a" * 64)

@@ -25,9 +25,14 @@ def study_with(folder):
 
 def moved(powers):
     return Transferred(
-        tests=(), best=BEST, ties=(), warmup=WarmupRule(rule="share"), log2_lr=-5.0, at_optimum=True,
+        tests=(),
+        best=BEST,
+        ties=(),
+        warmup=WarmupRule(rule="share"),
+        log2_lr=-5.0,
+        at_optimum=True,
         powers_at=lambda there: powers,
-    )  # fmt: skip
+    )
 
 
 def flops(spec):
@@ -37,9 +42,12 @@ def flops(spec):
 def as_main_run(study, found, rung):
     """The main run that a choice of this rung's size would give."""
     choice = decide.Choice(
-        allocation=None, shape=rung.shape, num_steps=rung.schedule.num_steps, batch_tokens=rung.batch_tokens,
+        allocation=None,
+        shape=rung.shape,
+        num_steps=rung.schedule.num_steps,
+        batch_tokens=rung.batch_tokens,
         prediction=SimpleNamespace(tokens=float(rung.num_tokens)),
-    )  # fmt: skip
+    )
     return decide.main_spec(study, found, choice)
 
 
@@ -68,14 +76,21 @@ def test_the_two_ends_are_checked_an_octave_to_either_side(study_with):
     assert [c.rung.id for c in checked] == [min(specs, key=flops).id, max(specs, key=flops).id]
     for one in checked:
         assert [octaves for octaves, _ in one.runs] == [-1.0, 0.0, 1.0]
-        rates = [runs[0].hparams.learning_rate / one.rung.hparams.learning_rate for _, runs in one.runs]
+        rates = [
+            runs[0].hparams.learning_rate / one.rung.hparams.learning_rate for _, runs in one.runs
+        ]
         assert rates == pytest.approx([0.5, 1.0, 2.0], rel=1e-5)
         assert one.runs[1][1] == (one.rung,), "the rung itself is not run again"
         for spec in one.extra:
-            hparams = dataclasses.replace(spec.hparams, learning_rate=one.rung.hparams.learning_rate)
+            hparams = dataclasses.replace(
+                spec.hparams, learning_rate=one.rung.hparams.learning_rate
+            )
             assert dataclasses.replace(spec, hparams=hparams) == one.rung
     stage = stage_specs(study, specs)
-    assert len({spec.id for spec in stage}) == len(stage) == len(specs) + 4 and stage[: len(specs)] == specs
+    assert (
+        len({spec.id for spec in stage}) == len(stage) == len(specs) + 4
+        and stage[: len(specs)] == specs
+    )
 
 
 def test_the_share_limits_which_rungs_are_checked(study_with):
@@ -90,23 +105,32 @@ def test_the_share_limits_which_rungs_are_checked(study_with):
 
 
 def test_every_rung_is_repeated_with_other_seeds(study_with):
-    """The rungs of one seed are among them as they are, and each repeat is a row of the table that is fitted."""
+    """The rungs of one seed are among them as they are, and each repeat is a row of the table that
+    is fitted.
+    """
     one, three = (ladder_runs(study_with(part), BEST) for part in ("", "[ladder]\nnum_seeds = 3"))
     assert three[::3] == one and len({spec.id for spec in three}) == len(three) == 3 * len(one)
     assert [spec.seed for spec in three] == [100, 101, 102] * len(one)
     assert {dataclasses.replace(spec, seed=100) for spec in three} == set(one)
-    losses = {spec.id: SimpleNamespace(loss_nats=2 + index / 100) for index, spec in enumerate(three)}
+    losses = {
+        spec.id: SimpleNamespace(loss_nats=2 + index / 100) for index, spec in enumerate(three)
+    }
     table = decide.ladder_table(study_with(""), three, losses)
     assert table.loss.tolist() == [losses[spec.id].loss_nats for spec in three]
     for rows in range(0, len(three), 3):
-        assert len({*zip(table.params[rows : rows + 3], table.tokens[rows : rows + 3], strict=True)}) == 1
+        assert (
+            len({*zip(table.params[rows : rows + 3], table.tokens[rows : rows + 3], strict=True)})
+            == 1
+        )
     assert decide.fit_key(three) != decide.fit_key(one)
 
 
 def test_a_finished_study_has_its_checks_and_a_gate(finished, study, ledger, found):
     specs, results = list(found.ladder), ledger.results()
     assert {spec.id for spec in stage_specs(study, specs)} <= results.keys()
-    assert [one.rung.id for one in found.checks.rungs] == [c.rung.id for c in checked_rungs(study, specs)]
+    assert [one.rung.id for one in found.checks.rungs] == [
+        c.rung.id for c in checked_rungs(study, specs)
+    ]
     assert len(found.checks.rungs) == 2
     assert [gate.name for gate in found.gates][-1] == "ladder_tuned"
     assert all(one.words in found.gates[-1].reason for one in found.checks.rungs)

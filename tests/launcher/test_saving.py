@@ -1,4 +1,6 @@
-"""Saves in the background: the weights of their step, whole or not there, and told where they fail."""
+"""Saves in the background: the weights of their step, whole or not there, and told where they
+fail.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def small_disk():
 
 def values(model, optimizer):
     moments = [value for state in optimizer.state.values() for value in (state["exp_avg"],)]
-    return [parameter.detach().clone() for parameter in model.parameters()] + [m.clone() for m in moments]
+    return [parameter.detach().clone() for parameter in model.parameters()] + [
+        m.clone() for m in moments
+    ]
 
 
 def test_the_weights_saved_are_those_of_the_step_though_training_goes_on(live, held, tmp_path):
@@ -84,11 +88,15 @@ def test_the_weights_saved_are_those_of_the_step_though_training_goes_on(live, h
     assert (manifest.step, manifest.carried) == (4, {"Hook": [1]})
     assert set(manifest.files) == {"__0_0.distcp", ".metadata"}
     checkpoints.read_tensors(tmp_path / "step-00000004", model, optimizer)
-    assert all(torch.equal(now, then) for now, then in zip(values(model, optimizer), before, strict=True))
+    assert all(
+        torch.equal(now, then) for now, then in zip(values(model, optimizer), before, strict=True)
+    )
 
 
 def test_a_save_asks_nothing_of_a_gpu_that_trains_on(live, tmp_path, monkeypatch):
-    """It would wait for the training, and in a thread the current device of every rank is the first one."""
+    """It would wait for the training, and in a thread the current device of every rank is the first
+    one.
+    """
     saver, state = Saver(tmp_path, DIGEST, keep=2), checkpoints.staged(*live)
 
     def asked(*_):
@@ -110,14 +118,18 @@ def test_a_full_disk_is_told_once_and_leaves_the_older_ones(live, small_disk, tm
     saver.save(4, *live, {}, 0)
     while not saver.failed:
         time.sleep(0.01)
-    with pytest.raises(SaveError, match=r"step 4 .*File too large.*; complete checkpoints on disk: step-00000002$"):
+    with pytest.raises(
+        SaveError, match=r"step 4 .*File too large.*; complete checkpoints on disk: step-00000002$"
+    ):
         saver.settle()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
     saver.settle()
     assert saver.finished() == []
 
 
-def test_a_run_that_its_brake_stops_completes_the_save_under_way(corpus, held, tmp_path, monkeypatch):
+def test_a_run_that_its_brake_stops_completes_the_save_under_way(
+    corpus, held, tmp_path, monkeypatch
+):
     decision = tiny_decision(corpus)
     monkeypatch.setattr(Trainer, "_trouble", lambda self, step, *_: "enough" if step == 4 else "")
     threading.Timer(0.5, held.set).start()
@@ -132,13 +144,22 @@ MOMENTS = {"__0_0.distcp": 4, "manifest.json": 4, "rename": 8, "retention": 12}
 
 @pytest.fixture(scope="module")
 def killed(corpus, tmp_path_factory):
-    """Folders of runs that SIGKILL ended at each moment: forks of one process, as torch takes longer to import."""
+    """Folders of runs that SIGKILL ended at each moment: forks of one process, as torch takes
+    longer to import.
+    """
     here, out = Path(__file__).parent, tmp_path_factory.mktemp("killed")
-    code = "import sys; sys.path[:0] = sys.argv[3:]; import test_saving; test_saving.be_killed(*sys.argv[1:3])"
-    job = subprocess.run(
-        [sys.executable, "-c", code, corpus, out, here, here.parents[1]], timeout=200, capture_output=True, check=False
+    code = (
+        "import sys; sys.path[:0] = sys.argv[3:]; import test_saving; "
+        "test_saving.be_killed(*sys.argv[1:3])"
     )
-    ends = [line for line in job.stdout.splitlines() if not line.startswith(b"[Gloo]")]  # an older torch talks here too
+    job = subprocess.run(
+        [sys.executable, "-c", code, corpus, out, here, here.parents[1]],
+        timeout=200,
+        capture_output=True,
+        check=False,
+    )
+    # an older torch talks here too
+    ends = [line for line in job.stdout.splitlines() if not line.startswith(b"[Gloo]")]
     assert ends == [b"-9"] * len(MOMENTS), job.stderr.decode()
     return out
 
@@ -156,7 +177,9 @@ def be_killed(corpus, out):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_at_any_moment_of_a_save_leaves_a_folder_to_go_on_from(killed, corpus, moment):
-    """SIGKILL of a real process: its second save, with the first one beside it, is cut where `moment` says."""
+    """SIGKILL of a real process: its second save, with the first one beside it, is cut where
+    `moment` says.
+    """
     out, decision = killed / moment, tiny_decision(corpus)
     newest = checkpoints.newest_good(out / "run" / "checkpoints", decision.digest, [])
     assert newest.step == MOMENTS[moment]
@@ -190,7 +213,9 @@ def save_until_killed(corpus, out, moment):
             killed() if "08" in part.name else complete(part, *rest, **named)
         )
     elif moment == "rename":  # done, and nothing after it
-        checkpoints.canon.sync_folder = lambda folder: killed() if (folder / "step-00000008").exists() else None
+        checkpoints.canon.sync_folder = lambda folder: (
+            killed() if (folder / "step-00000008").exists() else None
+        )
     else:
         shutil.rmtree = killed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,6 @@
-"""What every screen of `status` and `launch` keeps: how numbers are written, and where lines are broken."""
+"""What every screen of `status` and `launch` keeps: how numbers are written, and where lines are
+broken.
+"""
 
 import contextlib
 import io
@@ -28,7 +30,10 @@ FAULTS = {
     "a negative share": r"-\d[\d.,]*\s*%",
     "a percent sign without its space": r"\d%",
     "an exponent where digits would do": r"\de\+0[0-5]\b",
-    "a plural of one": r"(?<![\d.,^/-])1 (?!is\b|was\b|s\b|of\b|across\b)(?:[a-z-]+ )?[A-Za-z-]{2,}s\b",
+    "a plural of one": (
+        r"(?<![\d.,^/-])1 (?!is\b|was\b|s\b|of\b|across\b)(?:[a-z-]+ "
+        r")?[A-Za-z-]{2,}s\b"
+    ),
     "digits that nobody knows": r"[1-9]\d*\.\d{5,}|0\.0*[1-9]\d{4,}",
 }
 ATOM = re.compile(r"\[[^\]]+\]|[-+]?\d[\d.,^e+-]*")
@@ -37,19 +42,33 @@ STATUSES = ("finished", "diverged", "failed", "pruned")
 
 
 def find_faults(text):
-    return {name: found[0] for name, pattern in FAULTS.items() if (found := re.search(pattern, text, re.IGNORECASE))}
+    return {
+        name: found[0]
+        for name, pattern in FAULTS.items()
+        if (found := re.search(pattern, text, re.IGNORECASE))
+    }
 
 
 @pytest.mark.parametrize(
     "text",
-    ["loss nan nats", "-3 % done", "study 42%", "1.3e+03 times", "1 runs", "1 other seeds", "0.123456789 nats",
-     "MFU -10000.0 %"],
-)  # fmt: skip
+    [
+        "loss nan nats",
+        "-3 % done",
+        "study 42%",
+        "1.3e+03 times",
+        "1 runs",
+        "1 other seeds",
+        "0.123456789 nats",
+        "MFU -10000.0 %",
+    ],
+)
 def test_each_fault_is_seen(text):
     assert find_faults(text)
 
 
-@pytest.mark.parametrize("text", ["1 run, 1 s", "at 2^-1 steps", "1.5e+18 FLOPs at lr 3e-05", "42\u00a0%", "11 runs"])
+@pytest.mark.parametrize(
+    "text", ["1 run, 1 s", "at 2^-1 steps", "1.5e+18 FLOPs at lr 3e-05", "42\u00a0%", "11 runs"]
+)
 def test_what_is_no_fault_is_not_seen(text):
     assert not find_faults(text)
 
@@ -59,53 +78,76 @@ def drawn_body(rng):
     size = lambda low, high: 10 ** rng.uniform(low, high)  # noqa: E731
     count = lambda: rng.choice([0, 1, 1, 2, rng.randrange(10**4)])  # noqa: E731
     spent = {
-        "num_runs": count(), "flops": size(6, 26), "hours": rng.choice([0.0, size(-4, 4)]),
-        "device_hours": rng.choice([0.0, size(-4, 6)]), "usd": rng.choice([None, size(-3, 7)]),
-    }  # fmt: skip
+        "num_runs": count(),
+        "flops": size(6, 26),
+        "hours": rng.choice([0.0, size(-4, 4)]),
+        "device_hours": rng.choice([0.0, size(-4, 6)]),
+        "usd": rng.choice([None, size(-3, 7)]),
+    }
     kinds = [
-        {"kind": kind, "device_hours": size(-3, 5), "usd": rng.choice([None, size(-3, 6)])} for kind in ("H100", None)
+        {"kind": kind, "device_hours": size(-3, 5), "usd": rng.choice([None, size(-3, 6)])}
+        for kind in ("H100", None)
     ]
     best = {"loss_nats": size(-1, 2), "learning_rate": size(-6, 0), "num_steps": count()}
     widths = [
-        {"width": 2**at, **{name: count() for name in STATUSES}, "best": rng.choice([None, best])} for at in (5, 12)
+        {"width": 2**at, **{name: count() for name in STATUSES}, "best": rng.choice([None, best])}
+        for at in (5, 12)
     ]
     outcomes = ("passes", "blows_up", "vanishes", "cannot_tell")
     return {
         "coordinates": {
-            "parametrization": "mup", "outcome": rng.choice([None, "passed", "failed", "cannot_tell"]),
+            "parametrization": "mup",
+            "outcome": rng.choice([None, "passed", "failed", "cannot_tell"]),
             "checks": {name: rng.choice(outcomes) for name in ("mup", "sp", "depth")},
         },
-        "num_runs": {name: count() for name in STATUSES}, "num_imported": count(), "num_lost_executions": count(),
-        "by_width": widths, "at_work": rng.choice([True, False, None]), "driver": None, "target_flops": size(9, 26),
+        "num_runs": {name: count() for name in STATUSES},
+        "num_imported": count(),
+        "num_lost_executions": count(),
+        "by_width": widths,
+        "at_work": rng.choice([True, False, None]),
+        "driver": None,
+        "target_flops": size(9, 26),
         "spent": {**spent, "by_kind": rng.choice([[], kinds])},
-        "caps": {name: rng.choice([None, (spent[name] or 1) * size(0, 3)]) for name in spent} | {
-            "num_runs": rng.choice([None, spent["num_runs"] + 1])
-        },
-    }  # fmt: skip
+        "caps": {name: rng.choice([None, (spent[name] or 1) * size(0, 3)]) for name in spent}
+        | {"num_runs": rng.choice([None, spent["num_runs"] + 1])},
+    }
 
 
 def drawn_screens(rng, decision):
     """Texts of the status, of its live line, of a step of a launch, and of a launch that ended."""
     low = rng.choice([None, 10 ** rng.uniform(-2, 6)])
     loss = rng.choice([None, 10 ** rng.uniform(-2, 5)])
-    yield status.now_text(drawn_body(rng), Path("study"), notation.format_main_run_share(10 ** rng.uniform(-6, 4)))
+    yield status.now_text(
+        drawn_body(rng), Path("study"), notation.format_main_run_share(10 ** rng.uniform(-6, 4))
+    )
     state = StudyState(
-        done=rng.random(), stage="transfer", number=3, num_stages=5, left_low_seconds=low,
-        left_high_seconds=None if low is None else low * rng.uniform(1, 4), best_loss_nats=loss,
+        done=rng.random(),
+        stage="transfer",
+        number=3,
+        num_stages=5,
+        left_low_seconds=low,
+        left_high_seconds=None if low is None else low * rng.uniform(1, 4),
+        best_loss_nats=loss,
         best_learning_rate=None if loss is None else 10 ** rng.uniform(-7, 0),
-    )  # fmt: skip
+    )
     yield line_of(state, rng.choice([0, 1, 8]))
     pace = SimpleNamespace(
-        step=rng.randrange(1, 10**6), loss_nats=loss or 1.0, tokens_per_second=lambda _: 10 ** rng.uniform(-2, 9),
+        step=rng.randrange(1, 10**6),
+        loss_nats=loss or 1.0,
+        tokens_per_second=lambda _: 10 ** rng.uniform(-2, 9),
         seconds_left=lambda _: low,
-    )  # fmt: skip
+    )
     with contextlib.redirect_stderr(io.StringIO()) as progress:
         attempt._report(SimpleNamespace(num_steps=10**6), pace, -1, 0.0)
     yield progress.getvalue()
     outcome = LaunchOutcome(
-        event="stopped", exit_code=0, step=rng.randrange(12), num_restarts=rng.choice([0, 1, 3]), reason="",
+        event="stopped",
+        exit_code=0,
+        step=rng.randrange(12),
+        num_restarts=rng.choice([0, 1, 3]),
+        reason="",
         validation_loss_nats=loss,
-    )  # fmt: skip
+    )
     yield launch._text(decision, outcome, None)
 
 
@@ -141,4 +183,6 @@ def test_a_launch_fits_its_terminal(columns, corpus, tmp_path, monkeypatch):
         plain = re.sub(r"\033\[[\dK]*m?", "", text)
         assert not find_faults(plain)
         lines = re.split(r"[\r\n]", plain)
-        assert [line for line in lines if len(line) > columns > len(max(line.split(), key=len)) + 4] == []
+        assert [
+            line for line in lines if len(line) > columns > len(max(line.split(), key=len)) + 4
+        ] == []

@@ -1,4 +1,6 @@
-"""`forerun init --from train.py`: options of four kinds of scripts become a plan that loads; nothing of them is run."""
+"""`forerun init --from train.py`: options of four kinds of scripts become a plan that loads;
+nothing of them is run.
+"""
 
 import json
 import re
@@ -80,18 +82,44 @@ def planned(tmp_path, text):
 def test_argparse(tmp_path):
     plan = planned(tmp_path, ARGPARSE)
     assert plan.proxy.command.split()[2:] == [
-        "--max-lr", "{lr}", "--d-model", "{width}", "--max-iters", "{num_steps}", "--seed", "{seed}", "--n-layer",
-        "{num_layers}", "--out-dir", "{run_dir}", "--muon-lr", "{muon_lr}",
-    ]  # fmt: skip
+        "--max-lr",
+        "{lr}",
+        "--d-model",
+        "{width}",
+        "--max-iters",
+        "{num_steps}",
+        "--seed",
+        "{seed}",
+        "--n-layer",
+        "{num_layers}",
+        "--out-dir",
+        "{run_dir}",
+        "--muon-lr",
+        "{muon_lr}",
+    ]
     assert list(plan.search.own) == ["muon_lr"] and plan.model.num_layers == 3
-    assert (plan.proxy.metrics_train_loss_key, plan.proxy.metrics_validation_loss_key) == ("loss", "val/loss")
+    assert (plan.proxy.metrics_train_loss_key, plan.proxy.metrics_validation_loss_key) == (
+        "loss",
+        "val/loss",
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (DATACLASS, ["--learning_rate {lr}", "--hidden_size {width}", "--warmup_steps {warmup_steps}"]),
-        (HYDRA, ["optim.lr={lr}", "model.width={width}", "trainer.max_steps={num_steps}", "seed={seed}"]),
+        (
+            DATACLASS,
+            ["--learning_rate {lr}", "--hidden_size {width}", "--warmup_steps {warmup_steps}"],
+        ),
+        (
+            HYDRA,
+            [
+                "optim.lr={lr}",
+                "model.width={width}",
+                "trainer.max_steps={num_steps}",
+                "seed={seed}",
+            ],
+        ),
         (GLOBALS, ["--learning_rate={lr}", "--n_embd={width}", "--block_size={seq_len}"]),
     ],
     ids=["dataclass", "hydra", "globals"],
@@ -103,9 +131,15 @@ def test_other_kinds_of_options(text, words, tmp_path):
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path):
-    (tmp_path / "train.py").write_text(ARGPARSE.replace('"--seed"', '"--entropy"').replace('"--d-model"', '"--size"'))
+    (tmp_path / "train.py").write_text(
+        ARGPARSE.replace('"--seed"', '"--entropy"').replace('"--d-model"', '"--size"')
+    )
     code, body = ask("init", "--from", tmp_path / "train.py", "--out", tmp_path / "plan.toml")
-    assert code == 2 and "{width}" in json.dumps(body["problems"]) and "{seed}" in json.dumps(body["problems"])
+    assert (
+        code == 2
+        and "{width}" in json.dumps(body["problems"])
+        and "{seed}" in json.dumps(body["problems"])
+    )
     assert not (tmp_path / "plan.toml").exists()
     assert ask("init", "--from", tmp_path / "none.py", "--out", tmp_path / "plan.toml")[0] == 2
 
@@ -113,15 +147,25 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
 def test_only_floats_are_rates_and_a_step_is_the_planned_one(tmp_path):
     plan = planned(tmp_path, NANO)
     command = plan.proxy.command.split()
-    assert list(plan.search.own) == ["muon_lr"], "no boolean, text, or number of steps is a learning rate"
-    assert {"--lr_decay_iters={num_steps}", "--eval_interval={num_steps}", "--wandb_log=True"} <= set(command)
+    assert list(plan.search.own) == ["muon_lr"], (
+        "no boolean, text, or number of steps is a learning rate"
+    )
+    assert {
+        "--lr_decay_iters={num_steps}",
+        "--eval_interval={num_steps}",
+        "--wandb_log=True",
+    } <= set(command)
     assert {"--gradient_accumulation_steps=1", "--batch_size={batch_sequences}"} <= set(command)
-    assert not any(word.startswith(("--decay_lr", "--lr_scheduler_type", "--eval_iters")) for word in command)
+    assert not any(
+        word.startswith(("--decay_lr", "--lr_scheduler_type", "--eval_iters")) for word in command
+    )
     proxy = plan.proxy
     keys = (proxy.metrics_step_key, proxy.metrics_train_loss_key, proxy.metrics_validation_loss_key)
     assert keys == ("iter", "train/loss", "val/loss")
     code, body = ask("validate", tmp_path / "plan.toml")
-    assert code == 2 and [problem.partition(" ")[0] for problem in body["problems"]] == ["data.external"]
+    assert code == 2 and [problem.partition(" ")[0] for problem in body["problems"]] == [
+        "data.external"
+    ]
     assert "data.vocab_size = 50304 is a guess" in body["problems"][0]
     assert ask("validate", tmp_path / "plan.toml", "--set", "data.external='my data'")[0] == 0
 
@@ -131,13 +175,18 @@ def test_a_vocabulary_that_the_script_names_is_known(tmp_path):
     assert plan.data.vocab_size == 4096 and "TODO" not in plan.data.external
 
 
-@pytest.mark.parametrize("name", ["min_lr", "learning_rate_min", "end_learning_rate", "warmup_init_lr"])
-@pytest.mark.parametrize("text", [NANO, ARGPARSE, DATACLASS, HYDRA], ids=["globals", "argparse", "dataclass", "hydra"])
+@pytest.mark.parametrize(
+    "name", ["min_lr", "learning_rate_min", "end_learning_rate", "warmup_init_lr"]
+)
+@pytest.mark.parametrize(
+    "text", [NANO, ARGPARSE, DATACLASS, HYDRA], ids=["globals", "argparse", "dataclass", "hydra"]
+)
 def test_the_ends_of_a_schedule_follow_the_rate(tmp_path, text, name):
     """A fixed floor would be above a searched rate: it is 0, and no axis."""
     text = text.replace("best_val_loss = 1e9", f"{name} = 6e-5")
     text = text.replace(
-        'parser.add_argument("--out-dir")', f'parser.add_argument("--{name}", type=float, default=6e-5)'
+        'parser.add_argument("--out-dir")',
+        f'parser.add_argument("--{name}", type=float, default=6e-5)',
     )
     text = text.replace("    warmup_steps: int", f"    {name}: float = 6e-5\n    warmup_steps: int")
     text = text.replace("train(cfg.optim.lr", f"train(cfg.optim.{name}, cfg.optim.lr")
@@ -145,7 +194,9 @@ def test_the_ends_of_a_schedule_follow_the_rate(tmp_path, text, name):
     assert name not in plan.search.own and re.search(rf"\b{name}[= ]0\.0", plan.proxy.command)
 
 
-@pytest.mark.parametrize("name", ["lr_decay", "min_lr_ratio", "layer_lr_mult", "lr_warmup_frac", "lr_gamma"])
+@pytest.mark.parametrize(
+    "name", ["lr_decay", "min_lr_ratio", "layer_lr_mult", "lr_warmup_frac", "lr_gamma"]
+)
 def test_a_share_of_the_rate_is_no_rate(tmp_path, name):
     plan = planned(tmp_path, NANO.replace("n_layer = 6", f"n_layer = 6\n{name} = 0.1"))
     assert list(plan.search.own) == ["muon_lr"] and f"--{name}=" not in plan.proxy.command
@@ -159,5 +210,8 @@ def test_what_is_not_understood_is_to_do_and_refused(tmp_path):
     for verb in (("validate",), ("sweep", "--study", tmp_path / "study")):
         code, body = ask(verb[0], tmp_path / "plan.toml", *verb[1:])
         assert (code, body["error"]) == (2, "PlanError")
-        assert any(problem.startswith("proxy.metrics_validation_loss_key has a TODO") for problem in body["problems"])
+        assert any(
+            problem.startswith("proxy.metrics_validation_loss_key has a TODO")
+            for problem in body["problems"]
+        )
     assert not (tmp_path / "study").exists()

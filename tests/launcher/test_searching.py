@@ -34,7 +34,8 @@ axes = { weight_decay = [0.01, 0.1] }
 def noise(spec):
     """Some of it of the seed, as much again of the run."""
     of_seed, of_run = (
-        int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / 2**32 for text in (str(spec.seed), spec.id)
+        int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / 2**32
+        for text in (str(spec.seed), spec.id)
     )
     return 0.01 * of_seed + 0.01 * of_run
 
@@ -42,7 +43,12 @@ def noise(spec):
 def outcome(spec, optimum=OPTIMUM):
     octaves = math.log2(spec.hparams.learning_rate) - optimum
     clip = spec.hparams.clip_norm
-    loss = 2.0 + 0.05 * octaves**2 + (0.2 if clip is None else 0.02 * math.log2(clip) ** 2) + noise(spec)
+    loss = (
+        2.0
+        + 0.05 * octaves**2
+        + (0.2 if clip is None else 0.02 * math.log2(clip) ** 2)
+        + noise(spec)
+    )
     return ended(spec, None if octaves > 1.2 else loss)
 
 
@@ -85,7 +91,9 @@ def carried_out(study, seed=0, tell=outcome):
 
 
 def what_was_found(study, ledger):
-    kinds = {kind: [(r.key, r.body) for r in ledger.records(kind)] for kind in ("suggestion", GROWTH)}
+    kinds = {
+        kind: [(r.key, r.body) for r in ledger.records(kind)] for kind in ("suggestion", GROWTH)
+    }
     return kinds, sorted(ledger.results()), searched(study, ledger)
 
 
@@ -99,7 +107,12 @@ def test_the_range_grows_until_it_brackets_the_optimum(whole):
     study, ledger = whole
     [record, *_] = ledger.records(GROWTH)
     [edge] = record.body["edges"]
-    assert (edge["axis"], edge["side"], edge["range"][1], edge["wider"][1]) == ("learning_rate", "high", 2**-3, 2**-1)
+    assert (edge["axis"], edge["side"], edge["range"][1], edge["wider"][1]) == (
+        "learning_rate",
+        "high",
+        2**-3,
+        2**-1,
+    )
     first, second, *_ = phases(study, ledger)
     assert (first.num_trials, second.num_known, second.num_trials) == (12, 12, 18)
     points = trial_points(ledger)
@@ -123,7 +136,10 @@ def test_repeats_choose_the_best(whole):
 
 
 def test_a_search_begins_with_the_points_of_its_plan(folder):
-    given = "[search]\nnum_trials = 8\nnum_startup = 4\nparallelism = 3\nwarm_start = [{ learning_rate = 0.01 }, {}]"
+    given = (
+        "[search]\nnum_trials = 8\nnum_startup = 4\nparallelism = 3\nwarm_start = [{ "
+        "learning_rate = 0.01 }, {}]"
+    )
     study = study_of(folder, "warm", given)
     with open_ledger(study) as ledger, pytest.raises(StopError):
         run_search(study, ledger, driver(ledger, 3, 1), bank_key)
@@ -157,5 +173,7 @@ def test_growths_that_a_repair_lost_are_found_again(whole, tmp_path, first_lost)
 
 
 def test_a_decay_that_would_leave_nothing_of_a_weight_is_said_at_validate(folder):
-    code, body = ask("validate", plan_with(folder, "[search]\naxes = { weight_decay = [0.1, 100.0] }"))
+    code, body = ask(
+        "validate", plan_with(folder, "[search]\naxes = { weight_decay = [0.1, 100.0] }")
+    )
     assert code == 2 and "a step would take" in "\n".join(body["problems"])

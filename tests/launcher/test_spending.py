@@ -1,4 +1,6 @@
-"""Caps on a real study, and the status of one that runs: what was paid for is kept, and a higher cap goes on."""
+"""Caps on a real study, and the status of one that runs: what was paid for is kept, and a higher
+cap goes on.
+"""
 
 import dataclasses
 import json
@@ -17,9 +19,15 @@ from sweeps.store.live import RunningRun, StudyState, read_live
 from sweeps.store.lock import is_held, lives
 
 STATE = StudyState(
-    done=0.4, stage="sweep", number=2, num_stages=5, left_low_seconds=None, left_high_seconds=None,
-    best_loss_nats=None, best_learning_rate=None,
-)  # fmt: skip
+    done=0.4,
+    stage="sweep",
+    number=2,
+    num_stages=5,
+    left_low_seconds=None,
+    left_high_seconds=None,
+    best_loss_nats=None,
+    best_learning_rate=None,
+)
 
 
 @pytest.fixture
@@ -40,13 +48,25 @@ def test_runs_are_capped_to_the_very_run(plan, tmp_path):
 
 def test_a_status_tells_what_is_spent(plan, tmp_path):
     study = tmp_path / "study"
-    ask("sweep", plan, "--study", study, "--set", "cluster.usd_per_device_hour=2.0", "--set", "cluster.max_runs=100")
+    ask(
+        "sweep",
+        plan,
+        "--study",
+        study,
+        "--set",
+        "cluster.usd_per_device_hour=2.0",
+        "--set",
+        "cluster.max_runs=100",
+    )
     code, body = ask("status", study, "--brief")
     now = body["now"]
     assert code == 0 and set(body) == {"now"}
     assert now["num_runs"] == {"finished": 4, "diverged": 0, "pruned": 0, "failed": 0}
     assert now["by_width"][0]["width"] == 8 and now["by_width"][0]["best"]["loss_nats"] > 0
-    assert now["spent"]["usd"] == pytest.approx(2 * now["spent"]["device_hours"]) and now["spent"]["usd"] > 0
+    assert (
+        now["spent"]["usd"] == pytest.approx(2 * now["spent"]["device_hours"])
+        and now["spent"]["usd"] > 0
+    )
     assert now["caps"]["num_runs"] == 100
     text = forerun("status", study, "--brief")[1]
     assert now["at_work"] is False
@@ -69,7 +89,12 @@ def test_a_look_is_what_status_reads(ledger, tmp_path):
     accounts.look("search", running, 7, 12.5, lambda: STATE)
     accounts.look("later", (), 0, None, lambda: STATE)  # within the second: not written
     live = read_live(tmp_path / "study")
-    assert (live.stage, live.running, live.num_queued, live.left_seconds) == ("search", running, 7, 12.5)
+    assert (live.stage, live.running, live.num_queued, live.left_seconds) == (
+        "search",
+        running,
+        7,
+        12.5,
+    )
     assert live.at_work is True and live.pid == os.getpid()
     accounts.write_down()
     accounts.write_down()
@@ -77,7 +102,10 @@ def test_a_look_is_what_status_reads(ledger, tmp_path):
 
 
 def test_what_is_spent_does_not_sink_while_the_driver_records_it(ledger, tmp_path, monkeypatch):
-    study, accounts = tmp_path / "study", Accounts(tmp_path / "study", ledger, BudgetCaps(), {"cpu": 3.0})
+    study, accounts = (
+        tmp_path / "study",
+        Accounts(tmp_path / "study", ledger, BudgetCaps(), {"cpu": 3.0}),
+    )
     (study / "plan.toml").write_text(PLAN)
     time.sleep(0.05)
     accounts.look("search", (), 0, None, lambda: STATE)
@@ -93,7 +121,11 @@ def test_what_is_spent_does_not_sink_while_the_driver_records_it(ledger, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "read", reading)
         meanwhile = ask("status", study, "--brief")[1]["now"]["spent"]
-    assert before["device_hours"] <= meanwhile["device_hours"] <= spent(read(study), BudgetCaps()).device_hours
+    assert (
+        before["device_hours"]
+        <= meanwhile["device_hours"]
+        <= spent(read(study), BudgetCaps()).device_hours
+    )
 
 
 def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
@@ -105,7 +137,9 @@ def test_a_killed_driver_is_charged_by_the_next(plan, tmp_path):
             assert time.monotonic() < deadline and driver.poll() is None
             time.sleep(0.05)
         body = json.loads(forerun("status", study, "--brief", "--json")[1])
-        assert body["now"]["driver"]["at_work"] is True and body["now"]["driver"]["stage"] == "search"
+        assert (
+            body["now"]["driver"]["at_work"] is True and body["now"]["driver"]["stage"] == "search"
+        )
         driver.kill()
     assert ask("status", study, "--brief")[1]["now"]["driver"]["at_work"] is False
     last = read_live(study)

@@ -43,7 +43,9 @@ def test_one_that_comes_back_in_time_is_none():
 
 
 def test_a_spikes_losses_do_not_become_the_level():
-    """One that lasts for longer than the window is still one, and the loss before it still the measure."""
+    """One that lasts for longer than the window is still one, and the loss before it still the
+    measure.
+    """
     detector, losses = Detector(POLICY), planted(100, 80, 1.0)
     assert [step for step in range(150) if detector.see(losses[step])] == [103]
     assert detector.num_above == 50 and max(detector.window) < 2.5

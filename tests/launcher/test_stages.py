@@ -1,4 +1,6 @@
-"""A study in one go, stopped and killed at many moments, refused, damaged: in the end always the same decision."""
+"""A study in one go, stopped and killed at many moments, refused, damaged: in the end always the
+same decision.
+"""
 
 import contextlib
 import os
@@ -36,13 +38,25 @@ def digest_of(study):
 
 def start(plan, study, *arguments):
     """`forerun run` as a process of its own."""
-    command = [sys.executable, "-m", "launcher", "run", str(plan), "--study", str(study), "--json", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "launcher",
+        "run",
+        str(plan),
+        "--study",
+        str(study),
+        "--json",
+        *arguments,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def await_outcomes(process, study, num_done, seconds=90):
     deadline = time.monotonic() + seconds
-    while len(outcomes(study)) < num_done and time.monotonic() < deadline and process.poll() is None:
+    while (
+        len(outcomes(study)) < num_done and time.monotonic() < deadline and process.poll() is None
+    ):
         time.sleep(0.01)
 
 
@@ -63,7 +77,14 @@ def test_a_run_goes_through_every_stage(finished, num_runs):
     ledger = Ledger.read(finished / "study")
     kinds = Counter(record.kind for record in ledger.records())
     assert kinds.pop("driven") >= 3  # search, transfer, ladder
-    assert kinds == {"plan": 1, "driver": 1, "coordinates": 2, "suggestion": 4, "result": num_runs, "fit": 1}
+    assert kinds == {
+        "plan": 1,
+        "driver": 1,
+        "coordinates": 2,
+        "suggestion": 4,
+        "result": num_runs,
+        "fit": 1,
+    }
     assert {result.status for result in ledger.results().values()} <= {"finished", "diverged"}
     assert (finished / "study" / "report.json").is_file()
     assert len(list((finished / "study" / "curves").iterdir())) == num_runs
@@ -125,7 +146,8 @@ def test_a_signal_during_the_coordinate_check(finished, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_at_random_moments(finished, num_runs, tmp_path):
-    rng, study = random.Random(), tmp_path / "study"  # truly random: whatever the moment, it must hold
+    # truly random: whatever the moment, it must hold
+    rng, study = random.Random(), tmp_path / "study"
     for least in (2, 14):
         moment = rng.randrange(least, least + 10)
         process = start(finished / "plan.toml", study)
@@ -156,7 +178,9 @@ def test_a_second_driver_is_sent_away_and_status_works_meanwhile(finished, copie
 @pytest.mark.parametrize("verb", ["run", "freeze"])
 def test_an_edited_ledger_is_refused_by_everyone(finished, copied, verb):
     with contextlib.closing(sqlite3.connect(copied / "ledger.db")) as connection, connection:
-        connection.execute("UPDATE records SET body = replace(body, 'finished', 'diverged') WHERE seq = 20")
+        connection.execute(
+            "UPDATE records SET body = replace(body, 'finished', 'diverged') WHERE seq = 20"
+        )
     arguments = (finished / "plan.toml", "--study", copied) if verb == "run" else (copied,)
     code, body = ask(verb, *arguments)
     assert (code, body["error"]) == (5, "LedgerCorrupt")
@@ -169,7 +193,10 @@ def test_a_damaged_corpus_fails_the_study_and_not_its_runs(finished, tmp_path):
     shutil.copy(finished / "plan.toml", tmp_path)
     shard = tmp_path / "corpus" / "train-00000.bin"
     content = shard.read_bytes()
-    for damaged, said in ((content[:-2], "bytes, the manifest says"), (b"\1" + content[1:], "its content changed")):
+    for damaged, said in (
+        (content[:-2], "bytes, the manifest says"),
+        (b"\1" + content[1:], "its content changed"),
+    ):
         shard.write_bytes(damaged)
         code, body = ask("run", tmp_path / "plan.toml", "--study", tmp_path / "study")
         assert (code, body["error"]) == (5, "CorruptCorpusError")

@@ -26,7 +26,9 @@ def test_the_coordinate_check_hides_nothing(study):
 
 @pytest.mark.parametrize("budget_flops", [1.0, 1e13, 1e30])
 def test_the_width_before_any_fit_is_the_choosers_for_any_budget(study, budget_flops):
-    target = study.plan.target.model_copy(update={"budget_flops": budget_flops, "width_multiple": 48})
+    target = study.plan.target.model_copy(
+        update={"budget_flops": budget_flops, "width_multiple": 48}
+    )
     other = dataclasses.replace(study, plan=study.plan.model_copy(update={"target": target}))
     width = other.target_shape_guess.width
     assert width % 48 == 0 and other.shape(width).num_layers == study.base_shape.num_layers

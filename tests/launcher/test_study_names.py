@@ -7,7 +7,13 @@ import click
 import pytest
 from tiny_study import forerun
 
-from launcher.base.study_names import StudyNameError, default_study, frozen_named, shown_name, study_named
+from launcher.base.study_names import (
+    StudyNameError,
+    default_study,
+    frozen_named,
+    shown_name,
+    study_named,
+)
 from launcher.cli import cli
 from launcher.plan.writing import SHOWN
 from launcher.verbs.exports import verify
@@ -42,7 +48,17 @@ def test_nothing_means_the_study_here(here):
 
 def test_names_of_a_frozen_config(here):
     frozen = freeze(here / "study", ONE)
-    for text in (None, "a", "ab0", ONE, "latest", "study", "study/ab", "study/latest", "study/frozen/ab"):
+    for text in (
+        None,
+        "a",
+        "ab0",
+        ONE,
+        "latest",
+        "study",
+        "study/ab",
+        "study/latest",
+        "study/frozen/ab",
+    ):
         assert frozen_named(text).resolve() == frozen / ONE
         assert study_named(text).resolve() == here / "study"
     assert shown_name(frozen / ONE / "launch.json") == str(frozen / ONE[:12])
@@ -86,9 +102,9 @@ def test_explain_plan_names_every_key_once():
     assert code == 0 and len(keys) == len(set(keys)) and set(keys) >= SHOWN
     (one,) = json.loads(forerun("explain", "plan", "num_trials", "--json")[1])["keys"]
     assert (one["key"], one["default"]) == ("search.num_trials", "24")
-    assert [one["key"] for one in json.loads(forerun("explain", "plan", "seed", "--json")[1])["keys"]] == [
-        "search.seed", "ladder.seed", "launch.seed"
-    ]  # fmt: skip
+    assert [
+        one["key"] for one in json.loads(forerun("explain", "plan", "seed", "--json")[1])["keys"]
+    ] == ["search.seed", "ladder.seed", "launch.seed"]
     code, _, err = forerun("explain", "plan", "num_trails")
     assert (code, "search.num_trials" in err) == (2, True)
 
@@ -117,7 +133,11 @@ def test_ctrl_c_of_a_view_says_that_nothing_was_stopped(here, monkeypatch):
 def test_a_quick_plan_shows_what_people_change(here):
     code, out, _ = forerun("init", "--quick", "--json")
     assert (code, json.loads(out)["preset"]) == (0, "demo")
-    lines = [line for line in (here / "plan.toml").read_text().splitlines() if " = " in line and line[0] != "#"]
+    lines = [
+        line
+        for line in (here / "plan.toml").read_text().splitlines()
+        if " = " in line and line[0] != "#"
+    ]
     assert len(lines) <= 50 and any(line.startswith("learning_rate") for line in lines)
 
 
@@ -130,10 +150,25 @@ def test_a_new_study_may_be_called_as_a_digest_begins(here):
 def test_every_verb_of_a_study_takes_it_by_option_too():
     """`status --study x` was refused where `run --study x` works."""
     context = click.Context(cli.cli)
-    without = {"demo", "init", "validate", "tokenize", "fit", "predict", "allocate", "flops", "completion"}
+    without = {
+        "demo",
+        "init",
+        "validate",
+        "tokenize",
+        "fit",
+        "predict",
+        "allocate",
+        "flops",
+        "completion",
+    }
     for verb in cli.cli.list_commands(context):
         command = cli.cli.get_command(context, verb)
-        options = {name for param in command.params if isinstance(param, click.Option) for name in param.opts}
+        options = {
+            name
+            for param in command.params
+            if isinstance(param, click.Option)
+            for name in param.opts
+        }
         assert ("--study" in options) == (verb not in without), verb
 
 
@@ -155,7 +190,12 @@ def test_a_frozen_config_is_looked_up_in_the_study_that_is_named(tmp_path, monke
     config.mkdir(parents=True)
     (config / "launch.json").write_text("{}")
     monkeypatch.setattr(verify, "callback", lambda frozen, **_: kept.append(frozen.resolve()))
-    for words in (["--study", "other"], ["latest", "--study", "other"], ["--study", "other", "ab00"], ["other/ab"]):
+    for words in (
+        ["--study", "other"],
+        ["latest", "--study", "other"],
+        ["--study", "other", "ab00"],
+        ["other/ab"],
+    ):
         assert forerun("verify", *words)[0] == 0, words
     assert kept == 4 * [config]
     assert forerun("verify", "latest")[0] == 2

@@ -17,7 +17,9 @@ WIDTHS, OCTAVES = (256, 512, 1024), range(-9, -4)
 
 
 def _isoflops(path, *, flops_column="budget", factor=2.5):
-    """Write isoFLOP runs with N* = 40 C^0.4, whose tokens are C / (6 N) times a power of N, so that 6ND is not C."""
+    """Write isoFLOP runs with N* = 40 C^0.4, whose tokens are C / (6 N) times a power of N, so that
+    6ND is not C.
+    """
     lines = [f"{flops_column},params_total,tokens,loss"]
     for budget in (1e18, 3e18, 1e19, 3e19):
         best = 40 * budget**0.4
@@ -25,7 +27,7 @@ def _isoflops(path, *, flops_column="budget", factor=2.5):
             n = best * 1.5**step
             tokens = factor * (n / best) ** 0.3 * budget / (6 * n)
             lines.append(
-                f"{budget},{n:.0f},{tokens:.0f},{2.0 + 0.02 * math.log(n / best) ** 2 - 0.01 * math.log(budget)}"
+                f"{budget},{n:.0f},{tokens:.0f},{2.0 + 0.02 * math.log(n / best) ** 2 - 0.01 * math.log(budget)}"  # noqa: E501
             )
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -36,10 +38,16 @@ def test_a_budget_is_the_flops_of_its_runs(tmp_path, name):
     path, fit = _isoflops(tmp_path / "runs.csv", flops_column=name), tmp_path / "fit.json"
     code, body = ask("fit", path, "--form", "isoflop", "--bootstrap", "0", "--out", fit)
     assert (code, body["flops_from"]) == (0, "budget")
-    assert [budget["flops"] for budget in body["budgets"]] == pytest.approx([1e18, 3e18, 1e19, 3e19])
+    assert [budget["flops"] for budget in body["budgets"]] == pytest.approx(
+        [1e18, 3e18, 1e19, 3e19]
+    )
     note = next(warning for warning in body["warnings"] if "6 * N * D is" in warning)
-    assert "1.7 to 3.6 times" in note and not any("add a column" in warning for warning in body["warnings"])
-    assert ask("predict", fit, "--flops", "1e19")[1]["params"] == pytest.approx(40 * 1e19**0.4, rel=0.02)
+    assert "1.7 to 3.6 times" in note and not any(
+        "add a column" in warning for warning in body["warnings"]
+    )
+    assert ask("predict", fit, "--flops", "1e19")[1]["params"] == pytest.approx(
+        40 * 1e19**0.4, rel=0.02
+    )
     body = ask("fit", path, "--form", "isoflop", "--bootstrap", "0", "--compute-from", "6nd")[1]
     assert body["flops_from"] == "6ND" and body["budgets"][0]["flops"] > 2e18
     assert ask("fit", path, "--form", "isoflop", "--compute-from", "flops")[0] == 2
@@ -48,9 +56,15 @@ def test_a_budget_is_the_flops_of_its_runs(tmp_path, name):
 
 def test_a_budget_that_is_a_label_is_not_taken_for_flops(tmp_path):
     path = _isoflops(tmp_path / "runs.csv", factor=1.0)
-    path.write_text(re.sub(r"(?m)^[13]\.?0?e\+?1[89],", lambda m: f"{float(m[0][:-1]) / 1e18:g},", path.read_text()))
+    path.write_text(
+        re.sub(
+            r"(?m)^[13]\.?0?e\+?1[89],", lambda m: f"{float(m[0][:-1]) / 1e18:g},", path.read_text()
+        )
+    )
     body = ask("fit", path, "--form", "isoflop", "--bootstrap", "0")[1]
-    assert body["flops_from"] == "6ND" and any("too far to be FLOPs" in warning for warning in body["warnings"])
+    assert body["flops_from"] == "6ND" and any(
+        "too far to be FLOPs" in warning for warning in body["warnings"]
+    )
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="no cases beside the checkout")
@@ -60,9 +74,16 @@ def test_the_posted_isoflop_table(tmp_path):
     body = ask("fit", table, *options, "--out", fit)[1]
     assert any("2.1 to 2.8 times column 'budget'" in warning for warning in body["warnings"])
     assert ask("predict", fit, "--flops", "1e19")[1]["params"] == pytest.approx(5.26e8, rel=0.005)
-    assert ask("fit", CASES / "20" / "results.csv", "--form", "isoflop", "--column", "loss=val_bpb")[0] == 0
-    posted = ask("fit", CASES / "24" / "runs.csv", "--form", "isoflop", "--column", "loss=cd_val_loss")[1]
-    assert any("'parameter_count', not 'params_planned'" in warning for warning in posted["warnings"])
+    assert (
+        ask("fit", CASES / "20" / "results.csv", "--form", "isoflop", "--column", "loss=val_bpb")[0]
+        == 0
+    )
+    posted = ask(
+        "fit", CASES / "24" / "runs.csv", "--form", "isoflop", "--column", "loss=cd_val_loss"
+    )[1]
+    assert any(
+        "'parameter_count', not 'params_planned'" in warning for warning in posted["warnings"]
+    )
 
 
 def _ladder(path, head="params,tokens,loss"):
@@ -77,10 +98,14 @@ def _ladder(path, head="params,tokens,loss"):
 
 
 def test_a_column_may_be_named_and_a_missing_one_lists_the_names(tmp_path):
-    aliases = ask("fit", _ladder(tmp_path / "a.csv", "num_params,num_tokens,val_loss"), "--bootstrap", "0")[1]
+    aliases = ask(
+        "fit", _ladder(tmp_path / "a.csv", "num_params,num_tokens,val_loss"), "--bootstrap", "0"
+    )[1]
     named = _ladder(tmp_path / "b.csv", "size,toks,bpb")
     code, body = ask("fit", named, "--bootstrap", "0")
-    assert code == 2 and "num_params" in body["message"] and "--column params=NAME" in body["message"]
+    assert (
+        code == 2 and "num_params" in body["message"] and "--column params=NAME" in body["message"]
+    )
     columns = ("--column", "params=size", "--column", "tokens=toks", "--column", "loss=bpb")
     assert ask("fit", named, "--bootstrap", "0", *columns)[1]["parameters"] == aliases["parameters"]
     for wrong in ("loss", "loss=none", "bogus=size"):
@@ -112,19 +137,29 @@ def _losses():
     for width in WIDTHS:
         for octave in OCTAVES:
             for seed in (0, 1):
-                yield width, 2.0**octave, seed, 3.5 - width / 2048 + 0.03 * (octave + 7) ** 2 + rng.normal(0, 0.002)
+                yield (
+                    width,
+                    2.0**octave,
+                    seed,
+                    3.5 - width / 2048 + 0.03 * (octave + 7) ** 2 + rng.normal(0, 0.002),
+                )
 
 
 @pytest.mark.parametrize(
     ("head", "row"),
     [
         ("config/lr,config/width,config/seed,loss", "{lr},{width},{seed},{loss}"),
-        ("number,value,params_lr,params_n_embd,params_seed,state", "0,{loss},{lr},{width},{seed},COMPLETE"),
+        (
+            "number,value,params_lr,params_n_embd,params_seed,state",
+            "0,{loss},{lr},{width},{seed},COMPLETE",
+        ),
         ("State,optimizer.lr,model.n_embd,seed,val/loss", "finished,{lr},{width},{seed},{loss}"),
     ],
 )
 def test_exports_of_sweeps_are_judged(tmp_path, head, row):
-    rows = [row.format(width=width, lr=lr, seed=seed, loss=loss) for width, lr, seed, loss in _losses()]
+    rows = [
+        row.format(width=width, lr=lr, seed=seed, loss=loss) for width, lr, seed, loss in _losses()
+    ]
     (tmp_path / "sweep.csv").write_text(_sweep(head, rows))
     code, body = ask("transfer", "--runs", tmp_path / "sweep.csv")
     assert (code, body["outcome"], body["dropped"]) == (0, "holds", [])
@@ -133,7 +168,11 @@ def test_exports_of_sweeps_are_judged(tmp_path, head, row):
 
 def test_runs_that_did_not_finish_are_dropped_and_never_diverged(tmp_path):
     rows = [f"finished,{lr},{width},{seed},{loss}" for width, lr, seed, loss in _losses()]
-    rows[4:4] = ["crashed,0.0078125,256,5,", "running,0.0078125,512,5,2.9", "failed,0.0078125,256,6,NaN"]
+    rows[4:4] = [
+        "crashed,0.0078125,256,5,",
+        "running,0.0078125,512,5,2.9",
+        "failed,0.0078125,256,6,NaN",
+    ]
     (tmp_path / "sweep.csv").write_text(_sweep("State,lr,width,seed,val_loss", rows))
     code, body = ask("transfer", "--runs", tmp_path / "sweep.csv")
     assert (code, body["outcome"]) == (0, "holds")
@@ -142,14 +181,24 @@ def test_runs_that_did_not_finish_are_dropped_and_never_diverged(tmp_path):
 
 
 def test_published_optima_of_any_hyperparameter_are_judged(tmp_path):
-    (tmp_path / "optima.csv").write_text("width,wd_optimum\n128,0.1\n256,0.1\n512,0.1\n1024,0.1\n2048,0.1\n")
+    (tmp_path / "optima.csv").write_text(
+        "width,wd_optimum\n128,0.1\n256,0.1\n512,0.1\n1024,0.1\n2048,0.1\n"
+    )
     body = ask("transfer", "--runs", tmp_path / "optima.csv")[1]
     assert body["hyperparameter"] == "weight_decay" and body["outcome"] in ("holds", "cannot_tell")
-    (tmp_path / "optima.csv").write_text("params,batch_size_optimum\n1e6,32K\n2e6,64K\n4e6,128K\n8e6,256K\n")
+    (tmp_path / "optima.csv").write_text(
+        "params,batch_size_optimum\n1e6,32K\n2e6,64K\n4e6,128K\n8e6,256K\n"
+    )
     body = ask("transfer", "--runs", tmp_path / "optima.csv")[1]
-    assert (body["hyperparameter"], body["axis"], body["outcome"]) == ("batch_size", "params", "drifts")
+    assert (body["hyperparameter"], body["axis"], body["outcome"]) == (
+        "batch_size",
+        "params",
+        "drifts",
+    )
     assert body["drift_octaves_per_doubling"]["value"] == pytest.approx(1)
-    both = "width,lr_optimum,wd_optimum\n" + "".join(f"{2**k},{2.0**-k},0.1\n" for k in range(7, 12))
+    both = "width,lr_optimum,wd_optimum\n" + "".join(
+        f"{2**k},{2.0**-k},0.1\n" for k in range(7, 12)
+    )
     (tmp_path / "optima.csv").write_text(both)
     assert ask("transfer", "--runs", tmp_path / "optima.csv")[1]["outcome"] == "drifts"
     body = ask("transfer", "--runs", tmp_path / "optima.csv", "--hyperparameter", "weight_decay")[1]

@@ -33,14 +33,18 @@ def test_a_terminal_has_one_live_line(monkeypatch):
     with Meter("search", 2.0) as meter:
         meter.add(1.0, "3 running")
     said = terminal.getvalue()
-    assert said.startswith("\r\033[Kbegins\n\r\033[Ksearch:  50\u00a0% in 0 s") and said.endswith("3 running\r\033[K")
+    assert said.startswith("\r\033[Kbegins\n\r\033[Ksearch:  50\u00a0% in 0 s") and said.endswith(
+        "3 running\r\033[K"
+    )
 
 
 @pytest.mark.parametrize(
     "error", [OSError(5, "Input/output error"), OSError(28, "No space"), RuntimeError("reentrant")]
 )
 def test_nobody_who_listens_stops_no_work(monkeypatch, error):
-    """A terminal that was closed sends SIGHUP, and its handler speaks: what was in flight was lost."""
+    """A terminal that was closed sends SIGHUP, and its handler speaks: what was in flight was
+    lost.
+    """
     monkeypatch.setattr("sys.stderr", Terminal(error))
     say("stopping: workers save what they hold")
     with Meter("search", 2.0) as meter:
@@ -53,7 +57,11 @@ def test_what_is_under_way_counts_until_it_is_finished(monkeypatch):
         meter.add(0.0, under_way=1.0)
         meter.add(1.0, under_way=0.5)
         meter.add(3.0)
-    shares = [line.split("%")[0].split()[-1] for line in terminal.getvalue().split("\r\033[K") if "%" in line]
+    shares = [
+        line.split("%")[0].split()[-1]
+        for line in terminal.getvalue().split("\r\033[K")
+        if "%" in line
+    ]
     assert shares == ["25", "38", "100"]
 
 
@@ -82,14 +90,16 @@ def test_columns_line_up_and_nothing_in_a_cell_is_markup():
         "run    loss  reason",
         "a    5.4321  it left the range at once",
         "\u5bbd      5.1  [bold]\\x1b[2J",  # two columns wide
-    ]  # fmt: skip
+    ]
 
 
 ATOM = re.compile(r"\[[^\]]+\]|[-+]?\d[\d.,^e+-]*")
 """A number or an interval."""
 PROSE = (
-    "choice: width 96, 233,952 params, 7.12\u00a0M tokens; loss 1.189 nats [1.129, 1.419], 2^-8 at 85.6 %\n"
-    "- at width 512 the transferred rate costs -0.0123 nats [-0.0200, +0.0009] at level 0.9: 1.2 to 18 minutes\n"
+    "choice: width 96, 233,952 params, 7.12\u00a0M tokens; loss 1.189 nats [1.129, 1.419], 2^-8 at "
+    "85.6 %\n"
+    "- at width 512 the transferred rate costs -0.0123 nats [-0.0200, +0.0009] at level 0.9: 1.2 "
+    "to 18 minutes\n"
     "    indented: " + "word " * 40 + "\n\nshort\n" + "/a/long/path-with-hyphens" * 5
 )
 
@@ -105,33 +115,49 @@ def test_lines_are_wrapped_at_spaces_never_inside_a_number_or_interval(columns):
 
 
 def test_a_wrapped_command_can_be_pasted():
-    command = "forerun run study/plan.toml --study study-more-seeds --set transfer.num_seeds=16 --set 'a.b=\"c\"'"
+    command = (
+        "forerun run study/plan.toml --study study-more-seeds --set transfer.num_seeds=16 "
+        "--set 'a.b=\"c\"'"
+    )
     wrapped = wrap(f"next: {command}", 60)
     assert wrapped.count("\n") >= 1
     assert shlex.split(wrapped.removeprefix("next: ").replace("\\\n", "")) == shlex.split(command)
 
 
-CELLS = [("learning rate", "0.01783", "0.0005 [0.0000, 0.2882]", "width, duration", "7.12\u00a0M"),
-         ("warmup fraction", "0.438", "-", "not tested", "26.71")]  # fmt: skip
+CELLS = [
+    ("learning rate", "0.01783", "0.0005 [0.0000, 0.2882]", "width, duration", "7.12\u00a0M"),
+    ("warmup fraction", "0.438", "-", "not tested", "26.71"),
+]
 
 
 @pytest.mark.parametrize("columns", [None, 100, 80, 66, 60, 40, 20])
 def test_a_table_cuts_no_number_at_any_width(columns):
-    text = lay_out_table(["value", "at the base", "nats lost", "tested over", "params"], CELLS, (0,), columns)
+    text = lay_out_table(
+        ["value", "at the base", "nats lost", "tested over", "params"], CELLS, (0,), columns
+    )
     lines = wrap(text, columns or 10_000).splitlines()
     assert "\u2026" not in text
     atoms = [atom for line in lines for atom in ATOM.findall(line)]
-    assert sorted(atoms) == sorted(atom for row in CELLS for cell in row for atom in ATOM.findall(cell))
+    assert sorted(atoms) == sorted(
+        atom for row in CELLS for cell in row for atom in ATOM.findall(cell)
+    )
     assert columns is None or all(len(line) <= max(columns, 23) for line in lines)
     assert len(lines) == 3 or columns not in (None, 100)
 
 
 @pytest.mark.parametrize("columns", ["60", "80"])
 def test_a_verb_fits_its_terminal_and_is_colored_only_there(columns, monkeypatch, tmp_path):
-    rows = [f"{width},{2.0**octave},{3 + 0.1 * octave**2}" for width in (32, 64, 128) for octave in range(-3, 3)]
+    rows = [
+        f"{width},{2.0**octave},{3 + 0.1 * octave**2}"
+        for width in (32, 64, 128)
+        for octave in range(-3, 3)
+    ]
     (tmp_path / "runs.csv").write_text("\n".join(["width,lr,loss", *rows]))
     texts = {}
-    for name, variables in (("color", {"TERM": "xterm"}), ("plain", {"TERM": "xterm", "NO_COLOR": "1"})):
+    for name, variables in (
+        ("color", {"TERM": "xterm"}),
+        ("plain", {"TERM": "xterm", "NO_COLOR": "1"}),
+    ):
         monkeypatch.delenv("NO_COLOR", raising=False)
         for variable, value in {**variables, "COLUMNS": columns}.items():
             monkeypatch.setenv(variable, value)
@@ -146,11 +172,15 @@ def test_a_verb_fits_its_terminal_and_is_colored_only_there(columns, monkeypatch
     assert texts["color"] != texts["plain"]
     assert "\033" not in texts["plain"] + pipe.getvalue()
     assert all(len(line) <= int(columns) for line in texts["plain"].splitlines())
-    assert ATOM.findall(texts["plain"].replace("\n", " ")) == ATOM.findall(pipe.getvalue().replace("\n", " "))
+    assert ATOM.findall(texts["plain"].replace("\n", " ")) == ATOM.findall(
+        pipe.getvalue().replace("\n", " ")
+    )
 
 
 def test_the_live_line_leaves_out_whole_parts(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    LiveLine().show("study 99% (transfer 3 of 5)  time left: cannot tell yet  best 1.555 nats at lr 0.0118")
+    LiveLine().show(
+        "study 99% (transfer 3 of 5)  time left: cannot tell yet  best 1.555 nats at lr 0.0118"
+    )
     assert terminal.getvalue() == "\r\033[Kstudy 99% (transfer 3 of 5)  time left: cannot tell yet"

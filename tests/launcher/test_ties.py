@@ -1,4 +1,6 @@
-"""Where runs cannot tell searched values from conventional ones, convention wins, and every answer says why."""
+"""Where runs cannot tell searched values from conventional ones, convention wins, and every answer
+says why.
+"""
 
 import dataclasses
 import math
@@ -37,12 +39,19 @@ BEST = {"learning_rate": 2.0**-5, "warmup_fraction": 0.42, "clip_norm": 0.546}
 
 
 def planted(clip=0.0, warmup=0.0, spread=0.004):
-    """A trainer's outcomes: nats lost an octave of clip above 0.35, and an octave of warmup steps below 84."""
+    """A trainer's outcomes: nats lost an octave of clip above 0.35, and an octave of warmup steps
+    below 84.
+    """
 
     def tell(spec):
         octaves = math.log2(spec.hparams.learning_rate) + 5
         short = max(0.0, math.log2(84 / max(1, spec.schedule.warmup_steps)))
-        loss = 2.0 + 0.05 * octaves**2 + clip * abs(math.log2(spec.hparams.clip_norm / 0.35)) + warmup * short
+        loss = (
+            2.0
+            + 0.05 * octaves**2
+            + clip * abs(math.log2(spec.hparams.clip_norm / 0.35))
+            + warmup * short
+        )
         return ended(spec, loss + spread / 0.01 * noise(spec))
 
     return tell
@@ -67,7 +76,10 @@ def test_where_runs_cannot_tell_convention_wins(folder):
     assert found.best["clip_norm"] == 1.0
     assert found.best["warmup_fraction"] == 0.1, "20 steps of 200, where 1 % would be 2"
     for tie in ties.values():
-        assert tie.finding.basis == "margin" and tie.finding.loses_nats[2] < study.plan.transfer.margin_nats
+        assert (
+            tie.finding.basis == "margin"
+            and tie.finding.loses_nats[2] < study.plan.transfer.margin_nats
+        )
         assert "GPT-3" in tie.source or "Pythia" in tie.source
 
 
@@ -82,8 +94,13 @@ def test_a_clear_advantage_is_kept_and_only_that(folder):
     for tie, origin in ((ties["clip_norm"], "conventional"), (ties["warmup_fraction"], "searched")):
         value, low, high = tie.finding.loses_nats
         words = tie.words(study.plan.transfer.margin_nats)
-        assert words.startswith(f"{tie.value:.3g} used ({origin}). At the base, ") and tie.source in words
-        assert f"{value:.4f} [{low:.4f}, {high:.4f}] nats to the searched {tie.searched:.3g}" in words
+        assert (
+            words.startswith(f"{tie.value:.3g} used ({origin}). At the base, ")
+            and tie.source in words
+        )
+        assert (
+            f"{value:.4f} [{low:.4f}, {high:.4f}] nats to the searched {tie.searched:.3g}" in words
+        )
     study, ledger = search_of(folder, "clip", planted(clip=0.05))
     ties = by_name(searched(study, ledger))
     assert [name for name, tie in ties.items() if not tie.finding.conventional] == ["clip_norm"]
@@ -148,12 +165,18 @@ def test_the_runs_over_duration_decide_how_a_warmup_is_carried(folder):
     def by_share(spec):
         share = spec.schedule.warmup_steps / spec.schedule.num_steps
         found = planted(spread=0.0005)(spec)
-        return dataclasses.replace(found, loss_nats=found.loss_nats + 0.1 * abs(math.log2(share / 0.42)))
+        return dataclasses.replace(
+            found, loss_nats=found.loss_nats + 0.1 * abs(math.log2(share / 0.42))
+        )
 
     _, clear = compared(study, by_share)
     assert clear.rule == "share" and clear.finding.basis == "searched"
     point = {**BEST, "warmup_fraction": 0.42}
-    tests = {spec.id: spec for specs in first_runs(study, point, target_guess(study)).values() for spec in specs}
+    tests = {
+        spec.id: spec
+        for specs in first_runs(study, point, target_guess(study)).values()
+        for spec in specs
+    }
     cost = sum(spec.flops for spec in specs)
     assert 0 < cost <= WARMUP_SHARE * sum(spec.flops for spec in tests.values())
 
@@ -163,19 +186,31 @@ def test_rates_over_duration_and_rungs_follow_the_warmups_rule(folder):
     study, _ = search_of(folder, "followed", tell)
     with open_ledger(study) as ledger:
         for _ in range(10):
-            missing = [s for test in asked(study, ledger) for s in test.specs if s.id not in ledger.results()]
+            missing = [
+                s
+                for test in asked(study, ledger)
+                for s in test.specs
+                if s.id not in ledger.results()
+            ]
             if not missing:
                 break
             driver(ledger, 0, tell=tell)("transfer", StaticSource(missing, bank_key), missing)
         found = transferred(study, ledger)
         assert found.warmup.rule == "tokens"
         own = found.best["warmup_fraction"]
-        rates = next(t for t in found.tests if t.hyperparameter == "learning_rate" and t.axis == "duration")
+        rates = next(
+            t for t in found.tests if t.hyperparameter == "learning_rate" and t.axis == "duration"
+        )
         steps = {spec.schedule.num_steps: spec.schedule.warmup_steps for spec in rates.specs}
         assert steps == {200: round(200 * own), 400: round(200 * own)}
         rungs = {
-            s.schedule.num_steps: s.schedule.warmup_steps / s.schedule.num_steps for s in ladder_specs(study, found)
+            s.schedule.num_steps: s.schedule.warmup_steps / s.schedule.num_steps
+            for s in ladder_specs(study, found)
         }
-        assert rungs[16] == pytest.approx(own, abs=0.05), "a run shorter than the base has its share"
+        assert rungs[16] == pytest.approx(own, abs=0.05), (
+            "a run shorter than the base has its share"
+        )
         far = dataclasses.replace(base_sizes(study), duration=35 * base_duration(study))
-        assert found.point_at(study, far)["warmup_fraction"] == pytest.approx(max(own / 35, 0.01), rel=1e-4)
+        assert found.point_at(study, far)["warmup_fraction"] == pytest.approx(
+            max(own / 35, 0.01), rel=1e-4
+        )

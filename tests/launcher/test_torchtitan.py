@@ -1,4 +1,6 @@
-"""The torchtitan export, read back number by number. What torchtitan itself makes of it: test_torchtitan_live.py."""
+"""The torchtitan export, read back number by number. What torchtitan itself makes of it:
+test_torchtitan_live.py.
+"""
 
 import dataclasses
 import itertools
@@ -36,7 +38,9 @@ def mup_table(manifest: Manifest) -> tuple[ParameterNumbers, ...]:
 
 
 def disagreements(folder: Path, decision: Decision) -> list[str]:
-    """Where the export's groups, by torchtitan's rule (search, first match wins), differ from the decision's."""
+    """Where the export's groups, by torchtitan's rule (search, first match wins), differ from the
+    decision's.
+    """
     groups = frozen_in(folder).groups
     wanted = frozen.assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     problems = []
@@ -51,7 +55,9 @@ def disagreements(folder: Path, decision: Decision) -> list[str]:
     return problems
 
 
-def test_every_parameter_has_its_frozen_numbers_in_the_module_and_changed_ones_are_noticed(tmp_path, manifest):
+def test_every_parameter_has_its_frozen_numbers_in_the_module_and_changed_ones_are_noticed(
+    tmp_path, manifest
+):
     decision = wide_decision(manifest)
     for old, new in (*export_case.CHANGED_GROUPS, ('"init_std": 0.125', '"init_std": 0.02')):
         assert exported(decision, tmp_path).FROZEN.digest == decision.digest
@@ -62,7 +68,9 @@ def test_every_parameter_has_its_frozen_numbers_in_the_module_and_changed_ones_a
 
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.4.0.dev20260821", None])
-def test_another_version_is_refused_by_name_before_torchtitan_is_imported(tmp_path, manifest, version, capsys):
+def test_another_version_is_refused_by_name_before_torchtitan_is_imported(
+    tmp_path, manifest, version, capsys
+):
     torchtitan.export(wide_decision(manifest), tmp_path)
     with pytest.raises(SystemExit) as stop:
         imported(tmp_path, torchtitan.MODULE, {"torchtitan": version} if version else {})
@@ -83,7 +91,9 @@ def test_patterns_survive_checkpoint_wrappers(tmp_path, manifest):
     patterns = [pattern for pattern, _ in torchtitan.group_patterns(wide_decision(manifest))]
     for theirs in names.values():
         wrapped = re.sub(r"^(layers\.\d+\.)", r"\1_checkpoint_wrapped_module.", theirs)
-        assert [bool(re.search(p, wrapped)) for p in patterns] == [bool(re.search(p, theirs)) for p in patterns]
+        assert [bool(re.search(p, wrapped)) for p in patterns] == [
+            bool(re.search(p, theirs)) for p in patterns
+        ]
     assert not any(re.search(p, "layers.0.attention.qkv_linear.wq.weight_scale") for p in patterns)
 
 
@@ -93,7 +103,10 @@ def test_a_decay_survives_as_a_ratio():
         ratio, kind = torchtitan._scheduler(schedule)
         assert ratio is not None and kind == "linear"
         assert round(num_steps * ratio) == decay_steps
-        assert torchtitan._scheduler(dataclasses.replace(schedule, decay_shape="sqrt")) == (ratio, "sqrt")
+        assert torchtitan._scheduler(dataclasses.replace(schedule, decay_shape="sqrt")) == (
+            ratio,
+            "sqrt",
+        )
 
 
 def test_initial_values_are_the_embedded_trainers_bit_for_bit(tmp_path, manifest):
@@ -114,7 +127,12 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
         config = types.SimpleNamespace(corpus=str(corpus))
         return [
             loader(
-                config, dp_world_size=number, dp_rank=r, seq_len=SHAPE.seq_len, local_batch_size=local, tokenizer=None
+                config,
+                dp_world_size=number,
+                dp_rank=r,
+                seq_len=SHAPE.seq_len,
+                local_batch_size=local,
+                tokenizer=None,
             )
             for r in range(number)
         ]
@@ -128,7 +146,9 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
         return np.array(rows)
 
     def wanted(step: int) -> np.ndarray:
-        return store.train_batch(seed=7, first_sequence=8 * step, num_sequences=8, seq_len=SHAPE.seq_len)
+        return store.train_batch(
+            seed=7, first_sequence=8 * step, num_sequences=8, seq_len=SHAPE.seq_len
+        )
 
     two = ranks(2, 2)  # two accumulation steps
     for step in range(3):
@@ -143,7 +163,11 @@ def test_the_ranks_together_read_the_batches_of_the_run_and_resume_on_another_nu
     other = dataclasses.replace(wide_decision(manifest).data, data_id="0" * 64)
     with pytest.raises(SystemExit, match="2"):
         exported(wide_decision(manifest, data=other), tmp_path).CorpusLoader(
-            types.SimpleNamespace(corpus=str(corpus)), dp_world_size=1, dp_rank=0, seq_len=32, local_batch_size=1
+            types.SimpleNamespace(corpus=str(corpus)),
+            dp_world_size=1,
+            dp_rank=0,
+            seq_len=32,
+            local_batch_size=1,
         )
     assert "frozen as 0000" in capsys.readouterr().err
 
@@ -176,6 +200,11 @@ def test_a_mesh_that_torchtitan_cannot_have_is_refused(tmp_path, manifest, shape
     [({}, 16, 16), ({"data_parallel_replicate": 2, "microbatch_sequences": 2}, 8, 2)],
 )
 def test_degrees_share_out_the_batch_among_data_ranks_alone(manifest, mesh, share, microbatch):
-    degrees, tokens = frozen.Parallelism(data_parallel_shard=4, tensor=2, **mesh), 64 * SHAPE.seq_len
-    decision = wide_decision(manifest, parallelism=degrees, batch_tokens=tokens, num_tokens=12 * tokens)
+    degrees, tokens = (
+        frozen.Parallelism(data_parallel_shard=4, tensor=2, **mesh),
+        64 * SHAPE.seq_len,
+    )
+    decision = wide_decision(
+        manifest, parallelism=degrees, batch_tokens=tokens, num_tokens=12 * tokens
+    )
     assert rank_sequences(decision) == (share, microbatch)

@@ -1,4 +1,5 @@
-"""The torchtitan export in the hands of torchtitan: parser, groups, scheduler, weights, logits, and whole runs.
+"""The torchtitan export in the hands of torchtitan: parser, groups, scheduler, weights, logits, and
+whole runs.
 
 Needs an interpreter with torchtitan 0.3.0 (`make trainers TRAINERS=torchtitan`).
 """
@@ -24,7 +25,8 @@ from proxies.core.shape import Shape
 from proxies.data.tokens import TokenStore
 from proxies.training.bank import Bank
 
-# Weights as torchtitan starts them, logits of given tokens, and what it does with a gradient that is not finite.
+# Weights as torchtitan starts them, logits of given tokens, and what it does with a gradient that
+# is not finite.
 PROBE = """
 import sys
 import numpy as np, torch
@@ -60,7 +62,10 @@ def test_torchtitans_own_groups_and_scheduler_are_the_frozen_ones(manifest, sche
     clip_norm = None if schedule.kind == "constant" else 1.0
     mesh = Parallelism(data_parallel_shard=2, tensor=2)
     decision = wide_decision(manifest, schedule=schedule, clip_norm=clip_norm, parallelism=mesh)
-    assert proof.prove(decision, "torchtitan", torchtitan.VERSIONS[-1], interpreter("torchtitan")) == []
+    assert (
+        proof.prove(decision, "torchtitan", torchtitan.VERSIONS[-1], interpreter("torchtitan"))
+        == []
+    )
 
 
 VARIANTS = {
@@ -72,10 +77,14 @@ VARIANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(tmp_path, manifest, variant):
+def test_torchtitans_first_weights_and_logits_are_the_embedded_trainers(
+    tmp_path, manifest, variant
+):
     python, (shape, residual) = interpreter("torchtitan"), VARIANTS[variant]
     decision = wide_decision(manifest, shape=shape)
-    decision = dataclasses.replace(decision, forward=dataclasses.replace(decision.forward, residual=residual))
+    decision = dataclasses.replace(
+        decision, forward=dataclasses.replace(decision.forward, residual=residual)
+    )
     torchtitan.export(decision, tmp_path)
     ids = np.random.default_rng(0).integers(0, 256, (3, SHAPE.seq_len))
     np.save(tmp_path / "ids.npy", ids)
@@ -97,7 +106,9 @@ def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int, *optio
     shutil.copy(MAIN, export_dir)
     options = ("--module", "forerun_torchtitan", "--config", "main_run", *options)
     command = [*torchrun(python, num_ranks), MAIN.name, *options]
-    done = in_trainer(command, export_dir, FORERUN_DATA=corpus, LOSSES=losses, FORERUN_LOG_EVERY_STEPS="1")
+    done = in_trainer(
+        command, export_dir, FORERUN_DATA=corpus, LOSSES=losses, FORERUN_LOG_EVERY_STEPS="1"
+    )
     assert losses.exists(), done.stderr[-3000:]
     return done, [json.loads(line)[:3] for line in losses.read_text().splitlines()]
 
@@ -119,7 +130,9 @@ MESHES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_two_ranks_of_torchtitan_train_the_banks_run_and_one_goes_on_with_it(tmp_path, corpus, manifest, mesh):
+def test_two_ranks_of_torchtitan_train_the_banks_run_and_one_goes_on_with_it(
+    tmp_path, corpus, manifest, mesh
+):
     python = interpreter("torchtitan")
     shape = dataclasses.replace(SHAPE, tied=mesh == "tied", qk_norm=mesh == "tied")
     wanted = banks_curve(TokenStore(corpus), shape)
@@ -127,13 +140,17 @@ def test_two_ranks_of_torchtitan_train_the_banks_run_and_one_goes_on_with_it(tmp
     torchtitan.export(decision, tmp_path)
     done, found = trained(python, tmp_path, corpus, 2)
     assert done.returncode == 0, done.stderr[-3000:]
-    print(f"{mesh}: loss within {np.abs(np.array(found) - wanted)[:, 1].max():.1e} nats of the bank's")
+    print(
+        f"{mesh}: loss within {np.abs(np.array(found) - wanted)[:, 1].max():.1e} nats of the bank's"
+    )
     assert np.abs(np.array(found) - wanted).max() < 1e-4
     if mesh == "tied":
         checkpoints = next((tmp_path / "outputs").iterdir()) / "checkpoint"
         assert {p.name for p in checkpoints.iterdir()} == {"step-10", "step-12"}
         shutil.rmtree(checkpoints / "step-12")
-        done, found = trained(python, tmp_path, corpus, 1, "--parallelism.data_parallel_shard_degree", "1")
+        done, found = trained(
+            python, tmp_path, corpus, 1, "--parallelism.data_parallel_shard_degree", "1"
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         assert [row[0] for row in found] == [11, 12]
         assert np.abs(np.array(found) - wanted[10:]).max() < 1e-4
@@ -154,9 +171,13 @@ def test_torchtitan_stops_above_the_frozen_ceiling_before_it_saves(tmp_path, cor
 
 @pytest.mark.slow
 def test_the_watch_reads_what_torchtitan_logs(tmp_path, corpus, manifest):
-    """Its TensorBoard events, below the folder that it makes for a run, named by that folder or one above."""
+    """Its TensorBoard events, below the folder that it makes for a run, named by that folder or one
+    above.
+    """
     python = interpreter("torchtitan")
-    decision = dataclasses.replace(wide_decision(manifest), monitoring=Monitoring(validate_every_steps=4))
+    decision = dataclasses.replace(
+        wide_decision(manifest), monitoring=Monitoring(validate_every_steps=4)
+    )
     predicted = dataclasses.replace(decision.predicted, loss_nats=1.4, low_nats=1.0, high_nats=2.0)
     decision = dataclasses.replace(decision, predicted=predicted)
     config = write_attested(tmp_path / "frozen", decision)
@@ -164,10 +185,14 @@ def test_the_watch_reads_what_torchtitan_logs(tmp_path, corpus, manifest):
     torchtitan.export(decision, tmp_path / "export")
     done, losses = trained(python, tmp_path / "export", corpus, 1)
     assert done.returncode == 0, done.stderr[-3000:]
-    for folder in (tmp_path / "export" / "outputs", next(tmp_path.glob("export/outputs/**/*tfevents*")).parent):
+    for folder in (
+        tmp_path / "export" / "outputs",
+        next(tmp_path.glob("export/outputs/**/*tfevents*")).parent,
+    ):
         code, body = ask("watch", config, "--metrics", folder, "--once")
         assert code == 0 and body["figures"]["step"] == 12, body
         assert body["figures"]["train_loss_nats"] == pytest.approx(losses[-1][1], abs=1e-6)
         assert body["figures"]["tokens_per_second"] > 0
         code, body = ask("watch", config, "--metrics", folder, "--conclude")
-        assert code == 0, body  # by its validation loss at the last step, where no checkpoint is due
+        # by its validation loss at the last step, where no checkpoint is due
+        assert code == 0, body

@@ -9,9 +9,19 @@ from launcher.views.transfer import name_of, runs_of, short_size, wanted
 
 @pytest.mark.parametrize(
     ("size", "said"),
-    [(96, "96"), (9999, "9999"), (10_000, "10k"), (204_800, "205k"), (51_200, "51.2k"), (999_499, "999k"),
-     (999_500, "1M"), (13_500_416, "13.5M"), (1_000_000_000, "1B"), (15 * 10**12, "15T")],
-)  # fmt: skip
+    [
+        (96, "96"),
+        (9999, "9999"),
+        (10_000, "10k"),
+        (204_800, "205k"),
+        (51_200, "51.2k"),
+        (999_499, "999k"),
+        (999_500, "1M"),
+        (13_500_416, "13.5M"),
+        (1_000_000_000, "1B"),
+        (15 * 10**12, "15T"),
+    ],
+)
 def test_sizes_have_three_digits_and_a_suffix(size, said):
     assert short_size(size) == said
 
@@ -20,11 +30,19 @@ def test_what_is_wanted_at_one_size_stands_together():
     test = odd_body("undecided")["transfer"]["tests"][0]
     said = wanted(test["verdict"])
     assert len(said) < len(test["verdict"]["what_to_run"])
-    assert any("width 32 at 2^-7, 2^-6, 2^-5, 2^-4, 2^-3 (5 seeds each)" in sentence for sentence in said)
+    assert any(
+        "width 32 at 2^-7, 2^-6, 2^-5, 2^-4, 2^-3 (5 seeds each)" in sentence for sentence in said
+    )
     asked = sum(sentence.split(" (")[0].count("2^") for sentence in said)
     assert asked == len(test["verdict"]["what_to_run"]), "none is lost"
     beta = odd_body("six sizes")["transfer"]["tests"][2]["verdict"]
-    asked = {"axis": "width", "hyperparameter": "beta2", "size": 64, "num_seeds": 1, "reason": "to see"}
+    asked = {
+        "axis": "width",
+        "hyperparameter": "beta2",
+        "size": 64,
+        "num_seeds": 1,
+        "reason": "to see",
+    }
     beta["what_to_run"] = [asked | {"log2_value": log2} for log2 in (-2.0, -3.0)]
     assert name_of(beta) == "beta2 over width"
     assert wanted(beta) == ["run width 64 at beta2 0.875, 0.75 (1 seed each): to see"]

@@ -37,14 +37,19 @@ def frozen(frozen_once, copied, shut):
 def test_freeze_refuses_a_shut_gate_and_lists_every_one(copied, shut):
     code, body = ask("freeze", copied)
     assert (code, body["error"]) == (3, "GateError")
-    assert f"forerun freeze {copied} --accept coordinates --accept transfer --reason TEXT" in body["message"]
+    assert (
+        f"forerun freeze {copied} --accept coordinates --accept transfer --reason TEXT"
+        in body["message"]
+    )
     assert "coordinates says" in body["message"] and "transfer says" in body["message"]
     assert not (copied / "frozen").exists()
 
 
 def test_one_accepted_gate_does_not_open_another(copied, shut):
     assert ask("freeze", copied, "--accept", "coordinates", "--reason", "planted")[0] == 4
-    assert ask("freeze", copied, "--accept", "transfer", "--reason", "planted")[0] == 3, "nothing was put on record"
+    assert ask("freeze", copied, "--accept", "transfer", "--reason", "planted")[0] == 3, (
+        "nothing was put on record"
+    )
 
 
 def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
@@ -60,7 +65,8 @@ def test_an_accepted_gate_is_told_wherever_the_config_is(frozen, copied):
 def test_an_acceptance_outlives_other_words_but_not_other_evidence(frozen, copied):
     study = recorded_study(copied)
     reworded = tuple(
-        Gate(name=name, outcome=outcome, reason="as a later version says") for name, outcome in GATES.items()
+        Gate(name=name, outcome=outcome, reason="as a later version says")
+        for name, outcome in GATES.items()
     )
     assert set(accepted(Ledger.read(copied), reworded)) == {"coordinates", "transfer"}
     other = tuple(dataclasses.replace(gate, outcome="cannot_tell") for gate in reworded)
@@ -116,9 +122,13 @@ def test_verify_catches_what_is_hidden_or_added(frozen):
     added.unlink()
     attestations = frozen / "attestations"
     hidden = (attestations / "export-native.json").rename(attestations / "aside")
-    assert ask("verify", frozen)[1]["problems"] == ["no attestation names it: `forerun export` writes it again"]
+    assert ask("verify", frozen)[1]["problems"] == [
+        "no attestation names it: `forerun export` writes it again"
+    ]
     shutil.copy(attestations / "evidence.json", attestations / "export-native.json")
-    assert ask("verify", frozen)[1]["problems"][0].startswith("attestations/export-native.json: its kind is 'evidence'")
+    assert ask("verify", frozen)[1]["problems"][0].startswith(
+        "attestations/export-native.json: its kind is 'evidence'"
+    )
     hidden.rename(attestations / "export-native.json")
     assert ask("verify", frozen)[0] == 0
 
@@ -127,7 +137,13 @@ def test_an_export_onto_the_config_itself_is_refused(frozen):
     assert ask("export", frozen, "--to", "native", "--out", frozen)[0] == 2
     assert ask("export", frozen, "--to", "native", "--out", frozen.parent)[0] == 2
     launched = attest(frozen, "launch", frozen.name, {"planted": True}).read_bytes()
-    for elsewhere in ("attestations", "exports", "exports/torchtitan", "exports/native/inner", "run"):
+    for elsewhere in (
+        "attestations",
+        "exports",
+        "exports/torchtitan",
+        "exports/native/inner",
+        "run",
+    ):
         code, body = ask("export", frozen, "--to", "native", "--out", frozen / elsewhere)
         assert (code, "folder elsewhere" in body["message"]) == (2, True)
     assert (frozen / "attestations" / "launch.json").read_bytes() == launched
@@ -140,7 +156,10 @@ def test_an_export_writes_over_no_other_files(frozen, tmp_path):
     arguments = ("export", frozen, "--to", "native", "--out", out)
     (out / "run.sh").write_text("my own")
     code, body = ask(*arguments)
-    assert (code, "that no export wrote: run.sh; choose an empty folder" in body["message"]) == (2, True)
+    assert (code, "that no export wrote: run.sh; choose an empty folder" in body["message"]) == (
+        2,
+        True,
+    )
     assert (out / "run.sh").read_text() == "my own"
     (out / "run.sh").unlink()
     assert [ask(*arguments)[0] for _ in range(2)] == [0, 2], "elsewhere a folder must be empty"
@@ -151,9 +170,17 @@ def test_an_export_beside_the_config_takes_away_what_an_earlier_one_left(frozen)
     own = frozen / "exports" / "native"
     (own.parent / ".native.part").mkdir()  # of an export that was killed
     (own / "of_another_version.py").write_text("")
-    assert "that no export wrote: of_another_version.py" in ask("export", frozen, "--to", "native")[1]["message"]
+    assert (
+        "that no export wrote: of_another_version.py"
+        in ask("export", frozen, "--to", "native")[1]["message"]
+    )
     body = read_attestation(frozen / "attestations" / "export-native.json", frozen.name)
-    attest(frozen, "export-native", frozen.name, {**body, "files": {**body["files"], "of_another_version.py": ""}})
+    attest(
+        frozen,
+        "export-native",
+        frozen.name,
+        {**body, "files": {**body["files"], "of_another_version.py": ""}},
+    )
     assert ask("export", frozen, "--to", "native")[0] == 0
     assert {path.name for path in own.iterdir()} == {"fidelity.json", "launch.json", "run.sh"}
     assert [path.name for path in own.parent.iterdir()] == ["native"]
@@ -174,7 +201,10 @@ def test_an_export_that_finds_no_room_leaves_nothing(frozen, tmp_path, monkeypat
     assert sorted(frozen.rglob("*")) == before
     assert not (tmp_path / "made").exists()
     (tmp_path / "file").write_text("")
-    assert "must be a folder" in ask("export", frozen, "--to", "native", "--out", tmp_path / "file")[1]["message"]
+    assert (
+        "must be a folder"
+        in ask("export", frozen, "--to", "native", "--out", tmp_path / "file")[1]["message"]
+    )
 
 
 def test_broken_parity_is_a_failed_gate(frozen, monkeypatch):
@@ -217,9 +247,20 @@ def test_each_stage_answers_from_its_records(finished, copied):
     assert code == {"passed": 0, "failed": 3, "cannot_tell": 4}[body["outcome"]]
     assert set(body) == {"coordinates", "outcome", "reason"}
     assert set(ask("sweep", plan, *study)[1]) == {
-        "trials", "best", "best_trial", "sampler", "ranges", "can_be_off", "growth", "open_edges", "stopped",
-        "replicates", "pruner", "replays", "ties",
-    }  # fmt: skip
+        "trials",
+        "best",
+        "best_trial",
+        "sampler",
+        "ranges",
+        "can_be_off",
+        "growth",
+        "open_edges",
+        "stopped",
+        "replicates",
+        "pruner",
+        "replays",
+        "ties",
+    }
     code, body = ask("transfer", plan, *study)
     assert code == {"holds": 0, "drifts": 3, "cannot_tell": 4}[body["outcome"]]
     code, body = ask("ladder", plan, *study)
@@ -228,8 +269,14 @@ def test_each_stage_answers_from_its_records(finished, copied):
 
 def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
     plan = tmp_path / "new" / "plan.toml"
-    code, body = ask("init", "--data", finished / "corpus", "--budget-flops", "1.5e13", "--out", plan)
-    assert (code, body["plan"], body["schema"]) == (0, str(plan), str(plan.with_name("plan.schema.json")))
+    code, body = ask(
+        "init", "--data", finished / "corpus", "--budget-flops", "1.5e13", "--out", plan
+    )
+    assert (code, body["plan"], body["schema"]) == (
+        0,
+        str(plan),
+        str(plan.with_name("plan.schema.json")),
+    )
     code, body = ask("validate", plan)
     assert (code, body["valid"], body["plan"]["target"]["budget_flops"]) == (0, True, 1.5e13)
     assert json.loads(plan.with_name("plan.schema.json").read_text())["type"] == "object"
@@ -243,7 +290,18 @@ def test_a_new_plan_is_valid_and_an_old_one_left_alone(tmp_path, finished):
     assert ask("init", "--set", "proxy.num_slot=4", "--out", bad)[0] == 2
     assert not bad.exists()
     pinned = tmp_path / "pinned.toml"
-    assert ask("init", "--set", "proxy.num_slots=4", "--set", "search.max_extensions=0", "--out", pinned)[0] == 0
+    assert (
+        ask(
+            "init",
+            "--set",
+            "proxy.num_slots=4",
+            "--set",
+            "search.max_extensions=0",
+            "--out",
+            pinned,
+        )[0]
+        == 0
+    )
     made = load_plan(pinned)
     assert (made.proxy.num_slots, made.proxy.compiled, made.search.max_extensions) == (4, "auto", 0)
 
@@ -259,10 +317,16 @@ def test_verify_says_what_nobody_could_be_asked_about(exported, monkeypatch):
     monkeypatch.setattr(proof, "interpreter", lambda trainer: None)
     code, body = ask("verify", exported)
     (said,) = body["not_proven"]
-    assert code == 0 and said.startswith("parity of torchtitan 0.3.0: ") and "FORERUN_TORCHTITAN_PYTHON" in said
+    assert (
+        code == 0
+        and said.startswith("parity of torchtitan 0.3.0: ")
+        and "FORERUN_TORCHTITAN_PYTHON" in said
+    )
 
 
-@pytest.mark.parametrize(("problems", "code"), [([], 0), (["lm_head.weight: eps is 1.0, frozen as 1e-08"], 3)])
+@pytest.mark.parametrize(
+    ("problems", "code"), [([], 0), (["lm_head.weight: eps is 1.0, frozen as 1e-08"], 3)]
+)
 def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, problems, code):
     asked = []
 
@@ -274,11 +338,15 @@ def test_verify_asks_the_trainer_and_keeps_its_answer(exported, monkeypatch, pro
     monkeypatch.setattr(proof, "prove", prove)
     given, body = ask("verify", exported)
     assert given == code
-    assert asked == [(exported.name, "torchtitan", "0.3.0", "/a/python", exported / "exports" / "torchtitan")]
+    assert asked == [
+        (exported.name, "torchtitan", "0.3.0", "/a/python", exported / "exports" / "torchtitan")
+    ]
     kept = read_attestation(exported / "attestations" / "parity-torchtitan.json", exported.name)
     assert kept["problems"] == problems
     if problems:
         assert "or the files are stale:\nlm_head.weight: eps is 1.0" in body["message"]
     else:
         assert body["not_proven"] == []
-        assert body["verified"][-1].startswith("parity of torchtitan 0.3.0: every parameter's numbers")
+        assert body["verified"][-1].startswith(
+            "parity of torchtitan 0.3.0: every parameter's numbers"
+        )

@@ -8,9 +8,18 @@ import pytest
 from tiny_study import ask
 
 CONTRACT = {
-    "flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
-    "tokens_interval", "flat_range", "warnings",
-}  # fmt: skip
+    "flops",
+    "params",
+    "tokens",
+    "tokens_per_param",
+    "batch_tokens",
+    "loss",
+    "interval",
+    "params_interval",
+    "tokens_interval",
+    "flat_range",
+    "warnings",
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +33,9 @@ def fit(tmp_path_factory):
     ]
     (folder / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
     path = folder / "fit.json"
-    code, _ = ask("fit", folder / "runs.csv", "--bootstrap", "40", "--form", "chinchilla", "--out", path)
+    code, _ = ask(
+        "fit", folder / "runs.csv", "--bootstrap", "40", "--form", "chinchilla", "--out", path
+    )
     assert code == 0
     return path
 
@@ -32,7 +43,9 @@ def fit(tmp_path_factory):
 def test_the_contract_and_what_is_beyond_it(fit):
     code, body = ask("allocate", fit, "--flops", "1e20", "--batch-tokens", "1048576")
     assert code == 0 and set(body) >= CONTRACT
-    assert 6 * body["params"] * body["tokens"] == pytest.approx(body["flops"]) == pytest.approx(1e20)
+    assert (
+        6 * body["params"] * body["tokens"] == pytest.approx(body["flops"]) == pytest.approx(1e20)
+    )
     assert (body["batch_tokens"], body["num_steps"]) == (1048576, round(body["tokens"] / 1048576))
     assert body["flat_range"]["params"][0] < body["params"] < body["flat_range"]["params"][1]
     assert body["flat_range"]["tokens"][0] < body["tokens"] < body["flat_range"]["tokens"][1]
@@ -43,14 +56,18 @@ def test_the_contract_and_what_is_beyond_it(fit):
 @pytest.mark.parametrize("flops", [1e19, 1e20, 1e21, 1e22])
 def test_allocate_is_as_conclusive_as_predict(fit, flops):
     code, body = ask("allocate", fit, "--flops", flops)
-    predicted, foretold = ask("predict", fit, "--params", body["params"], "--tokens", body["tokens"])
+    predicted, foretold = ask(
+        "predict", fit, "--params", body["params"], "--tokens", body["tokens"]
+    )
     assert code == predicted == (0 if flops <= 1e20 else 4)
     assert any("inconclusive" in warning for warning in body["warnings"]) == (code == 4)
     assert foretold["loss"] == pytest.approx(body["loss"])
 
 
 def test_a_best_run_that_nobody_would_build_has_a_warning(tmp_path):
-    """Points along loss curves, given as runs: laws of a short schedule that ask for less than a token a parameter."""
+    """Points along loss curves, given as runs: laws of a short schedule that ask for less than a
+    token a parameter.
+    """
     rng = np.random.default_rng(0)
     rows = [
         f"{n},{d},{(1.5 + 60 * n**-0.2 + 2e6 * d**-0.75) * math.exp(rng.normal(0, 0.002))}"
@@ -58,7 +75,16 @@ def test_a_best_run_that_nobody_would_build_has_a_warning(tmp_path):
         for d in (7e7, 3e8, 1e9, 3e9)
     ]
     (tmp_path / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
-    ask("fit", tmp_path / "runs.csv", "--bootstrap", "0", "--form", "chinchilla", "--out", tmp_path / "fit.json")
+    ask(
+        "fit",
+        tmp_path / "runs.csv",
+        "--bootstrap",
+        "0",
+        "--form",
+        "chinchilla",
+        "--out",
+        tmp_path / "fit.json",
+    )
     body = ask("allocate", tmp_path / "fit.json", "--flops", "1e23", "--beyond")[1]
     assert body["tokens_per_param"] < 1
     assert any("tokens per parameter" in warning for warning in body["warnings"])
@@ -66,9 +92,19 @@ def test_a_best_run_that_nobody_would_build_has_a_warning(tmp_path):
 
 def test_no_law_no_number(fit):
     one_size = fit.with_name("one.csv")
-    one_size.write_text("params,tokens,loss\n" + "".join(f"1e6,{d},{3 + 1 / d}\n" for d in range(1, 4)))
+    one_size.write_text(
+        "params,tokens,loss\n" + "".join(f"1e6,{d},{3 + 1 / d}\n" for d in range(1, 4))
+    )
     assert ask("fit", one_size, "--bootstrap", "0", "--out", fit.with_name("one.json"))[0] == 4
-    code, body = ask("allocate", fit.with_name("one.json"), "--flops", "1e20", "--inference-tokens", "1e9", "--shape")
+    code, body = ask(
+        "allocate",
+        fit.with_name("one.json"),
+        "--flops",
+        "1e20",
+        "--inference-tokens",
+        "1e9",
+        "--shape",
+    )
     assert code == 4 and "3 different pairs" in body["message"]
 
 
@@ -76,14 +112,30 @@ def test_every_way_to_pay(fit):
     hours = ask("allocate", fit, "--gpu-hours", "1000", "--gpu", "h100", "--mfu", "0.4")[1]
     assert hours["flops"] == pytest.approx(1000 * 3600 * 989e12 * 0.4)
     assert hours["budget"]["gpu"]["mfu"]["source"] == "given"
-    money = ask("allocate", fit, "--usd", "2000", "--price-usd", "2", "--gpu", "H100", "--mfu", "0.4")[1]
+    money = ask(
+        "allocate", fit, "--usd", "2000", "--price-usd", "2", "--gpu", "H100", "--mfu", "0.4"
+    )[1]
     assert money["flops"] == pytest.approx(hours["flops"])
     vague = ask("allocate", fit, "--usd", "2000", "--gpu", "H100")[1]["budget"]
     low, high = vague["gpu"]["mfu"]["interval"]
-    assert 0.1 < low < vague["gpu"]["mfu"]["value"] < high < 0.8 and "published" in vague["gpu"]["mfu"]["source"]
+    assert (
+        0.1 < low < vague["gpu"]["mfu"]["value"] < high < 0.8
+        and "published" in vague["gpu"]["mfu"]["source"]
+    )
     assert "default" in vague["gpu"]["price_usd"]["source"]
     late = ask(
-        "allocate", fit, "--flops", "1e24", "--deadline-days", "1", "--gpus", "8", "--gpu", "A100", "--mfu", ".5"
+        "allocate",
+        fit,
+        "--flops",
+        "1e24",
+        "--deadline-days",
+        "1",
+        "--gpus",
+        "8",
+        "--gpu",
+        "A100",
+        "--mfu",
+        ".5",
     )[1]
     assert late["budget"]["binds"] == "deadline"
     assert late["flops"] == pytest.approx(8 * 86400 * 312e12 * 0.5)
@@ -92,7 +144,10 @@ def test_every_way_to_pay(fit):
 def test_served_and_limited(fit):
     plain = ask("allocate", fit, "--flops", "1e21")[1]
     served = ask("allocate", fit, "--flops", "1e21", "--inference-tokens", "1e11")[1]
-    assert served["params"] < plain["params"] and served["tokens_per_param"] > plain["tokens_per_param"]
+    assert (
+        served["params"] < plain["params"]
+        and served["tokens_per_param"] > plain["tokens_per_param"]
+    )
     assert served["training_flops"] + 2 * served["params"] * 1e11 == pytest.approx(1e21)
     limited = ask("allocate", fit, "--flops", "1e21", "--unique-tokens", "3e9")[1]
     assert limited["data_limit"]["epochs"] == pytest.approx(limited["tokens"] / 3e9)
@@ -102,21 +157,57 @@ def test_served_and_limited(fit):
 
 def test_a_shape_of_whole_numbers(fit):
     code, body = ask(
-        "allocate", fit, "--flops", "1e20", "--shape", "--tp", "4", "--vocab", "50257", "--seq-len", "2048"
+        "allocate",
+        fit,
+        "--flops",
+        "1e20",
+        "--shape",
+        "--tp",
+        "4",
+        "--vocab",
+        "50257",
+        "--seq-len",
+        "2048",
     )
     assert code == 0
     shape, exact = body["shape"], body["shape_exact"]
     assert shape["vocab_size"] == 50_688 and shape["seq_len"] == 2048
     assert shape["num_heads"] % 4 == shape["num_kv_heads"] % 4 == shape["ffn_width"] % 512 == 0
-    sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "kv-heads": "num_kv_heads",
-             "ffn": "ffn_width", "vocab": "vocab_size", "seq-len": "seq_len"}  # fmt: skip
-    counted = ask("flops", *(part for option, name in sizes.items() for part in (f"--{option}", shape[name])))[1]
-    assert (exact["params"], exact["flops_per_token"]) == (counted["params"], counted["flops_per_token"])
+    sizes = {
+        "layers": "num_layers",
+        "width": "width",
+        "heads": "num_heads",
+        "kv-heads": "num_kv_heads",
+        "ffn": "ffn_width",
+        "vocab": "vocab_size",
+        "seq-len": "seq_len",
+    }
+    counted = ask(
+        "flops", *(part for option, name in sizes.items() for part in (f"--{option}", shape[name]))
+    )[1]
+    assert (exact["params"], exact["flops_per_token"]) == (
+        counted["params"],
+        counted["flops_per_token"],
+    )
     assert exact["tokens"] == pytest.approx(1e20 / exact["flops_per_token"])
-    assert exact["flops_over_six_nd"] == pytest.approx(counted["flops_per_token"] / (6 * counted["params"]))
-    assert exact["within_flat_range"] and exact["interval"][0] < exact["loss"] < exact["interval"][1]
+    assert exact["flops_over_six_nd"] == pytest.approx(
+        counted["flops_per_token"] / (6 * counted["params"])
+    )
+    assert (
+        exact["within_flat_range"] and exact["interval"][0] < exact["loss"] < exact["interval"][1]
+    )
     assert body["shape_assumed"]
-    eaten = ask("allocate", fit, "--flops", "1e17", "--inference-tokens", "1e9", "--shape", "--seq-len", "100000")[1]
+    eaten = ask(
+        "allocate",
+        fit,
+        "--flops",
+        "1e17",
+        "--inference-tokens",
+        "1e9",
+        "--shape",
+        "--seq-len",
+        "100000",
+    )[1]
     assert eaten["shape_exact"]["tokens"] is None
     assert any("shorter context" in warning for warning in eaten["warnings"])
 
@@ -125,7 +216,9 @@ def test_a_shape_of_whole_numbers(fit):
 def test_absurd_numbers_are_refused_all_at_once(fit, bad):
     options = ("flops", "deadline-days", "mfu", "price-usd", "unique-tokens")
     typed = itertools.chain.from_iterable((f"--{option}", bad) for option in options)
-    code, body = ask("allocate", fit, *typed, "--gpu", "H100", "--gpus", "0", "--shape", "--tp", "-3")
+    code, body = ask(
+        "allocate", fit, *typed, "--gpu", "H100", "--gpus", "0", "--shape", "--tp", "-3"
+    )
     assert code == 2 and body["error"] == "OptionProblems"
     assert len(body["problems"]) >= len(options) + 2
     for option in ("gpu-hours", "usd"):
@@ -138,7 +231,10 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
     assert code == 4 and body["params"] > 0  # an answer, and inconclusive
     code, body = ask("allocate", fit, "--flops", 1.01e4 * largest)
     assert (code, body["error"]) == (4, "CannotTellError")
-    assert "10,100 times the largest fitted run's (1.80e+18)" in body["message"] and "--beyond" in body["message"]
+    assert (
+        "10,100 times the largest fitted run's (1.80e+18)" in body["message"]
+        and "--beyond" in body["message"]
+    )
     code, body = ask("allocate", fit, "--flops", 1.01e4 * largest, "--beyond")
     assert code == 4 and body["params"] > 0
     assert ask("allocate", fit, "--usd", "1B", "--gpu", "H100")[0] == 4
@@ -153,13 +249,26 @@ def test_a_budget_far_beyond_the_runs_is_refused_unless_told(fit):
         (("--flops", "1e20", "--mfu", "0.4"), "--mfu needs --gpu"),
         (("--flops", "1e20", "--tp", "4"), "--tp: only with --shape"),
         (("--flops", "1e20", "--deadline-days", "4", "--gpu", "H100"), "num_gpus"),
-        (("--flops", "1e20", "--inference-tokens", "1e9", "--deadline-days", "4", "--gpus", "8", "--gpu", "H100"),
-         "training alone"),
+        (
+            (
+                "--flops",
+                "1e20",
+                "--inference-tokens",
+                "1e9",
+                "--deadline-days",
+                "4",
+                "--gpus",
+                "8",
+                "--gpu",
+                "H100",
+            ),
+            "training alone",
+        ),
         (("--flops", "1e20", "--inference-tokens", "1e30"), "both must be from 1"),
         (("--flops", "1e10", "--shape"), "the smallest shape"),
         (("--flops", "1e16", "--batch-tokens", "1000000000000"), "must be at most"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_or_clashes_is_said(fit, typed, said):
     code, body = ask("allocate", fit, *typed)
     assert code == 2 and said in body["message"]
@@ -168,7 +277,14 @@ def test_what_is_missing_or_clashes_is_said(fit, typed, said):
 def test_flops_of_a_published_model():
     code, body = ask("flops", "--model", "GPT-3 175B")
     assert (code, body["model"]) == (0, "gpt-3-175b")
-    assert body["six_nd"] == pytest.approx(3.14e23, rel=2e-3) == pytest.approx(body["flops_published"], rel=2e-3)
-    assert ask("flops", "--model", "llama-3-8b", "--convention", "full")[1]["flops_per_token"] == 57_912_852_480
+    assert (
+        body["six_nd"]
+        == pytest.approx(3.14e23, rel=2e-3)
+        == pytest.approx(body["flops_published"], rel=2e-3)
+    )
+    assert (
+        ask("flops", "--model", "llama-3-8b", "--convention", "full")[1]["flops_per_token"]
+        == 57_912_852_480
+    )
     other = ask("flops", "--model", "llama-3-8b", "--seq-len", "2048", "--tokens", "1e12")[1]
     assert other["tokens"] == 1e12 and other["flops_per_token"] < 51e9

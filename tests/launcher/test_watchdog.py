@@ -5,7 +5,10 @@ from launcher.base.watchdog import STEP_FACTOR, Limits, Watchdog
 
 
 def step(run_dir, number, seconds=0.5):
-    metrics.append(run_dir, {"step": number, "train_loss_nats": 2.5, "tokens": 100 * number, "seconds": seconds})
+    metrics.append(
+        run_dir,
+        {"step": number, "train_loss_nats": 2.5, "tokens": 100 * number, "seconds": seconds},
+    )
 
 
 def hung(watchdog, now):

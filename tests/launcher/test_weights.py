@@ -1,4 +1,6 @@
-"""The trained weights for transformers: every tensor under its name, equal logits there, refusals."""
+"""The trained weights for transformers: every tensor under its name, equal logits there,
+refusals.
+"""
 
 import dataclasses
 import json
@@ -51,7 +53,10 @@ def read_safetensors(path):
 def test_every_tensor_is_written_as_it_was_trained(trained, tmp_path):
     decision, checkpoint = trained
     num_params, without = weights.write_weights(decision, checkpoint, tmp_path / "out", None)
-    found, names = read_safetensors(tmp_path / "out" / "model.safetensors"), huggingface.parameter_names(decision.shape)
+    found, names = (
+        read_safetensors(tmp_path / "out" / "model.safetensors"),
+        huggingface.parameter_names(decision.shape),
+    )
     saved = checkpoints.saved_tensors(checkpoint)
     assert found.keys() == set(names.values()) and without == "no tokenizer: a token is a byte"
     for ours, theirs in names.items():
@@ -85,16 +90,34 @@ def test_refusals(trained, tmp_path):
 def test_transformers_gives_equal_logits(trained, tmp_path):
     decision, checkpoint = trained
     weights.write_weights(decision, checkpoint, tmp_path / "out", None)
-    ids = np.random.default_rng(0).integers(0, decision.shape.vocab_size, (2, decision.shape.seq_len))
+    ids = np.random.default_rng(0).integers(
+        0, decision.shape.vocab_size, (2, decision.shape.seq_len)
+    )
     np.save(tmp_path / "ids.npy", ids)
-    words = [interpreter("huggingface"), "-c", PROGRAM, tmp_path / "out", tmp_path / "ids.npy", tmp_path / "theirs.npy"]
+    words = [
+        interpreter("huggingface"),
+        "-c",
+        PROGRAM,
+        tmp_path / "out",
+        tmp_path / "ids.npy",
+        tmp_path / "theirs.npy",
+    ]
     said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=280)
     model = Decoder(decision.shape)
     saved = checkpoints.saved_tensors(checkpoint)
     model.load_state_dict(
-        {name.removeprefix("model."): one for name, one in saved.items() if name.startswith("model.")}
+        {
+            name.removeprefix("model."): one
+            for name, one in saved.items()
+            if name.startswith("model.")
+        }
     )
     with torch.no_grad():
-        ours = model(torch.from_numpy(ids), Multipliers(**dataclasses.asdict(decision.forward))).numpy()
-    assert np.abs(ours.reshape(2, decision.shape.seq_len, -1) - np.load(tmp_path / "theirs.npy")).max() < 1e-5
+        ours = model(
+            torch.from_numpy(ids), Multipliers(**dataclasses.asdict(decision.forward))
+        ).numpy()
+    assert (
+        np.abs(ours.reshape(2, decision.shape.seq_len, -1) - np.load(tmp_path / "theirs.npy")).max()
+        < 1e-5
+    )
     assert said.stdout.split()[-1] == "9"

@@ -1,4 +1,6 @@
-"""What curves of a study say: a planted crossing of widths fails, a planted spike is told beside the verdict."""
+"""What curves of a study say: a planted crossing of widths fails, a planted spike is told beside
+the verdict.
+"""
 
 import dataclasses
 
@@ -40,11 +42,17 @@ def test_a_planted_crossing_fails_and_is_said(known):
     steps = tuple(range(1, 101))
 
     def planted_curve(seed, wide):
-        losses = (5.0 - 0.01 * n + 1e-4 * seed * (n % 3) + (0.5 if n > 50 and wide else 0.0) for n in steps)
+        losses = (
+            5.0 - 0.01 * n + 1e-4 * seed * (n % 3) + (0.5 if n > 50 and wide else 0.0)
+            for n in steps
+        )
         return Curve(steps=steps, grad_norm=(), train_loss_nats=tuple(losses))
 
     planted = {
-        value: {width: {seed: planted_curve(seed, width == 16) for seed in runs} for width, runs in by_width.items()}
+        value: {
+            width: {seed: planted_curve(seed, width == 16) for seed in runs}
+            for width, runs in by_width.items()
+        }
         for value, by_width in curves(known).items()
     }
     found = wider(study, planted)
@@ -64,7 +72,9 @@ def test_runs_of_fewer_steps_than_parts_say_nothing(finished):
 def test_a_lone_runs_spike_is_told_beside_the_others(known, monkeypatch, stride, at):
     """Also where a trainer logs every tenth step: a warmup is a number of steps, not of entries."""
     study, moved, results = known
-    test = next(one for one in moved.tests if (one.hyperparameter, one.axis) == ("learning_rate", "width"))
+    test = next(
+        one for one in moved.tests if (one.hyperparameter, one.axis) == ("learning_rate", "width")
+    )
     spec, value = test.condition.specs[0]
     culprit = Point(size=spec.shape.width, log2_value=value, loss_nats=5.0, seed=spec.seed)
 

@@ -1,4 +1,6 @@
-"""A study's workspace: every axis it names is logged, it is kept and saved once, and can be done without."""
+"""A study's workspace: every axis it names is logged, it is kept and saved once, and can be done
+without.
+"""
 
 import dataclasses
 import json
@@ -14,9 +16,15 @@ from launcher.dashboards.wandb_writer import WandbTarget, keep_workspace
 
 DIGEST = "d" * 64
 MAIN_RUN = {
-    "main_run/train_loss_nats", "expected_loss_nats", "expected_low_nats", "expected_high_nats",
-    "main_run/validation_loss_nats", "main_run/grad_norm", "tokens_per_second", "mfu",
-}  # fmt: skip
+    "main_run/train_loss_nats",
+    "expected_loss_nats",
+    "expected_low_nats",
+    "expected_high_nats",
+    "main_run/validation_loss_nats",
+    "main_run/grad_norm",
+    "tokens_per_second",
+    "mfu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +46,9 @@ def spec(kept):
 
 def panels(spec):
     return {
-        section["name"]: section["panels"] for section in spec["section"]["panelBankConfig"]["sections"]
-    }  # fmt: skip
+        section["name"]: section["panels"]
+        for section in spec["section"]["panelBankConfig"]["sections"]
+    }
 
 
 def with_more(runs):
@@ -63,12 +72,17 @@ def named(value):
         return {name for part in value.values() for name in named(part)}
     if isinstance(value, list):
         return {name for part in value for name in named(part)}
-    return {value} if isinstance(value, str) and value.startswith(("config:", "summary:")) else set()
+    return (
+        {value} if isinstance(value, str) and value.startswith(("config:", "summary:")) else set()
+    )
 
 
 def test_every_setting_and_outcome_it_names_is_logged(spec, study, ledger):
     records = proxy_runs(study, ledger)
-    config, summary = records[0].config.keys(), set().union(*(record.summary.keys() for record in records))
+    config, summary = (
+        records[0].config.keys(),
+        set().union(*(record.summary.keys() for record in records)),
+    )
     names = named(panels(spec)) | named(spec["section"]["runSets"])
     assert len(names) > 6
     for name in names:
@@ -80,12 +94,18 @@ def test_the_main_runs_panels_name_what_its_run_alone_has(spec):
     """What proxies have too would draw a line for each of them."""
     metrics = [panel["config"].get("metrics", []) for panel in panels(spec)["Main run"]]
     assert {name for some in metrics for name in some} <= MAIN_RUN
-    assert "expected_low_nats" in metrics[0] and panels(spec)["Main run"][0]["config"]["xAxis"] == "step"
+    assert (
+        "expected_low_nats" in metrics[0]
+        and panels(spec)["Main run"][0]["config"]["xAxis"] == "step"
+    )
 
 
 def test_its_runs_are_the_studys(spec, runs):
     (shown,) = spec["section"]["runSets"]
-    assert json.dumps(runs[0].run_id) in (said := json.dumps(shown["filters"])) and json.dumps(DIGEST) in said
+    assert (
+        json.dumps(runs[0].run_id) in (said := json.dumps(shown["filters"]))
+        and json.dumps(DIGEST) in said
+    )
 
 
 def test_without_the_library_it_is_told_and_all_else_goes_on(tmp_path, monkeypatch, runs):

@@ -24,7 +24,11 @@ def test_numbers_are_sorted_hashed_and_of_the_config(tmp_path, manifest):
     torchtitan.export(decision, tmp_path)
     body = canon.parse((tmp_path / "forerun.json").read_bytes())
     assert list(body) == sorted(body) and list(body["numbers"]) == sorted(body["numbers"])
-    assert (body["digest"], body["trainer"], body["version"]) == (decision.digest, "torchtitan", "0.3.0")
+    assert (body["digest"], body["trainer"], body["version"]) == (
+        decision.digest,
+        "torchtitan",
+        "0.3.0",
+    )
     sha256 = body.pop("sha256")
     assert sha256 == canon.content_id(body)
     assert numbers_read(tmp_path).stdout == f"{2**33 + 5}\n"
@@ -38,7 +42,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("said", DAMAGES)
-def test_numbers_that_are_gone_damaged_edited_or_of_another_format_are_refused(tmp_path, manifest, said):
+def test_numbers_that_are_gone_damaged_edited_or_of_another_format_are_refused(
+    tmp_path, manifest, said
+):
     torchtitan.export(wide_decision(manifest), tmp_path)
     path, damage = tmp_path / "forerun.json", DAMAGES[said]
     if damage is None:
@@ -46,10 +52,14 @@ def test_numbers_that_are_gone_damaged_edited_or_of_another_format_are_refused(t
     else:
         path.write_text(damage(path.read_text()))
     done = numbers_read(tmp_path)
-    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False), (
+        done.stderr
+    )
 
 
 def test_installed_versions_are_held_against_those_exported_for(tmp_path, manifest):
     torchtitan.export(wide_decision(manifest), tmp_path)
-    wrong = imported(tmp_path).other_versions({"click": "0.0.1", "rich": importlib.metadata.version("rich")})
+    wrong = imported(tmp_path).other_versions(
+        {"click": "0.0.1", "rich": importlib.metadata.version("rich")}
+    )
     assert wrong == [f"click {importlib.metadata.version('click')}: must be 0.0.1"]

@@ -1,6 +1,8 @@
-"""About the smallest study the plan's rules allow, some 70 runs of some steps; the command line in this process.
+"""About the smallest study the plan's rules allow, some 70 runs of some steps; the command line in
+this process.
 
-Its search's values are used as they are (`tie_seeds = 0`): test_ties.py has those that compare them.
+Its search's values are used as they are (`tie_seeds = 0`): test_ties.py has those that compare
+them.
 """
 
 import contextlib
@@ -64,7 +66,7 @@ vocab_size = 256
 [proxy]
 command = """%s -S trainer.py {run_dir} --lr {lr} --width {width} --num-steps {num_steps} --seed {seed}
   --clip {clip_norm} --warmup {warmup_steps} --form {parametrization}"""
-'''
+'''  # noqa: E501
 """Of a trainer.py that is the user's own, beside the plan."""
 SENTENCE = "the run before the run tells what the large model will lose and how sure of it we are"
 
@@ -99,7 +101,9 @@ def plan_with(folder, part):
             key = line.split(" = ")[0]
             section[key] = line
     path = folder / "plan.toml"
-    path.write_text("\n".join("\n".join([name, *lines.values()]) for name, lines in sections.items()))
+    path.write_text(
+        "\n".join("\n".join([name, *lines.values()]) for name, lines in sections.items())
+    )
     return path
 
 
@@ -127,14 +131,24 @@ def ended(spec, loss_nats):
     """A run's outcome, planted; None: it diverged."""
     diverged = loss_nats is None
     return RunResult(
-        id=spec.id, status="diverged" if diverged else "finished", loss_nats=loss_nats, num_steps=6,
-        last_train_loss_nats=None, curve_id="0" * 64, flops=0.0, tokens=0, seconds=0.0, environment={},
+        id=spec.id,
+        status="diverged" if diverged else "finished",
+        loss_nats=loss_nats,
+        num_steps=6,
+        last_train_loss_nats=None,
+        curve_id="0" * 64,
+        flops=0.0,
+        tokens=0,
+        seconds=0.0,
+        environment={},
         reason="planted" if diverged else "",
-    )  # fmt: skip
+    )
 
 
 def replay(study_dir, to, keep, edit=lambda record: record.body):
-    """A study that has recorded only what `keep` lets through, as `edit` gives it; its ledger, open for reading."""
+    """A study that has recorded only what `keep` lets through, as `edit` gives it; its ledger, open
+    for reading.
+    """
     to.mkdir()
     shutil.copy(study_dir / "plan.toml", to)
     study = dataclasses.replace(recorded_study(to), study_dir=to)
@@ -155,5 +169,8 @@ def set_gates(monkeypatch, outcomes=GATES):
     from launcher.study import evidence
     from launcher.study.gates import Gate
 
-    gates = tuple(Gate(name=name, outcome=outcome, reason=f"{name} says") for name, outcome in outcomes.items())
+    gates = tuple(
+        Gate(name=name, outcome=outcome, reason=f"{name} says")
+        for name, outcome in outcomes.items()
+    )
     monkeypatch.setattr(evidence, "gates", lambda *_: gates)

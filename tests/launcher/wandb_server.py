@@ -1,4 +1,6 @@
-"""As much of W&B's service as runs, their reading back and workspaces ask for, on this machine alone."""
+"""As much of W&B's service as runs, their reading back and workspaces ask for, on this machine
+alone.
+"""
 
 import gzip
 import json
@@ -7,21 +9,39 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-VIEWER = {"id": "u", "entity": "me", "username": "me", "email": "", "name": "u", "flags": "{}", "teams": {"edges": []}}
+VIEWER = {
+    "id": "u",
+    "entity": "me",
+    "username": "me",
+    "email": "",
+    "name": "u",
+    "flags": "{}",
+    "teams": {"edges": []},
+}
 PAGE = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
 WHEN = "2026-01-01T00:00:00"
 RUN = {
-    "state": "finished", "sweepName": None, "commit": None, "readOnly": False, "createdAt": WHEN, "heartbeatAt": WHEN,
-    "description": None, "notes": None, "systemMetrics": "{}", "projectId": "1", "historyKeys": None,
+    "state": "finished",
+    "sweepName": None,
+    "commit": None,
+    "readOnly": False,
+    "createdAt": WHEN,
+    "heartbeatAt": WHEN,
+    "description": None,
+    "notes": None,
+    "systemMetrics": "{}",
+    "projectId": "1",
+    "historyKeys": None,
     "user": {"name": "u", "username": "u"},
-}  # fmt: skip
+}
 
 
 class Server(ThreadingHTTPServer):
     """What came is kept; what is asked back is told from it.
 
-    `refuse` says of a GraphQL operation's name, or of `file_stream` and `PUT name`, how it fails: `error` (an answer
-    that says so), `drop` (the connection ends midway), or a status; None: it does not.
+    `refuse` says of a GraphQL operation's name, or of `file_stream` and `PUT name`, how it fails:
+    `error` (an answer that says so), `drop` (the connection ends midway), or a status; None: it
+    does not.
     """
 
     daemon_threads = True
@@ -46,7 +66,9 @@ class Server(ThreadingHTTPServer):
         """A client that was cut off is no error of ours."""
 
     def run(self, name):
-        return self.runs.setdefault(name, {"config": {}, "summary": {}, "history": {}, "files": {}, "of": {}})
+        return self.runs.setdefault(
+            name, {"config": {}, "summary": {}, "history": {}, "files": {}, "of": {}}
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,7 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._say({})
         else:
             query = json.loads(body)
-            name = query.get("operationName") or re.search(r"(?:query|mutation)\s+(\w+)", query["query"])[1]
+            name = (
+                query.get("operationName")
+                or re.search(r"(?:query|mutation)\s+(\w+)", query["query"])[1]
+            )
             self.server.asked.append(name)
             if not self._fails(name):
                 with self.server.guard:
@@ -135,44 +160,78 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _answer(server, name, asked):
     project = {"id": "p", "internalId": "1", "name": "forerun", "entity": {"id": "e", "name": "me"}}
-    does = {"UpsertBucket": _upsert, "CreateRunFiles": _run_files, "Runs": _runs, "UpsertView2": _view}
+    does = {
+        "UpsertBucket": _upsert,
+        "CreateRunFiles": _run_files,
+        "Runs": _runs,
+        "UpsertView2": _view,
+    }
     if name in does:
         return does[name](server, asked, project)
     return {
-        "Viewer": {"viewer": VIEWER}, "GetViewer": {"viewer": VIEWER}, "GetDefaultEntity": {"viewer": VIEWER},
+        "Viewer": {"viewer": VIEWER},
+        "GetViewer": {"viewer": VIEWER},
+        "GetDefaultEntity": {"viewer": VIEWER},
         "ServerFeaturesQuery": {"serverInfo": {"features": []}},
-    }.get(name, {})  # fmt: skip
+    }.get(name, {})
 
 
 def _upsert(server, asked, project):
     run = server.run(asked["name"])
     if asked.get("config"):
         run["config"] = json.loads(asked["config"])
-    given = {"displayName": asked.get("displayName"), "group": asked.get("groupName"), "jobType": asked.get("jobType"),
-             "tags": asked.get("tags")}  # fmt: skip
+    given = {
+        "displayName": asked.get("displayName"),
+        "group": asked.get("groupName"),
+        "jobType": asked.get("jobType"),
+        "tags": asked.get("tags"),
+    }
     run["of"] |= {key: value for key, value in given.items() if value or key not in run["of"]}
-    bucket = {"id": asked["name"], "name": asked["name"], "displayName": "d", "config": "{}", "sweepName": None,
-              "project": project, "historyLineCount": 0}  # fmt: skip
+    bucket = {
+        "id": asked["name"],
+        "name": asked["name"],
+        "displayName": "d",
+        "config": "{}",
+        "sweepName": None,
+        "project": project,
+        "historyLineCount": 0,
+    }
     return {"upsertBucket": {"bucket": bucket, "inserted": True}}
 
 
 def _run_files(server, asked, project):
     run = asked.get("runName") or asked.get("run") or asked.get("name")
-    files = [{"name": name, "uploadUrl": f"{server.url}/put/{name}?run={run}"} for name in asked.get("files") or []]
+    files = [
+        {"name": name, "uploadUrl": f"{server.url}/put/{name}?run={run}"}
+        for name in asked.get("files") or []
+    ]
     return {"createRunFiles": {"runID": run, "uploadHeaders": [], "files": files}}
 
 
 def _runs(server, asked, project):
     wanted = json.loads(asked.get("filters") or "{}").get("config.study")
     edges = [
-        {"cursor": name, "node": {
-            **RUN, **run["of"], "id": name, "name": name, "config": json.dumps(run["config"]),
-            "summaryMetrics": json.dumps(run["summary"]), "historyLineCount": len(run["history"])}}
+        {
+            "cursor": name,
+            "node": {
+                **RUN,
+                **run["of"],
+                "id": name,
+                "name": name,
+                "config": json.dumps(run["config"]),
+                "summaryMetrics": json.dumps(run["summary"]),
+                "historyLineCount": len(run["history"]),
+            },
+        }
         for name, run in server.runs.items()
         if wanted is None or run["config"].get("study", {}).get("value") == wanted
-    ]  # fmt: skip
+    ]
     found = {"edges": edges, "pageInfo": PAGE}
-    return {"project": {**project, "runCount": len(edges), "readOnly": False, "runs": found} if server.runs else None}
+    return {
+        "project": {**project, "runCount": len(edges), "readOnly": False, "runs": found}
+        if server.runs
+        else None
+    }
 
 
 def _view(server, asked, project):

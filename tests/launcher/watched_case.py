@@ -1,4 +1,6 @@
-"""Logs of a main run as trainers leave them: ours, a JSONL with other names, W&B offline, TensorBoard."""
+"""Logs of a main run as trainers leave them: ours, a JSONL with other names, W&B offline,
+TensorBoard.
+"""
 
 import dataclasses
 import datetime
@@ -20,9 +22,14 @@ NUM_STEPS = 400
 def header(step=0, digest=DIGEST):
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return metrics.Header(
-        digest=digest, step=step, started_at=now, num_ranks=1, device="cpu",
-        model_flops_per_token=6e3, peak_flops_per_second=None,
-    )  # fmt: skip
+        digest=digest,
+        step=step,
+        started_at=now,
+        num_ranks=1,
+        device="cpu",
+        model_flops_per_token=6e3,
+        peak_flops_per_second=None,
+    )
 
 
 def loss_at(step):
@@ -31,8 +38,16 @@ def loss_at(step):
 
 
 def line(step, **more):
-    return {"step": step, "train_loss_nats": loss_at(step), "grad_norm": 1.0, "lr": 1e-3, "tokens": step * 256,
-            "tokens_per_second": 1e4, "seconds": 0.0256, **more}  # fmt: skip
+    return {
+        "step": step,
+        "train_loss_nats": loss_at(step),
+        "grad_norm": 1.0,
+        "lr": 1e-3,
+        "tokens": step * 256,
+        "tokens_per_second": 1e4,
+        "seconds": 0.0256,
+        **more,
+    }
 
 
 def write_run(folder, last, *, first=1, digest=DIGEST, **more):
@@ -57,12 +72,15 @@ def read(where, num_steps=100, **given):
 
 def finish(folder, step, loss):
     metrics.write_ending(
-        folder, metrics.AttemptEnd(event="finished", exit_code=0, step=step, validation_loss_nats=loss)
+        folder,
+        metrics.AttemptEnd(event="finished", exit_code=0, step=step, validation_loss_nats=loss),
     )
 
 
 def write_lines(path, lines):
-    path.write_text("".join((text if isinstance(text, str) else json.dumps(text)) + "\n" for text in lines))
+    path.write_text(
+        "".join((text if isinstance(text, str) else json.dumps(text)) + "\n" for text in lines)
+    )
     return path
 
 
@@ -72,8 +90,15 @@ def write_wandb(folder, rows, monkeypatch):
 
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    settings = wandb.Settings(mode="offline", root_dir=str(folder), console="off", x_disable_meta=True,
-                              x_disable_stats=True, silent=True, x_disable_machine_info=True)  # fmt: skip
+    settings = wandb.Settings(
+        mode="offline",
+        root_dir=str(folder),
+        console="off",
+        x_disable_meta=True,
+        x_disable_stats=True,
+        silent=True,
+        x_disable_machine_info=True,
+    )
     run = wandb.init(project="planted", settings=settings)
     for step, values in rows:
         run.log(values, step=step)
@@ -99,13 +124,27 @@ def watched_decision(decision, num_steps=400):
     schedule = Schedule(kind="cosine", num_steps=num_steps, warmup_steps=10)
     shares = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
     points = tuple(
-        CurvePoint(step=at, loss_nats=(mid := 2.0 + 3.0 / math.sqrt(at)), low_nats=0.95 * mid, high_nats=1.05 * mid)
+        CurvePoint(
+            step=at,
+            loss_nats=(mid := 2.0 + 3.0 / math.sqrt(at)),
+            low_nats=0.95 * mid,
+            high_nats=1.05 * mid,
+        )
         for at in (round(share * num_steps) for share in shares)
     )
     end = points[-1]
-    predicted = PredictedLoss(loss_nats=end.loss_nats, low_nats=end.low_nats, high_nats=end.high_nats, level=0.9,
-                              extrapolation=10.0, curve=points, memory_octaves=1.0)  # fmt: skip
+    predicted = PredictedLoss(
+        loss_nats=end.loss_nats,
+        low_nats=end.low_nats,
+        high_nats=end.high_nats,
+        level=0.9,
+        extrapolation=10.0,
+        curve=points,
+        memory_octaves=1.0,
+    )
     return dataclasses.replace(
-        decision, learning_rate=learning_rate_of(schedule), num_tokens=num_steps * decision.batch_tokens,
+        decision,
+        learning_rate=learning_rate_of(schedule),
+        num_tokens=num_steps * decision.batch_tokens,
         predicted=predicted,
-    )  # fmt: skip
+    )

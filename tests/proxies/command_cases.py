@@ -1,4 +1,6 @@
-"""Little trainers without a model, each misbehaving in its own way, and the runs that ask for them."""
+"""Little trainers without a model, each misbehaving in its own way, and the runs that ask for
+them.
+"""
 
 import os
 import sys
@@ -13,7 +15,9 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.external.command import CommandEngine, CommandSettings
 
-SHAPE = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16)
+SHAPE = Shape(
+    num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=16
+)
 NUM_STEPS = 6
 PYTHON = f"'{sys.executable}' -I -S"
 TEMPLATE = PYTHON + " trainer.py {run_json}"
@@ -33,14 +37,29 @@ GOOD = "train()\nlog(step=N, val_loss=2.5)\n"
 
 def command(template=TEMPLATE, **changes):
     fields = {
-        "metrics_format": "jsonl", "metrics_path": "metrics.jsonl", "step_key": "step", "train_loss_key": "train_loss",
-        "validation_loss_key": "val_loss", "grad_norm_key": "", "template": template,
-    }  # fmt: skip
+        "metrics_format": "jsonl",
+        "metrics_path": "metrics.jsonl",
+        "step_key": "step",
+        "train_loss_key": "train_loss",
+        "validation_loss_key": "val_loss",
+        "grad_norm_key": "",
+        "template": template,
+    }
     return Command(**{**fields, **changes})
 
 
-def command_spec(its_command=None, *, num_steps=NUM_STEPS, width=32, seed=0, vocab_size=256, **hparams):
-    base = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=vocab_size, seq_len=16)
+def command_spec(
+    its_command=None, *, num_steps=NUM_STEPS, width=32, seed=0, vocab_size=256, **hparams
+):
+    base = Shape(
+        num_layers=2,
+        width=32,
+        num_heads=4,
+        num_kv_heads=2,
+        ffn_width=64,
+        vocab_size=vocab_size,
+        seq_len=16,
+    )
     return RunSpec(
         shape=base.at_width(width),
         base_shape=base,
@@ -62,7 +81,10 @@ class Place:
         self.code_dir, self.runs_dir = folder / "code", folder / "a study" / "external"
         self.code_dir.mkdir(parents=True)
         self.workplace = CommandSettings(
-            runs_dir=self.runs_dir, code_dir=self.code_dir, corpus=corpus, timeout_seconds=timeout_seconds
+            runs_dir=self.runs_dir,
+            code_dir=self.code_dir,
+            corpus=corpus,
+            timeout_seconds=timeout_seconds,
         )
         self.engine = CommandEngine(self.workplace)
 

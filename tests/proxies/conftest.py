@@ -24,9 +24,15 @@ def learned_store(tmp_path_factory):
 
 @pytest.fixture
 def few_windows(monkeypatch):
-    """Few are enough to judge tiny models by; and what engines set for their process is put back."""
+    """Few are enough to judge tiny models by; and what engines set for their process is put
+    back.
+    """
     monkeypatch.setattr("proxies.training.outcome.VALIDATION_SEQUENCES", 16)
-    threads, precision, generator = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.get_rng_state()
+    threads, precision, generator = (
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.get_rng_state(),
+    )
     yield
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)

@@ -32,7 +32,9 @@ def jsonl(texts, key="text"):
 
 
 def parquet(path, texts, key="text", kind=None):
-    pyarrow.parquet.write_table(pa.table({"id": list(range(len(texts))), key: pa.array(texts, type=kind)}), path)
+    pyarrow.parquet.write_table(
+        pa.table({"id": list(range(len(texts))), key: pa.array(texts, type=kind)}), path
+    )
     return path
 
 
@@ -42,7 +44,9 @@ def nanogpt(path, ids):
 
 
 def llm_c(path, ids, magic=20240520, version=1, num_tokens=None):
-    header = struct.pack("<256i", magic, version, len(ids) if num_tokens is None else num_tokens, *[0] * 253)
+    header = struct.pack(
+        "<256i", magic, version, len(ids) if num_tokens is None else num_tokens, *[0] * 253
+    )
     path.write_bytes(header + np.array(ids, dtype="<u2" if magic == 20240520 else "<u4").tobytes())
     return path
 
@@ -51,17 +55,37 @@ def word_tokenizer(path, specials=("<|endoftext|>",)):
     """A tokenizer.json that knows a few words."""
     words = ["[UNK]", "one", "two", "three", "red", "blue", "endoftext", "|", "<", ">"]
     added = [
-        {"id": len(words) + i, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
+        {
+            "id": len(words) + i,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for i, token in enumerate(specials)
-    ]  # fmt: skip
+    ]
     value = {
         "version": "1.0",
-        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}, "padding": None,
-        "added_tokens": added, "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "[UNK]"},
-    }  # fmt: skip
+        "truncation": {
+            "direction": "Right",
+            "max_length": 2,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": "[UNK]",
+        },
+    }
     path.write_text(json.dumps(value))
     return path
 
@@ -69,7 +93,9 @@ def word_tokenizer(path, specials=("<|endoftext|>",)):
 def ids_of(folder, split, source=0):
     manifest = read_manifest(folder)
     shards = getattr(manifest.sources[source], split)
-    return np.concatenate([np.fromfile(folder / shard.file, dtype=manifest.dtype) for shard in shards])
+    return np.concatenate(
+        [np.fromfile(folder / shard.file, dtype=manifest.dtype) for shard in shards]
+    )
 
 
 def documents_of(folder, split, source=0):

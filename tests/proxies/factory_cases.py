@@ -1,4 +1,6 @@
-"""Models of one's own, good ones and ones with a planted mistake each; every `build` is a factory."""
+"""Models of one's own, good ones and ones with a planted mistake each; every `build` is a
+factory.
+"""
 
 import math
 import random
@@ -17,17 +19,28 @@ from proxies.external.construction import neutral
 from proxies.model.decoder import Decoder, Multipliers
 from proxies.parametrization.parametrization import kind_of
 
-SMALL = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=96, seq_len=12)
+SMALL = Shape(
+    num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=96, seq_len=12
+)
 
 
 def factory_spec(
-    shape=SMALL, base_shape=SMALL, parametrization="mup", *, factory=None, seed=0, dtype="float32", **hparams
+    shape=SMALL,
+    base_shape=SMALL,
+    parametrization="mup",
+    *,
+    factory=None,
+    seed=0,
+    dtype="float32",
+    **hparams,
 ):
     """A run of a factory's model; the tables do not need to know which."""
     return RunSpec(
         shape=shape,
         base_shape=base_shape,
-        parametrization=named(parametrization) if isinstance(parametrization, str) else parametrization,
+        parametrization=named(parametrization)
+        if isinstance(parametrization, str)
+        else parametrization,
         hparams=Hparams(**{"learning_rate": 0.01, "weight_decay": 0.1, **hparams}),
         schedule=Schedule(kind="cosine", num_steps=8, warmup_steps=2),
         batch_tokens=4 * shape.seq_len,
@@ -41,7 +54,9 @@ def factory_spec(
 
 
 class Wrapped(nn.Module):
-    """Our own decoder as a model of somebody's: its matrices start by their fan-in, from torch's generator."""
+    """Our own decoder as a model of somebody's: its matrices start by their fan-in, from torch's
+    generator.
+    """
 
     def __init__(self, shape, forward):
         super().__init__()
@@ -56,7 +71,9 @@ class Wrapped(nn.Module):
 
     def forward(self, ids):
         """Logits [B, T, V]."""
-        multipliers = Multipliers(attention=self.forward_numbers.attention, residual=self.forward_numbers.residual)
+        multipliers = Multipliers(
+            attention=self.forward_numbers.attention, residual=self.forward_numbers.residual
+        )
         return self.decoder(ids, multipliers).unflatten(0, ids.shape)
 
 
@@ -77,7 +94,9 @@ class Mixer(nn.Module):
         super().__init__()
         width = width or shape.width
         self.embed = embedding or nn.Embedding(shape.vocab_size, width)
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(num_layers or shape.num_layers))
+        self.blocks = nn.ModuleList(
+            nn.Linear(width, width) for _ in range(num_layers or shape.num_layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
@@ -98,7 +117,9 @@ class Mixer(nn.Module):
 
 
 class Expert(nn.Module):
-    """Four experts in one parameter each way, all of them always on, and a causal convolution over time."""
+    """Four experts in one parameter each way, all of them always on, and a causal convolution over
+    time.
+    """
 
     def __init__(self, shape, ffn_width):
         super().__init__()
@@ -119,7 +140,9 @@ class Expert(nn.Module):
 def experts(shape, ffn_width=None):
     """A mixture of experts as grouped products."""
     model = Mixer(shape)
-    model.blocks = nn.ModuleList(Expert(shape, ffn_width or 2 * shape.width) for _ in range(shape.num_layers))
+    model.blocks = nn.ModuleList(
+        Expert(shape, ffn_width or 2 * shape.width) for _ in range(shape.num_layers)
+    )
     return model
 
 
@@ -225,7 +248,10 @@ class FixedFfn(nn.Module):
 
     def __init__(self, shape, inner=40):
         super().__init__()
-        self.up, self.down = nn.Linear(shape.width, inner, bias=False), nn.Linear(inner, shape.width, bias=False)
+        self.up, self.down = (
+            nn.Linear(shape.width, inner, bias=False),
+            nn.Linear(inner, shape.width, bias=False),
+        )
 
     def forward(self, x):
         """[B, T, D] to the same."""
@@ -235,7 +261,9 @@ class FixedFfn(nn.Module):
 def varies_late(shape):
     """An inner width that grows only past the base and delta."""
     model = Mixer(shape)
-    model.blocks = nn.ModuleList(FixedFfn(shape, 40 if shape.width <= 64 else 80) for _ in range(shape.num_layers))
+    model.blocks = nn.ModuleList(
+        FixedFfn(shape, 40 if shape.width <= 64 else 80) for _ in range(shape.num_layers)
+    )
     return model
 
 
@@ -245,7 +273,10 @@ class Gains(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.proj = nn.Linear(shape.width, shape.width)
-        self.scale, self.shift = nn.Parameter(torch.full((shape.width,), 0.5)), nn.Parameter(torch.zeros(shape.width))
+        self.scale, self.shift = (
+            nn.Parameter(torch.full((shape.width,), 0.5)),
+            nn.Parameter(torch.zeros(shape.width)),
+        )
         self.temper = nn.Parameter(torch.ones(()))
         self.head_gain = nn.Parameter(torch.ones(shape.head_dim))
 

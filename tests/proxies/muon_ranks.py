@@ -1,4 +1,6 @@
-"""Three ranks step sharded matrices by Muon, some with fewer rows than ranks: torchrun, and a file for the outcome."""
+"""Three ranks step sharded matrices by Muon, some with fewer rows than ranks: torchrun, and a file
+for the outcome.
+"""
 
 import os
 import sys
@@ -17,7 +19,9 @@ NUM_STEPS = 3
 def stepped(shard):
     """The matrices after some steps, each as `shard` places it."""
     generator = torch.Generator().manual_seed(2)
-    parameters = [torch.nn.Parameter(shard(torch.randn(size, generator=generator))) for size in SHAPES]
+    parameters = [
+        torch.nn.Parameter(shard(torch.randn(size, generator=generator))) for size in SHAPES
+    ]
     group = {"lr": 0.1, "weight_decay": 0.2, "eps": 1e-7, "betas": (0.0, 0.0), "momentum": 0.9}
     optimizer = Muon([{"params": parameters, **group}])
     for _ in range(NUM_STEPS):

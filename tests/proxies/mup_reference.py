@@ -1,4 +1,6 @@
-"""The same decoders written the plain way, on torch's own modules and mup's readout; what ours are compared with."""
+"""The same decoders written the plain way, on torch's own modules and mup's readout; what ours are
+compared with.
+"""
 
 import math
 
@@ -14,7 +16,10 @@ def rotated(x_BTHE):
     seq_len, head_dim = x_BTHE.shape[1], x_BTHE.shape[3]
     low, high = x_BTHE.chunk(2, dim=-1)
     angles = torch.tensor(
-        [[t / ROPE_BASE ** (2 * j / head_dim) for j in range(head_dim // 2)] for t in range(seq_len)],
+        [
+            [t / ROPE_BASE ** (2 * j / head_dim) for j in range(head_dim // 2)]
+            for t in range(seq_len)
+        ],
         dtype=torch.float64,
     )
     turned = torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)[:, None, :]
@@ -86,7 +91,9 @@ class ReferenceBlock(nn.Module):
 
 
 class Reference(nn.Module):
-    """Parameters named as `proxies.model.decoder.Decoder`'s; `readout` is `nn.Linear` or mup's `MuReadout`."""
+    """Parameters named as `proxies.model.decoder.Decoder`'s; `readout` is `nn.Linear` or mup's
+    `MuReadout`.
+    """
 
     def __init__(self, shape, *, base_head_dim=None, readout=nn.Linear, **options):
         super().__init__()
@@ -111,10 +118,14 @@ class Reference(nn.Module):
 
 
 def mup_model(shape, base_shape, *, output_mult=1.0, delta_shape=None):
-    """`Reference` as a user of mup sets it up: base, delta and target models, initial values rescaled."""
+    """`Reference` as a user of mup sets it up: base, delta and target models, initial values
+    rescaled.
+    """
     delta_shape = delta_shape or base_shape.at_width(2 * base_shape.width)
     base, delta, target = (
-        Reference(s, base_head_dim=base_shape.head_dim, readout=mup.MuReadout, output_mult=output_mult)
+        Reference(
+            s, base_head_dim=base_shape.head_dim, readout=mup.MuReadout, output_mult=output_mult
+        )
         for s in (base_shape, delta_shape, shape)
     )
     return mup.set_base_shapes(target, base, delta=delta)

@@ -1,4 +1,6 @@
-"""Classic mistakes of parametrizations, planted into the tables our models are built from; small models to check."""
+"""Classic mistakes of parametrizations, planted into the tables our models are built from; small
+models to check.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +20,17 @@ WIDTHS = (16, 32, 64, 128)
 BASE = dataclasses.replace(TINY, num_kv_heads=2)
 
 
-def runs_of(store, *, widths=WIDTHS, depths=(), num_seeds=3, num_steps=4, bases=(), grow_head=False, **changes):
+def runs_of(
+    store,
+    *,
+    widths=WIDTHS,
+    depths=(),
+    num_seeds=3,
+    num_steps=4,
+    bases=(),
+    grow_head=False,
+    **changes,
+):
     """A check's runs by width (or depth); `bases`: a base shape for each width."""
     if depths:
         shapes = [BASE.at_depth(depth) for depth in depths]
@@ -28,7 +40,9 @@ def runs_of(store, *, widths=WIDTHS, depths=(), num_seeds=3, num_steps=4, bases=
         shapes = [BASE.at_width(width) for width in widths]
     chosen = changes.pop("parametrization", "mup")
     chosen = named(chosen) if isinstance(chosen, str) else chosen
-    tokens = {"base_batch_tokens": 64, "base_num_tokens": 64 * num_steps} if chosen.needs_tokens else {}
+    tokens = (
+        {"base_batch_tokens": 64, "base_num_tokens": 64 * num_steps} if chosen.needs_tokens else {}
+    )
     return [
         [
             run_spec(
@@ -54,11 +68,17 @@ def check(store, *, level=0.9, build=None, **changes):
 
 def checked(runs, store, *, build=None, **options):
     """The check, its runs read one after another in this process."""
-    return check_coordinates(runs, lambda probes: [read_run(probe, store, build) for probe in probes], **options)
+    return check_coordinates(
+        runs, lambda probes: [read_run(probe, store, build) for probe in probes], **options
+    )
 
 
 def flagged(found):
-    return {layer.layer: layer.outcome for layer in found.layers if layer.outcome in ("blows_up", "vanishes")}
+    return {
+        layer.layer: layer.outcome
+        for layer in found.layers
+        if layer.outcome in ("blows_up", "vanishes")
+    }
 
 
 def planted_table(monkeypatch, kind, **changes):
@@ -67,7 +87,9 @@ def planted_table(monkeypatch, kind, **changes):
 
     def planted(spec):
         return tuple(
-            dataclasses.replace(row, **{name: f(row, spec.ratios.width) for name, f in changes.items()})
+            dataclasses.replace(
+                row, **{name: f(row, spec.ratios.width) for name, f in changes.items()}
+            )
             if row.kind == kind
             else row
             for row in real(spec)
@@ -79,11 +101,15 @@ def planted_table(monkeypatch, kind, **changes):
 def planted_output(monkeypatch):
     """The readout without its 1 / m_N."""
     real = trainable_model.forward_numbers
-    monkeypatch.setattr(trainable_model, "forward_numbers", lambda spec: dataclasses.replace(real(spec), output=1.0))
+    monkeypatch.setattr(
+        trainable_model, "forward_numbers", lambda spec: dataclasses.replace(real(spec), output=1.0)
+    )
 
 
 class PlainBlock(nn.Module):
-    """A block as users write them: gives a tuple, takes keywords, scales attention the usual way."""
+    """A block as users write them: gives a tuple, takes keywords, scales attention the usual
+    way.
+    """
 
     def __init__(self, shape):
         super().__init__()
@@ -93,7 +119,10 @@ class PlainBlock(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, *, x):
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in self.qkv(self.norm(x)).chunk(3, dim=-1)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(mixed.transpose(1, 2).flatten(-2)), None
 

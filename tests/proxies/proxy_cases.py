@@ -1,4 +1,6 @@
-"""Tiny shapes, runs and a structured corpus, small enough that a training run takes a fraction of a second."""
+"""Tiny shapes, runs and a structured corpus, small enough that a training run takes a fraction of a
+second.
+"""
 
 import dataclasses
 import random
@@ -17,13 +19,33 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Numerics, RunSpec
 from proxies.data.corpus import tokenize
 
-TINY = Shape(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16)
-BASE = Shape(num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12)
+TINY = Shape(
+    num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16
+)
+BASE = Shape(
+    num_layers=2, width=16, num_heads=2, num_kv_heads=1, ffn_width=48, vocab_size=23, seq_len=12
+)
 
 WORDS = (
-    "run", "loss", "width", "batch", "token", "model", "layer", "scale", "proxy", "sweep",
-    "the", "a", "of", "is", "and", "grows", "falls", "with",
-)  # fmt: skip
+    "run",
+    "loss",
+    "width",
+    "batch",
+    "token",
+    "model",
+    "layer",
+    "scale",
+    "proxy",
+    "sweep",
+    "the",
+    "a",
+    "of",
+    "is",
+    "and",
+    "grows",
+    "falls",
+    "with",
+)
 
 
 def documents(num_documents=120, num_words=430):
@@ -33,7 +55,11 @@ def documents(num_documents=120, num_words=430):
         word, text = rng.randrange(len(WORDS)), []
         for _ in range(num_words):
             text.append(WORDS[word] + (".\n" if rng.random() < 0.1 else ""))
-            word = (word * 7 + rng.choice((1, 5))) % len(WORDS) if rng.random() < 0.9 else rng.randrange(len(WORDS))
+            word = (
+                (word * 7 + rng.choice((1, 5))) % len(WORDS)
+                if rng.random() < 0.9
+                else rng.randrange(len(WORDS))
+            )
         yield " ".join(text)
 
 
@@ -48,10 +74,14 @@ def write_corpus(folder, *, validation_fraction=0.1, **options):
 
 
 def run_spec(data_id, *, shape=TINY, base_shape=None, num_steps=12, seed=0, num_slots=4, **changes):
-    """A run of `shape` and four sequences a step; `changes` go to the record that has a field of that name."""
+    """A run of `shape` and four sequences a step; `changes` go to the record that has a field of
+    that name.
+    """
 
     def taken(record):
-        return {name: changes.pop(name) for name in list(changes) if name in record.__dataclass_fields__}
+        return {
+            name: changes.pop(name) for name in list(changes) if name in record.__dataclass_fields__
+        }
 
     hparams = Hparams(**{"learning_rate": 0.01, **taken(Hparams)})
     numerics = Numerics(num_slots=num_slots, **taken(Numerics))
@@ -104,16 +134,26 @@ def theirs(spec):
         module = Theirs()
     numbers = [
         ParameterNumbers(
-            name=name, size=tuple(p.shape), kind="hidden", width_multiplier=1.0, init_std=0.0, learning_rate=0.01,
-            weight_decay=0.0, eps=1e-8, beta1=0.9, beta2=0.95,
+            name=name,
+            size=tuple(p.shape),
+            kind="hidden",
+            width_multiplier=1.0,
+            init_std=0.0,
+            learning_rate=0.01,
+            weight_decay=0.0,
+            eps=1e-8,
+            beta1=0.9,
+            beta2=0.95,
         )
         for name, p in module.named_parameters()
-    ]  # fmt: skip
+    ]
     return Built(module, tuple(numbers))
 
 
 def write_learned_corpus(folder, vocab_size=4096):
-    """Write Python sources under a byte-level BPE vocabulary trained on them; return the corpus folder."""
+    """Write Python sources under a byte-level BPE vocabulary trained on them; return the corpus
+    folder.
+    """
     source = folder / "texts"
     source.mkdir(parents=True)
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -130,5 +170,10 @@ def write_learned_corpus(folder, vocab_size=4096):
     )
     tokenizer.train([str(path) for path in sorted(source.iterdir())], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    tokenize([source], folder / "tokens", tokenizer=str(folder / "tokenizer.json"), validation_fraction=0.1)
+    tokenize(
+        [source],
+        folder / "tokens",
+        tokenizer=str(folder / "tokenizer.json"),
+        validation_fraction=0.1,
+    )
     return folder / "tokens"

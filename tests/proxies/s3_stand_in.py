@@ -1,4 +1,5 @@
-"""A stand-in for an S3 server: lists, heads and ranges of the objects of one bucket, as AWS's own client asks for them.
+"""A stand-in for an S3 server: lists, heads and ranges of the objects of one bucket, as AWS's own
+client asks for them.
 
 No real store: it checks no signature and knows nothing else of S3. The client is real, pyarrow's.
 """
@@ -29,7 +30,9 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
-            def _answer(self, code: int, body: bytes, *, size: int | None = None, **headers: str) -> None:
+            def _answer(
+                self, code: int, body: bytes, *, size: int | None = None, **headers: str
+            ) -> None:
                 self.send_response(code)
                 for name, value in headers.items():
                     self.send_header(name.replace("_", "-"), value)
@@ -52,13 +55,18 @@ class Server:
                 if "list-type" in query:
                     prefix = query.get("prefix", "")
                     found = {k: v for k, v in objects.items() if k.startswith(prefix)}
-                    rows = "".join(OBJECT.format(key=escape(k), size=len(v)) for k, v in sorted(found.items()))
-                    return self._answer(200, LIST.format(bucket=bucket, number=len(found), objects=rows).encode())
+                    rows = "".join(
+                        OBJECT.format(key=escape(k), size=len(v)) for k, v in sorted(found.items())
+                    )
+                    return self._answer(
+                        200, LIST.format(bucket=bucket, number=len(found), objects=rows).encode()
+                    )
                 if not key:
                     return self._answer(200, b"")
                 if key not in objects:
                     return self._answer(
-                        404, b"" if self.command == "HEAD" else b"<Error><Code>NoSuchKey</Code></Error>"
+                        404,
+                        b"" if self.command == "HEAD" else b"<Error><Code>NoSuchKey</Code></Error>",
                     )
                 content = objects[key]
                 if ranged := self.headers.get("Range"):

@@ -46,7 +46,9 @@ def subject(store):
 
 def test_a_call_returns_when_a_run_ends_and_one_that_is_evicted_is_gone(subject, store):
     bank = bank_for(subject, store)
-    bank.admit(0, run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=1, num_steps=5))
+    bank.admit(
+        0, run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, seed=1, num_steps=5)
+    )
     bank.admit(3, subject)
     ((slot, result, _),) = bank.advance(100)
     assert (slot, result.num_steps, bank.free_slots, bank.steps) == (0, 5, [0, 1, 2], {3: 5})
@@ -57,7 +59,12 @@ def test_a_call_returns_when_a_run_ends_and_one_that_is_evicted_is_gone(subject,
 @pytest.mark.parametrize("learning_rate", [1e3, 1e30])
 def test_a_diverging_neighbour_does_not_show(subject, store, learning_rate):
     wild = run_spec(
-        store.manifest.data_id, shape=WIDE, base_shape=TINY, learning_rate=learning_rate, clip_norm=None, num_steps=20
+        store.manifest.data_id,
+        shape=WIDE,
+        base_shape=TINY,
+        learning_rate=learning_rate,
+        clip_norm=None,
+        num_steps=20,
     )
     bank = bank_for(subject, store)
     bank.admit(0, wild)
@@ -67,7 +74,10 @@ def test_a_diverging_neighbour_does_not_show(subject, store, learning_rate):
     assert list(ended) == [wild.id, subject.id]
     assert result.status == "diverged" and result.loss_nats is None and result.num_steps < 20
     assert ("not finite" if learning_rate > 1e9 else "above 6.545 nats") in result.reason
-    assert len(curve.steps) == result.num_steps and curve.train_loss_nats[-1] == result.last_train_loss_nats
+    assert (
+        len(curve.steps) == result.num_steps
+        and curve.train_loss_nats[-1] == result.last_train_loss_nats
+    )
     assert canon.content_id(result)  # holds no NaN
     assert outcome(*ended[subject.id]) == outcome(*alone(subject, store))
 
@@ -81,7 +91,9 @@ def test_each_slot_trains_on_the_batches_of_its_own_seed(store):
     for slot, spec in enumerate(specs):
         losses = []
         for step in range(12):
-            batch = store.train_batch(seed=spec.seed, first_sequence=4 * step, num_sequences=4, seq_len=16)
+            batch = store.train_batch(
+                seed=spec.seed, first_sequence=4 * step, num_sequences=4, seq_len=16
+            )
             ids = torch.from_numpy(batch).expand(4, -1, -1)
             with torch.no_grad():
                 losses.append(token_loss(bank.predict(ids[..., :-1]), ids[..., 1:])[slot].item())
@@ -91,8 +103,12 @@ def test_each_slot_trains_on_the_batches_of_its_own_seed(store):
 
 
 def test_the_validation_loss_is_that_of_a_model_at_the_same_weights(store):
-    """One step at a rate of nearly nothing: the loss of the initial weights, computed here by hand."""
-    spec = run_spec(store.manifest.data_id, learning_rate=1e-30, schedule=Schedule(kind="constant", num_steps=1))
+    """One step at a rate of nearly nothing: the loss of the initial weights, computed here by
+    hand.
+    """
+    spec = run_spec(
+        store.manifest.data_id, learning_rate=1e-30, schedule=Schedule(kind="constant", num_steps=1)
+    )
     bank = bank_for(spec, store)
     bank.admit(0, spec)
     ids = torch.from_numpy(store.validation_batch(num_sequences=256, seq_len=16))
@@ -133,7 +149,9 @@ def test_a_slot_that_is_taken_and_runs_of_another_bank_are_refused(subject, stor
 
 def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
     numerics = Numerics(microbatch_tokens=16, activation_checkpointing=True)
-    with pytest.raises(ValueError, match="microbatch_tokens, activation_checkpointing: only a single trial"):
+    with pytest.raises(
+        ValueError, match="microbatch_tokens, activation_checkpointing: only a single trial"
+    ):
         Bank(WIDE, subject.batch_tokens, numerics, store)
     alone_only = dataclasses.replace(
         subject,
@@ -149,7 +167,9 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
 def test_banks_that_cannot_be_are_refused(subject, store):
     with pytest.raises(NoGpuError, match="needs a GPU, and none is visible") as error:
         Bank(WIDE, subject.batch_tokens, Numerics(cuda_graphs=True), store, device="cpu")
-    assert error.value.refuses_study, "else the rest of the study would be recorded as failed, run by run"
+    assert error.value.refuses_study, (
+        "else the rest of the study would be recorded as failed, run by run"
+    )
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
         Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)
 
@@ -161,13 +181,26 @@ def test_a_pruned_run_is_its_first_steps(subject, store):
     result, curve = bank.pruned(2, 4, "it lost")
     assert bank.steps == {2: 6}, "the run may go on"
     _, whole = alone(subject, store)
-    assert curve.train_loss_nats == whole.train_loss_nats[:4] and curve.grad_norm == whole.grad_norm[:4]
-    assert (result.status, result.loss_nats, result.num_steps, result.reason) == ("pruned", None, 4, "it lost")
-    assert result.tokens == 4 * subject.batch_tokens and result.last_train_loss_nats == whole.train_loss_nats[3]
+    assert (
+        curve.train_loss_nats == whole.train_loss_nats[:4]
+        and curve.grad_norm == whole.grad_norm[:4]
+    )
+    assert (result.status, result.loss_nats, result.num_steps, result.reason) == (
+        "pruned",
+        None,
+        4,
+        "it lost",
+    )
+    assert (
+        result.tokens == 4 * subject.batch_tokens
+        and result.last_train_loss_nats == whole.train_loss_nats[3]
+    )
 
 
 def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
-    """Three banks in one process, more than the limit here; a torch without `isolate_recompiles` counts them all."""
+    """Three banks in one process, more than the limit here; a torch without `isolate_recompiles`
+    counts them all.
+    """
     newer = torch.compile
 
     def older(model=None, *, fullgraph=False, dynamic=None, backend="inductor"):
@@ -186,7 +219,9 @@ def test_an_older_torch_compiles_many_banks_too(subject, store, monkeypatch):
 
 
 def test_a_bank_that_is_dropped_gives_its_memory_to_the_next(subject, store):
-    spec = dataclasses.replace(subject, numerics=dataclasses.replace(subject.numerics, compiled=True))
+    spec = dataclasses.replace(
+        subject, numerics=dataclasses.replace(subject.numerics, compiled=True)
+    )
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,6 @@
-"""At one K and mode a slot's curve is bitwise the same whatever its neighbours are, whenever it was admitted."""
+"""At one K and mode a slot's curve is bitwise the same whatever its neighbours are, whenever it was
+admitted.
+"""
 
 import dataclasses
 import math
@@ -17,7 +19,8 @@ from proxies.training.bank import NUM_WARMUPS, Bank, CudaGraph
 
 pytestmark = [
     pytest.mark.usefixtures("few_windows"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # torch's own compiler calls it
+    # torch's own compiler calls it
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
 ]
 
 WIDE = TINY.at_width(32).at_depth(2)
@@ -30,14 +33,19 @@ MODES = {
     "compiled": {"compiled": True},
     "rows at once": {},
 }
-SLOW = {"inductor": {"compiled": True}, "inductor, fused": {"compiled": True, "fused_loss": True, "dtype": "bfloat16"}}
+SLOW = {
+    "inductor": {"compiled": True},
+    "inductor, fused": {"compiled": True, "fused_loss": True, "dtype": "bfloat16"},
+}
 ALL_MODES = [*MODES, *(pytest.param(mode, marks=pytest.mark.slow) for mode in SLOW)]
 WILD = {"learning_rate": 1e30, "clip_norm": None, "num_steps": 20}
 
 
 @pytest.fixture
 def case(store, monkeypatch, request):
-    """Makes runs and banks of a mode; "rows at once" is the optimizer's form on a GPU, here on the CPU."""
+    """Makes runs and banks of a mode; "rows at once" is the optimizer's form on a GPU, here on the
+    CPU.
+    """
 
     class Case:
         def __init__(self, mode):
@@ -52,7 +60,14 @@ def case(store, monkeypatch, request):
 
         def bank(self):
             spec = self.spec(0)
-            return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, device="cpu", compile_backend=self.backend)
+            return Bank(
+                spec.shape,
+                spec.batch_tokens,
+                spec.numerics,
+                store,
+                device="cpu",
+                compile_backend=self.backend,
+            )
 
     return Case
 
@@ -89,7 +104,9 @@ def neighbours(case):
 
 
 def among(case, subject, *, step=0, slot=2):
-    """The outcome of a run admitted when its neighbours are at `step`, into a slot that another run has left."""
+    """The outcome of a run admitted when its neighbours are at `step`, into a slot that another run
+    has left.
+    """
     bank = case.bank()
     for index, spec in zip((i for i in range(4) if i != slot), neighbours(case), strict=True):
         bank.admit(index, spec)
@@ -124,10 +141,18 @@ def test_a_run_refilled_at_step_137_is_the_same(case, mode, monkeypatch):
 
 @pytest.mark.parametrize(
     "mode",
-    ["float32", "bfloat16", "fused", "rows at once", pytest.param("inductor", marks=pytest.mark.slow)],
+    [
+        "float32",
+        "bfloat16",
+        "fused",
+        "rows at once",
+        pytest.param("inductor", marks=pytest.mark.slow),
+    ],
 )
 def test_a_diverging_neighbour_does_not_show(case, mode):
-    """By its rate; by a NaN, an infinity, a huge number among its weights: at the step itself and later."""
+    """By its rate; by a NaN, an infinity, a huge number among its weights: at the step itself and
+    later.
+    """
     made, slot = case(mode), 3
     subject = made.spec(11)
     wanted = alone(made, subject, 1)
@@ -193,11 +218,16 @@ def test_an_inactive_rows_nan_stays_where_it_is(case):
 
 
 def test_rates_take_four_bytes_a_weight_whatever_the_trials(case):
-    """Beside weights, gradients and two moments: one index of all trials. Planted in this size: [K, P] of any rate."""
+    """Beside weights, gradients and two moments: one index of all trials. Planted in this size: [K,
+    P] of any rate.
+    """
     optimizer = case("rows at once").bank().optimizer
     held = [value for value in vars(optimizer).values() if isinstance(value, torch.Tensor)]
     index_bytes, per_tensor_bytes = 4 * optimizer.weights_KP.shape[1], 4096
-    assert sum(x.nbytes for x in held) <= 4 * optimizer.weights_KP.nbytes + index_bytes + per_tensor_bytes
+    assert (
+        sum(x.nbytes for x in held)
+        <= 4 * optimizer.weights_KP.nbytes + index_bytes + per_tensor_bytes
+    )
 
 
 class Asked(TorchDispatchMode):
@@ -206,7 +236,10 @@ class Asked(TorchDispatchMode):
     times = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.times += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        self.times += function in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        )
         return function(*args, **(kwargs or {}))
 
 
@@ -222,7 +255,9 @@ def asking(patch):
 
 
 def test_a_step_asks_the_device_for_nothing(case, monkeypatch):
-    """As it is on a GPU, where it is recorded. Planted: the optimizer asks whether all rows are active."""
+    """As it is on a GPU, where it is recorded. Planted: the optimizer asks whether all rows are
+    active.
+    """
     monkeypatch.setitem(MODES, "rows at once", {"dtype": "bfloat16", "fused_loss": True})
     made, times = case("rows at once"), []
     for plant in (lambda patch: None, asking):
@@ -236,30 +271,47 @@ def test_a_step_asks_the_device_for_nothing(case, monkeypatch):
 
 
 def test_another_mode_is_another_run(case):
-    """Numerics are part of a run's id; their defaults are not written down, so that older ids stay."""
+    """Numerics are part of a run's id; their defaults are not written down, so that older ids
+    stay.
+    """
     made = case("float32")
     spec = made.spec(1)
     ids = {
         dataclasses.replace(spec, numerics=dataclasses.replace(spec.numerics, **changes)).id
         for changes in (
-            {}, {"dtype": "float64"}, {"dtype": "bfloat16"}, {"compiled": True}, {"fused_loss": True},
-            {"cuda_graphs": True}, {"matmul_precision": "medium"}, {"num_slots": 5}, {"num_threads": 2},
+            {},
+            {"dtype": "float64"},
+            {"dtype": "bfloat16"},
+            {"compiled": True},
+            {"fused_loss": True},
+            {"cuda_graphs": True},
+            {"matmul_precision": "medium"},
+            {"num_slots": 5},
+            {"num_threads": 2},
         )
-    }  # fmt: skip
+    }
     assert len(ids) == 9
-    curves = {mode: alone(case(mode), case(mode).spec(1))[1] for mode in ("float32", "bfloat16", "float64")}
+    curves = {
+        mode: alone(case(mode), case(mode).spec(1))[1]
+        for mode in ("float32", "bfloat16", "float64")
+    }
     assert len({curve.train_loss_nats for curve in curves.values()}) == 3
 
 
 GPU_MODES = [
-    {}, {"fused_loss": True}, {"compiled": True}, {"cuda_graphs": True},
+    {},
+    {"fused_loss": True},
+    {"compiled": True},
+    {"cuda_graphs": True},
     {"cuda_graphs": True, "compiled": True, "fused_loss": True},
-]  # fmt: skip
+]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", GPU_MODES, ids=str)
-@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-9), ("float32", 1e-3), ("bfloat16", 0.05)])
+@pytest.mark.parametrize(
+    ("dtype", "near"), [("float64", 1e-9), ("float32", 1e-3), ("bfloat16", 0.05)]
+)
 def test_a_gpu_trains_as_the_cpu(store, mode, dtype, near):
     """Among neighbours that end, diverge and are replaced; a recorded step knows of it."""
     common = {"shape": WIDE, "base_shape": TINY, "dtype": dtype}

@@ -1,4 +1,6 @@
-"""Runs that share a stable phase: which do, what they cost, and that a branch is the run that it stands for."""
+"""Runs that share a stable phase: which do, what they cost, and that a branch is the run that it
+stands for.
+"""
 
 import dataclasses
 
@@ -6,7 +8,14 @@ import pytest
 from proxy_cases import TINY, run_spec
 
 from proxies.core import canon
-from proxies.core.branches import TRUNK, TRUNK_STEPS, branch_step, own_flops, trained_flops, trunk_id
+from proxies.core.branches import (
+    TRUNK,
+    TRUNK_STEPS,
+    branch_step,
+    own_flops,
+    trained_flops,
+    trunk_id,
+)
 from proxies.core.schedule import Schedule
 from proxies.core.spec import Numerics, Run
 from proxies.training.bank import Bank
@@ -18,9 +27,12 @@ WIDE = TINY.at_width(32)
 
 def wsd(num_steps, *, warmup_steps=2, decay_steps=None, decay_shape="linear"):
     return Schedule(
-        kind="wsd", num_steps=num_steps, warmup_steps=warmup_steps, decay_steps=decay_steps or num_steps // 5,
+        kind="wsd",
+        num_steps=num_steps,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps or num_steps // 5,
         decay_shape=decay_shape,
-    )  # fmt: skip
+    )
 
 
 def spec_of(data_id="d", schedule=None, **changes):
@@ -32,10 +44,15 @@ def test_what_differs_in_duration_and_decay_alone_shares_a_trunk():
     alike = [wsd(40), wsd(20, decay_steps=5), wsd(20, decay_shape="sqrt")]
     assert mine and {trunk_id(spec_of(schedule=one)) for one in alike} == {mine}
     others = [
-        spec_of(schedule=wsd(20, warmup_steps=3)), spec_of(seed=1), spec_of(learning_rate=0.02),
-        spec_of(weight_decay=0.3), spec_of(clip_norm=0.7), spec_of(dtype="float64"), spec_of(num_slots=1),
+        spec_of(schedule=wsd(20, warmup_steps=3)),
+        spec_of(seed=1),
+        spec_of(learning_rate=0.02),
+        spec_of(weight_decay=0.3),
+        spec_of(clip_norm=0.7),
+        spec_of(dtype="float64"),
+        spec_of(num_slots=1),
         spec_of(data_id="other"),
-    ]  # fmt: skip
+    ]
     assert len({mine, *map(trunk_id, others)}) == 1 + len(others)
 
 
@@ -43,9 +60,10 @@ def test_where_the_duration_counts_from_the_first_step_nothing_is_shared():
     by_duration = {"base_batch_tokens": 64, "base_num_tokens": 640, "parametrization": "completedp"}
     growing = dataclasses.replace(wsd(20), batch_warmup_steps=4, batch_warmup_stages=2)
     for spec in (
-        spec_of(schedule=Schedule(kind="cosine", num_steps=20)), spec_of(**by_duration),
+        spec_of(schedule=Schedule(kind="cosine", num_steps=20)),
+        spec_of(**by_duration),
         spec_of(schedule=growing, num_slots=1),
-    ):  # fmt: skip
+    ):
         assert trunk_id(spec) == ""
 
 
@@ -103,7 +121,10 @@ def test_a_branch_is_the_run_from_step_0_bit_by_bit(engine, store, tmp_path):
         assert result.environment[TRUNK] == trunk_id(spec)
         assert result.environment[TRUNK_STEPS] == str(branch_step(short))
         assert result.flops == pytest.approx(sum(own_flops([short, spec])) - short.flops)
-        assert (result.flops, reference.flops) == (trained_flops(Run(spec=spec, result=result)), spec.flops)
+        assert (result.flops, reference.flops) == (
+            trained_flops(Run(spec=spec, result=result)),
+            spec.flops,
+        )
         assert result.tokens == reference.tokens == spec.num_tokens
 
 

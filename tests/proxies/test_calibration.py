@@ -1,4 +1,6 @@
-"""Measuring: turns, when it is enough, what is refused; on engines of a planted speed, and once on real ones."""
+"""Measuring: turns, when it is enough, what is refused; on engines of a planted speed, and once on
+real ones.
+"""
 
 import dataclasses
 
@@ -82,7 +84,9 @@ class Engine:
 
 
 def measured(world, *modes, seconds=1000.0):
-    probe = CalibrationProbe(spec=run_spec("d", num_slots=1, learning_rate=0.01), modes=modes, seconds=seconds)
+    probe = CalibrationProbe(
+        spec=run_spec("d", num_slots=1, learning_rate=0.01), modes=modes, seconds=seconds
+    )
     return measure(probe, world.open, world, world.clock)
 
 
@@ -91,11 +95,20 @@ def test_rates_are_of_trials_and_modes_take_turns():
     answer = measured(world, ONE, TWO)
     one, two = answer.rates
     assert one.trial_steps_per_second == pytest.approx([100.0] * len(one.trial_steps_per_second))
-    assert two.trial_steps_per_second == pytest.approx([200 / 2**0.5] * len(two.trial_steps_per_second))
-    assert (answer.device, answer.free_bytes, one.peak_bytes, two.peak_bytes) == ("cpu", 7, 200, 300)
+    assert two.trial_steps_per_second == pytest.approx(
+        [200 / 2**0.5] * len(two.trial_steps_per_second)
+    )
+    assert (answer.device, answer.free_bytes, one.peak_bytes, two.peak_bytes) == (
+        "cpu",
+        7,
+        200,
+        300,
+    )
     turns = [mode for mode, _ in world.turns[6:]]
     assert turns == [ONE, TWO] * (len(turns) // 2)
-    assert {number for mode, number in world.turns[6:] if mode == ONE} == {10}, "turns take a tenth of a second each"
+    assert {number for mode, number in world.turns[6:] if mode == ONE} == {10}, (
+        "turns take a tenth of a second each"
+    )
 
 
 def test_it_ends_as_soon_as_modes_are_told_apart_or_time_is_up():
@@ -104,10 +117,13 @@ def test_it_ends_as_soon_as_modes_are_told_apart_or_time_is_up():
     flips = iter([1.0, 1.2] * 1000)
     near = measured(World(lambda mode: 0.01 * (next(flips) if mode == TWO else 2.2)), ONE, TWO)
     assert len(near.rates[0].trial_steps_per_second) == MOST_ROUNDS or clear(
-        [b / a for a, b in zip(*(rate.trial_steps_per_second for rate in near.rates), strict=True)], 1.1
+        [b / a for a, b in zip(*(rate.trial_steps_per_second for rate in near.rates), strict=True)],
+        1.1,
     )
     short = measured(World(lambda mode: 10.0), ONE, TWO, seconds=1.0)
-    assert len(short.rates[0].trial_steps_per_second) == 2, "steps of ten seconds: two rounds have to do"
+    assert len(short.rates[0].trial_steps_per_second) == 2, (
+        "steps of ten seconds: two rounds have to do"
+    )
 
 
 def test_a_mode_that_fails_is_refused_and_the_first_one_raises():
@@ -145,8 +161,12 @@ def test_real_engines_are_measured_and_the_answer_travels(store):
         return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
 
     spec = run_spec(store.manifest.data_id, num_slots=1, learning_rate=1e-3)
-    probe = CalibrationProbe(spec=spec, modes=(ONE, TWO, Numerics(num_slots=4, dtype="float64")), seconds=0.2)
-    answer = measure(canon.decode(CalibrationProbe, canon.to_json(probe)), opened, TorchDevice(probe))
+    probe = CalibrationProbe(
+        spec=spec, modes=(ONE, TWO, Numerics(num_slots=4, dtype="float64")), seconds=0.2
+    )
+    answer = measure(
+        canon.decode(CalibrationProbe, canon.to_json(probe)), opened, TorchDevice(probe)
+    )
     assert canon.decode(Answer, canon.parse(canon.canonical(answer))) == answer
     assert [rate.mode for rate in answer.rates] == list(probe.modes)
     for rate in answer.rates:

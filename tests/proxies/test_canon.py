@@ -33,7 +33,13 @@ class Whole:
 
 
 WHOLE = Whole(
-    weight=1.5, count=2, ready=True, label=None, part=Part(kind="nut", sizes=(1, 2)), pair=(3, "x"), table={"a": 0.5}
+    weight=1.5,
+    count=2,
+    ready=True,
+    label=None,
+    part=Part(kind="nut", sizes=(1, 2)),
+    pair=(3, "x"),
+    table={"a": 0.5},
 )
 
 
@@ -42,23 +48,29 @@ WHOLE = Whole(
     [
         ({"b": 1, "a": None, "B": [True, False]}, '{"B":[true,false],"a":null,"b":1}'),
         ([1, 1.0, -0.0, 0.1, 1e-3, 3e-4, 123456789.0], "[1,1.0,-0.0,0.1,0.001,0.0003,123456789.0]"),
-        ([1e16, 1e22, 5e-324, 1.7976931348623157e308, 2**64],
-         "[1e+16,1e+22,5e-324,1.7976931348623157e+308,18446744073709551616]"),
+        (
+            [1e16, 1e22, 5e-324, 1.7976931348623157e308, 2**64],
+            "[1e+16,1e+22,5e-324,1.7976931348623157e+308,18446744073709551616]",
+        ),
         ([0.1 + 0.2, 2**-24], "[0.30000000000000004,5.960464477539063e-08]"),
-        ("é\n\"\\\t\u2028", '"é\\n\\"\\\\\\t\u2028"'),
+        ('é\n"\\\t\u2028', '"é\\n\\"\\\\\\t\u2028"'),
         ({}, "{}"),
         (((), [[]]), "[[],[[]]]"),
         (WHOLE.part, '{"kind":"nut","sizes":[1,2]}'),
-        (dataclasses.replace(WHOLE, part=Part(kind="bolt", sizes=())),
-         '{"count":2,"label":null,"pair":[3,"x"],"part":{"kind":"bolt","sizes":[]},"ready":true,"table":{"a":0.5},"weight":1.5}'),
+        (
+            dataclasses.replace(WHOLE, part=Part(kind="bolt", sizes=())),
+            '{"count":2,"label":null,"pair":[3,"x"],"part":{"kind":"bolt","sizes":[]},"ready":true,"table":{"a":0.5},"weight":1.5}',
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_canonical_form_is_pinned(value, text):
     assert canon.canonical(value) == text
 
 
 def test_the_id_is_the_sha256_of_the_text():
-    assert canon.content_id({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    assert (
+        canon.content_id({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    )
     assert canon.content_id(WHOLE) == hashlib.sha256(canon.canonical(WHOLE).encode()).hexdigest()
     assert len(canon.content_id([])) == canon.ID_LENGTH
 
@@ -86,9 +98,25 @@ def test_half_a_surrogate_pair_is_refused(value):
 
 @pytest.mark.parametrize(
     "text",
-    ["NaN", "-Infinity", "1e999", '{"a":1,"a":1}', '{"x":{"a":1,"b":2,"a":3}}', "", "{", "01",
-     "'a'", "[1,]", "nul", "1 2", b"\xff", b'{"a":"\xe9"}', "[" * 200_000, "1" * 5000],
-)  # fmt: skip
+    [
+        "NaN",
+        "-Infinity",
+        "1e999",
+        '{"a":1,"a":1}',
+        '{"x":{"a":1,"b":2,"a":3}}',
+        "",
+        "{",
+        "01",
+        "'a'",
+        "[1,]",
+        "nul",
+        "1 2",
+        b"\xff",
+        b'{"a":"\xe9"}',
+        "[" * 200_000,
+        "1" * 5000,
+    ],
+)
 def test_parse_refuses_what_is_not_strict(text):
     with pytest.raises(canon.CanonError):
         canon.parse(text)
@@ -99,7 +127,7 @@ plain_json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | finite | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 def same(left, right):
@@ -115,9 +143,7 @@ def test_parse_undoes_canonical(value):
     assert canon.parse(canon.pretty(value)) == value
 
 
-@given(
-    finite, st.integers(), st.none() | st.text(), st.lists(st.integers())
-)  # fmt: skip
+@given(finite, st.integers(), st.none() | st.text(), st.lists(st.integers()))
 def test_records_come_back(weight, count, label, sizes):
     part = Part(kind="bolt", sizes=tuple(sizes))
     whole = dataclasses.replace(WHOLE, weight=weight, count=count, label=label, part=part)
@@ -138,7 +164,10 @@ def changed(**changes):
         ({"weight": 10**400}, r"\$\.weight is an integer too large"),
         ({"label": 5}, r"\$\.label is 5 \(int\): must be str"),
         ({"part": None}, r"\$\.part is a NoneType: must be an object \(Part\)"),
-        ({"part": {"kind": "screw", "sizes": []}}, r"\$\.part\.kind is 'screw': must be one of 'bolt', 'nut'"),
+        (
+            {"part": {"kind": "screw", "sizes": []}},
+            r"\$\.part\.kind is 'screw': must be one of 'bolt', 'nut'",
+        ),
         ({"part": {"kind": "nut"}}, r"\$\.part \(Part\) lacks sizes"),
         ({"part": {"kind": "nut", "sizes": [1, "2"]}}, r"\$\.part\.sizes\[1\] is '2'"),
         ({"pair": [1]}, r"\$\.pair has 1 item: must have 2"),
@@ -181,7 +210,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_a_file_is_replaced_and_its_folder_synced(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), fsync(descriptor)))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), fsync(descriptor)),
+    )
     path = tmp_path / "record.json"
     canon.write_atomic(path, b"one")
     canon.write_atomic(path, b"two")
@@ -202,7 +235,9 @@ def test_shared_values_are_one_object_each():
     one, two = (canon.decode(Sharing, dict(data)) for _ in range(2))
     assert one.part is two.part
     assert one.words is two.words
-    assert canon.decode(Sharing, data | {"part": {"kind": "bolt", "sizes": [1, 3]}}).part != one.part
+    assert (
+        canon.decode(Sharing, data | {"part": {"kind": "bolt", "sizes": [1, 3]}}).part != one.part
+    )
     for wrong in (True, 1.0):  # equal to 1
         with pytest.raises(canon.CanonError, match=r"\$.part.sizes\[0\]"):
             canon.decode(Sharing, {"part": {"kind": "bolt", "sizes": [wrong, 2]}, "words": None})

@@ -1,4 +1,6 @@
-"""A user's command whose keeper process is killed or stopped, or whose output comes faster than its redaction."""
+"""A user's command whose keeper process is killed or stopped, or whose output comes faster than its
+redaction.
+"""
 
 import dataclasses
 import os
@@ -18,7 +20,7 @@ LEADER = "open('own.pid', 'w').write(f'{os.getpid()} {os.getppid()}')\n"
 GRANDCHILD = """
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(300)"], start_new_session=True)
 open("child.pid", "w").write(str(child.pid))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -45,7 +47,9 @@ def read(path):
 def test_a_killed_keeper_is_not_the_users_code_and_nothing_outlives_it(place):
     own, keeper, child = start_trainer(place, "time.sleep(300)")
     os.kill(keeper, signal.SIGKILL)
-    with pytest.raises(CommandError, match="keeper of the command was killed from outside") as caught:
+    with pytest.raises(
+        CommandError, match="keeper of the command was killed from outside"
+    ) as caught:
         while True:
             place.engine.advance(50)
     assert classify(caught.value) == "lost_worker"

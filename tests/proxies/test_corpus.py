@@ -79,7 +79,12 @@ def test_other_text_is_refused_where_it_first_differs(tmp_path, monkeypatch):
     source.write_bytes(jsonl(lines))
     before = tokenize([source], out, validation_fraction=0.3)
     more = [f"{line} more" for line in lines]
-    for changed in (["another document", *lines], [*lines[:1000], *more], [*lines, *more], lines[::-1]):
+    for changed in (
+        ["another document", *lines],
+        [*lines[:1000], *more],
+        [*lines, *more],
+        lines[::-1],
+    ):
         source.write_bytes(jsonl(changed) + b"this is no JSON\n")
         message = refusal([source], out, validation_fraction=0.3)
         assert "holds another corpus" in message and "not JSON" not in message
@@ -90,27 +95,40 @@ def test_other_text_is_refused_where_it_first_differs(tmp_path, monkeypatch):
     source.write_bytes(jsonl(lines))
     lines_said = []
     assert tokenize([source], out, validation_fraction=0.3, say=lines_said.append) == before
-    assert TokenStore(out).manifest == before and "holds a corpus of 2,000 documents" in lines_said[0]
+    assert (
+        TokenStore(out).manifest == before and "holds a corpus of 2,000 documents" in lines_said[0]
+    )
     assert not any("was made from" in line for line in lines_said)
     source.write_bytes(jsonl([*lines, lines[0]]))  # nothing new
-    assert tokenize([source], out, validation_fraction=0.3, say=lines_said.append).data_id == before.data_id
+    assert (
+        tokenize([source], out, validation_fraction=0.3, say=lines_said.append).data_id
+        == before.data_id
+    )
     assert any(f"was made from {before.source_bytes:,} bytes" in line for line in lines_said)
 
 
 def test_few_texts_that_are_gone_through_twice_are_no_other_corpus(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(jsonl(["first", "second", "third"]))
     for fraction in (1e-5, 1 - 1e-5):
-        before = tokenize([tmp_path / "a.jsonl"], tmp_path / f"{fraction}", validation_fraction=fraction)
-        again = tokenize([tmp_path / "a.jsonl"], tmp_path / f"{fraction}", validation_fraction=fraction)
+        before = tokenize(
+            [tmp_path / "a.jsonl"], tmp_path / f"{fraction}", validation_fraction=fraction
+        )
+        again = tokenize(
+            [tmp_path / "a.jsonl"], tmp_path / f"{fraction}", validation_fraction=fraction
+        )
         assert again == before
 
 
-def test_other_sources_or_weights_are_refused_before_a_file_is_looked_for(texts, tmp_path, monkeypatch):
+def test_other_sources_or_weights_are_refused_before_a_file_is_looked_for(
+    texts, tmp_path, monkeypatch
+):
     out = tmp_path / "out"
     (tmp_path / "more.jsonl").write_bytes(jsonl(f"more {number}" for number in range(40)))
     named = {"web": [texts], "code": [tmp_path / "more.jsonl"]}
     tokenize(named, out, validation_fraction=0.3, weights={"web": 3.0, "code": 1.0})
-    monkeypatch.setattr("proxies.data.corpus.find_files", lambda *_: pytest.fail("files were looked for"))
+    monkeypatch.setattr(
+        "proxies.data.corpus.find_files", lambda *_: pytest.fail("files were looked for")
+    )
     for sources, weights in (
         (named, None),
         (named, {"web": 1.0, "code": 1.0}),
@@ -124,8 +142,12 @@ def test_other_sources_or_weights_are_refused_before_a_file_is_looked_for(texts,
 def test_another_tokenizer_is_refused_before_a_text_is_read(texts, tmp_path, monkeypatch):
     out = tmp_path / "out"
     tokenize([texts], out, validation_fraction=0.2)
-    monkeypatch.setattr("proxies.data.corpus.write_source", lambda *_: pytest.fail("the texts were read"))
-    assert "holds another corpus" in refusal([texts], out, validation_fraction=0.2, bpe_vocab_size=300)
+    monkeypatch.setattr(
+        "proxies.data.corpus.write_source", lambda *_: pytest.fail("the texts were read")
+    )
+    assert "holds another corpus" in refusal(
+        [texts], out, validation_fraction=0.2, bpe_vocab_size=300
+    )
 
 
 def test_identical_documents_count_once(tmp_path):
@@ -141,7 +163,10 @@ def test_identical_documents_count_once(tmp_path):
     assert manifest.num_documents == 20
     found = texts_of(tmp_path / "out", "train") + texts_of(tmp_path / "out", "validation")
     assert sorted(found) == sorted(f"text {number}" for number in range(20))
-    assert said[0] == f"text: 41 text, 1 jsonl; {sum(f.stat().st_size for f in source.iterdir())} bytes"
+    assert (
+        said[0]
+        == f"text: 41 text, 1 jsonl; {sum(f.stat().st_size for f in source.iterdir())} bytes"
+    )
     assert "left out: 23 " in said[-1]
 
 
@@ -149,13 +174,17 @@ def test_sources_that_give_nothing_are_refused(tmp_path):
     assert "nowhere is not a file or folder" in refusal([tmp_path / "nowhere"], tmp_path / "out")
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "0 documents with text found: of folders, files ending in .txt" in refusal([empty], tmp_path / "out")
+    assert "0 documents with text found: of folders, files ending in .txt" in refusal(
+        [empty], tmp_path / "out"
+    )
     (empty / "one.txt").write_text("")
     assert "0 new documents" in refusal([empty], tmp_path / "out")
     (empty / "one.txt").write_text("one text alone")
     assert "1 new document" in refusal([empty], tmp_path / "out")
     for fraction in (0.0, 1.0, -0.1, float("nan")):
-        assert "validation_fraction = " in refusal([empty], tmp_path / "out", validation_fraction=fraction)
+        assert "validation_fraction = " in refusal(
+            [empty], tmp_path / "out", validation_fraction=fraction
+        )
     assert "no source was named" in refusal([], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -165,9 +194,16 @@ def test_sources_that_give_nothing_are_refused(tmp_path):
 
 def test_a_tokenizer_travels_with_its_corpus(tmp_path):
     path = word_tokenizer(tmp_path / "tokens.json")
-    texts = [f"{a} {b} {c}" for a in ("one", "two") for b in ("red", "blue", "three") for c in ("one", "three")]
+    texts = [
+        f"{a} {b} {c}"
+        for a in ("one", "two")
+        for b in ("red", "blue", "three")
+        for c in ("one", "three")
+    ]
     (tmp_path / "a.jsonl").write_bytes(jsonl(texts))
-    manifest = tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), validation_fraction=0.3)
+    manifest = tokenize(
+        [tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), validation_fraction=0.3
+    )
     assert (manifest.vocab_size, manifest.dtype, manifest.end_id) == (11, "uint16", 10)
     assert manifest.tokenizer == f"sha256:{canon.file_sha256(path)}"
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == path.read_bytes()
@@ -202,7 +238,10 @@ def test_pretokenized_documents_go_whole_to_one_split(tmp_path, write, trailing)
     path = write(tmp_path / "a.bin", flat)
     options = {} if write is llm_c else {"vocab_size": 50257}
     manifest = tokenize([path], tmp_path / "out", validation_fraction=0.3, **options)
-    train, validation = documents_of(tmp_path / "out", "train"), documents_of(tmp_path / "out", "validation")
+    train, validation = (
+        documents_of(tmp_path / "out", "train"),
+        documents_of(tmp_path / "out", "validation"),
+    )
     assert sorted(train + validation) == sorted(made) and len(validation) > 5
     assert (manifest.tokenizer, manifest.vocab_size, manifest.end_id) == ("unnamed", 50257, END)
     assert manifest.num_documents == 80
@@ -222,7 +261,9 @@ def test_ids_and_text_go_together_under_the_ids_own_tokenizer(tmp_path):
         given, tmp_path / "x", tokenizer=tokenizer, end_id=3
     )
     nanogpt(ids, [1, 11, 10])
-    assert "token 1 is the id 11, outside the vocabulary of 11" in refusal(given, tmp_path / "x", tokenizer=tokenizer)
+    assert "token 1 is the id 11, outside the vocabulary of 11" in refusal(
+        given, tmp_path / "x", tokenizer=tokenizer
+    )
 
 
 # Mixtures
@@ -235,14 +276,18 @@ def test_a_document_of_two_sources_counts_in_the_first(tmp_path):
     named = {name: [tmp_path / f"{name}.jsonl"] for name in ("web", "code")}
     manifest = tokenize(named, tmp_path / "out", validation_fraction=0.2, say=said.append)
     web, code = (
-        {*texts_of(tmp_path / "out", "train", i), *texts_of(tmp_path / "out", "validation", i)} for i in (0, 1)
+        {*texts_of(tmp_path / "out", "train", i), *texts_of(tmp_path / "out", "validation", i)}
+        for i in (0, 1)
     )
-    assert web == {f"document {i}" for i in range(40)} and code == {f"document {i}" for i in range(40, 70)}
+    assert web == {f"document {i}" for i in range(40)} and code == {
+        f"document {i}" for i in range(40, 70)
+    }
     assert [source.num_documents for source in manifest.sources] == [40, 30]
     assert "left out: 20 " in said[-1]
     assert {shard.file for source in manifest.sources for shard in source.train} == {
-        "web-train-00000.bin", "code-train-00000.bin",
-    }  # fmt: skip
+        "web-train-00000.bin",
+        "code-train-00000.bin",
+    }
     tokens = [source.num_tokens("train") for source in manifest.sources]
     assert manifest.weights == {"web": tokens[0] / sum(tokens), "code": tokens[1] / sum(tokens)}
     alone = {"web": named["code"], "code": named["code"]}
@@ -271,12 +316,17 @@ def test_a_full_disk_is_named_and_leaves_nothing(texts, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", opened)
     said = refusal([texts], tmp_path / "out")
-    assert "train-00000.bin cannot be written: No space left on device" in said and "free some space" in said
+    assert (
+        "train-00000.bin cannot be written: No space left on device" in said
+        and "free some space" in said
+    )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_a_disk_that_fills_up_at_the_last_byte_leaves_what_was_there(texts, tmp_path, monkeypatch, before):
+def test_a_disk_that_fills_up_at_the_last_byte_leaves_what_was_there(
+    texts, tmp_path, monkeypatch, before
+):
     out = tmp_path / "out"
     if before:
         tokenize([texts], out)
@@ -293,7 +343,9 @@ def test_a_disk_that_fills_up_at_the_last_byte_leaves_what_was_there(texts, tmp_
 
 
 def test_the_manifest_comes_last(texts, tmp_path, monkeypatch):
-    """Stopped after the first of the files has moved, there is no corpus; a manifest first would be one."""
+    """Stopped after the first of the files has moved, there is no corpus; a manifest first would be
+    one.
+    """
     real, calls = Path.replace, []
 
     def stopped(path, target):
@@ -345,7 +397,9 @@ def test_files_of_somebody_else_are_not_overwritten(texts, tmp_path):
     out.mkdir()
     (out / "notes.md").write_text("mine")
     (out / "train-00000.bin").write_bytes(b"mine")
-    assert "has no manifest.json but has train-00000.bin, which would be overwritten" in refusal([texts], out)
+    assert "has no manifest.json but has train-00000.bin, which would be overwritten" in refusal(
+        [texts], out
+    )
     (out / "train-00000.bin").unlink()
     tokenize([texts], out)
     assert (out / "notes.md").read_text() == "mine"
@@ -375,8 +429,16 @@ def test_ids_beyond_16_bits_take_wide_shards_and_long_documents_are_cut(tmp_path
     manifest = tokenize([path], tmp_path / "out", validation_fraction=0.3)
     assert (manifest.dtype, manifest.vocab_size, manifest.num_documents) == ("uint32", 128_256, 2)
     found = documents_of(tmp_path / "out", "train") + documents_of(tmp_path / "out", "validation")
-    assert sorted(map(len, found)) == [10_000, 65_536] and sorted(i for each in found for i in each) == ids.tolist()
-    assert TokenStore(tmp_path / "out").train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=9).max() < 2**17
+    assert (
+        sorted(map(len, found)) == [10_000, 65_536]
+        and sorted(i for each in found for i in each) == ids.tolist()
+    )
+    assert (
+        TokenStore(tmp_path / "out")
+        .train_batch(seed=0, first_sequence=0, num_sequences=1, seq_len=9)
+        .max()
+        < 2**17
+    )
 
 
 def words(folder, num_documents=60):
@@ -399,26 +461,37 @@ def test_a_trained_tokenizer_is_in_the_corpus_and_sees_no_validation_text(tmp_pa
     TokenStore(tmp_path / "a")
     assert tokenize([source], tmp_path / "b", **options) == manifest, "equal input gives equal ids"
     given = tokenize(
-        [source], tmp_path / "c", tokenizer=str(tmp_path / "a" / "tokenizer.json"), validation_fraction=0.3
+        [source],
+        tmp_path / "c",
+        tokenizer=str(tmp_path / "a" / "tokenizer.json"),
+        validation_fraction=0.3,
     )
     assert given == manifest, "the file is a tokenizer like any other"
     seen = []
-    monkeypatch.setattr(corpus_module, "train_bpe", lambda texts, size: seen.extend(texts) or content)
+    monkeypatch.setattr(
+        corpus_module, "train_bpe", lambda texts, size: seen.extend(texts) or content
+    )
     tokenize([source], tmp_path / "d", **options)
     assert len(seen) == sum(1 for _ in documents_of(tmp_path / "a", "train"))
     before = list(seen)
     seen.clear()
     monkeypatch.setattr(tokenizer_sample, "MAX_SAMPLE_BYTES", sum(map(len, before)) // 2)
     tokenize([source], tmp_path / "e", **options)
-    assert seen == before[-len(seen) :] and len(before) * 0.4 < len(seen) < len(before) * 0.6, "a bounded sample"
+    assert seen == before[-len(seen) :] and len(before) * 0.4 < len(seen) < len(before) * 0.6, (
+        "a bounded sample"
+    )
 
 
 def test_bad_values_for_a_trained_tokenizer_are_refused_at_once(tmp_path):
     source = words(tmp_path / "source", 3)
-    message = refusal([source], tmp_path / "a", bpe_vocab_size=256, tokenizer="t.json", end_token="<eos>")
+    message = refusal(
+        [source], tmp_path / "a", bpe_vocab_size=256, tokenizer="t.json", end_token="<eos>"
+    )
     assert "train_bpe = 256: must be 257" in message and "262144" in message
     assert "tokenizer = t.json: give one" in message and "end_token = <eos>" in message
     assert "gives only" in refusal([source], tmp_path / "a", bpe_vocab_size=20_000)
     (tmp_path / "ids.bin").write_bytes(np.arange(1000, dtype="<u2").tobytes())
-    assert "ids.bin holds token ids" in refusal([tmp_path / "ids.bin"], tmp_path / "a", bpe_vocab_size=400)
+    assert "ids.bin holds token ids" in refusal(
+        [tmp_path / "ids.bin"], tmp_path / "a", bpe_vocab_size=400
+    )
     assert not (tmp_path / "a").exists()

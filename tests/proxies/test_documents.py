@@ -20,7 +20,15 @@ def names(folder, found):
 
 
 def test_folders_suffixes_and_exclusions(tmp_path):
-    for name in ("a.txt", "b.md", "c.bin", "d.jsonl.zst.part", "sub/d.txt", "sub/.venv/e.txt", "node_modules/f.txt"):
+    for name in (
+        "a.txt",
+        "b.md",
+        "c.bin",
+        "d.jsonl.zst.part",
+        "sub/d.txt",
+        "sub/.venv/e.txt",
+        "node_modules/f.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "sub" / "round").symlink_to(tmp_path)
@@ -55,10 +63,17 @@ def test_kinds_are_told_apart(tmp_path):
         file = recognise(path)
         assert (file.format, file.num_bytes) == (kind, path.stat().st_size), path
         assert file.compression == compression or kind == "nanogpt", path
-    assert [recognise(tmp_path / f"{name}.bin").ids_dtype for name in ("train", "gpt2", "llama")] == [
-        RAW, "uint16", "uint32",
-    ]  # fmt: skip
-    assert told([recognise(path) for path, *_ in made[:3]]) == "1 jsonl (zstd), 1 jsonl (gzip), 1 text (zstd)"
+    assert [
+        recognise(tmp_path / f"{name}.bin").ids_dtype for name in ("train", "gpt2", "llama")
+    ] == [
+        RAW,
+        "uint16",
+        "uint32",
+    ]
+    assert (
+        told([recognise(path) for path, *_ in made[:3]])
+        == "1 jsonl (zstd), 1 jsonl (gzip), 1 text (zstd)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +82,11 @@ def test_kinds_are_told_apart(tmp_path):
         ("a.jsonl.zst", b"", "is named .zst but does not begin as zstd does"),
         ("a.jsonl.gz", b'{"text": 1}', "is named .gz but does not begin as gzip does"),
         ("a.parquet", b"", "is named .parquet but does not begin as parquet does"),
-        ("a.bin", struct.pack("<256i", 20240522, 1, *[0] * 254), "is llm.c's file of an evaluation (magic 20240522)"),
+        (
+            "a.bin",
+            struct.pack("<256i", 20240522, 1, *[0] * 254),
+            "is llm.c's file of an evaluation (magic 20240522)",
+        ),
         (
             "a.bin.gz",
             gzip.compress(b"1234", mtime=0),
@@ -100,7 +119,9 @@ def test_every_file_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(documents, "open_plain", deny(opened))
     monkeypatch.setattr(Path, "iterdir", deny(listed))
-    given = [tmp_path / name for name in ("gone", "pipe", "locked", "a.parquet", "b.parquet", "c.txt")]
+    given = [
+        tmp_path / name for name in ("gone", "pipe", "locked", "a.parquet", "b.parquet", "c.txt")
+    ]
     with pytest.raises(DataError) as caught:
         find_files(given, ())
     problems = caught.value.problems
@@ -113,7 +134,9 @@ def test_every_file_that_cannot_be_used_is_said_at_once(tmp_path, monkeypatch):
 
 
 def test_a_file_of_a_folder_that_is_no_utf8_is_left_out_and_counted(tmp_path):
-    """As some modules of Python are, which the demo reads; one that was named itself its reader refuses."""
+    """As some modules of Python are, which the demo reads; one that was named itself its reader
+    refuses.
+    """
     (tmp_path / "a.txt").write_text("all is well")
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     listing = find_files([tmp_path], (".txt",))
@@ -133,8 +156,10 @@ def test_what_is_no_file_in_a_folder_is_counted_and_names_are_shown(tmp_path):
     listing = find_files([tmp_path], (".txt",))
     assert [file.path.name for file in listing.files] == ["b.txt"]
     assert {kind.suffix: (kind.num_files, kind.examples) for kind in listing.not_read} == {
-        ".log": (5, ("0.log", "1.log", "2.log")), "pipe": (1, ("a.txt",)), "link to nothing": (1, ("gone.txt",)),
-    }  # fmt: skip
+        ".log": (5, ("0.log", "1.log", "2.log")),
+        "pipe": (1, ("a.txt",)),
+        "link to nothing": (1, ("gone.txt",)),
+    }
 
 
 def test_chunks_of_other_formats_are_refused_by_name(tmp_path):
@@ -160,7 +185,9 @@ def kinds_of(tmp_path, names):
             parquet(path, ["a"])
         else:
             path.write_text("a\n")
-    sorted_files = split_by_name(find_files([tmp_path], (".parquet", ".txt", ".md", ".py", ".jsonl")).files)
+    sorted_files = split_by_name(
+        find_files([tmp_path], (".parquet", ".txt", ".md", ".py", ".jsonl")).files
+    )
     of = {file.relative_name: file.split for file in sorted_files.files}
     return (
         of
@@ -188,8 +215,18 @@ def test_the_splits_of_a_dataset_folder_are_honored_and_its_card_is_none_of_it(t
         {"train-timetable.txt": None, "test-match.txt": None, "other.txt": None},
         {"train.py": None, "test.py": None, "README.md": None},
         {"a.parquet": None, "b.parquet": None},
-        {"train.txt": "train", "validation.txt": "validation", "README.md": "card", "LICENSE.txt": "card"},
-        {"train.jsonl": "train", "valid.jsonl": "validation", "README_de.md": "card", "dataset_card.md": "card"},
+        {
+            "train.txt": "train",
+            "validation.txt": "validation",
+            "README.md": "card",
+            "LICENSE.txt": "card",
+        },
+        {
+            "train.jsonl": "train",
+            "valid.jsonl": "validation",
+            "README_de.md": "card",
+            "dataset_card.md": "card",
+        },
         {"citations.txt": None, "readmeter.txt": None, "a.jsonl": None},
         {"train.parquet": None, "train_2.parquet": None},
         {"dev-docs/0.jsonl": None, "math/0.jsonl": None},
@@ -208,7 +245,12 @@ def test_names_that_are_no_splits_are_left_alone(tmp_path, names):
         {"data.txt": "train", "val.txt": "validation", "README.md": "card"},
         {"corpus.parquet": "train", "validation-00000-of-00001.parquet": "validation"},
         {"train.parquet": "train", "val.parquet": "validation", "more.parquet": "train"},
-        {"data.jsonl": "train", "dev.parquet": "validation", "notes.txt": "train", "test.txt": "test"},
+        {
+            "data.jsonl": "train",
+            "dev.parquet": "validation",
+            "notes.txt": "train",
+            "test.txt": "test",
+        },
         {"en/wiki.txt": "train", "en/wiki-val.txt": "validation", "en/other.txt": "train"},
         {"books.txt": "train", "val/1.txt": "validation", "val/2.txt": "validation"},
         {"math/0.jsonl": "train", "dev/0.jsonl": "validation"},

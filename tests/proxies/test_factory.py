@@ -39,7 +39,7 @@ class Model(nn.Module):
 def build(shape):
     print("building")
     return Model(shape)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -61,7 +61,9 @@ def said(problem):
 # ---- the numbers ----
 
 
-@pytest.mark.parametrize(("name", "family"), [("sp", "llama"), ("umup", "llama"), ("completedp", "gpt2")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("sp", "llama"), ("umup", "llama"), ("completedp", "gpt2")]
+)
 def test_our_decoder_as_a_factory_has_the_tables_own_numbers(name, family):
     base = dataclasses.replace(SMALL, family=family, qk_norm=True, num_kv_heads=4)
     spec = factory_spec(base.at_width(64).at_depth(4), base, name)
@@ -70,12 +72,18 @@ def test_our_decoder_as_a_factory_has_the_tables_own_numbers(name, family):
     described, table = describe(cases.ours, spec), parameter_table(spec)
     for mine, theirs in zip(described.numbers, table, strict=True):
         assert mine.name == f"decoder.{theirs.name}"
-        assert (mine.size, mine.kind, mine.width_multiplier) == (theirs.size, theirs.kind, theirs.width_multiplier)
+        assert (mine.size, mine.kind, mine.width_multiplier) == (
+            theirs.size,
+            theirs.kind,
+            theirs.width_multiplier,
+        )
         numbers = ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
         assert [getattr(mine, n) for n in numbers] == [getattr(theirs, n) for n in numbers]
         if theirs.kind in ("hidden", "readout"):  # the law of both is 1 / sqrt(fan-in)
             assert mine.init_std == pytest.approx(theirs.init_std, rel=0.02)
-            assert described.factors[mine.name] * theirs.size[-1] ** -0.5 == pytest.approx(theirs.init_std, rel=0.02)
+            assert described.factors[mine.name] * theirs.size[-1] ** -0.5 == pytest.approx(
+                theirs.init_std, rel=0.02
+            )
     assert described.forward == forward_numbers(spec)
 
 
@@ -90,8 +98,14 @@ def test_tied_matrices_are_one_embedding_with_a_readout_to_hook():
 
 def test_vectors_and_scalars_of_every_kind():
     kinds = {p.name: p.kind for p in describe(cases.gains, factory_spec()).numbers}
-    wanted = {"proj.weight": "hidden", "proj.bias": "block_bias", "scale": "block_gain", "shift": "block_bias",
-              "temper": "qk_gain", "head_gain": "qk_gain"}  # fmt: skip
+    wanted = {
+        "proj.weight": "hidden",
+        "proj.bias": "block_bias",
+        "scale": "block_gain",
+        "shift": "block_bias",
+        "temper": "qk_gain",
+        "head_gain": "qk_gain",
+    }
     assert {name: kinds[f"blocks.1.{name}"] for name in wanted} == wanted
     assert (kinds["norm.weight"], kinds["norm.bias"]) == ("final_gain", "final_bias")
     assert (kinds["embed.weight"], kinds["head.weight"]) == ("embedding", "readout")
@@ -109,7 +123,9 @@ def test_at_the_base_shape_the_model_is_what_the_factory_builds(folder):
     with torch.random.fork_rng():
         torch.manual_seed(5)
         own = sys.modules["my_models"].Model(SMALL)
-    assert all(torch.equal(p, q) for p, q in zip(built.module.parameters(), own.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(built.module.parameters(), own.parameters(), strict=True)
+    )
     assert set(describe(sys.modules["my_models"].build, spec).factors.values()) == {1.0}
     ids = torch.randint(SMALL.vocab_size, (3, SMALL.seq_len))
     assert torch.equal(built(ids), own(ids).flatten(0, 1))
@@ -132,7 +148,9 @@ def test_elsewhere_every_tensor_is_multiplied_by_its_factor_and_the_standard_for
 
 @pytest.mark.parametrize(("name", "factor"), [("mup", 0.5), ("completep", 1.0)])
 def test_a_factorys_own_depth_law_stays_unless_the_parametrization_has_one(name, factor):
-    """Constant in width, 1 / sqrt(2 layers) in depth: at width 128 and 8 layers against 32 and 2."""
+    """Constant in width, 1 / sqrt(2 layers) in depth: at width 128 and 8 layers against 32
+    and 2.
+    """
 
     def build(shape, forward):
         return cases.shrinks_with_depth(shape)
@@ -145,8 +163,12 @@ def test_a_factorys_own_depth_law_stays_unless_the_parametrization_has_one(name,
 
 
 def test_a_step_with_multipliers_is_the_one_by_hand():
-    """SGD on the wrapped model against the same model with the multipliers written into its forward."""
-    spec = factory_spec(SMALL.at_width(64), SMALL, embedding_multiplier=3.0, output_multiplier=5.0, dtype="float64")
+    """SGD on the wrapped model against the same model with the multipliers written into its
+    forward.
+    """
+    spec = factory_spec(
+        SMALL.at_width(64), SMALL, embedding_multiplier=3.0, output_multiplier=5.0, dtype="float64"
+    )
     model = build_by(cases.mixer, spec)
     own = cases.Mixer(spec.shape).double()
     own.load_state_dict(model.module.state_dict())
@@ -161,7 +183,9 @@ def test_a_step_with_multipliers_is_the_one_by_hand():
         assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-15), name
     plain = cases.Mixer(spec.shape).double()
     plain.load_state_dict(own.state_dict())
-    assert not torch.allclose(plain(ids).flatten(0, 1), model(ids)), "without them it is another model"
+    assert not torch.allclose(plain(ids).flatten(0, 1), model(ids)), (
+        "without them it is another model"
+    )
 
 
 def build_by(build, spec):
@@ -172,7 +196,9 @@ def build_by(build, spec):
 
 
 def test_residual_and_attention_go_to_a_factory_that_asks_and_are_never_applied_twice():
-    spec = factory_spec(SMALL.at_depth(4), SMALL, "completep", embedding_multiplier=2.0, output_multiplier=3.0)
+    spec = factory_spec(
+        SMALL.at_depth(4), SMALL, "completep", embedding_multiplier=2.0, output_multiplier=3.0
+    )
     given = []
 
     def build(shape, forward):
@@ -192,12 +218,19 @@ def test_residual_and_attention_go_to_a_factory_that_asks_and_are_never_applied_
 
 def with_dimensions(*dimensions, shape=WIDE):
     spec = factory_spec(shape)
-    return dataclasses.replace(spec, factory=dataclasses.replace(spec.factory, dimensions=dimensions))
+    return dataclasses.replace(
+        spec, factory=dataclasses.replace(spec.factory, dimensions=dimensions)
+    )
 
 
 def test_stacked_experts_and_convolutions_are_matrices():
-    """What a width of 4 times the base does to a linear layer, it does to each matrix of a stack."""
-    found = {p.name: p for p in describe(cases.experts, with_dimensions(("*.shift", "expert out"))).numbers}
+    """What a width of 4 times the base does to a linear layer, it does to each matrix of a
+    stack.
+    """
+    found = {
+        p.name: p
+        for p in describe(cases.experts, with_dimensions(("*.shift", "expert out"))).numbers
+    }
     ratio = WIDE.width / SMALL.width
     for name in ("up", "down", "taps.weight"):
         assert found[f"blocks.0.{name}"].kind == "hidden", name
@@ -223,13 +256,20 @@ def test_blocks_to_shard_are_those_that_are_called_and_share_nothing():
 
 
 def test_dimensions_that_cannot_be_told_are_asked_for():
-    with pytest.raises(FactoryError, match=r'blocks.0.shift .* proxy.dimensions = \{ "blocks.0.shift" = "out in" \}'):
+    with pytest.raises(
+        FactoryError,
+        match=r'blocks.0.shift .* proxy.dimensions = \{ "blocks.0.shift" = "out in" \}',
+    ):
         describe(cases.experts, with_dimensions())
-    with pytest.raises(FactoryError, match=r'blocks.0.up .* = \{ "blocks.0.up" = "expert in out" \}'):
+    with pytest.raises(
+        FactoryError, match=r'blocks.0.up .* = \{ "blocks.0.up" = "expert in out" \}'
+    ):
         describe(cases.odd_experts, with_dimensions(("*.shift", "expert out")))
     told = with_dimensions(
-        ("*.shift", "expert out"), ("*.up", "expert in out"), ("*.down", "expert in out"),
-    )  # fmt: skip
+        ("*.shift", "expert out"),
+        ("*.up", "expert in out"),
+        ("*.down", "expert in out"),
+    )
     found = {p.name: p.width_multiplier for p in describe(cases.odd_experts, told).numbers}
     assert found["blocks.0.up"] == WIDE.width / SMALL.width
     assert found["blocks.0.down"] == (WIDE.width + 16) / (SMALL.width + 16)
@@ -240,7 +280,10 @@ def test_dimensions_that_cannot_be_told_are_asked_for():
     [
         ([("nowhere", "in out")], "no parameter is named 'nowhere'"),
         ([("*.up", "in out")], "has the dimensions [4, 128, 256]: must be one word for each"),
-        ([("*.up", "expert in out"), ("blocks.*", "expert in out")], "blocks.0.up has two patterns"),
+        (
+            [("*.up", "expert in out"), ("blocks.*", "expert in out")],
+            "blocks.0.up has two patterns",
+        ),
     ],
 )
 def test_names_of_dimensions_that_do_not_fit_are_refused(dimensions, words):
@@ -267,7 +310,9 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("build", "words"), PLANTED, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("build", "words"), PLANTED, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_a_planted_mistake_is_named(build, words):
     with pytest.raises(FactoryError) as problem:
         describe(build, factory_spec(WIDE))
@@ -276,9 +321,15 @@ def test_a_planted_mistake_is_named(build, words):
 
 def test_a_tied_readout_cannot_absorb_its_multiplier():
     """The family's shape does not say that this model ties its matrices."""
-    with pytest.raises(FactoryError, match=r'the model has no readout of its own .*: set output = "multiplier"'):
-        describe(cases.tied_by_hand, factory_spec(WIDE, parametrization=named("mup", output="absorbed")))
-    assert describe(cases.mixer, factory_spec(WIDE, parametrization=named("mup", output="absorbed"))).numbers
+    with pytest.raises(
+        FactoryError, match=r'the model has no readout of its own .*: set output = "multiplier"'
+    ):
+        describe(
+            cases.tied_by_hand, factory_spec(WIDE, parametrization=named("mup", output="absorbed"))
+        )
+    assert describe(
+        cases.mixer, factory_spec(WIDE, parametrization=named("mup", output="absorbed"))
+    ).numbers
 
 
 def test_a_model_that_ignores_depth_is_named():
@@ -292,7 +343,9 @@ def test_a_model_that_ignores_depth_is_named():
 def test_loading_names_the_source_and_says_nothing_on_stdout(folder, capsys):
     build, factory = load("my_models:build", folder)
     assert factory.target == "my_models:build"
-    assert factory.source_sha256 == hashlib.sha256((folder / "my_models.py").read_bytes()).hexdigest()
+    assert (
+        factory.source_sha256 == hashlib.sha256((folder / "my_models.py").read_bytes()).hexdigest()
+    )
     assert load("my_models:build", folder) == (build, factory)
     construct(build, SMALL)
     assert capsys.readouterr().out == "", "stdout is the JSON's"
@@ -325,8 +378,11 @@ def test_a_changed_source_is_refused_by_name(folder):
     spec = factory_spec(factory=factory)
     build_model(spec, folder)
     source = folder / "my_models.py"
-    source.write_text(source.read_text().replace("tanh", "sin "))  # as long as it was, within the same second
-    with pytest.raises(FactoryChangedError, match="my_models:build has changed: its source's sha256 was"):
+    # as long as it was, within the same second
+    source.write_text(source.read_text().replace("tanh", "sin "))
+    with pytest.raises(
+        FactoryChangedError, match="my_models:build has changed: its source's sha256 was"
+    ):
         build_model(spec, folder)
     changed = dataclasses.replace(spec, factory=load("my_models:build", folder)[1])
     assert changed.id != spec.id
@@ -346,7 +402,8 @@ def test_a_plan_s_own_axes_are_keywords(tmp_path):
     )
     build, _ = load("gained:build", tmp_path, {"gain": 0.5})
     assert build(None).gain == 0.5
-    assert load("gained:build", tmp_path, {"gain": 0.5})[0] is build  # what is known of one model is kept by it
+    # what is known of one model is kept by it
+    assert load("gained:build", tmp_path, {"gain": 0.5})[0] is build
     for values, wrong in (({"gain": 0.5, "gian": 0.5}, "'gian'"), ({}, "'gain'")):
         with pytest.raises(FactoryError, match=wrong):
             load("gained:build", tmp_path, values)

@@ -1,4 +1,6 @@
-"""What an error or a dead process is taken for, told from real texts, and what of a log may be kept."""
+"""What an error or a dead process is taken for, told from real texts, and what of a log may be
+kept.
+"""
 
 from pathlib import Path
 
@@ -17,7 +19,10 @@ class Told(Exception):  # noqa: N818
         self.cause = cause
 
 
-ALLOCATOR = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate "
+    "memory: you tried to"
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,10 @@ def test_an_error_has_its_cause(error, cause):
     assert classify(error) == cause
 
 
-INVALIDATED = "CUDA error: operation failed due to a previous error during capture\nSearch for `cudaError...` in https"
+INVALIDATED = (
+    "CUDA error: operation failed due to a previous error during capture\nSearch for "
+    "`cudaError...` in https"
+)
 
 
 class Recording:
@@ -65,10 +73,15 @@ def chain(inner, outer):
 def test_memory_that_runs_out_in_a_recording_is_the_cause():
     memory = OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand what torch advises")
     found = chain(memory, RuntimeError(INVALIDATED))
-    assert (classify(found), described(found)) == ("out_of_memory", "CUDA out of memory. Tried to allocate 2 GiB")
+    assert (classify(found), described(found)) == (
+        "out_of_memory",
+        "CUDA out of memory. Tried to allocate 2 GiB",
+    )
     found = chain(ValueError("no such shape"), RuntimeError(INVALIDATED))
     assert (classify(found), described(found)) == ("error", f"RuntimeError: {INVALIDATED}")
-    assert classify(chain(memory, KeyError("rope"))) == "error", "what else fails meanwhile fails by itself"
+    assert classify(chain(memory, KeyError("rope"))) == "error", (
+        "what else fails meanwhile fails by itself"
+    )
     hidden = chain(memory, RuntimeError("shapes differ"))
     hidden.__suppress_context__ = True  # raised `from None`
     assert classify(hidden) == "error"
@@ -105,9 +118,15 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : {code} (pid: 5)
   traceback : Signal 9 (SIGKILL) received by PID 5
-"""
-PEER = "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2345\n"
-OWN = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n[rank1]: ValueError: a bad shard\n'
+"""  # noqa: E501
+PEER = (
+    "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+    "[127.0.0.1]:2345\n"
+)
+OWN = (
+    'Traceback (most recent call last):\n  File "x.py", line 3, in f\n[rank1]: ValueError: a bad '
+    "shard\n"
+)
 
 
 def crash(log, **kwargs):
@@ -122,14 +141,38 @@ def crash(log, **kwargs):
         (PEER + CHILD_FAILED.format(code=-11), "crashed", "by signal 11"),
         (PEER + OWN + CHILD_FAILED.format(code=1), "error", "ValueError: a bad shard"),
         (OWN + PEER + CHILD_FAILED.format(code=-15), "error", "ValueError: a bad shard"),
-        (PEER + CHILD_FAILED.format(code=1), "error", "RuntimeError: [../gloo/transport/tcp/pair.cc:534]"),
+        (
+            PEER + CHILD_FAILED.format(code=1),
+            "error",
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:534]",
+        ),
         ("", "error", "exit code 1"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried\n" + PEER, "out_of_memory", "torch.OutOfMemoryError: CUDA"),
-        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried", "out_of_memory", "RuntimeError: Def"),
-        ("RuntimeError: CUDA error: invalid device ordinal\n", "no_device", "RuntimeError: CUDA error: invalid"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried\n" + PEER,
+            "out_of_memory",
+            "torch.OutOfMemoryError: CUDA",
+        ),
+        (
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried",
+            "out_of_memory",
+            "RuntimeError: Def",
+        ),
+        (
+            "RuntimeError: CUDA error: invalid device ordinal\n",
+            "no_device",
+            "RuntimeError: CUDA error: invalid",
+        ),
         ("OSError: [Errno 28] No space left on device: '/x'", "disk_full", "OSError: [Errno 28]"),
-        ("torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE", "port", "torch."),
-        ("RendezvousConnectionError: The connection to the C10d store has failed.", "port", "Rendezvous"),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE",  # noqa: E501
+            "port",
+            "torch.",
+        ),
+        (
+            "RendezvousConnectionError: The connection to the C10d store has failed.",
+            "port",
+            "Rendezvous",
+        ),
     ],
 )
 def test_the_cause(log, cause, detail):
@@ -139,8 +182,13 @@ def test_the_cause(log, cause, detail):
 
 
 def test_what_the_watchdog_ended_hung_whatever_the_log_says():
-    found = crash(OWN + CHILD_FAILED.format(code=-9), hung="no line of metrics for 11 s after step 7")
-    assert (found.cause, found.words) == ("hung", "hung after step 7 (no line of metrics for 11 s after step 7)")
+    found = crash(
+        OWN + CHILD_FAILED.format(code=-9), hung="no line of metrics for 11 s after step 7"
+    )
+    assert (found.cause, found.words) == (
+        "hung",
+        "hung after step 7 (no line of metrics for 11 s after step 7)",
+    )
 
 
 def test_the_supervised_process_itself_killed():
@@ -150,4 +198,7 @@ def test_the_supervised_process_itself_killed():
 
 def test_secrets_and_control_characters_stay_out():
     found = crash("ValueError: \x1b[31mapi_key=hunter2hunter2\nx\n")
-    assert "hunter2" not in found.detail + found.log_tail and "\x1b" not in found.detail + found.log_tail
+    assert (
+        "hunter2" not in found.detail + found.log_tail
+        and "\x1b" not in found.detail + found.log_tail
+    )

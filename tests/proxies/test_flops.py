@@ -15,25 +15,44 @@ LLAMA = {"vocab_size": 128_256, "num_kv_heads": 8, "seq_len": 8192}
 MODELS = {
     "8B": (Shape(num_layers=32, width=4096, num_heads=32, ffn_width=14_336, **LLAMA), 15e12),
     "70B": (Shape(num_layers=80, width=8192, num_heads=64, ffn_width=28_672, **LLAMA), 15e12),
-    "405B": (Shape(num_layers=126, width=16_384, num_heads=128, ffn_width=53_248, **LLAMA), 15.6e12),
+    "405B": (
+        Shape(num_layers=126, width=16_384, num_heads=128, ffn_width=53_248, **LLAMA),
+        15.6e12,
+    ),
 }
 
 
 def gpt2(num_layers, width, num_heads, seq_len=1024):
     return Shape(
-        num_layers=num_layers, width=width, num_heads=num_heads, num_kv_heads=num_heads, ffn_width=4 * width,
-        vocab_size=50_257, seq_len=seq_len, family="gpt2", tied=True,
-    )  # fmt: skip
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        ffn_width=4 * width,
+        vocab_size=50_257,
+        seq_len=seq_len,
+        family="gpt2",
+        tied=True,
+    )
 
 
 def qwen3(num_layers, width, num_heads, ffn_width, tied):
     return Shape(
-        num_layers=num_layers, width=width, num_heads=num_heads, num_kv_heads=8, ffn_width=ffn_width,
-        vocab_size=151_936, seq_len=4096, tied=tied, qk_norm=True,
-    )  # fmt: skip
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        ffn_width=ffn_width,
+        vocab_size=151_936,
+        seq_len=4096,
+        tied=tied,
+        qk_norm=True,
+    )
 
 
-SMALL = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=80, vocab_size=64, seq_len=16)
+SMALL = Shape(
+    num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=80, vocab_size=64, seq_len=16
+)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +68,10 @@ def test_worked_totals(name, params, six, full, causal, chinchilla):
     shape, tokens = MODELS[name]
     total = count_params(shape).total
     assert f"{total:.3e}" == f"{params:.3e}"
-    found = [six_nd(total, tokens), *(flops_per_token(shape, c) * tokens for c in ("full", "causal", "chinchilla"))]
+    found = [
+        six_nd(total, tokens),
+        *(flops_per_token(shape, c) * tokens for c in ("full", "causal", "chinchilla")),
+    ]
     assert [f"{x:.3e}" for x in found] == [f"{x:.3e}" for x in (six, full, causal, chinchilla)]
 
 
@@ -71,8 +93,18 @@ def test_parameters_of_published_models(shape, params):
 
 
 def test_chinchilla_counts_as_its_appendix():
-    """Forward FLOPs of a sequence, operation by operation (arXiv 2203.15556, appendix F), with their 70B model."""
-    num_layers, width, num_heads, key_size, ffn_width, vocab_size, seq_len = 80, 8192, 64, 128, 32_768, 32_000, 2048
+    """Forward FLOPs of a sequence, operation by operation (arXiv 2203.15556, appendix F), with
+    their 70B model.
+    """
+    num_layers, width, num_heads, key_size, ffn_width, vocab_size, seq_len = (
+        80,
+        8192,
+        64,
+        128,
+        32_768,
+        32_000,
+        2048,
+    )
     attention = (
         2 * 3 * seq_len * width * (key_size * num_heads)
         + 2 * seq_len * seq_len * (key_size * num_heads)
@@ -84,21 +116,40 @@ def test_chinchilla_counts_as_its_appendix():
     embeddings = logits = 2 * seq_len * vocab_size * width
     forward = embeddings + num_layers * (attention + dense) + logits
     shape = Shape(
-        num_layers=num_layers, width=width, num_heads=num_heads, num_kv_heads=num_heads, ffn_width=ffn_width,
-        vocab_size=vocab_size, seq_len=seq_len, family="gpt2",
-    )  # fmt: skip
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        ffn_width=ffn_width,
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        family="gpt2",
+    )
     assert flops_per_token(shape, "chinchilla") * seq_len == 3 * forward
     assert f"{flops_per_token(shape, 'chinchilla') * 1.4e12:.2e}" == "5.68e+23"
 
 
 shapes = st.builds(
     lambda layers, heads, groups, half, ffn, vocab, seq, tied, qk_norm, family: Shape(
-        num_layers=layers, width=heads * groups * 2 * half, num_heads=heads * groups, num_kv_heads=groups,
-        ffn_width=ffn, vocab_size=vocab, seq_len=seq, tied=tied, qk_norm=qk_norm, family=family,
+        num_layers=layers,
+        width=heads * groups * 2 * half,
+        num_heads=heads * groups,
+        num_kv_heads=groups,
+        ffn_width=ffn,
+        vocab_size=vocab,
+        seq_len=seq,
+        tied=tied,
+        qk_norm=qk_norm,
+        family=family,
     ),
-    *(st.integers(1, 4) for _ in range(4)), st.integers(1, 40), st.integers(2, 50), st.integers(1, 30),
-    st.booleans(), st.booleans(), st.sampled_from(["llama", "gpt2"]),
-)  # fmt: skip
+    *(st.integers(1, 4) for _ in range(4)),
+    st.integers(1, 40),
+    st.integers(2, 50),
+    st.integers(1, 30),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["llama", "gpt2"]),
+)
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
@@ -139,11 +190,11 @@ def counted_flops(shape, backend, **options):
 @settings(deadline=None, derandomize=True, database=None, max_examples=25)
 @given(shapes)
 def test_full_is_what_torch_counts(shape):
-    """Attention written out as two products forward and four backward is exactly the `full` convention, in every
-    family: torch counts matrix products alone, as the convention does.
+    """Attention written out as two products forward and four backward is exactly the `full`
+    convention, in every family: torch counts matrix products alone, as the convention does.
 
-    `causal` counts half of that square, which only a kernel that skips the upper triangle saves; and the fused CPU
-    kernel is unknown to torch's counter, which then counts no attention at all.
+    `causal` counts half of that square, which only a kernel that skips the upper triangle saves;
+    and the fused CPU kernel is unknown to torch's counter, which then counts no attention at all.
     """
     counted, num_tokens = counted_flops(shape, SDPBackend.MATH)
     assert counted == flops_per_token(shape, "full") * num_tokens

@@ -21,8 +21,16 @@ CASES = [(lead, part) for lead in ((K,), ()) for part in (1, 4, None)]
 def case(lead, dtype=torch.float64):
     """Hidden states, weights and targets, with or without trials."""
     generator = torch.Generator().manual_seed(4)
-    hidden = torch.randn(*lead, B * T, D, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    weight = torch.randn(*lead, V, D, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    hidden = (
+        torch.randn(*lead, B * T, D, generator=generator, dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+    )
+    weight = (
+        torch.randn(*lead, V, D, generator=generator, dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+    )
     return hidden, weight, torch.randint(V, (*lead, B, T), generator=generator)
 
 
@@ -35,8 +43,14 @@ def results(loss_of, hidden, weight, shares):
 @pytest.mark.parametrize(("lead", "part"), CASES)
 def test_it_is_the_plain_loss(lead, part):
     hidden, weight, targets = case(lead)
-    shares = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)[: len(lead) * K].view(*lead) if lead else 2.0
-    fused = results(lambda h, w: fused_token_loss(h, w, targets, part_tokens=part), hidden, weight, shares)
+    shares = (
+        torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)[: len(lead) * K].view(*lead)
+        if lead
+        else 2.0
+    )
+    fused = results(
+        lambda h, w: fused_token_loss(h, w, targets, part_tokens=part), hidden, weight, shares
+    )
     plain = results(lambda h, w: token_loss(h @ w.mT, targets), hidden, weight, shares)
     for ours, wanted in zip(fused, plain, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-14)
@@ -56,8 +70,12 @@ def test_the_comparison_can_fail(monkeypatch):
             yield (h, y) if h.shape[1] == part else (h, (y + 1) % V)
 
     monkeypatch.setattr(loss, "_parts", careless)
-    fused = results(lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0)
-    assert all((ours - wanted).abs().max() > 1e-3 for ours, wanted in zip(fused, plain, strict=True))
+    fused = results(
+        lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0
+    )
+    assert all(
+        (ours - wanted).abs().max() > 1e-3 for ours, wanted in zip(fused, plain, strict=True)
+    )
 
 
 @pytest.mark.parametrize(("tied", "num_trials"), [(True, None), (False, K)])
@@ -93,7 +111,9 @@ class Sizes(TorchDispatchMode):
 
 
 def test_logits_are_never_whole_in_memory(monkeypatch):
-    """In the forward pass, in the backward pass, in validation; planted: the plain loss, whose logits are."""
+    """In the forward pass, in the backward pass, in validation; planted: the plain loss, whose
+    logits are.
+    """
     shape = dataclasses.replace(FAMILIES["llama"], vocab_size=4096)
     monkeypatch.setitem(loss.PART_LOGITS, "cpu", 4 * 2 * 4096)
     ids, whole = token_ids(2, 8), 2 * 8 * shape.seq_len * 4096
@@ -106,12 +126,15 @@ def test_logits_are_never_whole_in_memory(monkeypatch):
                 model(ids, Multipliers(attention=0.3), ids)
         largest[fused] = seen.largest
     assert largest[False] == whole
-    assert largest[True] == 2 * 4096 * 32 == whole / 3  # the readout's own weight, no longer the logits
+    # the readout's own weight, no longer the logits
+    assert largest[True] == 2 * 4096 * 32 == whole / 3
 
 
 @contextmanager
 def compiling():
-    """What `torch.compile` hands to the compiler, run as it stands: names of operations, in order."""
+    """What `torch.compile` hands to the compiler, run as it stands: names of operations, in
+    order.
+    """
     torch.compiler.reset()
     called = []
 
@@ -127,14 +150,20 @@ def compiling():
 def test_compiled_it_is_the_same_without_a_scatter(dtype):
     """Which would end the kernel that softmax, loss and gradient are."""
     hidden, weight, targets = case((K,), dtype)
-    eager = results(lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0)
+    eager = results(
+        lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), hidden, weight, 1.0
+    )
     with compiling() as (called, backend):
         loss_of = torch.compile(
-            lambda h, w: fused_token_loss(h, w, targets, part_tokens=4), backend=backend, fullgraph=True
+            lambda h, w: fused_token_loss(h, w, targets, part_tokens=4),
+            backend=backend,
+            fullgraph=True,
         )
         compiled = results(loss_of, hidden, weight, 1.0)
     assert any("bmm" in name for name in called)
     assert not [name for name in called if "scatter" in name or "gather" in name]
-    near = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2**-7, "atol": 1e-4}
+    near = (
+        {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 2**-7, "atol": 1e-4}
+    )
     for ours, wanted in zip(compiled, eager, strict=True):
         torch.testing.assert_close(ours, wanted, **near)

@@ -1,4 +1,6 @@
-"""Looks at gradient noise through the real engines: a planted one is found; the runs stay as they are to the bit."""
+"""Looks at gradient noise through the real engines: a planted one is found; the runs stay as they
+are to the bit.
+"""
 
 import dataclasses
 
@@ -42,20 +44,34 @@ def looks_of(noise, spec):
 
 @pytest.mark.parametrize("microbatch_tokens", [None, 16])
 def test_a_trial_alone_is_bitwise_the_one_without(store, microbatch_tokens):
-    spec = run_spec(store.manifest.data_id, num_slots=1, num_steps=NUM_STEPS, microbatch_tokens=microbatch_tokens)
+    spec = run_spec(
+        store.manifest.data_id,
+        num_slots=1,
+        num_steps=NUM_STEPS,
+        microbatch_tokens=microbatch_tokens,
+    )
     noise = NoiseLooks()
     assert trained(Solo(store), [spec], noise) == trained(Solo(store), [spec], None)
     per_step = 1 if microbatch_tokens is None else 4
-    assert {look.step: len(look.gram) for look in looks_of(noise, spec)} == look_passes(NUM_STEPS, per_step)
+    assert {look.step: len(look.gram) for look in looks_of(noise, spec)} == look_passes(
+        NUM_STEPS, per_step
+    )
     assert all(look.num_sequences == 4 // per_step for look in looks_of(noise, spec))
 
 
 def test_runs_in_a_bank_are_bitwise_those_without_and_are_seen_as_alone(store):
-    specs = [run_spec(store.manifest.data_id, num_slots=2, num_steps=NUM_STEPS, seed=seed) for seed in (0, 1)]
-    with_looks, without = (Bank(TINY, specs[0].batch_tokens, specs[0].numerics, store) for _ in range(2))
+    specs = [
+        run_spec(store.manifest.data_id, num_slots=2, num_steps=NUM_STEPS, seed=seed)
+        for seed in (0, 1)
+    ]
+    with_looks, without = (
+        Bank(TINY, specs[0].batch_tokens, specs[0].numerics, store) for _ in range(2)
+    )
     noise, alone = NoiseLooks(), NoiseLooks()
     assert trained(with_looks, specs, noise) == trained(without, specs, None)
-    single = dataclasses.replace(specs[1], numerics=dataclasses.replace(specs[1].numerics, num_slots=1))
+    single = dataclasses.replace(
+        specs[1], numerics=dataclasses.replace(specs[1].numerics, num_slots=1)
+    )
     trained(Solo(store), [single], alone)
     banked, own = looks_of(noise, specs[1]), looks_of(alone, single)
     assert [look.step for look in banked] == [look.step for look in own] == [NUM_STEPS // 2]
@@ -63,10 +79,14 @@ def test_runs_in_a_bank_are_bitwise_those_without_and_are_seen_as_alone(store):
 
 
 def test_parts_average_to_the_whole_batchs_gradient(store):
-    """The Gram matrix of parts, summed, is the squared norm of the gradient that training computes of all of them."""
+    """The Gram matrix of parts, summed, is the squared norm of the gradient that training computes
+    of all of them.
+    """
     spec = run_spec(store.manifest.data_id, num_slots=1, num_steps=NUM_STEPS)
     built = our_model(spec)
-    ids_BT = torch.from_numpy(store.train_batch(seed=0, first_sequence=0, num_sequences=8, seq_len=spec.shape.seq_len))
+    ids_BT = torch.from_numpy(
+        store.train_batch(seed=0, first_sequence=0, num_sequences=8, seq_len=spec.shape.seq_len)
+    )
     built.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
     whole = sum(float(p.grad.double().square().sum()) for p in built.module.parameters())
     built.module.zero_grad()
@@ -78,7 +98,9 @@ def test_parts_average_to_the_whole_batchs_gradient(store):
 def test_of_a_large_model_some_entries_stand_for_all(store, monkeypatch):
     spec = run_spec(store.manifest.data_id, num_slots=1, num_steps=NUM_STEPS)
     built = our_model(spec)
-    ids_NT = torch.from_numpy(store.train_batch(seed=0, first_sequence=0, num_sequences=32, seq_len=spec.shape.seq_len))
+    ids_NT = torch.from_numpy(
+        store.train_batch(seed=0, first_sequence=0, num_sequences=32, seq_len=spec.shape.seq_len)
+    )
     weights = dict(built.module.named_parameters())
     all_of_it = np.array(gram(spec, built.module, weights, ids_NT, 4))
     num_params = sum(weight.numel() for weight in weights.values())
@@ -99,7 +121,9 @@ def test_a_look_compiles_nothing(store):
 
 
 class Regression(nn.Module):
-    """Least squares in place of a decoder: features and answer of a sequence follow from its first three tokens."""
+    """Least squares in place of a decoder: features and answer of a sequence follow from its first
+    three tokens.
+    """
 
     def __init__(self):
         super().__init__()
@@ -117,7 +141,9 @@ class Regression(nn.Module):
         return (x_BD @ self.weight - y_B).square().mean() / 20
 
 
-def test_least_squares_through_the_training_loop_has_the_noise_scale_of_its_formula(store, monkeypatch):
+def test_least_squares_through_the_training_loop_has_the_noise_scale_of_its_formula(
+    store, monkeypatch
+):
     spec = run_spec(
         store.manifest.data_id,
         num_slots=1,
@@ -141,7 +167,9 @@ def test_least_squares_through_the_training_loop_has_the_noise_scale_of_its_form
     engine.advance(first + 1)
     weight_D = module.weight.detach().double()
 
-    ids_NT = torch.from_numpy(store.train_batch(seed=9, first_sequence=0, num_sequences=20_000, seq_len=16))
+    ids_NT = torch.from_numpy(
+        store.train_batch(seed=9, first_sequence=0, num_sequences=20_000, seq_len=16)
+    )
     x_ND, y_N = (value.double() for value in module.of(ids_NT))
     gradients_ND = (x_ND @ weight_D - y_N)[:, None] * x_ND / 10
     mean_D = gradients_ND.mean(0)

@@ -1,4 +1,6 @@
-"""A command's log: no secret is on disk at any moment, all else byte by byte; how it ends in a sentence."""
+"""A command's log: no secret is on disk at any moment, all else byte by byte; how it ends in a
+sentence.
+"""
 
 import os
 import subprocess
@@ -27,14 +29,17 @@ def test_only_what_is_secret_changes(tmp_path):
     said = b"one\r\nkey hunter2\n\xff\xfe bytes\rbar hunter2\n\nlast hunter2"
     kept = b"one\r\nkey ***\n\xff\xfe bytes\rbar ***\n\nlast ***"
     assert written(tmp_path / LOG_FILE, said) == kept
-    assert written(tmp_path / LOG_FILE, *(said[i : i + 1] for i in range(len(said)))) == kept, "byte by byte"
+    assert written(tmp_path / LOG_FILE, *(said[i : i + 1] for i in range(len(said)))) == kept, (
+        "byte by byte"
+    )
     assert written(tmp_path / LOG_FILE, b"more", append=True) == kept + b"more"
 
 
 def test_while_a_command_runs_its_log_holds_what_it_printed_without_secrets(tmp_path):
     log = RedactedLog(tmp_path / LOG_FILE, redact)
     child = subprocess.Popen(
-        [sys.executable, "-c", "print('is hunter2', flush=True); import time; time.sleep(60)"], stdout=log
+        [sys.executable, "-c", "print('is hunter2', flush=True); import time; time.sleep(60)"],
+        stdout=log,
     )
     log.release()
     until = time.monotonic() + 20
@@ -51,7 +56,9 @@ def test_a_full_disk_does_not_stop_the_command(tmp_path):
         pytest.skip("no /dev/full")
     (tmp_path / LOG_FILE).symlink_to("/dev/full")
     log = RedactedLog(tmp_path / LOG_FILE, redact)
-    done = subprocess.run([sys.executable, "-c", "print('x\\n' * 100_000)"], stdout=log, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", "print('x\\n' * 100_000)"], stdout=log, check=False, timeout=60
+    )
     log.close()
     assert done.returncode == 0
 
@@ -67,8 +74,10 @@ def test_a_command_does_not_wait_until_its_output_is_clean(tmp_path):
     log = RedactedLog(tmp_path / LOG_FILE, slow)
     done = subprocess.run(
         [sys.executable, "-c", "print(('y' * 999 + '\\n') * 20_000, end='')"],
-        stdout=log, check=False, timeout=60,
-    )  # fmt: skip
+        stdout=log,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0 and (tmp_path / LOG_FILE).read_bytes() == b""
     may_clean.set()
     log.close()

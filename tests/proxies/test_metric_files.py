@@ -1,4 +1,6 @@
-"""Metrics as wandb, TensorBoard and a JSON writer really write them, cut and damaged at every byte."""
+"""Metrics as wandb, TensorBoard and a JSON writer really write them, cut and damaged at every
+byte.
+"""
 
 import json
 import math
@@ -20,7 +22,12 @@ from proxies.external.metric_files import MetricFiles, units_agree
 from proxies.external.wandb_run import WandbRun
 
 LOSSES = {step: 3.0 - step / 70 for step in range(1, 31)}
-KEYS = {"step_key": "iter", "train_loss_key": "train/loss", "validation_loss_key": "eval.loss", "grad_norm_key": "norm"}
+KEYS = {
+    "step_key": "iter",
+    "train_loss_key": "train/loss",
+    "validation_loss_key": "eval.loss",
+    "grad_norm_key": "norm",
+}
 FILL = "x" * 5000
 """Makes records span W&B's blocks of 32 kB."""
 
@@ -34,7 +41,9 @@ def read(format, path):
 
 
 def check(logged, *, float32=False):
-    rounded = {s: struct.unpack("f", struct.pack("f", v))[0] if float32 else v for s, v in LOSSES.items()}
+    rounded = {
+        s: struct.unpack("f", struct.pack("f", v))[0] if float32 else v for s, v in LOSSES.items()
+    }
     assert logged.train_loss == rounded and logged.validation_loss == {30: 2.5}
     assert logged.grad_norm == {s: s / 2 for s in LOSSES} and logged.bad is None
 
@@ -52,11 +61,20 @@ with wandb.init(project="p", dir=sys.argv[1]) as run:
 
 def wandb_run(folder, *more):
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DISABLE_CODE": "true"}
+    environment = {
+        **os.environ,
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_DISABLE_CODE": "true",
+    }
     subprocess.run(
-        [sys.executable, "-c", WANDB, str(folder), *more], input=json.dumps(LOSSES), text=True, check=True, cwd=folder,
+        [sys.executable, "-c", WANDB, str(folder), *more],
+        input=json.dumps(LOSSES),
+        text=True,
+        check=True,
+        cwd=folder,
         env=environment,
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -82,8 +100,14 @@ def events_dir(tmp_path_factory):
 @pytest.fixture
 def jsonl_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines = [{"iter": s, "train": {"ignored": 0}, "train/loss": v, "norm": s / 2} for s, v in LOSSES.items()]
-    path.write_text("\n".join(json.dumps(line) for line in [*lines, {"iter": 30.0, "eval": {"loss": 2.5}}]) + "\n")
+    lines = [
+        {"iter": s, "train": {"ignored": 0}, "train/loss": v, "norm": s / 2}
+        for s, v in LOSSES.items()
+    ]
+    path.write_text(
+        "\n".join(json.dumps(line) for line in [*lines, {"iter": 30.0, "eval": {"loss": 2.5}}])
+        + "\n"
+    )
     return path
 
 
@@ -114,7 +138,10 @@ def test_our_reading_of_wandbs_file_is_wandbs_own(wandb_dir):
         message = pb.Record()
         message.ParseFromString(record)
         if message.WhichOneof("record_type") == "history":
-            items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in message.history.item}
+            items = {
+                ".".join(i.nested_key) or i.key: json.loads(i.value_json)
+                for i in message.history.item
+            }
             theirs.append({key: value for key, value in items.items() if key in run._wanted})
     assert rows == theirs and len(rows) == 31
 
@@ -144,7 +171,9 @@ def test_a_file_that_grows_byte_by_byte_or_in_leaps_reads_as_the_whole(kinds, fo
     content, path = kinds[format].read_bytes(), tmp_path / "grow" / kinds[format].name
     path.parent.mkdir()
     chance = random.Random(3)
-    metrics = MetricFiles(command(metrics_format=format, **KEYS), path if format == "jsonl" else path.parent)
+    metrics = MetricFiles(
+        command(metrics_format=format, **KEYS), path if format == "jsonl" else path.parent
+    )
     at, seen = 0, 0
     while at < len(content):
         at += chance.choice((1, 2, 6, 7, 13, 40, 500, 33_000))
@@ -162,7 +191,10 @@ def test_a_flipped_bit_where_metrics_lie_is_refused(kinds, format, tmp_path):
     content = kinds[format].read_bytes()
     path = tmp_path / "flip" / kinds[format].name
     path.parent.mkdir()
-    chance, places = random.Random(5), [i for i in range(len(content) - 9) if content[i : i + 10] == b"train/loss"]
+    chance, places = (
+        random.Random(5),
+        [i for i in range(len(content) - 9) if content[i : i + 10] == b"train/loss"],
+    )
     assert len(places) >= 30
     for place in chance.sample(places, 20):
         damaged = bytearray(content)
@@ -214,8 +246,23 @@ def test_what_is_no_such_file(tmp_path):
     assert metrics.hint() == f"there is no *.wandb at {tmp_path / 'nowhere'}"
 
 
-NO_NUMBERS = (True, False, None, [3.0], {"value": 3.0}, "true", "", "three", "1_000", "0x10", "1,5", "3.0 nats",
-              "1e400", 10**400, "\u0663")  # fmt: skip
+NO_NUMBERS = (
+    True,
+    False,
+    None,
+    [3.0],
+    {"value": 3.0},
+    "true",
+    "",
+    "three",
+    "1_000",
+    "0x10",
+    "1,5",
+    "3.0 nats",
+    "1e400",
+    10**400,
+    "\u0663",
+)
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
@@ -230,7 +277,14 @@ def test_what_is_no_number_is_no_loss(tmp_path, value):
 
 
 def test_a_string_that_spells_a_number_is_one():
-    spelled = {"3.5": 3.5, " -1e-3 ": -1e-3, "+.5": 0.5, "7.": 7.0, "Infinity": math.inf, "-inf": -math.inf}
+    spelled = {
+        "3.5": 3.5,
+        " -1e-3 ": -1e-3,
+        "+.5": 0.5,
+        "7.": 7.0,
+        "Infinity": math.inf,
+        "-inf": -math.inf,
+    }
     assert {text: to_number(text) for text in spelled} == spelled
     assert math.isnan(to_number("NaN")) and to_number(3) == 3.0
 
@@ -242,7 +296,11 @@ def test_a_pipe_in_place_of_a_log_is_refused_and_not_waited_for(tmp_path):
 
 
 def test_losses_are_taken_in_their_declared_units(tmp_path):
-    units = {"train_loss_unit": "bits", "validation_loss_unit": "bits per byte", "bytes_per_token": 4.0}
+    units = {
+        "train_loss_unit": "bits",
+        "validation_loss_unit": "bits per byte",
+        "bytes_per_token": 4.0,
+    }
     path = tmp_path / "log.jsonl"
     path.write_text('{"iter": 1, "train/loss": 6.0, "eval": {"loss": 1.25}}\n')
     metrics = MetricFiles(command(metrics_format="jsonl", **KEYS, **units), path)
@@ -252,7 +310,11 @@ def test_losses_are_taken_in_their_declared_units(tmp_path):
     assert logged.validation_loss == {1: pytest.approx(5.0 * math.log(2))}
     with pytest.raises(SpecError, match="set metrics_bytes_per_token"):
         command(**{**units, "bytes_per_token": 0.0})
-    assert not units_agree(6.2, 3.7) and not units_agree(3.0, 3.0 / math.log(2)) and units_agree(3.0, 3.3)
+    assert (
+        not units_agree(6.2, 3.7)
+        and not units_agree(3.0, 3.0 / math.log(2))
+        and units_agree(3.0, 3.3)
+    )
 
 
 def test_the_declared_units_change_no_id_of_a_command_without_them():

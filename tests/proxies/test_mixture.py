@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 
 from proxies.data.mixture import RESOLUTION, Mixture, weight_problems
 
-WEIGHTS = st.lists(st.one_of(st.floats(1e-6, 1.0), st.just(1.0), st.just(0.0)), min_size=1, max_size=30).filter(any)
+WEIGHTS = st.lists(
+    st.one_of(st.floats(1e-6, 1.0), st.just(1.0), st.just(0.0)), min_size=1, max_size=30
+).filter(any)
 thorough = settings(deadline=None, derandomize=True, database=None, max_examples=30)
 
 

@@ -19,8 +19,15 @@ def test_logits_and_gradients_are_the_plain_models(family, tied, num_kv_heads):
     shape = dataclasses.replace(FAMILIES[family], tied=tied, num_kv_heads=num_kv_heads)
     ours, theirs = filled(Decoder(shape)), Reference(shape).double()
     theirs.load_state_dict(ours.state_dict())
-    ids, targets, forward = token_ids(2), token_ids(2, seed=2), {"embedding": 2.0, "residual": 0.7, "output": 0.5}
-    logits, wanted = ours(ids, Multipliers(attention=theirs.scale, **forward)), theirs(ids, **forward).flatten(0, 1)
+    ids, targets, forward = (
+        token_ids(2),
+        token_ids(2, seed=2),
+        {"embedding": 2.0, "residual": 0.7, "output": 0.5},
+    )
+    logits, wanted = (
+        ours(ids, Multipliers(attention=theirs.scale, **forward)),
+        theirs(ids, **forward).flatten(0, 1),
+    )
     torch.testing.assert_close(logits, wanted, rtol=1e-12, atol=1e-12)
     token_loss(logits, targets).backward()
     functional.cross_entropy(wanted, targets.flatten()).backward()

@@ -1,4 +1,6 @@
-"""The model in bfloat16, checkpointing, torch.compile and inference mode; and against other people's code."""
+"""The model in bfloat16, checkpointing, torch.compile and inference mode; and against other
+people's code.
+"""
 
 import dataclasses
 
@@ -14,7 +16,10 @@ from proxies.model.loss import token_loss
 K = 3
 NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)
 PER_TRIAL = Multipliers(
-    **{field.name: torch.full((K, 1, 1), getattr(NUMBERS, field.name)) for field in dataclasses.fields(Multipliers)}
+    **{
+        field.name: torch.full((K, 1, 1), getattr(NUMBERS, field.name))
+        for field in dataclasses.fields(Multipliers)
+    }
 )
 CASES = [("llama", None), ("llama-qk", K), ("gpt2", K), ("gpt2-qk", None)]
 
@@ -23,7 +28,12 @@ def case(family, num_trials, **options):
     """A float32 model, its multipliers, token ids and targets."""
     model = filled(Decoder(FAMILIES[family], num_trials=num_trials, **options), dtype=torch.float32)
     size = (2,) if num_trials is None else (num_trials, 2)
-    return model, NUMBERS if num_trials is None else PER_TRIAL, token_ids(*size), token_ids(*size, seed=2)
+    return (
+        model,
+        NUMBERS if num_trials is None else PER_TRIAL,
+        token_ids(*size),
+        token_ids(*size, seed=2),
+    )
 
 
 def loss_and_gradients(model, forward, multipliers, ids, targets):
@@ -45,13 +55,16 @@ def test_bfloat16_stays_close_to_float32(family, num_trials):
     assert not torch.equal(rounded, full)
     for name, gradient in found.items():
         cosine = functional.cosine_similarity(gradient.flatten(), wanted[name].flatten(), dim=0)
-        # A key's bias moves every score of a query alike: without a norm its gradient is rounding and nothing else.
+        # A key's bias moves every score of a query alike: without a norm its gradient is rounding
+        # and nothing else.
         assert cosine > 0.98 or (name.endswith("wk.bias") and wanted[name].abs().max() < 1e-6), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_parameters_widen_nothing(family):
-    """As under FSDP's mixed precision: parameters and activations in bfloat16, no product of two precisions."""
+    """As under FSDP's mixed precision: parameters and activations in bfloat16, no product of two
+    precisions.
+    """
     model, multipliers, ids, targets = case(family, None)
     full = token_loss(model(ids, multipliers), targets)
     logits = model.bfloat16()(ids, multipliers)
@@ -97,7 +110,9 @@ def test_one_graph_is_compiled_and_gives_the_same(family, num_trials, checkpoint
 def test_maps_of_one_input_are_one_product_where_compiled_as_it_is_cast(
     family, num_trials, compute, weights, num_products
 ):
-    """Not of weights that FSDP has cast: nobody would free the joined ones until the backward pass."""
+    """Not of weights that FSDP has cast: nobody would free the joined ones until the backward
+    pass.
+    """
     torch.compiler.reset()
     model, multipliers, ids, targets = case(family, num_trials, compute=compute)
     model.to(weights)
@@ -110,8 +125,15 @@ def test_maps_of_one_input_are_one_product_where_compiled_as_it_is_cast(
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     wanted, gradients = loss_and_gradients(model, model, multipliers, ids, targets)
     loss, found = loss_and_gradients(model, compiled, multipliers, ids, targets)
-    forward = [m for graph in graphs for name, m in graph.named_modules() if hasattr(m, "graph") and "bwd" not in name]
-    products = sum("matmul" in str(node.target) for module in forward for node in module.graph.nodes)
+    forward = [
+        m
+        for graph in graphs
+        for name, m in graph.named_modules()
+        if hasattr(m, "graph") and "bwd" not in name
+    ]
+    products = sum(
+        "matmul" in str(node.target) for module in forward for node in module.graph.nodes
+    )
     assert products == num_products[family.split("-")[0]] * model.shape.num_layers + 1
     torch.testing.assert_close(loss, wanted, rtol=0, atol=0.01)
     for name, gradient in gradients.items():
@@ -130,7 +152,9 @@ def test_no_gradient_is_copied_once_more_to_turn_it(num_trials):
         losses.sum().backward()
     names, copies = set(), 0
     for event in profile.events():
-        if (within := event.cpu_parent) is not None and within.name.startswith("torch::autograd::AccumulateGrad"):
+        if (within := event.cpu_parent) is not None and within.name.startswith(
+            "torch::autograd::AccumulateGrad"
+        ):
             names.add(within.name)
             copies += event.name in {"aten::clone", "aten::copy_"}
     assert names and not copies
@@ -146,17 +170,25 @@ def test_grouped_heads_need_no_attention_that_holds_all_logits(dtype, num_trials
     model.cuda()
     multipliers = Multipliers(
         **{
-            field.name: value.cuda() if isinstance(value := getattr(multipliers, field.name), torch.Tensor) else value
+            field.name: value.cuda()
+            if isinstance(value := getattr(multipliers, field.name), torch.Tensor)
+            else value
             for field in dataclasses.fields(Multipliers)
         }
     )
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+    with sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    ):
         loss, _ = loss_and_gradients(model, model, multipliers, ids.cuda(), targets.cuda())
-    torch.testing.assert_close(loss.cpu(), wanted, rtol=0, atol=1e-4 if dtype == torch.float32 else 0.02)
+    torch.testing.assert_close(
+        loss.cpu(), wanted, rtol=0, atol=1e-4 if dtype == torch.float32 else 0.02
+    )
 
 
 def test_no_sum_that_is_compiled_has_a_factor_of_its_own():
-    """torch 2.13's inductor takes `torch.add(x, a @ b, alpha=0.5)` for `x + a @ b`; no other backend does."""
+    """torch 2.13's inductor takes `torch.add(x, a @ b, alpha=0.5)` for `x + a @ b`; no other
+    backend does.
+    """
     torch.compiler.reset()
     model, multipliers, ids, _ = case("llama-qk", None)
     sums = []

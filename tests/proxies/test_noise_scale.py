@@ -1,4 +1,6 @@
-"""The noise scale's estimator finds planted ones, with intervals that cover as often as they say, and refuses."""
+"""The noise scale's estimator finds planted ones, with intervals that cover as often as they say,
+and refuses.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ SEQ_LEN = 64
 
 
 def look_of(rng, scale_sequences, num_parts=16, num_sequences=8, heavy=False, step=100):
-    """Gradients G + noise of sequences with tr(S) / |G|^2 = `scale_sequences`, the noise uneven over directions."""
+    """Gradients G + noise of sequences with tr(S) / |G|^2 = `scale_sequences`, the noise uneven
+    over directions.
+    """
     spectrum = 1.0 / np.arange(1, 201)
     spectrum *= scale_sequences / spectrum.sum()
     true_D = np.sqrt(spectrum) * rng.normal(size=200)  # mostly where the noise is
@@ -33,7 +37,11 @@ def look_of(rng, scale_sequences, num_parts=16, num_sequences=8, heavy=False, st
     if heavy:
         noise_MBD *= np.sqrt(rng.exponential(size=(num_parts, num_sequences, 1)))
     parts_MD = true_D + noise_MBD.mean(axis=1)
-    return NoiseLook(step=step, num_sequences=num_sequences, gram=tuple(map(tuple, (parts_MD @ parts_MD.T).tolist())))
+    return NoiseLook(
+        step=step,
+        num_sequences=num_sequences,
+        gram=tuple(map(tuple, (parts_MD @ parts_MD.T).tolist())),
+    )
 
 
 @pytest.mark.parametrize("scale_sequences", [4.0, 20.0, 60.0])
@@ -45,7 +53,8 @@ def test_planted_scales_lie_inside_their_intervals_as_often_as_these_say(scale_s
         found = noise_scale([look], SEQ_LEN, 0.9)
         inside += found.low <= true <= (found.high or math.inf)
         inverses.append(inverse_scale([look], SEQ_LEN)[0])
-    assert 0.86 <= inside / 250 <= 0.99  # .9 less three standard errors; the jackknife is wide where noise dominates
+    # .9 less three standard errors; the jackknife is wide where noise dominates
+    assert 0.86 <= inside / 250 <= 0.99
     assert np.mean(inverses) * true == pytest.approx(1.0, abs=0.12)
 
 
@@ -59,11 +68,15 @@ def test_looks_together_are_more_precise_than_one():
 
 def test_the_units_are_tokens_of_sequences():
     look = look_of(np.random.default_rng(1), 20.0)
-    assert noise_scale([look], 2 * SEQ_LEN).tokens == pytest.approx(2 * noise_scale([look], SEQ_LEN).tokens)
+    assert noise_scale([look], 2 * SEQ_LEN).tokens == pytest.approx(
+        2 * noise_scale([look], SEQ_LEN).tokens
+    )
     # A factor for all of a gradient's entries changes nothing.
     scaled = tuple(tuple(7.0 * value for value in row) for row in look.gram)
     again = NoiseLook(step=100, num_sequences=8, gram=scaled)
-    assert noise_scale([again], SEQ_LEN).tokens == pytest.approx(noise_scale([look], SEQ_LEN).tokens)
+    assert noise_scale([again], SEQ_LEN).tokens == pytest.approx(
+        noise_scale([look], SEQ_LEN).tokens
+    )
 
 
 def test_noise_alone_has_a_lower_end_and_no_upper_one():
@@ -87,7 +100,9 @@ def test_equal_parts_and_too_few_are_refused():
         NoiseLook(step=1, num_sequences=1, gram=((1.0, math.nan), (0.1, 1.0)))
 
 
-@pytest.mark.parametrize(("num_steps", "passes_per_step"), [(200, 1), (600, 1), (1600, 1), (500, 16), (10**6, 4)])
+@pytest.mark.parametrize(
+    ("num_steps", "passes_per_step"), [(200, 1), (600, 1), (1600, 1), (500, 16), (10**6, 4)]
+)
 def test_looks_take_a_sixtieth_of_the_passes_at_most(num_steps, passes_per_step):
     looks = look_passes(num_steps, passes_per_step)
     assert 0 < sum(looks.values()) <= num_steps * passes_per_step / SHARE
@@ -104,7 +119,9 @@ def points_of(rng, exponent, error, scatter=0.4):
     tokens = np.repeat([5e4, 1.5e5, 2e5, 4e5], 3)
     errors = np.repeat([2.5 * error, 1.2 * error, error, error], 3)
     scales = 4000 * (tokens / 2e5) ** exponent
-    inverses = np.exp(scatter * rng.normal(size=12) - scatter**2 / 2) / scales + errors * rng.normal(size=12)
+    inverses = np.exp(
+        scatter * rng.normal(size=12) - scatter**2 / 2
+    ) / scales + errors * rng.normal(size=12)
     return [
         NoisePoint(tokens=float(t), inverse=float(i), error=float(e))
         for t, i, e in zip(tokens, inverses, errors, strict=True)
@@ -130,8 +147,14 @@ def test_no_law_of_few_points_or_of_one_length():
     points = points_of(np.random.default_rng(0), 0.3, 2e-5)
     assert noise_law(points) is not None
     assert noise_law(points[:4]) is None
-    assert noise_law([NoisePoint(tokens=1e5, inverse=p.inverse, error=p.error) for p in points]) is None
-    assert noise_law([NoisePoint(tokens=p.tokens, inverse=-p.inverse, error=p.error) for p in points]) is None
+    assert (
+        noise_law([NoisePoint(tokens=1e5, inverse=p.inverse, error=p.error) for p in points])
+        is None
+    )
+    assert (
+        noise_law([NoisePoint(tokens=p.tokens, inverse=-p.inverse, error=p.error) for p in points])
+        is None
+    )
 
 
 def test_students_quantiles():

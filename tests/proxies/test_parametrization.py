@@ -34,7 +34,11 @@ QUERY = "layers.0.attention.wq.weight"
 
 @pytest.mark.parametrize(
     ("family", "growth"),
-    [("llama", {"heads": 7}), ("gpt2", {"head_dim": 2}), ("gpt2 with QK-norm", {"heads": 3, "head_dim": 2, "ffn": 2})],
+    [
+        ("llama", {"heads": 7}),
+        ("gpt2", {"head_dim": 2}),
+        ("gpt2 with QK-norm", {"heads": 3, "head_dim": 2, "ffn": 2}),
+    ],
     ids=str,
 )
 def test_mup_is_mups(family, growth):
@@ -70,7 +74,9 @@ def test_standard_parametrization(family):
         matrix = numbers.kind in ("hidden", "readout")
         assert numbers.weight_decay == (0.1 if matrix else 0)
         embeddings = {"tok_embeddings.weight": 1.0, "pos_embeddings.weight": 0.5}
-        assert numbers.init_std == (1 / math.sqrt(numbers.size[-1]) if matrix else embeddings.get(numbers.name, 0.0))
+        assert numbers.init_std == (
+            1 / math.sqrt(numbers.size[-1]) if matrix else embeddings.get(numbers.name, 0.0)
+        )
     forward = forward_numbers(spec_of(shape, FAMILIES[family], "sp"))
     wanted = {"embedding": 1, "attention": 1 / math.sqrt(8), "residual": 1, "output": 3}
     assert dataclasses.asdict(forward) == wanted
@@ -87,15 +93,18 @@ def test_at_the_base_every_parametrization_is_the_same_function(family, tied):
         model = Model.of(spec)
         assert torch.equal(model.logits(ids), start), name
         model.step(ids, clip_norm=1.0)
-        part = max((a - b).abs().max().item() for a, b in zip(model.decoder.parameters(), first.decoder.parameters(),
-                                                              strict=True))  # fmt: skip
+        part = max(
+            (a - b).abs().max().item()
+            for a, b in zip(model.decoder.parameters(), first.decoder.parameters(), strict=True)
+        )
         if spec.parametrization.weight_decay == "independent":
-            # By definition: the decay given is the share itself, not what is multiplied by the rate.
+            # By definition: the decay given is the share itself, not what is multiplied by the
+            # rate.
             assert part > 1e-3
             assert {row.weight_decay for row in model.rows} == {0.0, 0.1 / 0.01}
-            assert canonical([dataclasses.replace(row, weight_decay=0.0) for row in model.rows]) == canonical(
-                [dataclasses.replace(row, weight_decay=0.0) for row in first.rows]
-            )
+            assert canonical(
+                [dataclasses.replace(row, weight_decay=0.0) for row in model.rows]
+            ) == canonical([dataclasses.replace(row, weight_decay=0.0) for row in first.rows])
         else:
             assert part < 1e-12, name
             assert canonical(list(model.rows)) == canonical(list(first.rows))
@@ -131,7 +140,9 @@ def test_initial_values_depend_on_seed_and_name_alone():
     assert all(torch.equal(forward[name], backward[name]) for name in numbers)
     assert not torch.equal(forward[QUERY], initial_tensor(numbers[QUERY], 6))
     assert not torch.equal(forward[QUERY], forward["layers.0.attention.wo.weight"])
-    assert len({name_seed(seed, name) for seed in range(20) for name in numbers}) == 20 * len(numbers)
+    assert len({name_seed(seed, name) for seed in range(20) for name in numbers}) == 20 * len(
+        numbers
+    )
     assert name_seed(1, "a") == 53794261220561053
 
 
@@ -140,13 +151,18 @@ def test_what_mup_does_in_silence_is_refused():
     shape, silent = grown(BASE, heads=4), mup_model(BASE, BASE, delta_shape=BASE)
     assert silent.lm_head.width_mult() == 1
     assert dict(silent.named_parameters())[QUERY].infshape.ninf() == 0
-    with pytest.raises(SpecError, match="base and delta are of equal width, so nothing would scale"):
+    with pytest.raises(
+        SpecError, match="base and delta are of equal width, so nothing would scale"
+    ):
         width_multipliers(parameter_shapes(shape), parameter_shapes(BASE), parameter_shapes(BASE))
 
 
 def test_sizes_that_cannot_be_compared_are_all_named():
     sizes = {"a": (8, 4), "b": (8,), "c": (8, 4), "d": (3,)}
-    base, delta = {"a": (4, 2), "b": (4,), "c": (4,), "e": (3,)}, {"a": (8, 2), "b": (8,), "c": (8,), "d": (3,)}
+    base, delta = (
+        {"a": (4, 2), "b": (4,), "c": (4,), "e": (3,)},
+        {"a": (8, 2), "b": (8,), "c": (8,), "d": (3,)},
+    )
     with pytest.raises(SpecError) as caught:
         width_multipliers(sizes, base, delta)
     assert caught.value.problems == [
@@ -160,6 +176,9 @@ def test_sizes_that_cannot_be_compared_are_all_named():
 def test_a_base_of_another_model_is_refused_with_the_run():
     gpt2 = FAMILIES["gpt2"]
     other = dataclasses.replace(gpt2, tied=True, qk_norm=True, seq_len=24)
-    with pytest.raises(SpecError, match="shape and base_shape differ in tied, qk_norm, seq_len: only width"):
+    with pytest.raises(
+        SpecError, match="shape and base_shape differ in tied, qk_norm, seq_len: only width"
+    ):
         spec_of(grown(gpt2, heads=2), other)
-    assert spec_of(BASE, dataclasses.replace(BASE, seq_len=6))  # no parameter of this family has that dimension
+    # no parameter of this family has that dimension
+    assert spec_of(BASE, dataclasses.replace(BASE, seq_len=6))

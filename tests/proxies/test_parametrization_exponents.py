@@ -1,4 +1,6 @@
-"""Exponents measured on random nets after one AdamW step: what a parametrization is for, shown rather than written."""
+"""Exponents measured on random nets after one AdamW step: what a parametrization is for, shown
+rather than written.
+"""
 
 import dataclasses
 
@@ -57,7 +59,9 @@ MUTANTS = {
 }
 ORACLES = {
     "mup": lambda: is_mups(grown(FAMILIES["gpt2"], heads=4), FAMILIES["gpt2"]),
-    "absorbed": lambda: completedp_is_completep(grown(FAMILIES["llama"], heads=4), FAMILIES["llama"]),
+    "absorbed": lambda: completedp_is_completep(
+        grown(FAMILIES["llama"], heads=4), FAMILIES["llama"]
+    ),
     "widths": lambda: moves_by_the_same_at_every_width(named("mup")),
     "depths": lambda: moves_by_the_same_at_every_depth(named("umup")),
 }
@@ -86,7 +90,11 @@ def test_one_wrong_power_is_noticed(monkeypatch, mutant):
 
 @pytest.mark.parametrize(
     ("part", "powers", "oracle"),
-    [("output", {"width": -0.5}, "mup"), ("output", {"width": 0}, "absorbed"), ("residual", {"depth": 0}, "depths")],
+    [
+        ("output", {"width": -0.5}, "mup"),
+        ("output", {"width": 0}, "absorbed"),
+        ("residual", {"depth": 0}, "depths"),
+    ],
 )
 def test_one_wrong_multiplier_is_noticed(monkeypatch, part, powers, oracle):
     def mutated(rules):

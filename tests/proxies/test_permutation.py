@@ -33,13 +33,24 @@ def test_it_is_the_network_bit_for_bit():
     sizes = (1, 2, 3, 100, 257, 2**20, 10**9 + 7, 2**40 + 3, 2**62)
     for size, key in itertools.product(sizes, ("0/0", "7/3", "7/3/code")):
         indices = np.random.default_rng(0).integers(0, size, 100)
-        assert permuted(indices, size, key).tolist() == [one_by_one(int(i), size, key) for i in indices]
+        assert permuted(indices, size, key).tolist() == [
+            one_by_one(int(i), size, key) for i in indices
+        ]
 
 
 def test_near_indices_have_the_same_images_as_far_ones():
-    """Those of a step's sequences, which are looked up: within a block, over its end, at the end of the range."""
+    """Those of a step's sequences, which are looked up: within a block, over its end, at the end of
+    the range.
+    """
     size, key = 1500, "7/3"
-    for indices in (range(8), range(505, 530), range(1490, 1500), [1499, 1100], range(0, 1500, 100), []):
+    for indices in (
+        range(8),
+        range(505, 530),
+        range(1490, 1500),
+        [1499, 1100],
+        range(0, 1500, 100),
+        [],
+    ):
         found = permuted(np.array(indices, dtype=np.int64), size, key)
         assert found.tolist() == [one_by_one(index, size, key) for index in indices]
 

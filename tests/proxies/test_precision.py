@@ -1,4 +1,6 @@
-"""bfloat16 means one thing for proxies and for the main run; and torch's defaults change nothing."""
+"""bfloat16 means one thing for proxies and for the main run; and torch's defaults change
+nothing.
+"""
 
 import dataclasses
 
@@ -21,7 +23,10 @@ from proxies.training.trainable_model import our_model
 
 NUMBERS = Multipliers(embedding=1.7, attention=0.3, residual=0.6, output=0.7)
 PER_TRIAL = Multipliers(
-    **{field.name: torch.full((1, 1, 1), getattr(NUMBERS, field.name)) for field in dataclasses.fields(Multipliers)}
+    **{
+        field.name: torch.full((1, 1, 1), getattr(NUMBERS, field.name))
+        for field in dataclasses.fields(Multipliers)
+    }
 )
 BFLOAT16 = PRECISIONS["bfloat16"]
 IDS, TARGETS = token_ids(3), token_ids(3, seed=2)
@@ -53,7 +58,9 @@ def trained(model):
     loss = token_loss(model(IDS, NUMBERS), TARGETS)
     loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters()}
-    return loss.detach(), {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in grads.items()}
+    return loss.detach(), {
+        name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in grads.items()
+    }
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -67,12 +74,16 @@ def test_a_proxy_is_what_the_main_run_is_on_one_rank(one_rank, family, tied):
     assert {name for name in ours if not torch.equal(ours[name], theirs[name])} == rounded
     for name in ours:
         assert ours[name].dtype == torch.float32
-        torch.testing.assert_close(ours[name], theirs[name], rtol=2**-7, atol=2**-7 * float(theirs[name].abs().max()))
+        torch.testing.assert_close(
+            ours[name], theirs[name], rtol=2**-7, atol=2**-7 * float(theirs[name].abs().max())
+        )
 
 
 def test_the_comparison_can_fail(one_rank, monkeypatch):
     """Planted: the residual stream in float32, as under autocast."""
-    monkeypatch.setattr(decoder, "_joined", lambda x, branch, factor: x.float() + branch.float() * factor)
+    monkeypatch.setattr(
+        decoder, "_joined", lambda x, branch, factor: x.float() + branch.float() * factor
+    )
     loss, _ = trained(proxy(FAMILIES["llama"]))
     monkeypatch.undo()
     assert not torch.equal(loss, trained(sharded(FAMILIES["llama"]))[0])
@@ -90,20 +101,28 @@ def test_products_and_stream_are_narrow_and_statistics_wide(family, num_trials, 
     for module in model.modules():
         if isinstance(module, Linear | Block):
             module.register_forward_hook(lambda m, inputs, out: seen("narrow", inputs[0], out))
-    watched = [("rms_norm", "wide"), ("layer_norm", "wide"), ("scaled_dot_product_attention", "narrow")]
+    watched = [
+        ("rms_norm", "wide"),
+        ("layer_norm", "wide"),
+        ("scaled_dot_product_attention", "narrow"),
+    ]
     watched += [("cross_entropy", "wide")]
     for name, what in watched:
         real = getattr(functional, name)
         monkeypatch.setattr(
-            functional, name, lambda x, *a, real=real, what=what, **named: (seen(what, x), real(x, *a, **named))[1]
+            functional,
+            name,
+            lambda x, *a, real=real, what=what, **named: (seen(what, x), real(x, *a, **named))[1],
         )
     ids, numbers = (IDS, NUMBERS) if num_trials is None else (IDS[None], PER_TRIAL)
     loss = model(ids, numbers, ids)
     loss.sum().backward()
     assert found == {"narrow": {torch.bfloat16}, "wide": {torch.float32}}
-    assert {loss.dtype, *(p.dtype for p in model.parameters()), *(p.grad.dtype for p in model.parameters())} == {
-        torch.float32
-    }
+    assert {
+        loss.dtype,
+        *(p.dtype for p in model.parameters()),
+        *(p.grad.dtype for p in model.parameters()),
+    } == {torch.float32}
 
 
 def test_trials_of_a_bank_round_as_one_alone():
@@ -125,7 +144,10 @@ def curves(store):
     """Of one run alone and in a bank."""
     numbers = {"clip_norm": 0.5, "num_steps": 4}
     alone, beside = (run_spec(store.manifest.data_id, num_slots=k, **numbers) for k in (1, 2))
-    solo, bank = Solo(store, device="cpu"), Bank(TINY, beside.batch_tokens, beside.numerics, store, device="cpu")
+    solo, bank = (
+        Solo(store, device="cpu"),
+        Bank(TINY, beside.batch_tokens, beside.numerics, store, device="cpu"),
+    )
     solo.admit(0, alone)
     bank.admit(0, beside)
     return [engine.advance(4)[0][2] for engine in (solo, bank)]

@@ -73,15 +73,22 @@ def test_the_vocabulary_is_said_or_implied(tmp_path):
     assert vocabulary([gpt2]) == (50257, 50256)
     assert vocabulary([llama]) == (128_256, 128_000)
     assert vocabulary([raw], 50304) == (50304, 50256)
-    assert vocabulary([raw], 151_936 // 4) == (37_984, None), "in another vocabulary 50256 is a word"
+    assert vocabulary([raw], 151_936 // 4) == (37_984, None), (
+        "in another vocabulary 50256 is a word"
+    )
     assert vocabulary([raw], 65) == (65, None)
     assert vocabulary([raw], 65, 3) == (65, 3)
     assert vocabulary([gpt2], 50304, 7) == (50304, 7)
-    assert "holds ids and does not state its vocabulary: give --vocab-size" in refusal(vocabulary, [raw])
+    assert "holds ids and does not state its vocabulary: give --vocab-size" in refusal(
+        vocabulary, [raw]
+    )
     assert "hold ids of both GPT-2 and Llama 3" in refusal(vocabulary, [gpt2, llama])
     assert "--end-id 65 is outside the vocabulary of 65" in refusal(vocabulary, [raw], 65, 65)
     said = refusal(vocabulary, [raw, gpt2], 65537)
-    assert f"{raw} holds uint16 ids, 65536 at most: a vocabulary of 65537 does not fit" in said and str(gpt2) in said
+    assert (
+        f"{raw} holds uint16 ids, 65536 at most: a vocabulary of 65537 does not fit" in said
+        and str(gpt2) in said
+    )
     assert vocabulary([raw], 65536)[0] == 65536
 
 
@@ -89,7 +96,9 @@ CODES = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}
 
 
 def megatron(path, documents, dtype="uint16", split=1):
-    """A `.bin` and its `.idx` as Megatron-LM's IndexedDatasetBuilder writes them; documents of `split` sequences."""
+    """A `.bin` and its `.idx` as Megatron-LM's IndexedDatasetBuilder writes them; documents of
+    `split` sequences.
+    """
     sequences = [list(part) for document in documents for part in np.array_split(document, split)]
     sizes = np.array([len(part) for part in sequences], "<i4")
     ids = np.concatenate([np.array(part, dtype) for part in sequences] or [np.empty(0, dtype)])
@@ -97,7 +106,9 @@ def megatron(path, documents, dtype="uint16", split=1):
     pointers = (np.cumsum(sizes, dtype="<i8") - sizes) * np.dtype(dtype).itemsize
     starts = np.arange(0, len(sequences) + 1, split, dtype="<i8")
     head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, CODES[dtype], len(sequences), len(starts))
-    path.with_suffix(".idx").write_bytes(head + sizes.tobytes() + pointers.astype("<i8").tobytes() + starts.tobytes())
+    path.with_suffix(".idx").write_bytes(
+        head + sizes.tobytes() + pointers.astype("<i8").tobytes() + starts.tobytes()
+    )
     return path
 
 
@@ -111,14 +122,20 @@ def test_megatrons_documents_are_those_of_its_index(tmp_path, dtype, split):
     found = [document.tolist() for document in read_megatron(file, reading)]
     assert found == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     ended = ReaderOptions(text_key="", vocab_size=100, end_id=9)
-    assert [d.tolist() for d in read_megatron(file, ended)] == [[1, 2, 3, 9], [4, 5, 9], [6, 7, 8, 9]]
+    assert [d.tolist() for d in read_megatron(file, ended)] == [
+        [1, 2, 3, 9],
+        [4, 5, 9],
+        [6, 7, 8, 9],
+    ]
 
 
 def test_megatrons_files_need_a_vocabulary_and_ids_inside_it(tmp_path):
     path = megatron(tmp_path / "a.bin", [[1, 2, 3], [4, 77]])
     assert "--vocab-size" in refusal(vocabulary, [path])
     reading = ReaderOptions(text_key="", vocab_size=50, end_id=None)
-    assert f"{path} token 4 is the id 77" in refusal(lambda: list(read_megatron(recognise(path), reading)))
+    assert f"{path} token 4 is the id 77" in refusal(
+        lambda: list(read_megatron(recognise(path), reading))
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,11 +144,17 @@ def test_megatrons_files_need_a_vocabulary_and_ids_inside_it(tmp_path):
         (lambda bin_, idx: bin_.write_bytes(bin_.read_bytes()[:-2]), "truncated"),
         (lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:-9]), "truncated or damaged"),
         (lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:20]), "truncated"),
-        (lambda bin_, idx: idx.write_bytes(b"MMIDIDX\x00\x00\x02" + idx.read_bytes()[10:]), "version 2"),
-        (lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:-8] + b"\x07" + b"\x00" * 7), "damaged"),
+        (
+            lambda bin_, idx: idx.write_bytes(b"MMIDIDX\x00\x00\x02" + idx.read_bytes()[10:]),
+            "version 2",
+        ),
+        (
+            lambda bin_, idx: idx.write_bytes(idx.read_bytes()[:-8] + b"\x07" + b"\x00" * 7),
+            "damaged",
+        ),
     ],
     ids=["bin cut", "index cut", "header cut", "version", "documents"],
-)  # fmt: skip
+)
 def test_a_damaged_index_is_refused(tmp_path, damage, said):
     path = megatron(tmp_path / "a.bin", [[1, 2, 3], [4, 5]])
     damage(path, path.with_suffix(".idx"))
@@ -160,13 +183,17 @@ def raw(path, ids, dtype):
 def documents_read(path, vocab_size, raw_dtype=None):
     reading = ReaderOptions(text_key="", vocab_size=vocab_size, end_id=None, raw_dtype=raw_dtype)
     file = recognise(path)
-    return np.concatenate([np.array(document) for document in READERS[file.format](file, reading)]).tolist()
+    return np.concatenate(
+        [np.array(document) for document in READERS[file.format](file, reading)]
+    ).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [200, 30_000, 50_257, 65_536, 151_936, 262_144])
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_size):
-    """Every second uint16 of uint32 ids below 65,536 is 0: 20,050 ids were read as 40,101 tokens."""
+    """Every second uint16 of uint32 ids below 65,536 is 0: 20,050 ids were read as 40,101
+    tokens.
+    """
     high = min(vocab_size, np.iinfo(dtype).max + 1)
     for num_ids in (20_050, 400_003):  # the second is looked at in samples
         ids = np.random.default_rng(0).integers(0, high, num_ids)
@@ -179,7 +206,9 @@ def test_raw_ids_of_any_width_are_read_as_what_they_are(tmp_path, dtype, vocab_s
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64"])
 def test_a_damaged_wide_id_does_not_make_all_ids_narrow(tmp_path, dtype):
-    """Any uint16 is inside a vocabulary of 65,536: 20,050 ids were read as 40,100 tokens without an error."""
+    """Any uint16 is inside a vocabulary of 65,536: 20,050 ids were read as 40,100 tokens without an
+    error.
+    """
     ids = np.random.default_rng(0).integers(0, 65_536, 20_050)
     ids[77] = 70_000
     refused = refusal(documents_read, raw(tmp_path / "a.bin", ids, dtype), 65_536)
@@ -210,7 +239,9 @@ def test_what_has_more_than_one_reading_is_refused_until_a_person_names_one(tmp_
     (tmp_path / "a.bin").write_bytes(b"\x01\x00\x02")
     assert "not a whole number of 2-byte ids" in refusal(documents_read, tmp_path / "a.bin", 100)
     raw(tmp_path / "a.bin", [1, 2, 3], "uint16")
-    assert "not a whole number of 4-byte ids" in refusal(documents_read, tmp_path / "a.bin", 100, "uint32")
+    assert "not a whole number of 4-byte ids" in refusal(
+        documents_read, tmp_path / "a.bin", 100, "uint32"
+    )
 
 
 @pytest.mark.parametrize("dtype", [">u2", ">u4", ">i8"])
@@ -230,7 +261,9 @@ def test_a_negative_id_is_no_token(tmp_path, dtype):
 def _container(kind, ids):
     """Return a file of another format around ids, and a word of its refusal."""
     content = np.array(ids, "<u2").tobytes()
-    header = json.dumps({"ids": {"dtype": "U16", "shape": [len(ids)], "data_offsets": [0, len(content)]}}).encode()
+    header = json.dumps(
+        {"ids": {"dtype": "U16", "shape": [len(ids)], "data_offsets": [0, len(content)]}}
+    ).encode()
     llm_c_header = np.zeros(256, "<i4")
     llm_c_header[:3] = 278895051, 1, len(ids)
     return {
@@ -250,7 +283,18 @@ def _container(kind, ids):
 @pytest.mark.parametrize("asked", [None, "uint16"])
 @pytest.mark.parametrize(
     "kind",
-    ["safetensors", "zip", "HDF5", "gzip", "pickle", "litdata", "magic number 278895051", "float32", "float64", "text"],
+    [
+        "safetensors",
+        "zip",
+        "HDF5",
+        "gzip",
+        "pickle",
+        "litdata",
+        "magic number 278895051",
+        "float32",
+        "float64",
+        "text",
+    ],
 )
 def test_a_file_of_another_format_named_bin_is_refused_by_name(tmp_path, kind, asked):
     ids = np.random.default_rng(0).integers(0, 50_257, 4096)

@@ -19,7 +19,12 @@ def problems(template=FULL, **changes):
 
 @pytest.mark.parametrize(
     "template",
-    [FULL, TEMPLATE, FULL + """ --json '{{"lr": {lr}}}' "" 'a b' """, "env A=1 " + FULL + "\n  --out {run_dir}\n"],
+    [
+        FULL,
+        TEMPLATE,
+        FULL + """ --json '{{"lr": {lr}}}' "" 'a b' """,
+        "env A=1 " + FULL + "\n  --out {run_dir}\n",
+    ],
 )
 def test_good_templates(template):
     assert problems(template) == []

@@ -20,7 +20,8 @@ def refusal(path, reading=READING):
 def test_jsonl_gives_a_document_per_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(
-        b'\xef\xbb\xbf{"text": "one"}\n\n \r\n{"id": 5, "text": "zw\\u00f6lf\\n"}\r\n{"text": null}\n{"text": ""}'
+        b'\xef\xbb\xbf{"text": "one"}\n\n \r\n{"id": 5, "text": "zw\\u00f6lf\\n"}\r\n{"text": '
+        b'null}\n{"text": ""}'
     )
     assert contents(path) == [b"one", "zwölf\n".encode(), b"", b""]
     path.write_bytes(b"\n\n\n" + jsonl(["a"], "content"))
@@ -34,12 +35,18 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
     [
         ("{", "line 3: not JSON"),
         ('{"text": NaN}', "line 3: must be an object with a string `text`"),
-        ('{"body": "a", "n": 1}', "line 3: must be an object with a string `text` (strings are under body; --text-key"),
+        (
+            '{"body": "a", "n": 1}',
+            "line 3: must be an object with a string `text` (strings are under body; --text-key",
+        ),
         ('{"text": "a", "text": "b"}', "line 3: the key `text` appears twice"),
         ('[{"text": "a"}]', "line 3 begins a JSON array"),
         ("5", "line 3 is 5: must be an object"),
         ('{"text": 5}', "line 3: must be an object with a string"),
-        ('{"text": "\\ud83d"}', "line 3: `text` holds bytes that are not UTF-8, or half a surrogate pair"),
+        (
+            '{"text": "\\ud83d"}',
+            "line 3: `text` holds bytes that are not UTF-8, or half a surrogate pair",
+        ),
         (b'{"text": "\xff"}', "line 3: `text` holds bytes that are not UTF-8"),
         (b'{"\xff": "a"}', "line 3: must be an object with a string `text` (strings are under"),
         (b'"\xff"', "line 3 is"),
@@ -74,7 +81,9 @@ def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
     path.write_bytes(text)
     pieces = contents(path)
     assert b"".join(pieces) == text and len(pieces) > 8
-    assert all(len(piece) <= document_split.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
+    assert all(
+        len(piece) <= document_split.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces
+    )
     assert contents(compressed(tmp_path / "a.txt.zst", text, "zstd")) == pieces
     path.write_text(wide := "a" + "€𝄞" * 200_000)  # no line ends here: cut between characters
     assert "".join(piece.decode() for piece in contents(path)) == wide
@@ -82,7 +91,10 @@ def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
 
 @pytest.mark.parametrize(("codec", "suffix"), [("zstd", "zst"), ("gzip", "gz")])
 def test_compressed_files_of_several_parts_are_read_whole(tmp_path, codec, suffix):
-    one, other = (compressed(tmp_path / f"{i}.jsonl.{suffix}", jsonl([f"text {i}"] * 3), codec) for i in (1, 2))
+    one, other = (
+        compressed(tmp_path / f"{i}.jsonl.{suffix}", jsonl([f"text {i}"] * 3), codec)
+        for i in (1, 2)
+    )
     one.write_bytes(one.read_bytes() + other.read_bytes())
     assert contents(one) == [b"text 1"] * 3 + [b"text 2"] * 3
 
@@ -112,7 +124,9 @@ def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["a", "b"], "content")
     assert "has no column 'text': name one of content with --text-key" in refusal(path)
     id_key = ReaderOptions(text_key="id", vocab_size=1, end_id=None)
-    assert "column 'id' holds int64, not text: name one of content with --text-key" in refusal(path, id_key)
+    assert "column 'id' holds int64, not text: name one of content with --text-key" in refusal(
+        path, id_key
+    )
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert "cannot be read as parquet" in refusal(path)
@@ -124,8 +138,17 @@ def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
 
 def test_what_nobody_asked_for_may_hold_what_json_has_not(tmp_path):
     path = tmp_path / "a.jsonl"
-    members = ('"score": NaN', '"score": 1e400', '"a": 1, "a": 2', '"n": ' + 5000 * "9", '"m": {"text": 1, "text": 2}')
-    members += ('"d": ' + 2000 * "[" + 2000 * "]", '"d": ' + 3000 * '{"]": [' + '"[["' + 3000 * "]}")
+    members = (
+        '"score": NaN',
+        '"score": 1e400',
+        '"a": 1, "a": 2',
+        '"n": ' + 5000 * "9",
+        '"m": {"text": 1, "text": 2}',
+    )
+    members += (
+        '"d": ' + 2000 * "[" + 2000 * "]",
+        '"d": ' + 3000 * '{"]": [' + '"[["' + 3000 * "]}",
+    )
     path.write_text("".join(f'{{{member}, "text": "t{i}"}}\n' for i, member in enumerate(members)))
     assert contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4", b"t5", b"t6"]
     path.write_bytes(b'{"text": "a", "note": "\xff"}\n')
@@ -147,7 +170,9 @@ def test_a_deep_text_is_refused_as_any_other_that_is_no_string(tmp_path, deep, m
     assert message in refusal(path)
 
 
-@pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"},\n  {"text": "b"}\n]'])
+@pytest.mark.parametrize(
+    "text", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"},\n  {"text": "b"}\n]']
+)
 def test_an_array_of_json_is_called_one(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     message = refusal(tmp_path / "a.json")
@@ -159,7 +184,9 @@ def test_nested_columns_are_named_with_those_that_hold_texts(tmp_path):
     table = pa.table({"messages": chat, "text": [["a", "b"]], "content": ["c"]})
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     message = refusal(tmp_path / "a.parquet")
-    assert "column 'text' holds list<" in message and message.endswith("name one of content with --text-key")
+    assert "column 'text' holds list<" in message and message.endswith(
+        "name one of content with --text-key"
+    )
     pa.parquet.write_table(table.select(["messages"]), tmp_path / "a.parquet")
     message = refusal(tmp_path / "a.parquet")
     assert "no column holds texts (messages (list<" in message

@@ -14,11 +14,17 @@ from proxies.model.loss import token_loss
 
 SHAPES = {
     family: Shape(
-        num_layers=2, width=32, num_heads=4, num_kv_heads=2 if family == "llama" else 4, ffn_width=64, vocab_size=64,
-        seq_len=16, family=family,
+        num_layers=2,
+        width=32,
+        num_heads=4,
+        num_kv_heads=2 if family == "llama" else 4,
+        ffn_width=64,
+        vocab_size=64,
+        seq_len=16,
+        family=family,
     )
     for family in ("llama", "gpt2")
-}  # fmt: skip
+}
 PRODUCT = {"llama": 7, "gpt2": 6}
 """Matrices of a block."""
 

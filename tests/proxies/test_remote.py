@@ -1,4 +1,6 @@
-"""Parquet in object stores: pyarrow's own S3 client against a stand-in server; what is refused before it is asked."""
+"""Parquet in object stores: pyarrow's own S3 client against a stand-in server; what is refused
+before it is asked.
+"""
 
 import io
 import sys
@@ -24,12 +26,22 @@ def parquet(texts, column="text"):
 
 @pytest.fixture
 def server(monkeypatch):
-    for name, value in (("ACCESS_KEY_ID", "t"), ("SECRET_ACCESS_KEY", "t"), ("EC2_METADATA_DISABLED", "true")):
+    for name, value in (
+        ("ACCESS_KEY_ID", "t"),
+        ("SECRET_ACCESS_KEY", "t"),
+        ("EC2_METADATA_DISABLED", "true"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
-    found = Server("bucket", {
-        "data/a.parquet": parquet(TEXTS[:20]), "data/sub/b.parquet": parquet(TEXTS[20:]), "data/readme.txt": b"x",
-        "cut.parquet": parquet(TEXTS)[:-20], "other/c.csv": b"a,b",
-    })  # fmt: skip
+    found = Server(
+        "bucket",
+        {
+            "data/a.parquet": parquet(TEXTS[:20]),
+            "data/sub/b.parquet": parquet(TEXTS[20:]),
+            "data/readme.txt": b"x",
+            "cut.parquet": parquet(TEXTS)[:-20],
+            "other/c.csv": b"a,b",
+        },
+    )
     yield found
     found.close()
 
@@ -59,7 +71,11 @@ def test_a_single_file_may_be_named_and_mixed(tmp_path, server):
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("nothing", "no .parquet file is there"), ("other", "1 other"), ("cut.parquet", "cannot be read as parquet")],
+    [
+        ("nothing", "no .parquet file is there"),
+        ("other", "1 other"),
+        ("cut.parquet", "cannot be read as parquet"),
+    ],
 )
 def test_what_holds_no_corpus_is_named_by_its_uri(tmp_path, server, path, said):
     with pytest.raises(DataError, match=said) as caught:
@@ -83,8 +99,12 @@ def test_the_hub_goes_through_its_own_file_system(tmp_path, monkeypatch):
     """Its client is a stand-in: fsspec's file system in memory."""
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe("/datasets/someone/texts/data/a.parquet", parquet(TEXTS))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfFileSystem=lambda: memory))
-    manifest = tokenize(["hf://datasets/someone/texts/data"], tmp_path / "hub", validation_fraction=0.3)
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", types.SimpleNamespace(HfFileSystem=lambda: memory)
+    )
+    manifest = tokenize(
+        ["hf://datasets/someone/texts/data"], tmp_path / "hub", validation_fraction=0.3
+    )
     assert manifest.num_documents == 40
 
 

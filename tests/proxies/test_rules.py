@@ -22,7 +22,8 @@ from proxies.core.rules import (
     scaling,
 )
 
-# Tables as their papers print them: init std, learning rate, eps, weight decay per kind of parameter.
+# Tables as their papers print them: init std, learning rate, eps, weight decay per kind of
+# parameter.
 MUP_TABLE_8 = {  # and mup 1.0.0
     "embedding": ("1", "1", "1", "1"),
     "hidden": ("m_N^-1/2", "m_N^-1", "1", "m_N"),
@@ -44,16 +45,30 @@ COMPLETEP_TABLE_1 = {  # alpha = 1/2, where every power shows
 COMPLETEDP_TABLE_1 = {
     "embedding": ("1", "m_B^1/2 m_D^-1/2", "m_N^-1 m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
     "hidden": (
-        "m_N^-1/2", "m_N^-1 m_L^-1/2 m_B^1/2 m_D^-1/2", "m_N^-1 m_L^-1/2 m_B^-1/2 m_D^1/2", "m_N m_B^1/2 m_D^-1/2",
+        "m_N^-1/2",
+        "m_N^-1 m_L^-1/2 m_B^1/2 m_D^-1/2",
+        "m_N^-1 m_L^-1/2 m_B^-1/2 m_D^1/2",
+        "m_N m_B^1/2 m_D^-1/2",
     ),
-    "block_bias": ("1", "m_L^-1/2 m_B^1/2 m_D^-1/2", "m_N^-1 m_L^-1/2 m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
-    "block_gain": ("1", "m_L^-1/2 m_B^1/2 m_D^-1/2", "m_N^-1 m_L^-1/2 m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
+    "block_bias": (
+        "1",
+        "m_L^-1/2 m_B^1/2 m_D^-1/2",
+        "m_N^-1 m_L^-1/2 m_B^-1/2 m_D^1/2",
+        "m_B^1/2 m_D^-1/2",
+    ),
+    "block_gain": (
+        "1",
+        "m_L^-1/2 m_B^1/2 m_D^-1/2",
+        "m_N^-1 m_L^-1/2 m_B^-1/2 m_D^1/2",
+        "m_B^1/2 m_D^-1/2",
+    ),
     "qk_gain": ("1", "m_L^-1/2 m_B^1/2 m_D^-1/2", "m_L^-1/2 m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
     "final_gain": ("1", "m_B^1/2 m_D^-1/2", "m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
     "final_bias": ("1", "m_B^1/2 m_D^-1/2", "m_B^-1/2 m_D^1/2", "m_B^1/2 m_D^-1/2"),
     "readout": ("m_N^-1", "m_N^-1 m_B^1/2 m_D^-1/2", "m_B^-1/2 m_D^1/2", "m_N m_B^1/2 m_D^-1/2"),
-}  # fmt: skip
-MEGATRON_LM = MUP_TABLE_8 | {"hidden": ("m_N^-1/2", "m_N^-1", "m_N^-1", "1")}  # core 0.18.2 and 0.19.2, --use-mup
+}
+# core 0.18.2 and 0.19.2, --use-mup
+MEGATRON_LM = MUP_TABLE_8 | {"hidden": ("m_N^-1/2", "m_N^-1", "m_N^-1", "1")}
 UMUP = {  # rates against width and depth; decay is a share, and scales with nothing
     "embedding": ("1", "m_N^-1/2", "1", "1"),
     "hidden": ("m_N^-1/2", "m_N^-1 m_L^-1/2", "1", "1"),
@@ -63,8 +78,16 @@ UMUP = {  # rates against width and depth; decay is a share, and scales with not
 }
 TABLES = [
     (named("mup"), MUP_TABLE_8, {"residual": "1", "output": "m_N^-1"}),
-    (named("completep", depth_alpha=0.5), COMPLETEP_TABLE_1, {"residual": "m_L^-1/2", "output": "m_N^-1"}),
-    (named("completedp", depth_alpha=0.5), COMPLETEDP_TABLE_1, {"residual": "m_L^-1/2", "output": "1"}),
+    (
+        named("completep", depth_alpha=0.5),
+        COMPLETEP_TABLE_1,
+        {"residual": "m_L^-1/2", "output": "m_N^-1"},
+    ),
+    (
+        named("completedp", depth_alpha=0.5),
+        COMPLETEDP_TABLE_1,
+        {"residual": "m_L^-1/2", "output": "1"},
+    ),
     (named("mup_no_wd_scaling", eps="hidden"), MEGATRON_LM, {"residual": "1", "output": "m_N^-1"}),
     (named("umup"), UMUP, {"residual": "m_L^-1/2", "output": "m_N^-1"}),
 ]
@@ -93,8 +116,16 @@ def test_the_standard_form_scales_nothing():
         ({"weight_decay": "unscaled"}, "hidden", ("m_N^-1/2", "m_N^-1", "1", "1")),
         ({"weight_decay": "root"}, "hidden", ("m_N^-1/2", "m_N^-1", "1", "m_N^1/2")),
         ({"output": "absorbed"}, "readout", ("m_N^-1", "m_N^-1", "1", "m_N")),
-        ({"output": "absorbed", "weight_decay": "unscaled"}, "readout", ("m_N^-1", "m_N^-1", "1", "1")),
-        ({"eps": "hidden", "depth_alpha": 0.5}, "hidden", ("m_N^-1/2", "m_N^-1 m_L^-1/2", "m_N^-1 m_L^-1/2", "m_N")),
+        (
+            {"output": "absorbed", "weight_decay": "unscaled"},
+            "readout",
+            ("m_N^-1", "m_N^-1", "1", "1"),
+        ),
+        (
+            {"eps": "hidden", "depth_alpha": 0.5},
+            "hidden",
+            ("m_N^-1/2", "m_N^-1 m_L^-1/2", "m_N^-1 m_L^-1/2", "m_N"),
+        ),
         ({"eps": "hidden"}, "readout", ("1", "1", "1", "1")),
         ({"eps": "blocks"}, "embedding", ("1", "1", "1", "1")),
         ({"eps": "all", "depth_alpha": 1.0}, "final_gain", ("1", "1", "m_N^-1 m_L^-1", "1")),
@@ -128,10 +159,14 @@ def test_what_decays():
 def test_powers():
     powers = Powers(width=-1, depth=0.5, batch=1, duration=-0.28)
     assert str(powers) == "m_N^-1 m_L^1/2 m_B m_D^-0.28"
-    assert powers.at(Ratios(width=4, depth=9, batch=2, duration=3)) == pytest.approx(0.25 * 3 * 2 * 3**-0.28)
+    assert powers.at(Ratios(width=4, depth=9, batch=2, duration=3)) == pytest.approx(
+        0.25 * 3 * 2 * 3**-0.28
+    )
     assert powers.times(Powers(width=1, duration=0.28)) == Powers(depth=0.5, batch=1)
     assert powers.at(Ratios()) == 1.0
-    with pytest.raises(SpecError, match=r"width = 0: must be a finite number, above 0; depth = nan"):
+    with pytest.raises(
+        SpecError, match=r"width = 0: must be a finite number, above 0; depth = nan"
+    ):
         Ratios(width=0, depth=float("nan"))
 
 
@@ -140,7 +175,9 @@ def test_presets_are_named_after_themselves_and_survive_json():
     for name in NAMES:
         assert named(name).name == str(named(name)) == name
         assert not named(name).changed
-        assert canon.decode(Parametrization, canon.parse(canon.canonical(named(name))), "p") == named(name)
+        assert canon.decode(
+            Parametrization, canon.parse(canon.canonical(named(name))), "p"
+        ) == named(name)
     own = named("completep", depth_alpha=0.5, eps="all")
     assert own.changed == {"depth_alpha": 0.5, "eps": "all"}
     assert str(own) == "completep(depth_alpha=0.5, eps=all)"
@@ -153,7 +190,9 @@ def test_moving_averages_are_scaled_by_one_minus_beta():
     assert moments(named("completep"), Ratios(batch=4), USUAL) == {"beta1": 0.9, "beta2": 0.95}
     scaled = moments(named("completedp"), Ratios(batch=4, duration=8), USUAL)
     assert scaled == pytest.approx({"beta1": 0.95, "beta2": 0.975})
-    with pytest.raises(SpecError, match=r"m_B / m_D = 16 gives beta1 = -0.6, outside \[0, 1\): use a smaller batch"):
+    with pytest.raises(
+        SpecError, match=r"m_B / m_D = 16 gives beta1 = -0.6, outside \[0, 1\): use a smaller batch"
+    ):
         moments(named("completedp"), Ratios(batch=16), USUAL)
     with pytest.raises(SpecError, match=r"outside \[0, 1\): use a larger batch, a shorter run"):
         moments(named("completedp"), Ratios(duration=1e20), USUAL)
@@ -171,8 +210,9 @@ def test_every_hyperparameter_is_scaled_as_the_table_of_powers_says():
 def test_what_a_run_may_not_be_is_said_at_once():
     problems = refusals(named("completedp"), Ratios(batch=16), USUAL, tied=True)
     assert [problem.split(":")[0] for problem in problems] == [
-        "tied = True under completedp", "1 - beta1 times m_B / m_D = 16 gives beta1 = -0.6, outside [0, 1)",
-    ]  # fmt: skip
+        "tied = True under completedp",
+        "1 - beta1 times m_B / m_D = 16 gives beta1 = -0.6, outside [0, 1)",
+    ]
     assert not refusals(named("completedp", output="multiplier"), Ratios(), USUAL, tied=True)
     assert not refusals(named("completedp"), Ratios(), USUAL, tied=False)
 
@@ -187,7 +227,9 @@ def test_bad_names_and_choices_are_said_at_once():
         "rate_batch_power = 3: must be a finite number, at least -2 and at most 2",
         "depth_alpha = 0.3: must be a finite number, at least 0.5 and at most 1",
     ]
-    with pytest.raises(SpecError, match="must be one of sp, mup, mup_no_wd_scaling, completep, completedp, umup"):
+    with pytest.raises(
+        SpecError, match="must be one of sp, mup, mup_no_wd_scaling, completep, completedp, umup"
+    ):
         named("zzz")
 
 
@@ -204,4 +246,9 @@ def test_a_choice_that_nothing_would_follow_is_refused():
 
 
 def test_a_depth_rule_needs_no_width_rule():
-    assert row(named("sp", depth_alpha=0.5, eps="blocks"), "hidden") == ("1", "m_L^-1/2", "m_L^-1/2", "1")
+    assert row(named("sp", depth_alpha=0.5, eps="blocks"), "hidden") == (
+        "1",
+        "m_L^-1/2",
+        "m_L^-1/2",
+        "1",
+    )

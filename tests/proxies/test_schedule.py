@@ -19,14 +19,19 @@ def schedules(draw):
     decay_steps = draw(st.integers(1, num_steps)) if kind == "wsd" else 0
     warmup_steps = draw(st.integers(0, num_steps - decay_steps))
     return Schedule(
-        kind=kind, num_steps=num_steps, warmup_steps=warmup_steps, decay_steps=decay_steps,
+        kind=kind,
+        num_steps=num_steps,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
         final_fraction=draw(st.floats(0, 1)),
         decay_shape=draw(st.sampled_from(SHAPES if kind == "wsd" else SHAPES[:1])),
-    )  # fmt: skip
+    )
 
 
 def torchtitan_multiplier(step, *, warmup, num_steps, decay, kind, floor):
-    """Warmup, stable and decay as torchtitan's LRSchedulersContainer writes them (its steps too start at 0)."""
+    """Warmup, stable and decay as torchtitan's LRSchedulersContainer writes them (its steps too
+    start at 0).
+    """
     stable = num_steps + 1 - warmup - decay
     if step < warmup:
         return (step + 1) / warmup
@@ -47,11 +52,15 @@ def test_it_is_torchtitans(schedule):
     decay = schedule.decay_steps or schedule.num_steps - schedule.warmup_steps
     wanted = [
         torchtitan_multiplier(
-            step, warmup=schedule.warmup_steps, num_steps=schedule.num_steps, decay=decay,
-            kind="sqrt" if schedule.decay_shape == "sqrt" else schedule.kind, floor=schedule.final_fraction,
+            step,
+            warmup=schedule.warmup_steps,
+            num_steps=schedule.num_steps,
+            decay=decay,
+            kind="sqrt" if schedule.decay_shape == "sqrt" else schedule.kind,
+            floor=schedule.final_fraction,
         )
         for step in range(schedule.num_steps)
-    ]  # fmt: skip
+    ]
     assert lr_table(schedule) == pytest.approx(wanted, abs=1e-12)
 
 
@@ -75,8 +84,14 @@ def test_exact_values_at_the_edges():
     linear = Schedule(kind="linear", num_steps=4)
     assert lr_table(linear) == (1.0, 0.75, 0.5, 0.25)
     cosine = Schedule(kind="cosine", num_steps=4)
-    assert lr_table(cosine) == pytest.approx([1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)])
-    assert lr_table(Schedule(kind="constant", num_steps=3, warmup_steps=2, final_fraction=0.5)) == (0.5, 1.0, 1.0)
+    assert lr_table(cosine) == pytest.approx(
+        [1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]
+    )
+    assert lr_table(Schedule(kind="constant", num_steps=3, warmup_steps=2, final_fraction=0.5)) == (
+        0.5,
+        1.0,
+        1.0,
+    )
     for kind in ("cosine", "linear", "constant"):
         assert lr_table(Schedule(kind=kind, num_steps=1)) == (1.0,)
         assert lr_table(Schedule(kind=kind, num_steps=2, warmup_steps=2)) == (0.5, 1.0)
@@ -87,11 +102,20 @@ def test_exact_values_at_the_edges():
     "changes, problem",
     [
         ({"warmup_steps": 11}, "warmup_steps = 11 and decay_steps = 0 exceed num_steps = 10"),
-        ({"kind": "wsd", "warmup_steps": 5, "decay_steps": 6}, "warmup_steps = 5 and decay_steps = 6 exceed"),
+        (
+            {"kind": "wsd", "warmup_steps": 5, "decay_steps": 6},
+            "warmup_steps = 5 and decay_steps = 6 exceed",
+        ),
         ({"kind": "wsd"}, "decay_steps = 0: must be at least 1"),
-        ({"final_fraction": 1.1}, "final_fraction = 1.1: must be a finite number, at least 0 and at most 1"),
+        (
+            {"final_fraction": 1.1},
+            "final_fraction = 1.1: must be a finite number, at least 0 and at most 1",
+        ),
         ({"batch_warmup_steps": 4}, "batch_warmup_steps = 4 with batch_warmup_stages = 1"),
-        ({"batch_warmup_steps": 2, "batch_warmup_stages": 4}, "batch_warmup_steps = 2 with batch_warmup_stages = 4"),
+        (
+            {"batch_warmup_steps": 2, "batch_warmup_stages": 4},
+            "batch_warmup_steps = 2 with batch_warmup_stages = 4",
+        ),
         ({"batch_warmup_steps": 11, "batch_warmup_stages": 2}, "batch_warmup_steps = 11 with"),
     ],
 )
@@ -104,7 +128,14 @@ def test_schedules_that_do_not_hold_together(changes, problem):
 
 @pytest.mark.parametrize(
     "fraction, num_steps, decay_steps, found",
-    [(0.0, 100, 0, 1), (0.25, 10, 0, 2), (0.26, 10, 0, 3), (0.9, 10, 4, 6), (1.0, 10, 0, 10), (0.5, 10, 10, 0)],
+    [
+        (0.0, 100, 0, 1),
+        (0.25, 10, 0, 2),
+        (0.26, 10, 0, 3),
+        (0.9, 10, 4, 6),
+        (1.0, 10, 0, 10),
+        (0.5, 10, 10, 0),
+    ],
 )
 def test_a_share_of_warmup_is_whole_steps_before_the_decay(fraction, num_steps, decay_steps, found):
     assert whole_warmup(fraction, num_steps, decay_steps) == found
@@ -121,7 +152,9 @@ def test_a_batch_warms_up_in_equal_stages():
 def test_no_sequence_is_skipped_or_seen_twice(stages, steps, num_steps):
     if steps > num_steps or (steps == 0) != (stages == 1) or stages > steps + 1:
         return
-    schedule = Schedule(kind="constant", num_steps=num_steps, batch_warmup_steps=steps, batch_warmup_stages=stages)
+    schedule = Schedule(
+        kind="constant", num_steps=num_steps, batch_warmup_steps=steps, batch_warmup_stages=stages
+    )
     wanted = 0
     for step in range(num_steps):
         first, count = schedule.sequences(step, 3 * stages)

@@ -29,9 +29,17 @@ def test_a_shape_says_every_problem_at_once():
         )
     )
     assert [text.split(" ")[0] for text in found] == [
-        "num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "seq_len", "vocab_size", "family", "tied",
+        "num_layers",
+        "width",
+        "num_heads",
+        "num_kv_heads",
+        "ffn_width",
+        "seq_len",
+        "vocab_size",
+        "family",
+        "tied",
         "qk_norm",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,9 @@ def test_a_shape_says_every_problem_at_once():
     ],
 )
 def test_a_shape_must_add_up(changes, problem):
-    assert [text[: len(problem)] for text in problems(lambda: dataclasses.replace(TINY, **changes))] == [problem]
+    assert [
+        text[: len(problem)] for text in problems(lambda: dataclasses.replace(TINY, **changes))
+    ] == [problem]
 
 
 def test_another_width_keeps_the_ratios():

@@ -1,4 +1,6 @@
-"""A run that is cut and goes on from its state gives, to the last bit, what it gives uncut; a bad state is refused."""
+"""A run that is cut and goes on from its state gives, to the last bit, what it gives uncut; a bad
+state is refused.
+"""
 
 import contextlib
 import dataclasses
@@ -23,7 +25,9 @@ from proxies.training.solo import Solo
 pytestmark = pytest.mark.usefixtures("few_windows")
 
 WIDE = TINY.at_width(32)
-WARMING = Schedule(kind="cosine", num_steps=12, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4)
+WARMING = Schedule(
+    kind="cosine", num_steps=12, warmup_steps=2, batch_warmup_steps=5, batch_warmup_stages=4
+)
 FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
 CPU = torch.device("cpu")
 
@@ -66,15 +70,19 @@ def through_a_file(folder, engine, index, spec):
 COMPILED = {"compiled": True}
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler calls it
+# torch's own compiler calls it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize(
     ("mode", "cut"),
     [
-        ({}, 1), ({"dtype": "float64"}, 11), ({"dtype": "bfloat16"}, 3), ({"fused_loss": True}, 3),
+        ({}, 1),
+        ({"dtype": "float64"}, 11),
+        ({"dtype": "bfloat16"}, 3),
+        ({"fused_loss": True}, 3),
         pytest.param(COMPILED, 3, marks=pytest.mark.slow),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_bank_goes_on_in_another_slot_among_others(tokens, tmp_path, mode, cut):
     spec = spec_of(tokens, **mode)
     before = bank_of(spec, tokens)
@@ -107,7 +115,9 @@ def test_the_comparison_can_fail(tokens, monkeypatch, planted):
     restore = BankAdamW.restore
 
     def careless(optimizer, trial, tensors, num_updates):
-        kept = dict(tensors) | ({planted: torch.zeros_like(tensors[planted])} if planted in tensors else {})
+        kept = dict(tensors) | (
+            {planted: torch.zeros_like(tensors[planted])} if planted in tensors else {}
+        )
         restore(optimizer, trial, kept, 0 if planted == "updates" else num_updates)
 
     monkeypatch.setattr(BankAdamW, "restore", careless)
@@ -120,11 +130,13 @@ def test_the_comparison_can_fail(tokens, monkeypatch, planted):
 @pytest.mark.parametrize(
     ("changes", "cut"),
     [
-        ({}, 11), ({"dtype": "bfloat16"}, 1), ({"schedule": WARMING}, 3),
+        ({}, 11),
+        ({"dtype": "bfloat16"}, 1),
+        ({"schedule": WARMING}, 3),
         pytest.param(COMPILED, 3, marks=pytest.mark.slow),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_trial_alone_goes_on(tokens, tmp_path, changes, cut):
     spec = spec_of(tokens, num_slots=1, **changes)
     before, after, whole = (Solo(tokens, device="cpu") for _ in range(3))
@@ -153,9 +165,15 @@ def test_a_model_of_ones_own_goes_on_with_its_buffers(tokens, tmp_path):
 
 @pytest.mark.parametrize(("engine", "num_microbatches"), [("bank", 3), ("solo", 4)])
 def test_batches_in_parts_are_the_same_mathematics(tokens, engine, num_microbatches):
-    """Split because of too little memory, from the middle of a run on: losses to 1e-9, and the result says so."""
+    """Split because of too little memory, from the middle of a run on: losses to 1e-9, and the
+    result says so.
+    """
     spec = spec_of(tokens, dtype="float64", num_slots=4 if engine == "bank" else 1)
-    made = (lambda **k: bank_of(spec, tokens, **k)) if engine == "bank" else (lambda **k: Solo(tokens, **k))
+    made = (
+        (lambda **k: bank_of(spec, tokens, **k))
+        if engine == "bank"
+        else (lambda **k: Solo(tokens, **k))
+    )
     whole, before, split = made(), made(), made(num_microbatches=num_microbatches)
     whole.admit(0, spec)
     before.admit(0, spec)
@@ -170,7 +188,9 @@ def test_batches_in_parts_are_the_same_mathematics(tokens, engine, num_microbatc
 
 @pytest.fixture
 def saved(tokens, tmp_path):
-    """A folder with the states after 1, 2 and 3 steps of a run, and the run; the oldest is gone already."""
+    """A folder with the states after 1, 2 and 3 steps of a run, and the run; the oldest is gone
+    already.
+    """
     small = dataclasses.replace(TINY, width=4, ffn_width=4)
     spec = spec_of(tokens, shape=small, base_shape=small)
     bank = bank_of(spec, tokens)
@@ -223,7 +243,8 @@ def assert_put_aside(folder, spec, path):
     step, notes = found(folder, spec)
     assert step == 2
     said = (
-        f"checkpoint {path.name[:22]} of run {spec.id[:12]} is not used: it is damaged: its bytes do not match its hash"
+        f"checkpoint {path.name[:22]} of run {spec.id[:12]} is not used: it is damaged: its "
+        "bytes do not match its hash"
     )
     assert notes == [said]
     path.with_name(path.name + ".aside").rename(path)
@@ -248,7 +269,9 @@ def test_a_header_with_a_good_hash_is_still_read_with_care(saved):
 
 def test_a_foreign_one_is_put_aside_with_what_is_foreign(saved, tokens):
     folder, spec = saved
-    assert found(folder, spec, torch="9.9")[1][0].endswith(f"it was written under torch {torch.__version__}")
+    assert found(folder, spec, torch="9.9")[1][0].endswith(
+        f"it was written under torch {torch.__version__}"
+    )
     other = dataclasses.replace(spec, seed=1)
     stranger = bank_of(other, tokens)
     stranger.admit(0, other)
@@ -303,7 +326,9 @@ def interrupt_at(monkeypatch, number, error):
     return left
 
 
-@pytest.mark.parametrize("error", [CutOffError(), OSError(28, "No space left on device")], ids=["killed", "full"])
+@pytest.mark.parametrize(
+    "error", [CutOffError(), OSError(28, "No space left on device")], ids=["killed", "full"]
+)
 @pytest.mark.parametrize("number", range(1, 8))
 def test_at_every_moment_there_is_a_good_one(saved, tokens, monkeypatch, number, error):
     folder, spec = saved
@@ -324,8 +349,14 @@ def test_what_is_written_is_synced_before_it_has_its_name(saved, tokens, monkeyp
     folder, spec = saved
     events = []
     sync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(str(Path(f"/proc/self/fd/{fd}").readlink())), sync(fd)))
-    monkeypatch.setattr(Path, "replace", lambda path, to: (events.append("replace"), replace(path, to)))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda fd: (events.append(str(Path(f"/proc/self/fd/{fd}").readlink())), sync(fd)),
+    )
+    monkeypatch.setattr(
+        Path, "replace", lambda path, to: (events.append("replace"), replace(path, to))
+    )
     state = newest(folder, spec.id, environment(CPU), [])
     store(folder, state)
     assert [Path(event).suffix or event for event in events] == [".part", "replace", str(folder)]

@@ -1,4 +1,6 @@
-"""Every slot gets the same bits of an activation, whichever slot it is, however many threads share the work."""
+"""Every slot gets the same bits of an activation, whichever slot it is, however many threads share
+the work.
+"""
 
 from functools import partial
 
@@ -23,7 +25,9 @@ def slots_alike(function, x_NF, num_slots):
     x_KNF = x_NF.expand(num_slots, *x_NF.shape).clone().requires_grad_()
     y_KNF = function(x_KNF)
     y_KNF.sum().backward()
-    return all(torch.equal(each[0], each[k]) for each in (y_KNF, x_KNF.grad) for k in range(num_slots))
+    return all(
+        torch.equal(each[0], each[k]) for each in (y_KNF, x_KNF.grad) for k in range(num_slots)
+    )
 
 
 @pytest.mark.parametrize("function", [functional.silu, GELU])
@@ -32,7 +36,9 @@ def slots_alike(function, x_NF, num_slots):
     ("num_threads", "num_slots", "shape"),
     [(1, 3, (52, 33)), (2, 5, (500, 86)), (4, 3, (256, 171))],
 )
-def test_a_slot_is_the_same_wherever_vectors_and_threads_end(threads, function, dtype, num_threads, num_slots, shape):
+def test_a_slot_is_the_same_wherever_vectors_and_threads_end(
+    threads, function, dtype, num_threads, num_slots, shape
+):
     threads(num_threads)
     x_NF = (3 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
     assert slots_alike(partial(slotwise, function), x_NF, num_slots)
@@ -40,7 +46,8 @@ def test_a_slot_is_the_same_wherever_vectors_and_threads_end(threads, function, 
 
 
 def test_a_function_that_rounds_otherwise_at_the_end_of_its_input_is_made_alike(threads):
-    # Planted: torch may do this, where whole vectors end, and does on some processors and not on others.
+    # Planted: torch may do this, where whole vectors end, and does on some processors and not on
+    # others.
     def uneven(x_NF):
         scale = torch.ones_like(x_NF)
         scale.view(-1)[-1] = 1 + 2**-20

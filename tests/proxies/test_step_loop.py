@@ -1,4 +1,6 @@
-"""Steps begun before the last one is read: curves, ends, states, looks and pauses are those of reading at once."""
+"""Steps begun before the last one is read: curves, ends, states, looks and pauses are those of
+reading at once.
+"""
 
 import dataclasses
 
@@ -21,7 +23,11 @@ FACTORY = Factory(target="mine:build", source_sha256="0" * 64)
 ENDS = {
     "finishes": ({}, "", 12),
     "grows": ({"learning_rate": 1e3, "clip_norm": None, "num_steps": 20}, "above 6.545 nats", None),
-    "overflows": ({"learning_rate": 1e30, "clip_norm": None, "num_steps": 20}, "not finite at step", None),
+    "overflows": (
+        {"learning_rate": 1e30, "clip_norm": None, "num_steps": 20},
+        "not finite at step",
+        None,
+    ),
 }
 
 
@@ -33,7 +39,9 @@ def solo(spec, store, steps_ahead, **options):
 
 def bank(spec, store, steps_ahead):
     """Among neighbours that end and diverge at steps of their own."""
-    engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, device="cpu", steps_ahead=steps_ahead)
+    engine = Bank(
+        spec.shape, spec.batch_tokens, spec.numerics, store, device="cpu", steps_ahead=steps_ahead
+    )
     for slot, changes in enumerate(({"learning_rate": 1e30, "clip_norm": None}, {"num_steps": 5})):
         engine.admit(slot, dataclasses.replace(run_like(spec, store, **changes), seed=slot))
     engine.admit(3, spec)
@@ -41,13 +49,27 @@ def bank(spec, store, steps_ahead):
 
 
 def run_like(spec, store, **changes):
-    common = {"shape": WIDE, "base_shape": TINY, "num_slots": spec.numerics.num_slots, "dtype": spec.numerics.dtype}
+    common = {
+        "shape": WIDE,
+        "base_shape": TINY,
+        "num_slots": spec.numerics.num_slots,
+        "dtype": spec.numerics.dtype,
+    }
     return run_spec(store.manifest.data_id, **{**common, **changes})
 
 
 def spec_of(store, made, **changes):
-    common = {"shape": WIDE, "base_shape": TINY, "seed": 3, "weight_decay": 0.1, "clip_norm": 0.5, "dtype": "float64"}
-    return run_spec(store.manifest.data_id, num_slots=1 if made is solo else 4, **{**common, **changes})
+    common = {
+        "shape": WIDE,
+        "base_shape": TINY,
+        "seed": 3,
+        "weight_decay": 0.1,
+        "clip_norm": 0.5,
+        "dtype": "float64",
+    }
+    return run_spec(
+        store.manifest.data_id, num_slots=1 if made is solo else 4, **{**common, **changes}
+    )
 
 
 def without_neighbours(engine):
@@ -77,7 +99,8 @@ class Order:
         def begun(report, values):
             number[id(report)] = len(number)
             self.events.append(f"begin {number[id(report)]}")
-            self.kept = [*getattr(self, "kept", []), report]  # an id is given again to what comes after
+            # an id is given again to what comes after
+            self.kept = [*getattr(self, "kept", []), report]
             real(report, values)
 
         def told(report):
@@ -94,7 +117,10 @@ def test_a_step_begins_before_the_last_is_read_and_none_is_left_unread(store, ma
     engine.advance(3)
     assert order.events == ["begin 0", "begin 1", "read 0", "begin 2", "read 1", "read 2"]
     assert set(engine.steps.values()) == {3} or 0 not in engine.steps
-    assert (default_steps_ahead(torch.device("cuda")), default_steps_ahead(torch.device("cpu"))) == (1, 0)
+    assert (
+        default_steps_ahead(torch.device("cuda")),
+        default_steps_ahead(torch.device("cpu")),
+    ) == (1, 0)
 
 
 @pytest.mark.parametrize("made", [solo, bank])
@@ -102,7 +128,9 @@ def test_a_step_begins_before_the_last_is_read_and_none_is_left_unread(store, ma
 def test_curves_and_ends_are_those_of_reading_at_once(store, made, end):
     changes, reason, num_steps = ENDS[end]
     spec = spec_of(store, made, **changes)
-    at_once, ahead, by_one = (finish(made(spec, store, k), n) for k, n in ((0, 10**6), (1, 10**6), (1, 1)))
+    at_once, ahead, by_one = (
+        finish(made(spec, store, k), n) for k, n in ((0, 10**6), (1, 10**6), (1, 1))
+    )
     assert ahead == by_one, "a call of one step reads it at once"
     (result, curve), (wanted, their_curve) = ahead[spec.id], at_once[spec.id]
     assert (result.status, result.num_steps) == (wanted.status, wanted.num_steps)
@@ -116,7 +144,13 @@ def test_curves_and_ends_are_those_of_reading_at_once(store, made, end):
 
 
 def test_muon_reads_at_once_and_is_the_same(store):
-    spec = spec_of(store, solo, optimizer="muon", parametrization=named("mup", muon_rate="original"), dtype="float32")
+    spec = spec_of(
+        store,
+        solo,
+        optimizer="muon",
+        parametrization=named("mup", muon_rate="original"),
+        dtype="float32",
+    )
     assert finish(solo(spec, store, 1)) == finish(solo(spec, store, 0))
 
 
@@ -126,13 +160,19 @@ def test_nothing_is_updated_from_the_first_step_on_that_is_not_finite(store, mad
     spec = spec_of(store, made)
     engine, slot = without_neighbours(made(spec, store, 1))
     engine.advance(4)
-    kept, name, factors = engine.state(slot), "_loss" if made is solo else "_losses", [float("nan"), 1.0]
+    kept, name, factors = (
+        engine.state(slot),
+        "_loss" if made is solo else "_losses",
+        [float("nan"), 1.0],
+    )
     real = getattr(engine, name)
     monkeypatch.setattr(engine, name, lambda *args: real(*args) * factors.pop(0))
     found = []
     monkeypatch.setattr(engine, "evict", lambda index: found.append(engine.state(index)))
     ((_, result, _),) = engine.advance(2)
-    assert (result.status, result.num_steps) == ("diverged", 4) and not factors, "a step was begun beyond it"
+    assert (result.status, result.num_steps) == ("diverged", 4) and not factors, (
+        "a step was begun beyond it"
+    )
     assert result.reason == "loss or gradient not finite at step 5"
     assert all(torch.equal(found[0].tensors[key], tensor) for key, tensor in kept.tensors.items())
 
@@ -178,7 +218,9 @@ def test_looks_at_the_noise_see_read_steps_alone(store, made, monkeypatch):
 
 
 def test_what_a_step_beyond_the_end_raises_was_never_asked(store):
-    """A user's model that fails in the call after the step at which the run diverged; and in one that counts."""
+    """A user's model that fails in the call after the step at which the run diverged; and in one
+    that counts.
+    """
 
     def build(spec):
         built, calls = theirs(spec), []
@@ -195,7 +237,9 @@ def test_what_a_step_beyond_the_end_raises_was_never_asked(store):
 
     spec = dataclasses.replace(spec_of(store, solo), factory=FACTORY)
     for steps_ahead in (0, 1):
-        ((result, _),) = finish(solo(spec, store, steps_ahead, build=build, diverged_above_nats=-100.0)).values()
+        ((result, _),) = finish(
+            solo(spec, store, steps_ahead, build=build, diverged_above_nats=-100.0)
+        ).values()
         assert (result.status, result.num_steps) == ("diverged", 4)
         with pytest.raises(AssertionError, match="call 5"):
             finish(solo(spec, store, steps_ahead, build=build))
@@ -203,12 +247,16 @@ def test_what_a_step_beyond_the_end_raises_was_never_asked(store):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("numerics", [{}, {"dtype": "bfloat16", "fused_loss": True}, {"compiled": True}], ids=str)
+@pytest.mark.parametrize(
+    "numerics", [{}, {"dtype": "bfloat16", "fused_loss": True}, {"compiled": True}], ids=str
+)
 @pytest.mark.parametrize("made", ["solo", "bank", "recorded"])
 def test_steps_on_a_gpu_wait_for_nothing(store, made, numerics):
     """Whole calls, batches and reports included: only a report's own event is waited for."""
     numerics = {**numerics, "cuda_graphs": made == "recorded"}
-    spec = run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, num_slots=1, num_steps=40, **numerics)
+    spec = run_spec(
+        store.manifest.data_id, shape=WIDE, base_shape=TINY, num_slots=1, num_steps=40, **numerics
+    )
     if made == "solo":
         engine = Solo(store, device="cuda")
     else:

@@ -22,8 +22,12 @@ def test_a_file_says_vocabulary_end_and_name(tmp_path):
     tokenizer = load_tokenizer(str(path))
     assert (tokenizer.vocab_size, tokenizer.end_id) == (11, 10)
     assert tokenizer.name == "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    assert tokenizer.encode([b"one two three red", b"blue"]).tolist() == [1, 2, 3, 4, 10, 5, 10], "not cut to 2 ids"
-    assert tokenizer.encode([b"<|endoftext|>"]).tolist()[:-1] != [10], "text that spells a special token stays text"
+    assert tokenizer.encode([b"one two three red", b"blue"]).tolist() == [1, 2, 3, 4, 10, 5, 10], (
+        "not cut to 2 ids"
+    )
+    assert tokenizer.encode([b"<|endoftext|>"]).tolist()[:-1] != [10], (
+        "text that spells a special token stays text"
+    )
 
 
 def test_the_end_token_is_found_or_named(tmp_path):
@@ -33,7 +37,9 @@ def test_the_end_token_is_found_or_named(tmp_path):
     with pytest.raises(DataError, match=r"a.json has no token <eot>: name with --end-token"):
         load_tokenizer(str(several), "<eot>")
     none = word_tokenizer(tmp_path / "b.json", ())
-    with pytest.raises(DataError, match=r"b.json has no token <|endoftext|> or .*: name with --end-token"):
+    with pytest.raises(
+        DataError, match=r"b.json has no token <|endoftext|> or .*: name with --end-token"
+    ):
         load_tokenizer(str(none))
     with pytest.raises(DataError, match="the byte tokenizer ends documents by NUL"):
         load_tokenizer("bytes", "</s>")
@@ -78,7 +84,9 @@ def test_a_word_that_looks_like_an_end_token_is_not_taken_for_it(tmp_path):
 
 
 def test_an_end_token_with_full_width_bars_is_known(tmp_path):
-    path = word_tokenizer(tmp_path / "t.json", ("<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"))
+    path = word_tokenizer(
+        tmp_path / "t.json", ("<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>")
+    )
     assert end_of(path)[0] == 11
 
 
@@ -98,16 +106,23 @@ def test_the_configuration_beside_a_tokenizer_says_its_end_token(tmp_path, writt
 
 
 def test_what_other_files_beside_a_tokenizer_say_of_its_end_token_counts(tmp_path):
-    """Older releases have `special_tokens_map.json`; others mark tokens as special in the configuration alone."""
+    """Older releases have `special_tokens_map.json`; others mark tokens as special in the
+    configuration alone.
+    """
     path = word_tokenizer(tmp_path / "t.json", ("</s>", "<fin>", "<eos>"))
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<fin>"}}))
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": {"content": "<fin>"}})
+    )
     assert end_of(path)[0] == 11 and "special_tokens_map.json" in end_of(path)[1]
     (tmp_path / "special_tokens_map.json").unlink()
     value = json.loads(path.read_text())
     for token in value["added_tokens"]:
         token["special"] = False
     path.write_text(json.dumps(value))
-    decoder = {"10": {"content": "</s>", "special": False}, "12": {"content": "<eos>", "special": True}}
+    decoder = {
+        "10": {"content": "</s>", "special": False},
+        "12": {"content": "<eos>", "special": True},
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
     assert end_of(path)[0] == 12
 
@@ -118,7 +133,12 @@ def damaged(path, **parts):
     return path
 
 
-EXPLODES = {"type": "Split", "pattern": {"Regex": "(a+)+$|(a|a)+b|(a|aa)+c"}, "behavior": "Isolated", "invert": False}
+EXPLODES = {
+    "type": "Split",
+    "pattern": {"Regex": "(a+)+$|(a|a)+b|(a|aa)+c"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_000_000}
 
 
@@ -127,7 +147,9 @@ def test_a_tokenizer_that_fails_or_hangs_is_bad_input(tmp_path, monkeypatch):
     for parts in ({"pre_tokenizer": EXPLODES}, {"normalizer": GROWS}):
         tokens = load_tokenizer(str(damaged(tmp_path / "t.json", **parts)))
         began = time.monotonic()
-        with pytest.raises(DataError, match=r"t.json: the tokenizer (failed: |took longer than its limit)"):
+        with pytest.raises(
+            DataError, match=r"t.json: the tokenizer (failed: |took longer than its limit)"
+        ):
             tokens.encode([b"a" * 30 + b"!"] * 50)
         assert time.monotonic() - began < 60
 
@@ -142,12 +164,16 @@ def test_a_tokenizer_ends_with_its_asker(tmp_path):
     """Also while it works, when nothing of Python runs in it, and however the asker ends."""
     path = damaged(tmp_path / "t.json", normalizer=GROWS)
     code = (
-        "import sys; from proxies.data.tokenizer import load_tokenizer; tokens = load_tokenizer(sys.argv[1]);"
+        "import sys; from proxies.data.tokenizer import load_tokenizer; tokens = "
+        "load_tokenizer(sys.argv[1]);"
         "print(tokens._process._process.pid, flush=True); tokens.encode([b'a' * 100] * 200)"
     )
     for number in (signal.SIGINT, signal.SIGKILL):
         asker = subprocess.Popen(
-            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-c", code, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         child = int(asker.stdout.readline())
         time.sleep(0.3)
@@ -172,14 +198,19 @@ def test_a_corpus_says_which_end_token_was_taken(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     lines = []
     tokenize([tmp_path / "a.jsonl"], tmp_path / "out", tokenizer=str(path), say=lines.append)
-    assert any("<|endoftext|> (id 10), a usual name that the file marks as special" in line for line in lines)
+    assert any(
+        "<|endoftext|> (id 10), a usual name that the file marks as special" in line
+        for line in lines
+    )
 
 
 def test_a_tokenizer_is_not_trained_on_files_named_validation(tmp_path):
     data = tmp_path / "dataset" / "data"
     data.mkdir(parents=True)
     for split, word in (("train", "def"), ("validation", "zzzz")):
-        lines = [json.dumps({"text": f"{word} f{i}(value): return value * {i}"}) for i in range(100)]
+        lines = [
+            json.dumps({"text": f"{word} f{i}(value): return value * {i}"}) for i in range(100)
+        ]
         (data / f"{split}-00000.jsonl").write_text("\n".join(lines) + "\n")
     tokenize([tmp_path / "dataset"], tmp_path / "out", bpe_vocab_size=280)
     vocabulary = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).get_vocab()

@@ -1,4 +1,6 @@
-"""Is wider better, by the curves of runs: a planted crossing is found, noise is not, and a spike is measured."""
+"""Is wider better, by the curves of runs: a planted crossing is found, noise is not, and a spike is
+measured.
+"""
 
 import itertools
 
@@ -12,18 +14,30 @@ LEVEL, MARGIN = 0.9, 0.01
 
 
 def pair(seed=0, *, gain=0.05, crossing=0.0, num_seeds=3, noise=0.02, common=0.1):
-    """Losses of two widths: the wider is better by `gain`, but for the last half, where it is worse by `crossing`."""
+    """Losses of two widths: the wider is better by `gain`, but for the last half, where it is worse
+    by `crossing`.
+    """
     generator = np.random.default_rng(seed)
-    batches = common * generator.standard_normal((num_seeds, len(STEPS)))  # both widths see the same
+    # both widths see the same
+    batches = common * generator.standard_normal((num_seeds, len(STEPS)))
     base = 5.0 - 0.5 * np.log(STEPS)
 
     def drifting():  # what a run departs by is not forgotten at once
-        return np.cumsum(generator.standard_normal((num_seeds, len(STEPS))), axis=1) * noise / np.sqrt(len(STEPS))
+        return (
+            np.cumsum(generator.standard_normal((num_seeds, len(STEPS))), axis=1)
+            * noise
+            / np.sqrt(len(STEPS))
+        )
 
     wide = base - gain + batches + drifting()
     wide[:, 100:] += gain + crossing
     return CurvePair(
-        small=32, large=64, log2_value=-6.0, steps=STEPS, small_nats=base + batches + drifting(), large_nats=wide
+        small=32,
+        large=64,
+        log2_value=-6.0,
+        steps=STEPS,
+        small_nats=base + batches + drifting(),
+        large_nats=wide,
     )
 
 
@@ -54,7 +68,8 @@ def test_few_noisy_seeds_cannot_tell():
 def test_equal_models_seldom_fail():
     """Six pairs at a time: one in ten verdicts may be wrong, on one of two sides."""
     failed = [
-        outcome(*(pair(100 * trial + i, gain=0.0, crossing=0.0) for i in range(6))) == "fails" for trial in range(100)
+        outcome(*(pair(100 * trial + i, gain=0.0, crossing=0.0) for i in range(6))) == "fails"
+        for trial in range(100)
     ]
     assert np.mean(failed) <= 0.09
 
@@ -63,8 +78,10 @@ def test_without_pairing_by_seed_a_crossing_is_lost_in_the_batches_noise():
     """The mutant: the wider runs' seeds in another order."""
     one = pair(crossing=0.05, common=0.5, noise=0.005)
     assert outcome(one) == "fails"
-    other = CurvePair(**{name: getattr(one, name) for name in CurvePair.__slots__ if name != "large_nats"},
-                      large_nats=one.large_nats[[1, 2, 0]])  # fmt: skip
+    other = CurvePair(
+        **{name: getattr(one, name) for name in CurvePair.__slots__ if name != "large_nats"},
+        large_nats=one.large_nats[[1, 2, 0]],
+    )
     assert outcome(other) == "cannot_tell"
 
 

@@ -53,7 +53,9 @@ def test_rows_entered_three_times_change_nothing(clean):
 
 def test_rows_entered_again_with_rounding_count_once():
     """Five copies whose losses differ by a millionth are one run, not five seeds."""
-    params, tokens, loss = (np.tile(column, 5) for column in (CLEAN.params, CLEAN.tokens, CLEAN.loss))
+    params, tokens, loss = (
+        np.tile(column, 5) for column in (CLEAN.params, CLEAN.tokens, CLEAN.loss)
+    )
     copies = params, tokens, loss + 1e-6 * np.repeat(np.arange(5), 36)
     assert from_columns(*copies).distinct().num_runs == 36
     seeds = dataclasses.replace(from_columns(*copies), seed=np.repeat(np.arange(5.0), 36))

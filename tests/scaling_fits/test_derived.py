@@ -9,7 +9,9 @@ from scaling_fits.forecast.uncertainty import draw_intervals, exponents, fit_run
 
 @pytest.fixture(scope="module", params=["auto", "chinchilla"])
 def fitted(request):
-    return fit_runs(ladder(CHINCHILLA, np.random.default_rng(0), 0.005), request.param, bootstrap=1000)
+    return fit_runs(
+        ladder(CHINCHILLA, np.random.default_rng(0), 0.005), request.param, bootstrap=1000
+    )
 
 
 def test_exponents_are_those_of_the_law_and_their_draws_within_a_level(fitted):

@@ -1,4 +1,6 @@
-"""The envelope of a fit on disk: an edit is seen, another version is named, and errors name the path."""
+"""The envelope of a fit on disk: an edit is seen, another version is named, and errors name the
+path.
+"""
 
 import json
 from pathlib import Path
@@ -32,7 +34,9 @@ def test_what_was_written_comes_back_however_it_is_laid_out(tmp_path):
 )
 def test_an_edit_is_refused_by_name(tmp_path, changes):
     path = _written(tmp_path, **changes)
-    with pytest.raises(FitTamperedError, match=r"fit\.json was changed since it was written: .*fit again"):
+    with pytest.raises(
+        FitTamperedError, match=r"fit\.json was changed since it was written: .*fit again"
+    ):
         read(path)
 
 

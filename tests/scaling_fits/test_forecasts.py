@@ -1,4 +1,6 @@
-"""Forecasts of planted ladders: covered, the same in any order of rows, and refused where the runs say nothing."""
+"""Forecasts of planted ladders: covered, the same in any order of rows, and refused where the runs
+say nothing.
+"""
 
 import math
 import warnings
@@ -19,7 +21,10 @@ from scaling_fits.summary import fit_summary, prediction_summary
 
 PUBLISHED = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28}
 """The law of arXiv 2203.15556."""
-N, D = (x.ravel() for x in np.meshgrid(np.geomspace(1e8, 2e9, 5), np.geomspace(2e9, 4e10, 4), indexing="ij"))
+N, D = (
+    x.ravel()
+    for x in np.meshgrid(np.geomspace(1e8, 2e9, 5), np.geomspace(2e9, 4e10, 4), indexing="ij")
+)
 NOISE = 0.003
 
 
@@ -34,8 +39,14 @@ def random_law(rng):
     k = rng.choice([1.0, rng.uniform(0.4, 1.0)])
     alpha, beta = rng.uniform(0.22, 0.42, 2) / k
     terms = rng.uniform(0.15, 0.6, 2) ** (1 / k)
-    return {"E": rng.uniform(0.5, 2.0), "A": terms[0] * 5e8**alpha, "B": terms[1] * 1e10**beta,
-            "alpha": alpha, "beta": beta, "k": k}  # fmt: skip
+    return {
+        "E": rng.uniform(0.5, 2.0),
+        "A": terms[0] * 5e8**alpha,
+        "B": terms[1] * 1e10**beta,
+        "alpha": alpha,
+        "beta": beta,
+        "k": k,
+    }
 
 
 def test_intervals_of_planted_ladders_cover_and_their_middle_is_right():
@@ -62,8 +73,12 @@ def test_intervals_of_planted_ladders_cover_and_their_middle_is_right():
 def test_a_clean_ladder_is_forecast_where_its_law_lies():
     n, d = 1e10, 2e11  # 2.133 nats, 25 times the largest run
     truth = math.log(law_loss(PUBLISHED, n, d))
-    middles = [fit_posterior(runs(seed=seed), num_draws=100, seed=0).quantiles(np.array([n]), np.array([d]), (0.5,))
-               for seed in range(12)]  # fmt: skip
+    middles = [
+        fit_posterior(runs(seed=seed), num_draws=100, seed=0).quantiles(
+            np.array([n]), np.array([d]), (0.5,)
+        )
+        for seed in range(12)
+    ]
     assert np.mean(middles) == pytest.approx(truth, abs=0.015)
 
 
@@ -77,7 +92,11 @@ def test_the_order_of_rows_changes_nothing(is_isoflop):
     forecasts = []
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(n))
-        each = predict(fit_runs(from_columns(table.params[order], table.tokens[order], table.loss[order])), 1e10, 2e11)
+        each = predict(
+            fit_runs(from_columns(table.params[order], table.tokens[order], table.loss[order])),
+            1e10,
+            2e11,
+        )
         forecasts.append((each.loss_nats, each.low, each.high))
     assert forecasts[1] == pytest.approx(forecasts[0], rel=1e-9)
     assert forecasts[2] == pytest.approx(forecasts[0], rel=1e-9)
@@ -114,8 +133,16 @@ def _scaled(table, place, factor):
 
 
 def _backtest(*covered, extrapolation=2.0):
-    held = [HeldOut(params=1e9, tokens=1e10, loss_nats=2.0, predicted_nats=2.01,
-                    interval_nats=(1.9, 2.1) if inside else (2.005, 2.1)) for inside in covered]  # fmt: skip
+    held = [
+        HeldOut(
+            params=1e9,
+            tokens=1e10,
+            loss_nats=2.0,
+            predicted_nats=2.01,
+            interval_nats=(1.9, 2.1) if inside else (2.005, 2.1),
+        )
+        for inside in covered
+    ]
     return Backtest(runs=tuple(held), num_fitted=9, extrapolation=extrapolation)
 
 
@@ -131,7 +158,9 @@ def test_a_far_forecast_is_judged_by_the_back_test_nearest_to_it():
     assert nearest_backtest(tests, 0.1) is tests[0]
     assert nearest_backtest((), 77.0) is None
     fitted = fit_runs(runs())
-    assert [test.extrapolation for test in fitted.backtests] == sorted(test.extrapolation for test in fitted.backtests)
+    assert [test.extrapolation for test in fitted.backtests] == sorted(
+        test.extrapolation for test in fitted.backtests
+    )
     assert fitted.backtests[-1].extrapolation > 10
 
 
@@ -150,8 +179,10 @@ def test_a_run_of_a_thousand_parameters_has_no_loss_worth_a_number():
     assert any("above 12" in doubt for doubt in forecast.doubts)
 
 
-CEREBRAS = {"n": np.array([1.11e8, 2.56e8, 5.9e8, 1.316e9, 2.652e9]),
-            "loss": np.array([2.608, 2.349, 2.181, 1.997, 1.834])}  # fmt: skip
+CEREBRAS = {
+    "n": np.array([1.11e8, 2.56e8, 5.9e8, 1.316e9, 2.652e9]),
+    "loss": np.array([2.608, 2.349, 2.181, 1.997, 1.834]),
+}
 """Cerebras-GPT (arXiv 2304.03208): 20 tokens for each parameter."""
 
 
@@ -167,7 +198,12 @@ def test_a_ladder_of_one_ratio_forecasts_along_its_line_alone():
     summary = fit_summary(fitted)
     assert summary["members"][0]["form"] == "compute"
     parameters = summary["parameters"]
-    assert [name for name, value in parameters.items() if value is None] == ["A", "B", "alpha", "beta"]
+    assert [name for name, value in parameters.items() if value is None] == [
+        "A",
+        "B",
+        "alpha",
+        "beta",
+    ]
     assert [name for name, value in parameters.items() if value is not None] == ["E", "F", "gamma"]
     at_end = parameters["E"] + parameters["F"] * (6 * 20 * n[-1] ** 2) ** -parameters["gamma"]
     assert at_end == pytest.approx(1.834, rel=0.04)
@@ -183,7 +219,11 @@ def test_a_ladder_of_one_duration_or_one_size_forecasts_along_its_line(fixed):
     forecast = predict(fitted, *at)
     assert forecast.low < law_loss(PUBLISHED, *at) < forecast.high
     with pytest.raises(CannotTellError, match="lies off that line"):
-        predict(fitted, at[0] * (1 if fixed == "tokens" else 10), at[1] * (10 if fixed == "tokens" else 1))
+        predict(
+            fitted,
+            at[0] * (1 if fixed == "tokens" else 10),
+            at[1] * (10 if fixed == "tokens" else 1),
+        )
 
 
 def test_the_form_compute_is_refused_for_runs_over_an_area():
@@ -217,7 +257,14 @@ def test_a_best_run_that_nobody_would_build_is_inconclusive():
 def test_a_conclusive_forecast_has_no_doubt_and_each_back_test_its_figures():
     fitted = fit_runs(runs())
     assert prediction_summary(predict(fitted, 4e9, 8e10))["warnings"] == []
-    keys = {"num_fitted", "num_held_out", "extrapolation", "mean_error", "largest_error", "num_covered"}
+    keys = {
+        "num_fitted",
+        "num_held_out",
+        "extrapolation",
+        "mean_error",
+        "largest_error",
+        "num_covered",
+    }
     summary = fit_summary(fitted)
     assert [set(test) for test in summary["backtests"]] == [keys] * len(fitted.backtests)
     assert summary["backtest"].keys() == keys | {"runs"}
@@ -230,5 +277,9 @@ def test_points_along_curves_are_known_without_a_column_of_runs():
     assert is_along_schedules(n, np.tile(steps * 1e9, 4))
     assert is_along_schedules(n, np.concatenate([steps * 2e9 * (i + 1) for i in range(4)]))
     assert not is_along_schedules(N, D)
-    assert not is_along_schedules(np.repeat(sizes, 6), np.concatenate([x * np.geomspace(5, 160, 6) for x in sizes]))
-    assert not is_along_schedules(np.tile(sizes, 5), np.repeat(10.0 ** np.arange(18, 23), 4) / 6 / np.tile(sizes, 5))
+    assert not is_along_schedules(
+        np.repeat(sizes, 6), np.concatenate([x * np.geomspace(5, 160, 6) for x in sizes])
+    )
+    assert not is_along_schedules(
+        np.tile(sizes, 5), np.repeat(10.0 ** np.arange(18, 23), 4) / 6 / np.tile(sizes, 5)
+    )

@@ -47,7 +47,9 @@ def test_weights_count_as_repeats():
     weight = np.ones(12)
     weight[0] = 3.0
     weighted = law.fit_law(law_table(table, weight), "chinchilla")
-    assert weighted.objective == pytest.approx(law.fit_law(repeated, "chinchilla").objective, rel=1e-6)
+    assert weighted.objective == pytest.approx(
+        law.fit_law(repeated, "chinchilla").objective, rel=1e-6
+    )
     assert weighted.objective != pytest.approx(law.fit_law(table, "chinchilla").objective, rel=1e-3)
 
 
@@ -82,34 +84,47 @@ def test_degenerate_optimum_is_found_and_flagged():
 )
 def test_what_cannot_be_identified_has_no_numbers(params, tokens, said):
     params, tokens = np.array(params), np.array(tokens)
-    fit = law.fit_law(from_columns(params, tokens, law_loss(CHINCHILLA, params, tokens)), "chinchilla")
+    fit = law.fit_law(
+        from_columns(params, tokens, law_loss(CHINCHILLA, params, tokens)), "chinchilla"
+    )
     assert fit.status == "unidentified"
     assert fit.parameters == {}
     assert any(said in warning for warning in fit.warnings)
 
 
 def test_two_sizes_pin_down_no_exponent():
-    """Six runs at two sizes: more than parameters, on no line, of many budgets, and still not enough."""
+    """Six runs at two sizes: more than parameters, on no line, of many budgets, and still not
+    enough.
+    """
     params, tokens = np.repeat([1e6, 1e7], 3), np.tile([1e8, 1e9, 1e10], 2)
-    fit = law.fit_law(from_columns(params, tokens, law_loss(CHINCHILLA, params, tokens)), "chinchilla")
+    fit = law.fit_law(
+        from_columns(params, tokens, law_loss(CHINCHILLA, params, tokens)), "chinchilla"
+    )
     assert fit.status == "unidentified"
     assert "other parameters fit these runs as well" in fit.warnings[0]
 
 
 def _grid(losses, scale=1.0):
-    n, d = (g.reshape(-1) for g in np.meshgrid(np.geomspace(1e6, 1e9, 4), np.geomspace(1e8, 1e10, 3), indexing="ij"))
+    n, d = (
+        g.reshape(-1)
+        for g in np.meshgrid(np.geomspace(1e6, 1e9, 4), np.geomspace(1e8, 1e10, 3), indexing="ij")
+    )
     return from_columns(n * scale, d * scale, losses(n, d))
 
 
 EXTREMES = {
-    "losses apart by 1e-6": _grid(lambda n, d: 3 * (1 + 1e-6 * np.random.default_rng(0).random(12))),
+    "losses apart by 1e-6": _grid(
+        lambda n, d: 3 * (1 + 1e-6 * np.random.default_rng(0).random(12))
+    ),
     "equal losses": _grid(lambda n, d: np.full(12, 2.5)),
     "random losses": _grid(lambda n, d: np.random.default_rng(0).random(12) + 1e-3),
     "rising losses": _grid(lambda n, d: 5 - law_loss(CHINCHILLA, n, d)),
     "losses over 600 powers of ten": _grid(lambda n, d: np.geomspace(1e-300, 1e300, 12)),
     "huge sizes": _grid(lambda n, d: law_loss(CHINCHILLA, n, d), 1e140),
     "sizes over 300 powers of ten": from_columns(
-        np.geomspace(1e-150, 1e150, 12), np.roll(np.geomspace(1e-150, 1e150, 12), 3), np.linspace(4, 2, 12)
+        np.geomspace(1e-150, 1e150, 12),
+        np.roll(np.geomspace(1e-150, 1e150, 12), 3),
+        np.linspace(4, 2, 12),
     ),
 }
 
@@ -126,11 +141,17 @@ def test_extreme_tables_get_a_status_and_finite_numbers(name):
     if fit.identified:
         assert all(np.isfinite(value) for value in fit.parameters.values())
         points, centre = law.centred_points(table)
-        assert search.condition(law.centred(fit.theta[None, :], centre)[0], points, SHAPES[form]) >= 1
-        found = law.refits(table, fit, [np.random.default_rng(0).dirichlet(np.ones(12), size=3) * 12])
+        assert (
+            search.condition(law.centred(fit.theta[None, :], centre)[0], points, SHAPES[form]) >= 1
+        )
+        found = law.refits(
+            table, fit, [np.random.default_rng(0).dirichlet(np.ones(12), size=3) * 12]
+        )
         assert np.isfinite(found.theta).all()
         assert np.isfinite(found.objective).all()
-        assert len(law.refits(table, fit, [np.ones((1, 12))]).theta) == 1, "a block of one is searched too"
+        assert len(law.refits(table, fit, [np.ones((1, 12))]).theta) == 1, (
+            "a block of one is searched too"
+        )
 
 
 def test_a_term_below_the_noise_is_degenerate():

@@ -22,12 +22,25 @@ def fitted():
 
 def test_fit_has_every_key(fitted):
     summary = fit_summary(fitted)
-    wanted = {"form", "status", "parameters", "members", "intervals", "level", "exponents", "num_runs", "dropped",
-              "backtest", "warnings"}  # fmt: skip
+    wanted = {
+        "form",
+        "status",
+        "parameters",
+        "members",
+        "intervals",
+        "level",
+        "exponents",
+        "num_runs",
+        "dropped",
+        "backtest",
+        "warnings",
+    }
     assert wanted <= set(summary)
     assert summary["form"] == "auto"
     assert summary["parameters"] == fitted.fit.parameters
-    assert [set(member) for member in summary["members"]] == [{"form", "weight", "status", "parameters"}]
+    assert [set(member) for member in summary["members"]] == [
+        {"form", "weight", "status", "parameters"}
+    ]
     assert set(summary["intervals"]) == set(summary["parameters"])
     assert all(low < high for low, high in summary["intervals"].values())
     assert set(summary["exponents"]) == {"params_vs_flops", "tokens_vs_flops"}
@@ -37,7 +50,9 @@ def test_fit_has_every_key(fitted):
 
 
 def test_unidentified_is_null_everywhere():
-    summary = fit_summary(fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), "chinchilla", bootstrap=8))
+    summary = fit_summary(
+        fit_runs(ladder(CHINCHILLA, sizes=np.array([1e5])), "chinchilla", bootstrap=8)
+    )
     assert summary["status"] == "unidentified"
     assert summary["parameters"] == dict.fromkeys(["E", "A", "B", "alpha", "beta"])
     assert summary["intervals"] == summary["parameters"]
@@ -53,15 +68,39 @@ def test_an_interval_that_tells_no_size_is_not_determined(fitted):
     for low, high in ((found.params / 2, 2000 * found.params), (2.6e-6, 1e3)):
         wide = dataclasses.replace(found, params_interval=(low, high))
         assert not wide.size_determined
-        assert allocation_summary(wide)["params_interval"] is allocation_summary(wide)["tokens_interval"] is None
+        assert (
+            allocation_summary(wide)["params_interval"]
+            is allocation_summary(wide)["tokens_interval"]
+            is None
+        )
 
 
 def test_prediction_and_allocation_have_every_key(fitted):
     prediction = prediction_summary(predict(fitted, 2e6, 2e6))
-    assert set(prediction) == {"params", "tokens", "flops", "loss", "interval", "level", "extrapolation", "warnings"}
+    assert set(prediction) == {
+        "params",
+        "tokens",
+        "flops",
+        "loss",
+        "interval",
+        "level",
+        "extrapolation",
+        "warnings",
+    }
     allocation = allocation_summary(allocate(fitted, 1e13))
-    wanted = {"flops", "params", "tokens", "tokens_per_param", "batch_tokens", "loss", "interval", "params_interval",
-              "tokens_interval", "flat_range", "warnings"}  # fmt: skip
+    wanted = {
+        "flops",
+        "params",
+        "tokens",
+        "tokens_per_param",
+        "batch_tokens",
+        "loss",
+        "interval",
+        "params_interval",
+        "tokens_interval",
+        "flat_range",
+        "warnings",
+    }
     assert wanted <= set(allocation)
     assert list(allocation["flat_range"]) == ["params", "tokens"]
     assert allocation["batch_tokens"] is None

@@ -39,17 +39,21 @@ def test_non_finite_loss_is_dropped_with_its_file_line(tmp_path, cell):
 
 
 def test_every_bad_cell_is_told_at_once(tmp_path):
-    text = "params,tokens,loss,weight\n0,1,2,1\n1,-5,2,1\n1,1,abc,1\n1,1,,1\n1,1,2\n1_00,1,0,nan\n1,1,2,1,9\n"
+    text = "params,tokens,loss,weight\n0,1,2,1\n1,-5,2,1\n1,1,abc,1\n1,1,,1\n1,1,2\n1_00,1,0,nan\n1,1,2,1,9\n"  # noqa: E501
     with pytest.raises(TableError) as caught:
         read_runs(_csv(tmp_path, text))
     said = caught.value.problems
     wanted = [
-        ("row 2,", "params", "0.0"), ("row 3,", "tokens", "-5"), ("row 4,", "loss", "abc"),
+        ("row 2,", "params", "0.0"),
+        ("row 3,", "tokens", "-5"),
+        ("row 4,", "loss", "abc"),
         ("row 5,", "loss", "missing"),
-        ("row 6,", "weight", "missing"), ("row 7,", "params", "1_00"), ("row 7,", "loss", "0.0"),
+        ("row 6,", "weight", "missing"),
+        ("row 7,", "params", "1_00"),
+        ("row 7,", "loss", "0.0"),
         ("row 7,", "weight", "nan"),
         ("row 8 ", "5 cells", "must have 4"),
-    ]  # fmt: skip
+    ]
     for parts in wanted:
         assert any(all(part in problem for part in parts) for problem in said), (parts, said)
     assert len(said) == len(wanted)

@@ -1,4 +1,6 @@
-"""Misses of earlier forecasts, and the scale of the next interval: held against planted histories."""
+"""Misses of earlier forecasts, and the scale of the next interval: held against planted
+histories.
+"""
 
 import math
 import random
@@ -11,7 +13,9 @@ from scaling_fits.forecast.conclusive import PRIOR_RUNS, ForecastOutcome, interv
 
 
 def foretold(actual, predicted=2.0, low=1.9, high=2.2, level=0.9):
-    return ForecastOutcome(predicted_nats=predicted, low_nats=low, high_nats=high, level=level, actual_nats=actual)
+    return ForecastOutcome(
+        predicted_nats=predicted, low_nats=low, high_nats=high, level=level, actual_nats=actual
+    )
 
 
 def test_an_end_of_the_interval_is_its_quantile_away():
@@ -19,13 +23,22 @@ def test_an_end_of_the_interval_is_its_quantile_away():
     assert foretold(2.2).z == pytest.approx(quantile)
     assert foretold(1.9).z == pytest.approx(-quantile)
     assert foretold(2.0).z == 0.0
-    assert foretold(2.2**2 / 2.0).z == pytest.approx(2 * quantile), "the miss is counted in logs, by its own arm"
+    assert foretold(2.2**2 / 2.0).z == pytest.approx(2 * quantile), (
+        "the miss is counted in logs, by its own arm"
+    )
     assert foretold(2.2, level=0.5).z == pytest.approx(float(ndtri(0.75)))
-    assert [foretold(actual).covered for actual in (1.89, 1.9, 2.2, 2.21)] == [False, True, True, False]
+    assert [foretold(actual).covered for actual in (1.89, 1.9, 2.2, 2.21)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_forecast_without_an_interval_is_refused_with_its_numbers():
-    with pytest.raises(SpecError, match=r"predicted_nats = 2.0: must lie between its ends \[2.0, 2.2\]"):
+    with pytest.raises(
+        SpecError, match=r"predicted_nats = 2.0: must lie between its ends \[2.0, 2.2\]"
+    ):
         foretold(2.1, low=2.0)
     with pytest.raises(SpecError) as error:
         foretold(-1.0, level=1.0)
@@ -50,7 +63,9 @@ def test_one_miss_says_little_and_many_say_all():
 
 @pytest.mark.parametrize("num_past", [1, 8])
 def test_planted_histories_are_covered_as_often_as_the_level_says(num_past):
-    """Families whose intervals are off by a scale drawn from the prior: the next miss lies inside at the level."""
+    """Families whose intervals are off by a scale drawn from the prior: the next miss lies inside
+    at the level.
+    """
     rng, level, inside, alone, num_families = random.Random(num_past), 0.9, 0, 0, 20_000
     quantile = float(ndtri((1 + level) / 2))
     prior = quantile / float(stdtrit(PRIOR_RUNS, (1 + level) / 2))
@@ -60,4 +75,6 @@ def test_planted_histories_are_covered_as_often_as_the_level_says(num_past):
         inside += abs(following) <= quantile * interval_scale(past, level)
         alone += abs(following) <= quantile
     assert inside / num_families == pytest.approx(level, abs=0.008)
-    assert alone / num_families == pytest.approx(level, abs=0.008), "on average over families, as the back-test says"
+    assert alone / num_families == pytest.approx(level, abs=0.008), (
+        "on average over families, as the back-test says"
+    )

@@ -1,4 +1,6 @@
-"""Tables that would spoil a fit: each is refused by row, or fitted with a warning; none gives a silent number."""
+"""Tables that would spoil a fit: each is refused by row, or fitted with a warning; none gives a
+silent number.
+"""
 
 import math
 
@@ -10,12 +12,19 @@ from scaling_fits.laws.table import TableError, read_runs
 from scaling_fits.laws.traps import rows_text
 
 NOISY = ladder(CHINCHILLA, np.random.default_rng(0), noise=0.004)
-RUNS = {"params": NOISY.params.tolist(), "tokens": NOISY.tokens.tolist(), "loss": NOISY.loss.tolist()}
+RUNS = {
+    "params": NOISY.params.tolist(),
+    "tokens": NOISY.tokens.tolist(),
+    "loss": NOISY.loss.tolist(),
+}
 
 
 def _csv(folder, columns, name="runs.csv"):
     rows = zip(*columns.values(), strict=True)
-    lines = [",".join(columns), *(",".join(x if isinstance(x, str) else repr(x) for x in row) for row in rows)]
+    lines = [
+        ",".join(columns),
+        *(",".join(x if isinstance(x, str) else repr(x) for x in row) for row in rows),
+    ]
     (folder / name).write_text("\n".join(lines) + "\n")
     return folder / name
 
@@ -35,7 +44,8 @@ def test_two_counts_of_parameters_are_told_only_while_nobody_chose(tmp_path):
     assert "column 'params_non_embedding' is 0.333 to 0.98 times it" in said[0]
     assert "--params-column params_non_embedding" in said[0]
     assert read_runs(tmp_path / "runs.csv", params_column="params_non_embedding").warnings == ()
-    assert _warnings(tmp_path, active_params=[n / 4 for n in RUNS["params"]]) == ()  # one factor moves no exponent
+    # one factor moves no exponent
+    assert _warnings(tmp_path, active_params=[n / 4 for n in RUNS["params"]]) == ()
     assert _warnings(tmp_path, param_note=["x"] * 12) == ()
 
 
@@ -44,7 +54,9 @@ def test_flops_that_are_not_six_nd(tmp_path):
     assert _warnings(tmp_path, flops=(1.2 * six_nd).tolist()) == ()
     bent = _warnings(tmp_path, flops=(six_nd * (1 + 5e4 / NOISY.params)).tolist())
     assert "1.05 to 2.67 times 6 * N * D" in bent[0]
-    assert "1e-15 to 1e-15 times 6 * N * D" in _warnings(tmp_path, flops=(six_nd / 1e15).tolist())[0]
+    assert (
+        "1e-15 to 1e-15 times 6 * N * D" in _warnings(tmp_path, flops=(six_nd / 1e15).tolist())[0]
+    )
 
 
 ITEM_1 = {
@@ -58,7 +70,11 @@ def _published():
     """A ladder of published sizes: 0.1 to 7 billion parameters, 10 to 100 tokens for each."""
     n, d = (x.ravel() for x in np.meshgrid([1e8, 4e8, 1e9, 3e9, 7e9], [10, 30, 100]))
     tokens = np.round(n * d)
-    return {"params": n.tolist(), "tokens": tokens.tolist(), "loss": law_loss(CHINCHILLA, n, tokens).tolist()}
+    return {
+        "params": n.tolist(),
+        "tokens": tokens.tolist(),
+        "loss": law_loss(CHINCHILLA, n, tokens).tolist(),
+    }
 
 
 @pytest.mark.parametrize("runs", [_published(), ITEM_1], ids=["published", "demo"])
@@ -79,14 +95,21 @@ def test_columns_in_another_unit_are_told(tmp_path, runs):
     ("params", "tokens", "advice"),
     [
         (1e-9, 1.0, ["params looks like billions (median 1)", "by 1e9"]),
-        (1e-6, 1e-9, ["params looks like millions", "by 1e6", "tokens looks like billions", "by 1e9"]),
+        (
+            1e-6,
+            1e-9,
+            ["params looks like millions", "by 1e6", "tokens looks like billions", "by 1e9"],
+        ),
         (1.0, 1e-9, ["tokens looks like billions (median 30)", "by 1e9"]),
         (1.0, 1 / 2e6, ["millions or steps (median 15,000)", "by the tokens of a step"]),
     ],
 )
 def test_a_column_in_another_unit_gets_its_factor(tmp_path, params, tokens, advice):
     runs = _published()
-    sizes = {name: (np.array(runs[name]) * unit).tolist() for name, unit in (("params", params), ("tokens", tokens))}
+    sizes = {
+        name: (np.array(runs[name]) * unit).tolist()
+        for name, unit in (("params", params), ("tokens", tokens))
+    }
     (warning, *_) = read_runs(_csv(tmp_path, runs | sizes)).warnings
     assert all(part in warning for part in advice)
     assert warning.count("expects counts") == len(advice) // 2
@@ -94,13 +117,17 @@ def test_a_column_in_another_unit_gets_its_factor(tmp_path, params, tokens, advi
 
 def test_swapped_columns_are_called_swapped(tmp_path):
     runs = _published()
-    (warning, *_) = read_runs(_csv(tmp_path, runs | {"params": runs["tokens"], "tokens": runs["params"]})).warnings
+    (warning, *_) = read_runs(
+        _csv(tmp_path, runs | {"params": runs["tokens"], "tokens": runs["params"]})
+    ).warnings
     assert "look swapped" in warning and "--column" in warning
 
 
 def test_rows_before_the_end_of_a_schedule_are_named(tmp_path):
     fraction = [1.0] * 10 + [0.5, 0.9995]
-    assert _warnings(tmp_path, schedule_fraction=fraction)[0].startswith("row 12: read before the end of the schedule")
+    assert _warnings(tmp_path, schedule_fraction=fraction)[0].startswith(
+        "row 12: read before the end of the schedule"
+    )
     steps = {"step": [100.0] * 12, "num_steps": [100.0, 250.0, 100.0, 200.0] + [100.0] * 8}
     assert _warnings(tmp_path, **steps)[0].startswith("rows 3 and 5: read before")
     assert _warnings(tmp_path, step=steps["step"]) == ()
@@ -119,7 +146,9 @@ def test_points_along_one_run_are_told(tmp_path):
 def test_a_run_entered_twice_is_not_two_seeds(tmp_path):
     columns = {name: [*values, values[3], values[0]] for name, values in RUNS.items()}
     said = read_runs(_csv(tmp_path, columns)).warnings
-    assert said[0].startswith("rows 2 and 15 have the same params, tokens and loss (as do 1 more sets")
+    assert said[0].startswith(
+        "rows 2 and 15 have the same params, tokens and loss (as do 1 more sets"
+    )
     near = columns | {"loss": [*RUNS["loss"], RUNS["loss"][3] + 1e-6, RUNS["loss"][0] - 1e-6]}
     assert read_runs(_csv(tmp_path, near)).warnings == said
     assert read_runs(_csv(tmp_path, near)).num_runs == 12
@@ -135,10 +164,14 @@ def test_losses_of_another_unit(tmp_path):
     assert rows_text(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
 
 
-@pytest.mark.parametrize(("column", "cell", "limit"), [("params", 1e-300, "from 1e-12"), ("loss", 1e300, "to 1e+")])
+@pytest.mark.parametrize(
+    ("column", "cell", "limit"), [("params", 1e-300, "from 1e-12"), ("loss", 1e300, "to 1e+")]
+)
 def test_an_impossible_cell_is_refused_by_its_row(tmp_path, column, cell, limit):
     cells = RUNS[column].copy()
     cells[2] = cell
-    with pytest.raises(TableError, match=f"row 4, column '{column}': {cell:g}".replace("+", "\\+")) as caught:
+    with pytest.raises(
+        TableError, match=f"row 4, column '{column}': {cell:g}".replace("+", "\\+")
+    ) as caught:
         read_runs(_csv(tmp_path, RUNS | {column: cells}))
     assert limit in str(caught.value)

@@ -1,4 +1,6 @@
-"""A driver as a process of its own, to be killed: `python drive_process.py STUDY DIARY STEP_SECONDS`."""
+"""A driver as a process of its own, to be killed: `python drive_process.py STUDY DIARY
+STEP_SECONDS`.
+"""
 
 import functools
 import signal
@@ -28,9 +30,14 @@ def main(study, diary, step_seconds):
             num_trials=NUM_TRIALS,
         )
         drive(
-            source, InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)), ledger, study,
-            num_slots_for=num_slots, bank_key_for=bank_key, should_stop=lambda: bool(stop),
-        )  # fmt: skip
+            source,
+            InlinePool(FakeHostFactory(str(diary), step_seconds=step_seconds)),
+            ledger,
+            study,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+            should_stop=lambda: bool(stop),
+        )
     return 130 if stop else 0
 
 

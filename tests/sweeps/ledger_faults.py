@@ -1,8 +1,10 @@
-"""Faults at every call: `table_of` forks and harms processes under `fault_shim.c`; as a script, what runs there.
+"""Faults at every call: `table_of` forks and harms processes under `fault_shim.c`; as a script,
+what runs there.
 
-For every k, a process is forked whose k-th call that touches the study's files (open, write, sync, rename, unlink ...)
-kills it, tears the write, or fails. What the process had reported as done must be there afterwards, the study must open
-without help, and the same work done again must end where an undisturbed one ends.
+For every k, a process is forked whose k-th call that touches the study's files (open, write, sync,
+rename, unlink ...) kills it, tears the write, or fails. What the process had reported as done must
+be there afterwards, the study must open without help, and the same work done again must end where
+an undisturbed one ends.
 """
 
 import ctypes
@@ -32,10 +34,15 @@ PLAN = {"data_id": "toy", "semantics": 2}
 SPECS = [*make_specs(2), make_spec(log2_lr=-1)]
 DIGEST = "d" * 64
 FAULTS = {
-    "SIGKILL": (1, 0), "half a write, SIGKILL": (2, 0), "ENOSPC": (3, errno.ENOSPC), "EIO": (3, errno.EIO),
-    "EMFILE": (3, errno.EMFILE), "ENOSPC from then on": (4, errno.ENOSPC), "power loss": (5, 0),
+    "SIGKILL": (1, 0),
+    "half a write, SIGKILL": (2, 0),
+    "ENOSPC": (3, errno.ENOSPC),
+    "EIO": (3, errno.EIO),
+    "EMFILE": (3, errno.EMFILE),
+    "ENOSPC from then on": (4, errno.ENOSPC),
+    "power loss": (5, 0),
     "power loss in part": (6, 0),
-}  # fmt: skip
+}
 DONE, REFUSED, ABSORBED, BUG = 0, 3, 4, 1
 
 
@@ -47,18 +54,23 @@ class Decision:
 
 
 def work(study, say):
-    """A study from its first record to its frozen config; what is there already is not done again."""
+    """A study from its first record to its frozen config; what is there already is not done
+    again.
+    """
     with Ledger.open(study, PLAN, create=True) as ledger:
         for index, spec in enumerate(SPECS):
             if ledger.find("suggestion", f"search/{index}") is None:
-                record = ledger.append("suggestion", f"search/{index}", {"learning_rate": 0.1 * index})
+                record = ledger.append(
+                    "suggestion", f"search/{index}", {"learning_rate": 0.1 * index}
+                )
                 say("record", record.seq, record.hash)
             if spec.id not in ledger.results():
                 store_curve(study, spec.id, outcome(spec)[1])
                 ledger.commit(spec, outcome(spec)[0])
                 say("record", len(ledger.records()) - 1, ledger.head_hash)
         if ledger.find("fit", "x") is None:
-            record = ledger.append("fit", "x", {"draws": [index / 7 for index in range(900)]})  # on overflow pages
+            # on overflow pages
+            record = ledger.append("fit", "x", {"draws": [index / 7 for index in range(900)]})
             say("record", record.seq, record.hash)
         write_launch(study / "frozen", Decision())
         attest(study / "frozen" / DIGEST, "evidence", DIGEST, {"run_ids": sorted(ledger.results())})
@@ -118,8 +130,12 @@ def check(study, name, said, expected):
                 load_curve(study, result)
         for line in said:
             if line[0] == "record":
-                assert hashes.get(int(line[1])) == line[2], f"record {line[1]} was reported and is not there"
-            assert line[0] != "frozen" or launch.exists(), "a frozen config was reported and is not there"
+                assert hashes.get(int(line[1])) == line[2], (
+                    f"record {line[1]} was reported and is not there"
+                )
+            assert line[0] != "frozen" or launch.exists(), (
+                "a frozen config was reported and is not there"
+            )
     WORKS[name](study, lambda *said: None)
     assert content(study) == expected, "another end"
 
@@ -206,7 +222,9 @@ PLANTS = {plant.__name__: plant for plant in (no_journal, in_place, no_sync)}
 
 
 def main(shim_path, folder, first, every, names, faults, plant):
-    """Print the table, as JSON: by work and fault, how many calls were harmed and how the process ended."""
+    """Print the table, as JSON: by work and fault, how many calls were harmed and how the process
+    ended.
+    """
     shim = ctypes.CDLL(shim_path)
     shim.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
     if plant:
@@ -243,8 +261,11 @@ def compiled(folder):
     return None if done.returncode else library
 
 
-def table_of(shim, *, first=1, every=1, names=("study", "fork", "repair"), faults=tuple(FAULTS), plant=""):
-    """What `main` prints of every `every`-th call from `first` on, in a process of its own, its files in memory.
+def table_of(
+    shim, *, first=1, every=1, names=("study", "fork", "repair"), faults=tuple(FAULTS), plant=""
+):
+    """What `main` prints of every `every`-th call from `first` on, in a process of its own, its
+    files in memory.
 
     Raises:
         RuntimeError: that process failed.
@@ -252,9 +273,17 @@ def table_of(shim, *, first=1, every=1, names=("study", "fork", "repair"), fault
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         asked = json.dumps([str(shim), folder, first, every, list(names), list(faults), plant])
-        environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(shim),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         done = subprocess.run(
-            [sys.executable, __file__, asked], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, __file__, asked],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     if done.returncode:
         raise RuntimeError(done.stderr)

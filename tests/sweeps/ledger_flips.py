@@ -1,4 +1,6 @@
-"""A real ledger with a byte flipped, or cut short: what reading it gives, and what a repair would save."""
+"""A real ledger with a byte flipped, or cut short: what reading it gives, and what a repair would
+save.
+"""
 
 import os
 from collections import Counter
@@ -38,7 +40,9 @@ def read(study, records):
 
 
 def flip_all(study, records, mask, positions=None):
-    """Count verdicts over flips of every byte (or those at `positions`), and records that a repair would lose."""
+    """Count verdicts over flips of every byte (or those at `positions`), and records that a repair
+    would lose.
+    """
     path = study / LEDGER_NAME
     content = path.read_bytes()
     verdicts, whole, most_lost = Counter(), {record.seq: record for record in records}, 0
@@ -61,7 +65,9 @@ def cut_all(study, records, lengths=None):
     """Count verdicts over cuts at every length below the whole (or at `lengths`)."""
     path = study / LEDGER_NAME
     content, verdicts = path.read_bytes(), Counter()
-    for length in reversed(range(len(content))) if lengths is None else sorted(lengths, reverse=True):
+    for length in (
+        reversed(range(len(content))) if lengths is None else sorted(lengths, reverse=True)
+    ):
         os.truncate(path, length)
         verdicts[read(study, records)] += 1
     path.write_bytes(content)

@@ -1,4 +1,6 @@
-"""A Ray cluster that exists without us: started by `ray start`, some nodes on this machine, ended by its own pids."""
+"""A Ray cluster that exists without us: started by `ray start`, some nodes on this machine, ended
+by its own pids.
+"""
 
 import os
 import secrets
@@ -20,7 +22,9 @@ def processes(folder):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
             if str(folder) in line:
@@ -65,11 +69,19 @@ class RayCluster:
         """A head, and further nodes with so many GPUs that are not there."""
         self.folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
         self.environment = {
-            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        }  # fmt: skip
+        }
         self.nodes = []
-        self._start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}", cpus=node_cpus[0])
+        self._start(
+            "--head",
+            "--port=0",
+            "--include-dashboard=false",
+            f"--temp-dir={self.folder}",
+            cpus=node_cpus[0],
+        )
         current = self.folder / "ray_current_cluster"
         await_true(current.exists, 60)
         self.address = current.read_text()
@@ -87,18 +99,25 @@ class RayCluster:
     def _num_alive(self):
         """As the head sees it, asked by a process of its own: this one's Ray remembers tokens."""
         script = (
-            f"from ray._raylet import GcsClient; n = GcsClient(address={self.address!r}).get_all_node_info(timeout=9)"
+            "from ray._raylet import GcsClient; n = "
+            f"GcsClient(address={self.address!r}).get_all_node_info(timeout=9)"
         )
         script += "; print(sum(node.state == 0 for node in n.values()))"
         environment = {**os.environ, **self.environment}
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return int(done.stdout)
 
     def pids(self, part):
         """Pids of the raylets or of the head's server."""
-        return [pid for pid, line in processes(self.folder).items() if line.split(" ")[0].endswith(part)]
+        return [
+            pid for pid, line in processes(self.folder).items() if line.split(" ")[0].endswith(part)
+        ]
 
     def close(self):
         for node in reversed(self.nodes):

@@ -1,15 +1,20 @@
-"""A whole study under one seed: driver and ledger as they are, over a fake disk, fake clocks and a fake pool.
+"""A whole study under one seed: driver and ledger as they are, over a fake disk, fake clocks and a
+fake pool.
 
-What is ours is real: `drive`, its crew, leases and losses, `Ledger`, `chain` with its SQL. What is fake:
+What is ours is real: `drive`, its crew, leases and losses, `Ledger`, `chain` with its SQL. What is
+fake:
 
-- the disk: SQLite runs in memory, and a commit is durable only if the connection has asked for full synchronisation;
-  when the power goes, any commits since the last durable one may be gone. SQLite's own journal is believed, and so are
-  the renames of curve files and checkpoints, which other tests cut at every system call;
+- the disk: SQLite runs in memory, and a commit is durable only if the connection has asked for full
+  synchronisation; when the power goes, any commits since the last durable one may be gone. SQLite's
+  own journal is believed, and so are the renames of curve files and checkpoints, which other tests
+  cut at every system call;
 - the clocks: a monotonic one, and a wall clock that jumps by hours;
-- the pool: workers finish in any order, die, hang, run out of memory, are pre-empted, report twice, late or nonsense;
-  their slots go on from checkpoints, some of which are damaged, wait where they are to be looked at, and are given up;
+- the pool: workers finish in any order, die, hang, run out of memory, are pre-empted, report twice,
+  late or nonsense; their slots go on from checkpoints, some of which are damaged, wait where they
+  are to be looked at, and are given up;
 - the rule by which a search prunes, and what its files say of a curve;
-- the driver's fate: it is told to stop, killed, or left for dead while another takes the study over.
+- the driver's fate: it is told to stop, killed, or left for dead while another takes the study
+  over.
 
 Every promise that can be seen from outside is asserted as it goes: `BrokenPromiseError`.
 """
@@ -50,14 +55,19 @@ HANG_SECONDS = 150.0
 MAX_ATTEMPTS = 4
 NUM_WORKERS = 2
 MAX_LIVES = 60
-SPECS = [make_spec(seed=seed, width=width, num_steps=NUM_STEPS) for width in (32, 64) for seed in range(2)]
+SPECS = [
+    make_spec(seed=seed, width=width, num_steps=NUM_STEPS)
+    for width in (32, 64)
+    for seed in range(2)
+]
 SPECS.append(make_spec(log2_lr=-1, num_steps=NUM_STEPS))
 IDS = [spec.id for spec in SPECS]
 KNOWN_IDS = {id(spec): spec.id for spec in SPECS}
 RUNS = dict(zip(IDS, SPECS, strict=True))
 """By id, every run that a worker has seen."""
 POISON, HOG = IDS[1], IDS[3]
-"""In some seeds: the run that kills every worker that holds it, and the one that fits in 4 parts alone."""
+"""In some seeds: the run that kills every worker that holds it, and the one that fits in 4 parts
+alone."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -232,7 +242,8 @@ class SimPool:
         self.world, self.random, self.disk, self.ledger = world, world.random, world.disk, ledger
         self.settled = set(ledger.first_results())
         self.events: list = []  # heap of (time, tie, generation, report)
-        self.slots: list[dict[int, list]] = [{} for _ in range(NUM_WORKERS)]  # slot -> [run id, step]
+        # slot -> [run id, step]
+        self.slots: list[dict[int, list]] = [{} for _ in range(NUM_WORKERS)]
         self.keys, self.generation = [""] * NUM_WORKERS, [0] * NUM_WORKERS
         self.flight: list[tuple[bool, float] | None] = [None] * NUM_WORKERS  # (will report, since)
         self.waiting: list[object] = [None] * NUM_WORKERS  # the call behind the one under way
@@ -255,7 +266,9 @@ class SimPool:
         elif self.waiting[worker] is None and call.ahead:
             self.waiting[worker] = call
         else:
-            raise BrokenPromiseError("more calls than may wait, or one that was made without the answer before it")
+            raise BrokenPromiseError(
+                "more calls than may wait, or one that was made without the answer before it"
+            )
 
     def _begin(self, worker, call):
         slots, world = self.slots[worker], self.world
@@ -293,12 +306,16 @@ class SimPool:
     def _keep(self, slots, call):
         """Give up what is not held any more."""
         first = self.ledger.first_results()
-        for slot in slots.keys() - call.hold.keys() | {slot for slot, _ in call.admit if slot in slots}:
+        for slot in slots.keys() - call.hold.keys() | {
+            slot for slot, _ in call.admit if slot in slots
+        }:
             run_id = slots.pop(slot)[0]
             self.world.counts["given up"] += 1
             if run_id not in first and run_id not in self.spoiled:
                 raise BrokenPromiseError("a run was given up without an outcome")
-        if any(run_id in first and first[run_id].status == "pruned" for run_id, _ in slots.values()):
+        if any(
+            run_id in first and first[run_id].status == "pruned" for run_id, _ in slots.values()
+        ):
             raise BrokenPromiseError("a run that was pruned goes on")
 
     def _check_admission(self, slots, slot, run_id, call):
@@ -306,7 +323,10 @@ class SimPool:
             raise BrokenPromiseError("admitted into an occupied slot, or into one that is not held")
         if run_id in self.settled:
             raise BrokenPromiseError("a run that had ended was run again")
-        if any(run_id == held for worker in self.slots for held, _ in worker.values()) and run_id not in self.spoiled:
+        if (
+            any(run_id == held for worker in self.slots for held, _ in worker.values())
+            and run_id not in self.spoiled
+        ):
             raise BrokenPromiseError("one run in two slots")
         self.world.counts["executions"] += 1
 
@@ -317,18 +337,31 @@ class SimPool:
             return Report(worker=worker, error="Segmentation fault", cause="crashed")
         if self.world.hungry and HOG in held and call.num_microbatches < 2:
             return Report(worker=worker, error="can't allocate memory", cause="out_of_memory")
-        for cause, share in (("lost_worker", 0.5), ("preempted", 0.2), ("out_of_memory", 0.1), ("user_code", 0.1)):
+        for cause, share in (
+            ("lost_worker", 0.5),
+            ("preempted", 0.2),
+            ("out_of_memory", 0.1),
+            ("user_code", 0.1),
+        ):
             if self.world.happens(share, cause):
                 held = self.slots[worker].items()
-                ends = [self._finished(slot, run_id) for slot, (run_id, _) in held if call.hold[slot] is None]
-                self.world.late += [end for end in ends if self.random.random() < 0.5]  # ended, but never reported
+                ends = [
+                    self._finished(slot, run_id)
+                    for slot, (run_id, _) in held
+                    if call.hold[slot] is None
+                ]
+                # ended, but never reported
+                self.world.late += [end for end in ends if self.random.random() < 0.5]
                 return Report(worker=worker, error="gone", cause=cause)
         return None
 
     def _train(self, worker, call):
         slots, done = self.slots[worker], []
         for slot, held in sorted(slots.items()):
-            pause, ahead = call.hold[slot], held[1] + (self.random.randint(1, 3) if call.seconds else 0)
+            pause, ahead = (
+                call.hold[slot],
+                held[1] + (self.random.randint(1, 3) if call.seconds else 0),
+            )
             held[1] = ahead if pause is None else max(held[1], min(pause, ahead))
             if held[1] >= NUM_STEPS:
                 del slots[slot]
@@ -338,18 +371,25 @@ class SimPool:
                 if step:
                     self.disk.save(run_id, step)
             self.unsaved.discard(worker)
-        running = {run_id for run_id, _ in slots.values()}  # what still runs here is not reported as ended
+        # what still runs here is not reported as ended
+        running = {run_id for run_id, _ in slots.values()}
         late = [end for end in self.world.late if end.result["id"] not in running]
         if late and self.world.happens(1.0, "late or double reports"):
             done.append(self.random.choice(late))
         self.random.shuffle(done)
         steps = {slot: step for slot, (_, step) in slots.items()}
-        there = [(slot, *held) for slot, held in slots.items() if held[1] >= (call.hold[slot] or NUM_STEPS)]
+        there = [
+            (slot, *held)
+            for slot, held in slots.items()
+            if held[1] >= (call.hold[slot] or NUM_STEPS)
+        ]
         paused = [self._paused(slot, run_id, step, call.hold[slot]) for slot, run_id, step in there]
         return Report(worker=worker, finished=tuple(done), steps=steps, paused=tuple(paused))
 
     def _paused(self, slot, run_id, step, pause):
-        """What came of a run so far: at its pause, but for an engine that tells of where it is now, or nonsense."""
+        """What came of a run so far: at its pause, but for an engine that tells of where it is now,
+        or nonsense.
+        """
         self.world.counts["paused"] += 1
         uncut = self.world.happens(0.5, "curves not cut") if step > pause else False
         result, curve = json_pruned(run_id, step if uncut else pause)
@@ -384,14 +424,19 @@ class SimPool:
         if not self.world.nested and self.world.happens(0.02, "takeovers"):
             self._taken_over()
         deadline, reports = self.world.now + timeout_seconds, []
-        while self.events and self.events[0][0] <= deadline and (not reports or self.random.random() < 0.3):
+        while (
+            self.events
+            and self.events[0][0] <= deadline
+            and (not reports or self.random.random() < 0.3)
+        ):
             at, _, generation, report = heapq.heappop(self.events)
             self.world.now = max(self.world.now, at)
             if generation == self.generation[report.worker]:
                 reports.append(report)
                 self._next(report)
         if not reports:
-            self.world.now = deadline if self.events else deadline + 4.5  # a lazy clock: nobody is due
+            # a lazy clock: nobody is due
+            self.world.now = deadline if self.events else deadline + 4.5
         return reports
 
     def _next(self, report):
@@ -410,7 +455,8 @@ class SimPool:
                 live(self.world, should_stop=self.random.random() < 0.5)
         finally:
             self.world.nested = False
-        away = self.world.now - began + 5.0  # nobody could notice a silence meanwhile, nor in the look that follows
+        # nobody could notice a silence meanwhile, nor in the look that follows
+        away = self.world.now - began + 5.0
         self.flight = [flight and (flight[0], flight[1] + away) for flight in self.flight]
 
     def restart(self, worker):
@@ -454,7 +500,9 @@ def rungs(num_steps):
 
 
 def verdict(*, point, losses_nats, seen, num_startup, **_):
-    """Worse than the better half of those that came as far; its words name everything that it was shown."""
+    """Worse than the better half of those that came as far; its words name everything that it was
+    shown.
+    """
     step = len(losses_nats)
     others = sorted(trial.losses_nats[step - 1] for trial in seen if len(trial.losses_nats) >= step)
     if len(seen) < num_startup or losses_nats[-1] <= others[len(others) // 2]:
@@ -467,7 +515,9 @@ def told_nats(space, point, losses_nats, seen):
 
 
 def load_curve(study_dir, result):
-    return (pruned_outcome if result.status == "pruned" else outcome)(RUNS[result.id], *_cut(result))[1]
+    return (pruned_outcome if result.status == "pruned" else outcome)(
+        RUNS[result.id], *_cut(result)
+    )[1]
 
 
 def _cut(result):
@@ -508,7 +558,9 @@ def remembered_id(value):
 def faked(world):
     """The driver's ways to the disk lead to the fake one."""
     disk = world.disk
-    sql = types.SimpleNamespace(**{name: getattr(sqlite3, name) for name in dir(sqlite3)} | {"connect": disk.connect})
+    sql = types.SimpleNamespace(
+        **{name: getattr(sqlite3, name) for name in dir(sqlite3)} | {"connect": disk.connect}
+    )
     with contextlib.ExitStack() as stack:
         for module, name, fake in (
             (chain, "sqlite3", sql),
@@ -534,11 +586,16 @@ def static_source(_):
 
 
 def live(world, *, should_stop=False):
-    """One driver, from opening the study to its end; returns whether it got to the end of the work."""
+    """One driver, from opening the study to its end; returns whether it got to the end of the
+    work.
+    """
     with contextlib.closing(Ledger.open(STUDY, {"seed": world.seed}, create=True)) as ledger:
         if set(world.told) - set(ledger.first_results()):
             raise BrokenPromiseError("an outcome that was reported is gone")
-        if not {(run.spec.id, run.result.status == "pruned") for run in ledger.runs()} <= world.disk.curves:
+        if (
+            not {(run.spec.id, run.result.status == "pruned") for run in ledger.runs()}
+            <= world.disk.curves
+        ):
             raise BrokenPromiseError("an outcome without its curve")
         pool = SimPool(world, ledger)
         left = [world.random.randrange(1, 20) if should_stop else 0]
@@ -554,10 +611,18 @@ def live(world, *, should_stop=False):
             return should_stop and left[0] <= 0
 
         drive(
-            world.make_source(ledger), pool, ledger, STUDY, num_slots_for=num_slots, bank_key_for=bank_key,
-            max_attempts=MAX_ATTEMPTS, hang_seconds=HANG_SECONDS, clock=pool.clock, progress=told,
+            world.make_source(ledger),
+            pool,
+            ledger,
+            STUDY,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+            max_attempts=MAX_ATTEMPTS,
+            hang_seconds=HANG_SECONDS,
+            clock=pool.clock,
+            progress=told,
             should_stop=stop,
-        )  # fmt: skip
+        )
         stopped = should_stop and left[0] <= 0
         if stopped and not pool.suspended:
             pool.check_stopped()
@@ -608,7 +673,9 @@ def simulate(seed, *, faults=1.0, make_source=static_source):
             raise BrokenPromiseError("a study that is done ran something")
         ledger = Ledger.read(STUDY)
         records = ledger.records()  # for those who ask once the fake disk is gone
-        ledger.records = lambda kind=None: [record for record in records if kind in (None, record.kind)]
+        ledger.records = lambda kind=None: [
+            record for record in records if kind in (None, record.kind)
+        ]
         check(world, ledger)
     return world.counts, ledger
 
@@ -617,7 +684,10 @@ def check(world, ledger):
     """What must hold in the end, whatever has happened."""
     for spec, result in ((run.spec, run.result) for run in ledger.runs()):
         if result.status == "pruned":
-            if result.num_steps not in RUNGS or result != pruned_outcome(spec, result.num_steps, result.reason)[0]:
+            if (
+                result.num_steps not in RUNGS
+                or result != pruned_outcome(spec, result.num_steps, result.reason)[0]
+            ):
                 raise BrokenPromiseError("another result of a run that was pruned")
         elif result.status != "failed":
             if result != outcome(spec)[0]:
@@ -637,7 +707,9 @@ def check(world, ledger):
 
 
 def since_it_got_on(ledger, run_id):
-    """A run's losses since it was last saved further on: those of its own, all, and whether it was alone at last."""
+    """A run's losses since it was last saved further on: those of its own, all, and whether it was
+    alone at last.
+    """
     pardoned = max((record.seq for record in ledger.records("pardon")), default=-1)
     own, in_a_row, step, alone, alone_in_a_row, parts = 0, 0, 0, False, False, 1
     for record in ledger.records("lost"):
@@ -655,7 +727,11 @@ def since_it_got_on(ledger, run_id):
 
 
 def check_failed(ledger, run_id):
-    """A run that failed was lost as often as it may be, for its own reasons or without end, and alone at the last."""
+    """A run that failed was lost as often as it may be, for its own reasons or without end, and
+    alone at the last.
+    """
     own, in_a_row, alone = since_it_got_on(ledger, run_id)
     if not alone or (own < MAX_ATTEMPTS and in_a_row < MOST_IN_A_ROW):
-        raise BrokenPromiseError(f"failed after {own} losses of its own, {in_a_row} in a row, alone: {alone}")
+        raise BrokenPromiseError(
+            f"failed after {own} losses of its own, {in_a_row} in a row, alone: {alone}"
+        )

@@ -1,7 +1,8 @@
-"""Many trivial trials through the real driver, ledger and processes, while workers and drivers are killed at random.
+"""Many trivial trials through the real driver, ledger and processes, while workers and drivers are
+killed at random.
 
-As a program it is the driver, `python soak_case.py drive STUDY NUM_TRIALS NUM_WORKERS`, or one of its workers,
-`python soak_case.py work FD`.
+As a program it is the driver, `python soak_case.py drive STUDY NUM_TRIALS NUM_WORKERS`, or one of
+its workers, `python soak_case.py work FD`.
 """
 
 import contextlib
@@ -26,11 +27,14 @@ EVERY = 5
 """Outcomes between two looks at the driver."""
 LOOKS, ACKNOWLEDGED = "looks.jsonl", "acknowledged.txt"
 MAX_ATTEMPTS = 20
-"""So many kills may hit one run by chance; with three, some of 10,000 would be given up, as they should."""
+"""So many kills may hit one run by chance; with three, some of 10,000 would be given up, as they
+should."""
 
 
 class ProcessPool:
-    """Workers as processes of their own, behind `sweeps.run.pool.Pool`: a killed one is a lost one."""
+    """Workers as processes of their own, behind `sweeps.run.pool.Pool`: a killed one is a
+    lost one.
+    """
 
     def __init__(self, num_workers):
         self.num_workers, self.calls_ahead = num_workers, 0
@@ -44,7 +48,8 @@ class ProcessPool:
             command = [sys.executable, __file__, "work", str(theirs.fileno())]
             self._processes[worker] = subprocess.Popen(command, pass_fds=[theirs.fileno()])
             theirs.close()
-        with contextlib.suppress(OSError):  # it may be dead already: its end of the pipe says so when waited for
+        # it may be dead already: its end of the pipe says so when waited for
+        with contextlib.suppress(OSError):
             self._pipes[worker].send(call)
 
     def wait(self, timeout_seconds):
@@ -56,7 +61,9 @@ class ProcessPool:
             try:
                 reports.append(dataclasses.replace(pipe.recv(), worker=worker))
             except (EOFError, OSError):
-                reports.append(Report(worker=worker, error="its process was killed", cause="lost_worker"))
+                reports.append(
+                    Report(worker=worker, error="its process was killed", cause="lost_worker")
+                )
         return reports
 
     def restart(self, worker):
@@ -105,13 +112,19 @@ def make_run(point):
 
 
 def drive_study(study_dir, num_trials, num_workers):
-    """A driver: the search from where it stands, until it is done. What was told is noted, and what it took."""
+    """A driver: the search from where it stands, until it is done. What was told is noted, and what
+    it took.
+    """
     from sweeps.run.driver import drive
     from sweeps.search.source import Search, SearchSource
     from sweeps.search.space import search_space
     from sweeps.store.ledger import Ledger
 
-    ranges = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
+    ranges = {
+        "learning_rate": (2**-12, 2**-2),
+        "warmup_fraction": (0.0, 0.3),
+        "clip_norm": (0.25, 4.0),
+    }
     opening = time.monotonic()
     with (
         Ledger.open(study_dir, {"seed": 7}, create=True) as ledger,
@@ -131,17 +144,27 @@ def drive_study(study_dir, num_trials, num_workers):
             if done >= next_look:
                 next_look = done + EVERY
                 row = {
-                    "pid": os.getpid(), "done": done, "rss_bytes": resident_bytes(), "seconds": time.monotonic(),
-                    "cpu_seconds": time.process_time(), "opened_seconds": opened_seconds,
-                }  # fmt: skip
+                    "pid": os.getpid(),
+                    "done": done,
+                    "rss_bytes": resident_bytes(),
+                    "seconds": time.monotonic(),
+                    "cpu_seconds": time.process_time(),
+                    "opened_seconds": opened_seconds,
+                }
                 looks.write(json.dumps(row) + "\n")
 
         pool = ProcessPool(num_workers)
         try:
             drive(
-                source, pool, ledger, study_dir, num_slots_for=lambda spec: spec.numerics.num_slots,
-                bank_key_for=lambda spec: "one", max_attempts=MAX_ATTEMPTS, progress=progress,
-            )  # fmt: skip
+                source,
+                pool,
+                ledger,
+                study_dir,
+                num_slots_for=lambda spec: spec.numerics.num_slots,
+                bank_key_for=lambda spec: "one",
+                max_attempts=MAX_ATTEMPTS,
+                progress=progress,
+            )
         finally:
             pool.close()
 
@@ -156,7 +179,8 @@ def looks_of(study_dir):
 def soak(study_dir, *, num_trials, num_workers, kill_worker_every, num_driver_kills, seed):
     """Drive a study to its end through kills; how many there were, and every look that was taken.
 
-    Both are killed at random numbers of recorded outcomes: workers after `kill_worker_every` on average.
+    Both are killed at random numbers of recorded outcomes: workers after `kill_worker_every` on
+    average.
     """
     rng = random.Random(seed)
     study_dir.mkdir(parents=True, exist_ok=True)
@@ -183,7 +207,11 @@ def soak(study_dir, *, num_trials, num_workers, kill_worker_every, num_driver_ki
         else:
             if driver.returncode:
                 raise AssertionError(f"a driver ended with code {driver.returncode}")
-            return {"kills": kills, "seconds": time.monotonic() - began, "looks": looks_of(study_dir)}
+            return {
+                "kills": kills,
+                "seconds": time.monotonic() - began,
+                "looks": looks_of(study_dir),
+            }
         assert_prefix_holds(study_dir)
 
 
@@ -194,7 +222,9 @@ def last_look(study_dir):
         return 0
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 1000))
-        lines = [line for line in file.read().decode().splitlines(keepends=True) if line.endswith("\n")]
+        lines = [
+            line for line in file.read().decode().splitlines(keepends=True) if line.endswith("\n")
+        ]
     return json.loads(lines[-1])["done"] if lines else 0
 
 
@@ -211,7 +241,11 @@ def kill_one_of(driver_pid, rng):
 
 def acknowledged(study_dir):
     """Run ids that drivers said were recorded, in the order they said so."""
-    return [line.strip() for line in (study_dir / ACKNOWLEDGED).read_text().splitlines(keepends=True) if "\n" in line]
+    return [
+        line.strip()
+        for line in (study_dir / ACKNOWLEDGED).read_text().splitlines(keepends=True)
+        if "\n" in line
+    ]
 
 
 def assert_prefix_holds(study_dir):
@@ -223,7 +257,9 @@ def assert_prefix_holds(study_dir):
 
 
 def faults_of(study_dir, num_trials):
-    """What is wrong with a finished study: trials without an outcome, outcomes told twice, not the run's, or lost."""
+    """What is wrong with a finished study: trials without an outcome, outcomes told twice, not the
+    run's, or lost.
+    """
     from sweep_fakes import outcome
 
     from sweeps.store.curves import load_curve
@@ -234,12 +270,17 @@ def faults_of(study_dir, num_trials):
     points = [ledger.find("suggestion", f"sweep/{index}") for index in range(num_trials)]
     asked = {make_run(point.body).id for point in points if point is not None}
     broken = sum(outcome(run.spec)[0] != run.result for run in runs)
-    curves = sum(load_curve(study_dir, run.result) != outcome(run.spec)[1] for run in runs[:: max(1, num_trials // 30)])
+    curves = sum(
+        load_curve(study_dir, run.result) != outcome(run.spec)[1]
+        for run in runs[:: max(1, num_trials // 30)]
+    )
     return {
         "suggestions_missing": sum(point is None for point in points),
         "outcomes_missing": len(asked - {run.spec.id for run in runs}),
         "outcomes_nobody_asked_for": len({run.spec.id for run in runs} - asked),
-        "outcomes_twice": len(runs) - len({run.spec.id for run in runs}) + max(0, len(runs) - num_trials),
+        "outcomes_twice": len(runs)
+        - len({run.spec.id for run in runs})
+        + max(0, len(runs) - num_trials),
         "told_twice": len(said) - len(set(said)),
         "told_and_gone": len(set(said) - set(ledger.results())),
         "outcomes_altered": broken,

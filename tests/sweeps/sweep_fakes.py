@@ -21,8 +21,18 @@ CLIFF_LOG2_LR = -5.5
 STEPS_PER_CALL = 3
 
 
-def make_spec(*, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_steps: int = 4, num_slots: int = 3):
-    shape = Shape(num_layers=1, width=width, num_heads=2, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=8)
+def make_spec(
+    *, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_steps: int = 4, num_slots: int = 3
+):
+    shape = Shape(
+        num_layers=1,
+        width=width,
+        num_heads=2,
+        num_kv_heads=2,
+        ffn_width=64,
+        vocab_size=256,
+        seq_len=8,
+    )
     return RunSpec(
         shape=shape,
         base_shape=shape,
@@ -60,17 +70,31 @@ def curve_of(spec: RunSpec, num_steps: int) -> Curve:
         3.0 + 0.02 * (log2_lr + 6.0) ** 2 + 3.0 / step + 0.3 * math.sin(7.0 * log2_lr + step)
         for step in range(1, num_steps + 1)
     )
-    return Curve(steps=tuple(range(1, num_steps + 1)), train_loss_nats=losses, grad_norm=(1.0 + spec.seed,) * num_steps)
+    return Curve(
+        steps=tuple(range(1, num_steps + 1)),
+        train_loss_nats=losses,
+        grad_norm=(1.0 + spec.seed,) * num_steps,
+    )
 
 
-def pruned_outcome(spec: RunSpec, num_steps: int, reason: str = "looked at") -> tuple[RunResult, Curve]:
+def pruned_outcome(
+    spec: RunSpec, num_steps: int, reason: str = "looked at"
+) -> tuple[RunResult, Curve]:
     """What its first steps give."""
     curve = curve_of(spec, num_steps)
     result = RunResult(
-        id=spec.id, status="pruned", loss_nats=None, num_steps=num_steps, tokens=num_steps,
-        last_train_loss_nats=curve.train_loss_nats[-1], curve_id=canon.content_id(curve), flops=0.5, seconds=0.25,
-        environment={}, reason=reason,
-    )  # fmt: skip
+        id=spec.id,
+        status="pruned",
+        loss_nats=None,
+        num_steps=num_steps,
+        tokens=num_steps,
+        last_train_loss_nats=curve.train_loss_nats[-1],
+        curve_id=canon.content_id(curve),
+        flops=0.5,
+        seconds=0.25,
+        environment={},
+        reason=reason,
+    )
     return result, curve
 
 
@@ -81,10 +105,18 @@ def outcome(spec: RunSpec) -> tuple[RunResult, Curve]:
     loss = None if diverged else 2.0 + 0.02 * (log2_lr + 6.0) ** 2 + 1e-4 * spec.seed
     curve = curve_of(spec, spec.schedule.num_steps)
     result = RunResult(
-        id=spec.id, status="diverged" if diverged else "finished", loss_nats=loss, num_steps=spec.schedule.num_steps,
-        last_train_loss_nats=curve.train_loss_nats[-1], curve_id=canon.content_id(curve), flops=1.0,
-        tokens=spec.num_tokens, seconds=0.5, environment={}, reason="loss above the cliff" if diverged else "",
-    )  # fmt: skip
+        id=spec.id,
+        status="diverged" if diverged else "finished",
+        loss_nats=loss,
+        num_steps=spec.schedule.num_steps,
+        last_train_loss_nats=curve.train_loss_nats[-1],
+        curve_id=canon.content_id(curve),
+        flops=1.0,
+        tokens=spec.num_tokens,
+        seconds=0.5,
+        environment={},
+        reason="loss above the cliff" if diverged else "",
+    )
     return result, curve
 
 
@@ -95,9 +127,9 @@ def finished(slot: int, spec: RunSpec) -> Finished:
 
 @dataclasses.dataclass
 class FakeHost:
-    """A bank of counters. Executions are noted in `diary` (one line per begin and end), faults come from `fault`:
-    `crash SEED` kills the process once, `segfault SEED` by its own signal,
-    `raise SEED`, `nan SEED`, `hang SEED`, `deaf SEED` does not wait where it is to be looked at.
+    """A bank of counters. Executions are noted in `diary` (one line per begin and end), faults come
+    from `fault`: `crash SEED` kills the process once, `segfault SEED` by its own signal, `raise
+    SEED`, `nan SEED`, `hang SEED`, `deaf SEED` does not wait where it is to be looked at.
     """
 
     diary: Path
@@ -110,7 +142,9 @@ class FakeHost:
     def advance(self, call):
         if call.ahead:
             if not self.may_go_on:
-                return HostAnswer(steps={slot: step for slot, (_, step) in self.slots.items()}, skipped=True)
+                return HostAnswer(
+                    steps={slot: step for slot, (_, step) in self.slots.items()}, skipped=True
+                )
             call = dataclasses.replace(self.last, admit=())
         self.may_go_on, self.last = False, call
         answer = self._advance(call)
@@ -123,7 +157,9 @@ class FakeHost:
         for slot in self.slots.keys() - (call.hold.keys() - {slot for slot, _ in call.admit}):
             self._note("evict", self.slots.pop(slot)[0])
         for slot, data in call.admit:
-            assert slot not in self.slots and slot < call.num_slots, "admitted into an occupied slot"
+            assert slot not in self.slots and slot < call.num_slots, (
+                "admitted into an occupied slot"
+            )
             self.slots[slot] = [canon.decode(RunSpec, data), 0]
             self._note("begin", self.slots[slot][0])
         done = []
@@ -144,7 +180,9 @@ class FakeHost:
         paused = []
         for slot in self._waiting(call):
             result, curve = pruned_outcome(self.slots[slot][0], call.hold[slot])
-            paused.append(Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve)))
+            paused.append(
+                Finished(slot=slot, result=canon.to_json(result), curve=canon.to_json(curve))
+            )
         steps = {slot: step for slot, (_, step) in self.slots.items()}
         return HostAnswer(finished=tuple(done), steps=steps, paused=tuple(paused))
 
@@ -154,7 +192,9 @@ class FakeHost:
         return [
             slot
             for slot, (spec, step) in sorted(self.slots.items())
-            if pauses[slot] is not None and step >= pauses[slot] and self.fault != f"deaf {spec.seed}"
+            if pauses[slot] is not None
+            and step >= pauses[slot]
+            and self.fault != f"deaf {spec.seed}"
         ]
 
     def _end(self, slot):
@@ -200,4 +240,6 @@ def executions(diary: Path, what: str = "end") -> list[str]:
     """Run ids as noted, in order."""
     if not diary.exists():
         return []
-    return [line.split()[1] for line in diary.read_text().splitlines() if line.startswith(what + " ")]
+    return [
+        line.split()[1] for line in diary.read_text().splitlines() if line.startswith(what + " ")
+    ]

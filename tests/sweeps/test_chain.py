@@ -1,4 +1,6 @@
-"""Every byte of a real ledger flipped (sampled), every length cut (sampled): refused or identical."""
+"""Every byte of a real ledger flipped (sampled), every length cut (sampled): refused or
+identical.
+"""
 
 import random
 import shutil
@@ -32,7 +34,11 @@ def fast_study():
 
 def sample(size, page=4096):
     """Both headers of every page, and some of the rest."""
-    heads = [start + offset for start in range(0, size, page) for offset in range(108 if start == 0 else 8)]
+    heads = [
+        start + offset
+        for start in range(0, size, page)
+        for offset in range(108 if start == 0 else 8)
+    ]
     return sorted({*heads, *random.Random(0).sample(range(size), 200)})
 
 
@@ -40,7 +46,9 @@ def sample(size, page=4096):
 def test_flipped_bytes(fast_study, mask):
     """The rest of them lies in free space of the pages, where it changes nothing."""
     records = write_study(fast_study)
-    verdicts, most_lost = flip_all(fast_study, records, mask, sample((fast_study / LEDGER_NAME).stat().st_size))
+    verdicts, most_lost = flip_all(
+        fast_study, records, mask, sample((fast_study / LEDGER_NAME).stat().st_size)
+    )
     assert verdicts["refused"] > 0.4 * sum(verdicts.values())
     assert most_lost == 1, "one flipped byte costs one record at most"
 
@@ -67,8 +75,13 @@ def test_every_byte_and_every_length(fast_study):
 def test_the_flips_catch_a_missing_check(written, fast_study, monkeypatch):
     """The mutation check: without hashes, altered records are accepted."""
     content, records = written
-    monkeypatch.setattr(chain, "_verified", lambda row, *_: chain.Record(
-        seq=row[0], kind=row[1], key=row[2], text=row[3], prev_hash=row[4], hash=row[5]))  # fmt: skip
+    monkeypatch.setattr(
+        chain,
+        "_verified",
+        lambda row, *_: chain.Record(
+            seq=row[0], kind=row[1], key=row[2], text=row[3], prev_hash=row[4], hash=row[5]
+        ),
+    )
     position = content.index(records[5].text.encode()) + 40
     broken = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
     (fast_study / LEDGER_NAME).write_bytes(broken)
@@ -89,7 +102,10 @@ def tamper(study, content, *statements):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("UPDATE records SET body = replace(body, '0.1', '0.2') WHERE seq = 4", "record 4 is not what was written"),
+        (
+            "UPDATE records SET body = replace(body, '0.1', '0.2') WHERE seq = 4",
+            "record 4 is not what was written",
+        ),
         ("DELETE FROM records WHERE seq = 14", "record 14 is missing"),
         ("UPDATE head SET seq = 12", "chain ends before its head"),
         ("DROP TABLE head", "schema"),
@@ -111,7 +127,10 @@ def test_another_versions_schema_is_not_corruption(written, tmp_path):
         (LedgerTooOld, "PRAGMA user_version = 1"),
     ):
         tamper(tmp_path, written[0], *statements)
-        for reads in (lambda: Ledger.read(tmp_path), lambda: Ledger.open(tmp_path, {"seed": 1}, create=False)):
+        for reads in (
+            lambda: Ledger.read(tmp_path),
+            lambda: Ledger.open(tmp_path, {"seed": 1}, create=False),
+        ):
             with pytest.raises(named):
                 reads()
 

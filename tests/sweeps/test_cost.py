@@ -1,5 +1,5 @@
-"""A trial costs the driver as much at the end of a long search as at its beginning: calls are counted, not seconds; and
-what it leaves in memory is bounded.
+"""A trial costs the driver as much at the end of a long search as at its beginning: calls are
+counted, not seconds; and what it leaves in memory is bounded.
 """
 
 import cProfile
@@ -29,8 +29,13 @@ def calls(study_dir, num_trials):
         source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
         profile.enable()
         drive(
-            source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key
-        )  # fmt: skip
+            source,
+            InlinePool(TrivialHost),
+            ledger,
+            study_dir,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+        )
         profile.disable()
     return sum(entry.callcount for entry in profile.getstats())
 
@@ -40,7 +45,9 @@ def test_a_search_of_twice_the_trials_takes_twice_the_calls(tmp_path, monkeypatc
     monkeypatch.setattr(samplers, "MOST_SHOWN", 8)
     calls(tmp_path / "first", 6)  # imports and caches
     first, second, third = (calls(tmp_path / str(number), number) for number in (15, 30, 60))
-    assert (third - second) / (second - first) < 2.2, "2 where each trial costs the same, 4 where each looks at all"
+    assert (third - second) / (second - first) < 2.2, (
+        "2 where each trial costs the same, 4 where each looks at all"
+    )
 
 
 def test_it_would_be_noticed(tmp_path, monkeypatch):
@@ -75,7 +82,12 @@ class Turns:
         self.may_go_on[worker] = not ended
         self.num_reports += 1
         return [
-            Report(worker=worker, finished=ended, steps={0: held[1]} if held and not ended else {}, skipped=skipped)
+            Report(
+                worker=worker,
+                finished=ended,
+                steps={0: held[1]} if held and not ended else {},
+                skipped=skipped,
+            )
         ]
 
 
@@ -86,9 +98,14 @@ def calls_a_report(study_dir, num_workers):
     with Ledger.open(study_dir, {}, create=True) as ledger:
         profile.enable()
         drive(
-            StaticSource(specs, bank_key), pool, ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key,
+            StaticSource(specs, bank_key),
+            pool,
+            ledger,
+            study_dir,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
             clock=lambda: 0.0,
-        )  # fmt: skip
+        )
         profile.disable()
         assert len(ledger.runs()) == len(specs)
     return sum(entry.callcount for entry in profile.getstats()) / pool.num_reports
@@ -102,13 +119,19 @@ def test_a_report_costs_as_many_calls_whatever_the_number_of_workers(tmp_path):
 
 def test_a_driver_that_looks_at_all_its_workers_would_be_noticed(tmp_path, monkeypatch):
     """The mutation check."""
-    monkeypatch.setattr(Crew, "busy", property(lambda self: sum(len(w.kind) for w in self.workers if w.num_calls) > 0))
+    monkeypatch.setattr(
+        Crew,
+        "busy",
+        property(lambda self: sum(len(w.kind) for w in self.workers if w.num_calls) > 0),
+    )
     few, many = (calls_a_report(tmp_path / str(number), number) for number in (8, 128))
     assert many > 1.05 * few
 
 
 def kept_bytes(study_dir, num_trials):
-    """What a search of so many trials has in memory when its last has ended: as it ran, and as it is opened again."""
+    """What a search of so many trials has in memory when its last has ended: as it ran, and as it
+    is opened again.
+    """
     held = []
     for _ in range(2):
         gc.collect()
@@ -116,17 +139,31 @@ def kept_bytes(study_dir, num_trials):
         with Ledger.open(study_dir, {}, create=True) as ledger:
             search = Search(SPACE, 1, 3, sampler="random")
             source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
-            drive(source, InlinePool(TrivialHost), ledger, study_dir, num_slots_for=num_slots, bank_key_for=bank_key)
+            drive(
+                source,
+                InlinePool(TrivialHost),
+                ledger,
+                study_dir,
+                num_slots_for=num_slots,
+                bank_key_for=bank_key,
+            )
             gc.collect()
-            # Python's table of interned names grows by megabytes at once, in whatever trial that is.
-            held.append(sum(trace.size for trace in tracemalloc.take_snapshot().traces if trace.size < 2**20))
+            # Python's table of interned names grows by megabytes at once, in whatever trial that
+            # is.
+            held.append(
+                sum(
+                    trace.size for trace in tracemalloc.take_snapshot().traces if trace.size < 2**20
+                )
+            )
             tracemalloc.stop()
             assert len(ledger.results()) == num_trials
     return held
 
 
 def test_a_trial_leaves_its_result_in_memory_and_no_more(tmp_path):
-    """Not its records, its spec or a dictionary of its point: 480 bytes, also where the search is opened again."""
+    """Not its records, its spec or a dictionary of its point: 480 bytes, also where the search is
+    opened again.
+    """
     kept_bytes(tmp_path / "first", 6)
     few, many = (kept_bytes(tmp_path / str(number), number) for number in (50, 200))
     assert max((more - less) / 150 for less, more in zip(few, many, strict=True)) < 750

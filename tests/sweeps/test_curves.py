@@ -13,7 +13,9 @@ RESULT, CURVE = outcome(make_spec())
 
 
 def test_round_trip_is_exact(tmp_path):
-    curve = Curve(steps=(1, 5, 9), train_loss_nats=(0.1, 1 / 3, 5e-324), grad_norm=(1e308, 0.0, 2.0))
+    curve = Curve(
+        steps=(1, 5, 9), train_loss_nats=(0.1, 1 / 3, 5e-324), grad_norm=(1e308, 0.0, 2.0)
+    )
     result = dataclasses.replace(RESULT, curve_id=canon.content_id(curve))
     store_curve(tmp_path, result.id, curve)
     assert load_curve(tmp_path, result) == curve

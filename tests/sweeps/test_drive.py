@@ -39,7 +39,15 @@ class Study:
         source = specs if hasattr(specs, "next") else StaticSource(specs, bank_key)
         clock = getattr(self.pool, "clock", time.monotonic)
         kwargs = {"progress": self.events.append, "clock": clock} | kwargs
-        drive(source, self.pool, self.ledger, self.folder, num_slots_for=num_slots, bank_key_for=bank_key, **kwargs)
+        drive(
+            source,
+            self.pool,
+            self.ledger,
+            self.folder,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+            **kwargs,
+        )
         return self.ledger.results()
 
 
@@ -55,7 +63,9 @@ def expected(specs):
 
 
 class TwoWorkers:
-    """Two workers whose every call ends all of their runs; the most runs that were ever in flight is kept."""
+    """Two workers whose every call ends all of their runs; the most runs that were ever in flight
+    is kept.
+    """
 
     num_workers, calls_ahead = 2, 0
 
@@ -80,9 +90,14 @@ class TwoWorkers:
 
 def test_a_command_proves_itself_by_one_run_before_others_begin(study):
     command = Command(
-        template="train {run_json}", metrics_format="jsonl", metrics_path="m", step_key="s",
-        train_loss_key="t", validation_loss_key="v", grad_norm_key="",
-    )  # fmt: skip
+        template="train {run_json}",
+        metrics_format="jsonl",
+        metrics_path="m",
+        step_key="s",
+        train_loss_key="t",
+        validation_loss_key="v",
+        grad_norm_key="",
+    )
     specs = [dataclasses.replace(spec, command=command) for spec in make_specs(5, num_slots=1)]
     study.pool = TwoWorkers()
     assert len(study.drive(specs)) == 5
@@ -93,12 +108,21 @@ def test_a_command_proves_itself_by_one_run_before_others_begin(study):
 
 
 class Scripted:
-    """A worker whose every call is answered by `answer(pool, call, number)`: a report, or None for never."""
+    """A worker whose every call is answered by `answer(pool, call, number)`: a report, or None for
+    never.
+    """
 
     num_workers, calls_ahead = 1, 0
 
     def __init__(self, answer):
-        self.answer, self.now, self.calls, self.restarted, self.arrived, self.slots = answer, 0.0, [], [], [], {}
+        self.answer, self.now, self.calls, self.restarted, self.arrived, self.slots = (
+            answer,
+            0.0,
+            [],
+            [],
+            [],
+            {},
+        )
 
     def clock(self):
         return self.now
@@ -138,14 +162,20 @@ def error(cause, said="it went wrong", **more):
 
 
 def test_what_does_not_fit_is_tried_in_more_parts(study):
-    pool = scripted(study, lambda pool, call, n: pool.ends() if call.num_microbatches >= 2 else error("out_of_memory"))
+    pool = scripted(
+        study,
+        lambda pool, call, n: pool.ends() if call.num_microbatches >= 2 else error("out_of_memory"),
+    )
     specs = make_specs(3)  # two sequences a batch
     results = study.drive(specs, max_attempts=1)
     assert dict(results) == expected(specs)
     assert [(call.num_microbatches, len(call.admit)) for call in pool.calls] == [(1, 3), (2, 3)]
     assert pool.calls[1].bank_key == pool.calls[0].bank_key + "/2"
     assert [body["cause"] for body in lost_records(study)] == ["out_of_memory"] * 3
-    assert "out of memory: it went wrong; it held 3 runs. What to do: give it more memory" in study.events[0].lost[0]
+    assert (
+        "out of memory: it went wrong; it held 3 runs. What to do: give it more memory"
+        in study.events[0].lost[0]
+    )
 
 
 @pytest.mark.parametrize(("kind", "passes"), [("NVIDIA A100", 2), ("NVIDIA H100", 1)])
@@ -170,20 +200,33 @@ def test_a_worker_killed_for_its_memory_is_known_by_the_kernels_count(study, mon
 
 def test_a_study_in_which_nothing_ends_is_refused_with_the_log_and_begins_again(study):
     last_words = "loading\nmodel.py, line 3, in forward: x = y\nNameError: "
-    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=last_words + "xyz"[number]))
+    failing = scripted(
+        study, lambda pool, call, number: error("user_code", log_tail=last_words + "xyz"[number])
+    )
     specs = make_specs(1)
     with pytest.raises(RunsFail) as caught:
         study.drive(specs)
     assert "lost 3 times. " in str(caught.value)
     assert str(caught.value).count("your code failed: it went wrong") == 1
-    assert "What to do: fix it, then run the same command again\n  | loading\n  | model.py, line 3" in str(caught.value)
+    assert (
+        "What to do: fix it, then run the same command again\n  | loading\n  | model.py, line 3"
+        in str(caught.value)
+    )
     assert len(failing.calls) == 3 and study.ledger.results() == {}
-    scripted(study, lambda pool, call, number: error("user_code", log_tail="xy"[number]) if number < 2 else pool.ends())
+    scripted(
+        study,
+        lambda pool, call, number: (
+            error("user_code", log_tail="xy"[number]) if number < 2 else pool.ends()
+        ),
+    )
     assert dict(study.drive(specs)) == expected(specs), "what was mended gets all its attempts"
 
 
 def test_the_same_failure_twice_ends_a_study_in_which_nothing_has_ended(study):
-    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail=f"step {number}\nNameError: y"))
+    failing = scripted(
+        study,
+        lambda pool, call, number: error("user_code", log_tail=f"step {number}\nNameError: y"),
+    )
     with pytest.raises(RunsFail, match="failed in the same way") as caught:
         study.drive(make_specs(1), max_attempts=9)
     assert len(failing.calls) == 2 and study.ledger.results() == {}
@@ -192,26 +235,39 @@ def test_the_same_failure_twice_ends_a_study_in_which_nothing_has_ended(study):
     first, second = make_specs(2)
     scripted(study, lambda pool, call, number: pool.ends())
     study.drive([first])
-    failing = scripted(study, lambda pool, call, number: error("user_code", log_tail="NameError: y"))
-    assert study.drive([second])[second.id].status == "failed" and len(failing.calls) == 3, "a run has ended before"
+    failing = scripted(
+        study, lambda pool, call, number: error("user_code", log_tail="NameError: y")
+    )
+    assert study.drive([second])[second.id].status == "failed" and len(failing.calls) == 3, (
+        "a run has ended before"
+    )
 
 
 def test_bad_data_refuses_the_study_and_costs_no_attempt(study):
-    scripted(study, lambda pool, call, number: error("bad_data", "train-00000.bin is short", refused=True))
-    with pytest.raises(RunsFail, match=r"bad data: train-00000.bin is short. Ended runs are recorded"):
+    scripted(
+        study,
+        lambda pool, call, number: error("bad_data", "train-00000.bin is short", refused=True),
+    )
+    with pytest.raises(
+        RunsFail, match=r"bad data: train-00000.bin is short. Ended runs are recorded"
+    ):
         study.drive(make_specs(1))
     assert lost_records(study) == []
 
 
 def test_a_deadline_is_learned_from_the_calls(study):
-    """The first call may take the longest of all; later ones ten times what such calls took, two minutes at least."""
+    """The first call may take the longest of all; later ones ten times what such calls took, two
+    minutes at least.
+    """
     pool = scripted(study, lambda pool, call, number: None if number == 6 else slow(pool))
 
     def slow(pool):
         pool.now += 14.0
         return Report(worker=0, steps={0: min(3 * len(pool.calls), 90)})
 
-    study.drive(make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock)
+    study.drive(
+        make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock
+    )
     assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 2 min 25 s")
 
 
@@ -241,7 +297,10 @@ class Looking(StaticSource):
 
 
 def test_whoever_does_not_wait_to_be_looked_at_is_not_believed(tmp_path, study):
-    study.pool, specs = InlinePool(FakeHostFactory(str(study.diary), "deaf 1")), make_specs(3, num_steps=6)
+    study.pool, specs = (
+        InlinePool(FakeHostFactory(str(study.diary), "deaf 1")),
+        make_specs(3, num_steps=6),
+    )
     results = study.drive(Looking(specs, bank_key))
     assert dict(results) == expected(specs[::2]) | {specs[1].id: results[specs[1].id]}
     assert results[specs[1].id].status == "failed"
@@ -265,26 +324,39 @@ def test_a_list_comes_key_by_key_the_costliest_first():
 
 
 def test_what_ends_beside_a_run_that_is_given_up_counts(study):
-    """One report has a good outcome and the last invalid result of another run: the first makes the study go on."""
+    """One report has a good outcome and the last invalid result of another run: the first makes the
+    study go on.
+    """
 
     def answer(pool, call, number):
         good, bad = (finished(slot, spec) for slot, spec in sorted(pool.slots.items()))
         pool.slots = {}
-        return Report(worker=0, finished=(good, dataclasses.replace(bad, result=bad.result | {"loss_nats": math.nan})))
+        return Report(
+            worker=0,
+            finished=(good, dataclasses.replace(bad, result=bad.result | {"loss_nats": math.nan})),
+        )
 
     scripted(study, answer)
     specs = make_specs(2)
     results = study.drive(specs, max_attempts=1)
-    assert results[specs[0].id] == expected(specs)[specs[0].id] and results[specs[1].id].status == "failed"
+    assert (
+        results[specs[0].id] == expected(specs)[specs[0].id]
+        and results[specs[1].id].status == "failed"
+    )
 
 
 def test_no_call_follows_one_that_was_skipped_or_is_slow(study):
-    """The answer that the skipped one waited for may be on its way; behind a slow call, a stop would wait for both."""
+    """The answer that the skipped one waited for may be on its way; behind a slow call, a stop
+    would wait for both.
+    """
     pool = scripted(study, lambda pool, call, number: None)
     pool.calls_ahead = 1
     crew = Crew(pool, num_slots, AdaptiveTimeouts(600.0), pool.clock)
     spec = make_spec(num_steps=99)
-    crew.workers[0].bank_key, crew.workers[0].slots[0] = "one", Attempt(spec=spec, run_id=spec.id, bank_key="one")
+    crew.workers[0].bank_key, crew.workers[0].slots[0] = (
+        "one",
+        Attempt(spec=spec, run_id=spec.id, bank_key="one"),
+    )
 
     def calls(report, seconds=1.0):
         """How many are in flight after a report, which is there so many seconds later."""

@@ -1,4 +1,6 @@
-"""Real kills of a real driver process, then resume: nothing finished runs again, the end is the same."""
+"""Real kills of a real driver process, then resume: nothing finished runs again, the end is the
+same.
+"""
 
 import os
 import signal
@@ -36,12 +38,21 @@ def outcomes(study):
 
 
 def start(folder):
-    command = [sys.executable, "-W", "error", str(SCRIPT), str(folder / "study"), str(folder / "diary")]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        str(SCRIPT),
+        str(folder / "study"),
+        str(folder / "diary"),
+    ]
     return subprocess.Popen([*command, str(STEP_SECONDS)], stderr=subprocess.PIPE, text=True)
 
 
 def interrupt(folder, num_done, how):
-    """Start a driver, and end it once `num_done` results are there (and a little later, mid-step)."""
+    """Start a driver, and end it once `num_done` results are there (and a little later,
+    mid-step).
+    """
     process = start(folder)
     deadline = time.monotonic() + 30
     while len(outcomes(folder / "study")) < num_done and time.monotonic() < deadline:
@@ -53,7 +64,9 @@ def interrupt(folder, num_done, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "moments"), [(signal.SIGKILL, (0, 1, 4, 5, 9)), (signal.SIGTERM, (2, 7))], ids=["SIGKILL", "SIGTERM"]
+    ("how", "moments"),
+    [(signal.SIGKILL, (0, 1, 4, 5, 9)), (signal.SIGTERM, (2, 7))],
+    ids=["SIGKILL", "SIGTERM"],
 )
 def test_killed_and_resumed(tmp_path, whole, how, moments):
     study, diary = tmp_path / "study", tmp_path / "diary"
@@ -69,7 +82,9 @@ def test_killed_and_resumed(tmp_path, whole, how, moments):
     assert dict(ledger.results()) == dict(whole.results())
     suggested = [(record.key, record.text) for record in ledger.records("suggestion")]
     assert suggested == [(record.key, record.text) for record in whole.records("suggestion")]
-    assert not settled & set(executions(diary, "begin")[len(before) :]), "a finished run was run again"
+    assert not settled & set(executions(diary, "begin")[len(before) :]), (
+        "a finished run was run again"
+    )
     lost = len(moments)  # each kill costs at most the three runs in flight, once
     assert sum(Counter(executions(diary, "begin")).values()) <= NUM_TRIALS + 3 * lost
     for result in ledger.results().values():

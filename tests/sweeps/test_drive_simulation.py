@@ -1,4 +1,6 @@
-"""The study under simulated disks, clocks, pools and fates: many seeds, and the planted bugs that they catch."""
+"""The study under simulated disks, clocks, pools and fates: many seeds, and the planted bugs that
+they catch.
+"""
 
 import dataclasses
 import functools
@@ -32,18 +34,36 @@ def folder(tmp_path):
 
 
 def faults(seed):
-    """Every fourth study is left alone but for the run that kills its workers, or is too large for them."""
+    """Every fourth study is left alone but for the run that kills its workers, or is too large for
+    them.
+    """
     return float(seed % 4 > 0)
 
 
 def test_every_promise_holds_through_everything():
     counts = sum((simulate(seed, faults=faults(seed))[0] for seed in range(NUM_SEEDS)), Counter())
     struck = (
-        "power losses", "drivers killed", "takeovers", "stale drivers refused", "orderly stops", "clock jumps",
-        "workers hung", "lost_worker", "out_of_memory", "preempted", "user_code", "late or double reports",
-        "results that are none", "checkpoints damaged", "resumed", "studies refused", "went on",
-    )  # fmt: skip
-    assert {what for what in struck if counts[what] < NUM_SEEDS / 20} == set(), "some faults never strike"
+        "power losses",
+        "drivers killed",
+        "takeovers",
+        "stale drivers refused",
+        "orderly stops",
+        "clock jumps",
+        "workers hung",
+        "lost_worker",
+        "out_of_memory",
+        "preempted",
+        "user_code",
+        "late or double reports",
+        "results that are none",
+        "checkpoints damaged",
+        "resumed",
+        "studies refused",
+        "went on",
+    )
+    assert {what for what in struck if counts[what] < NUM_SEEDS / 20} == set(), (
+        "some faults never strike"
+    )
     assert counts["executions"] > 1.2 * NUM_SEEDS * len(simulation.SPECS), "nothing was run again"
 
 
@@ -51,7 +71,7 @@ def test_a_seed_is_a_study():
     """The same seed gives the same records, byte for byte: what fails can be looked at."""
     first, again, other = (
         [record.hash for record in simulate(seed)[1].records()] for seed in (11, 11, 13)
-    )  # fmt: skip
+    )
     assert first == again != other
 
 
@@ -82,7 +102,9 @@ def test_a_search_is_the_same_through_all_of_it():
 
 
 def told_by(ledger):
-    """All that a search with pruning goes by: its points, and what came of each, with the reason."""
+    """All that a search with pruning goes by: its points, and what came of each, with the
+    reason.
+    """
     points = [record.body for record in ledger.records("suggestion")]
     return points, [ledger.first_results()[make_run(point).id] for point in points]
 
@@ -93,17 +115,23 @@ def calm_search():
 
 
 def decided_otherwise(ledger, calm):
-    """Whether a search went another way than the calm one; None where a run was lost too often to tell."""
+    """Whether a search went another way than the calm one; None where a run was lost too often to
+    tell.
+    """
     if any(result.status == "failed" for result in ledger.results().values()):
         return None
     return told_by(ledger) != calm
 
 
 def test_a_search_that_prunes_is_the_same_through_all_of_it():
-    """Whoever dies, hangs, stops or is killed while runs wait, and in whatever order they come to wait."""
+    """Whoever dies, hangs, stops or is killed while runs wait, and in whatever order they come to
+    wait.
+    """
     calm = calm_search()
     pruned = [result.num_steps for result in calm[1] if result.status == "pruned"]
-    assert len(pruned) > 3 and set(pruned) == set(simulation.RUNGS), "the rule has something to do, at every rung"
+    assert len(pruned) > 3 and set(pruned) == set(simulation.RUNGS), (
+        "the rule has something to do, at every rung"
+    )
     counts, compared = Counter(), []
     for seed in range(NUM_SEARCHES):
         struck, ledger = simulate(seed, faults=0.2 * faults(seed), make_source=pruning_source)
@@ -111,10 +139,21 @@ def test_a_search_that_prunes_is_the_same_through_all_of_it():
         compared.append(decided_otherwise(ledger, calm))
     assert True not in compared and compared.count(False) > NUM_SEARCHES / 2
     struck = (
-        "power losses", "drivers killed", "takeovers", "orderly stops", "workers hung", "lost_worker", "resumed",
-        "late or double reports", "curves not cut", "pauses that are none", "given up",
-    )  # fmt: skip
-    assert {what for what in struck if counts[what] < NUM_SEARCHES / 20} == set(), "some faults never strike"
+        "power losses",
+        "drivers killed",
+        "takeovers",
+        "orderly stops",
+        "workers hung",
+        "lost_worker",
+        "resumed",
+        "late or double reports",
+        "curves not cut",
+        "pauses that are none",
+        "given up",
+    )
+    assert {what for what in struck if counts[what] < NUM_SEARCHES / 20} == set(), (
+        "some faults never strike"
+    )
 
 
 # Planted bugs, each in our own code as it runs: the simulation must catch every one.
@@ -172,7 +211,9 @@ def lease_by_wall_clock(patch):
 
 
 def told_before_it_answered(patch):
-    """A worker whose answer needs a reply is taken for idle while the call behind it is under way."""
+    """A worker whose answer needs a reply is taken for idle while the call behind it is under
+    way.
+    """
     take_in = Crew._take_in
 
     def mutant(self, report, now):
@@ -266,7 +307,11 @@ def nobody_runs_alone(patch):
     """And whoever is there is to blame."""
     patch.setattr(driver_module, "Loss", lambda **said: lost_runs.Loss(**said | {"alone": True}))
     standing = lost_runs.Losses.standing
-    patch.setattr(lost_runs.Losses, "standing", lambda *those: dataclasses.replace(standing(*those), alone=False))
+    patch.setattr(
+        lost_runs.Losses,
+        "standing",
+        lambda *those: dataclasses.replace(standing(*those), alone=False),
+    )
 
 
 def kills_blamed(patch):
@@ -285,17 +330,35 @@ def memory_forgotten(patch):
 
 
 MUTANTS = (
-    no_fsync, no_fencing, told_twice, attempts_forgotten, lease_by_wall_clock, leases_without_end, own_absence_blamed,
-    lost_runs_forgotten, results_forgotten, curve_after_result, checkpoint_dropped_first, checkpoints_left,
-    stop_without_saving, nobody_runs_alone, memory_forgotten,
-    kills_blamed, told_before_it_answered, one_of_several_recorded,
-)  # fmt: skip
+    no_fsync,
+    no_fencing,
+    told_twice,
+    attempts_forgotten,
+    lease_by_wall_clock,
+    leases_without_end,
+    own_absence_blamed,
+    lost_runs_forgotten,
+    results_forgotten,
+    curve_after_result,
+    checkpoint_dropped_first,
+    checkpoints_left,
+    stop_without_saving,
+    nobody_runs_alone,
+    memory_forgotten,
+    kills_blamed,
+    told_before_it_answered,
+    one_of_several_recorded,
+)
 
 
 def looks_at_whoever_has_ended(patch):
     """A decision looks at every trial that is known by now, later ones among them."""
     begin = SearchPruner.begin
-    patch.setattr(SearchPruner, "begin", lambda self, *args, **more: begin(self, *args, **(more | {"num_seen": 10**6})))
+    patch.setattr(
+        SearchPruner,
+        "begin",
+        lambda self, *args, **more: begin(self, *args, **(more | {"num_seen": 10**6})),
+    )
 
 
 def slot_not_given_up(patch):
@@ -327,14 +390,18 @@ def pruned_told_twice(patch):
 
     def mutant(self, attempt, result, curve):
         end(self, attempt, result, curve)
-        self._outcomes += [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
+        self._outcomes += (
+            [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
+        )
 
     patch.setattr(driver_module.Driver, "_end", mutant)
 
 
 def curve_not_cut(patch):
     """What a worker says of a run that is beyond its pause is believed as it is."""
-    patch.setattr(driver_module, "decoded_pause", lambda paused, run_id, num_steps: pool.decoded(paused))
+    patch.setattr(
+        driver_module, "decoded_pause", lambda paused, run_id, num_steps: pool.decoded(paused)
+    )
 
 
 def pruned_forgotten(patch):
@@ -353,9 +420,14 @@ def pruned_curve_after_its_record(patch):
 
 
 PRUNING_MUTANTS = (
-    looks_at_whoever_has_ended, slot_not_given_up, refilled_before_it_is_recorded, pruned_told_twice,
-    curve_not_cut, pruned_forgotten, pruned_curve_after_its_record,
-)  # fmt: skip
+    looks_at_whoever_has_ended,
+    slot_not_given_up,
+    refilled_before_it_is_recorded,
+    pruned_told_twice,
+    curve_not_cut,
+    pruned_forgotten,
+    pruned_curve_after_its_record,
+)
 
 
 NUM_TRIES = 400
@@ -371,7 +443,13 @@ def first_caught(plant):
         for seed in range(NUM_TRIES):
             try:
                 _, ledger = simulate(seed, faults=(0.5 if pruning else 1.0) * faults(seed), **how)
-            except (BrokenPromiseError, SweepError, KeyError, KilledError, PowerLossError) as caught:
+            except (
+                BrokenPromiseError,
+                SweepError,
+                KeyError,
+                KilledError,
+                PowerLossError,
+            ) as caught:
                 return seed, f"{type(caught).__name__}: {caught}"
             if pruning and decided_otherwise(ledger, calm):
                 return seed, "another search"

@@ -23,7 +23,8 @@ def held(width=1.0):
     """Share of 90 % intervals, of so many times their width, that hold the truth."""
     both = [planted(seed) for seed in range(60)]
     chances = [
-        dataclasses.replace(found, error_nats=width * found.error_nats).chance_below(truth) for found, truth in both
+        dataclasses.replace(found, error_nats=width * found.error_nats).chance_below(truth)
+        for found, truth in both
     ]
     return np.mean([0.05 < chance < 0.95 for chance in chances])
 
@@ -41,7 +42,9 @@ def test_a_forecast_wants_enough_runs_that_differ():
     assert forecast(x, [2.5] * 20, x[0]) is None
     # An axis of one value says nothing, wherever the run in question lies on it.
     fixed = np.c_[x, np.full(20, 7.0)]
-    assert forecast(fixed, y, [*x[0], 7.0]).loss_nats == pytest.approx(forecast(x, y, x[0]).loss_nats, abs=0.02)
+    assert forecast(fixed, y, [*x[0], 7.0]).loss_nats == pytest.approx(
+        forecast(x, y, x[0]).loss_nats, abs=0.02
+    )
     assert forecast([*x, *x], [*y, *y], x[0]).error_nats >= forecasts.LEAST_ERROR_NATS
 
 

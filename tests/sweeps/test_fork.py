@@ -22,7 +22,9 @@ def parent_dir(tmp_path):
         for spec in SPECS:
             store_curve(folder, spec.id, outcome(spec)[1])
             ledger.commit(spec, outcome(spec)[0])
-        failed = dataclasses.replace(outcome(LOST)[0], status="failed", loss_nats=None, reason="lost 3 times")
+        failed = dataclasses.replace(
+            outcome(LOST)[0], status="failed", loss_nats=None, reason="lost 3 times"
+        )
         ledger.commit(LOST, failed)
     return folder
 

@@ -39,7 +39,11 @@ def reopened(ledger, tmp_path):
 
 def test_a_changed_plan_is_refused_key_by_key(ledger, tmp_path):
     ledger.close()
-    changed = {"seed": 2, "search": {"num_trials": 12, "learning_rate": [1e-4, 0.2]}, "model": {"width": 64}}
+    changed = {
+        "seed": 2,
+        "search": {"num_trials": 12, "learning_rate": [1e-4, 0.2]},
+        "model": {"width": 64},
+    }
     with pytest.raises(PlanChanged) as caught:
         Ledger.open(tmp_path, changed, create=True)
     assert caught.value.changes == {
@@ -49,7 +53,8 @@ def test_a_changed_plan_is_refused_key_by_key(ledger, tmp_path):
     }
     assert "search.learning_rate: [0.0001,0.1] -> [0.0001,0.2]" in str(caught.value)
     assert "--study ANOTHER: no run is recorded" in str(caught.value)
-    with Ledger.open(tmp_path, PLAN, create=False) as ledger:  # a refusal holds nothing and changes nothing
+    # a refusal holds nothing and changes nothing
+    with Ledger.open(tmp_path, PLAN, create=False) as ledger:
         ledger.commit(make_spec(), outcome(make_spec())[0])
     with pytest.raises(PlanChanged) as caught:
         Ledger.open(tmp_path, changed, create=True, is_amendable=lambda key: True)
@@ -80,9 +85,12 @@ def test_a_lost_ledger_beside_curves_is_refused(ledger, tmp_path, how, create):
     ledger.close()
     path = tmp_path / LEDGER_NAME
     path.unlink() if how == "missing" else path.write_bytes(b"")
-    with pytest.raises(LedgerLost, match="missing or empty, yet curves/ holds finished runs: restore it") as caught:
+    with pytest.raises(
+        LedgerLost, match="missing or empty, yet curves/ holds finished runs: restore it"
+    ) as caught:
         Ledger.open(tmp_path, PLAN, create=create)
-    assert "repair" not in str(caught.value).replace(str(tmp_path), "")  # there is nothing that it could read
+    # there is nothing that it could read
+    assert "repair" not in str(caught.value).replace(str(tmp_path), "")
     with pytest.raises(LedgerLost):
         Ledger.read(tmp_path)
 
@@ -128,7 +136,9 @@ def test_a_full_disk_loses_nothing(tmp_path):
         except DiskFull as error:
             sys.exit(f"DiskFull: {{error}}")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
     assert done.stderr.startswith("DiskFull"), done.stderr
     with Ledger.open(tmp_path, PLAN, create=False) as ledger:
         acknowledged = done.stdout.split()
@@ -145,10 +155,19 @@ def test_what_was_pruned_is_no_outcome_of_the_whole_and_may_have_one(ledger, tmp
         ledger.commit(spec, outcome(spec)[0])
     with reopened(ledger, tmp_path) as again:
         whole = {spec.id: outcome(spec)[0] for spec in (second, third)}
-        assert [record.kind for record in again.records()[-5:-1]] == ["pruned", "pruned", "result", "result"]
+        assert [record.kind for record in again.records()[-5:-1]] == [
+            "pruned",
+            "pruned",
+            "result",
+            "result",
+        ]
         assert dict(again.results()) == whole
         assert dict(again.first_results()) == whole | cut, "a search goes by what came first"
-        assert list(again.own_results()) == [run.result for run in again.runs()] == [*cut.values(), *whole.values()]
+        assert (
+            list(again.own_results())
+            == [run.result for run in again.runs()]
+            == [*cut.values(), *whole.values()]
+        )
         for spec in specs[1:]:
             with pytest.raises(DuplicateRecord):
                 again.commit(spec, pruned_outcome(spec, 2)[0])
@@ -182,7 +201,9 @@ os._exit(0)
 
 
 def cut_short(study):
-    """A commit that a crash cut short: changed pages in the ledger, what they held in the journal."""
+    """A commit that a crash cut short: changed pages in the ledger, what they held in the
+    journal.
+    """
     subprocess.run([sys.executable, "-c", CUT_SHORT, str(study / LEDGER_NAME)], check=True)
     journal = study / f"{LEDGER_NAME}-journal"
     assert journal.stat().st_size > 512
@@ -221,7 +242,9 @@ def test_a_reader_holds_to_what_was_there_when_it_read(ledger, tmp_path):
     ledger.append("note", "0", "before")
     reader = Ledger.read(tmp_path)
     ledger.append("note", "1", "after")
-    assert [record.body for record in reader.records("note")] == ["before"] and reader.find("note", "1") is None
+    assert [record.body for record in reader.records("note")] == ["before"] and reader.find(
+        "note", "1"
+    ) is None
     ledger.close()
     assert ledger.find("note", "1").body == "after", "a driver that has ended reads what it wrote"
     (tmp_path / LEDGER_NAME).unlink()
@@ -236,7 +259,9 @@ def test_a_record_that_is_damaged_after_it_was_verified_is_refused(ledger, tmp_p
     with contextlib.closing(sqlite3.connect(tmp_path / LEDGER_NAME)) as disk, disk:
         disk.execute("UPDATE records SET body = '\"other\"' WHERE kind = 'note' AND key = '1'")
     for one in (ledger, Ledger.read):
-        with pytest.raises(LedgerCorrupt, match=r"record 3 is not what was written.*forerun repair"):
+        with pytest.raises(
+            LedgerCorrupt, match=r"record 3 is not what was written.*forerun repair"
+        ):
             (one if one is ledger else one(tmp_path)).find("note", "1")
     assert ledger.find("note", "0").body == "whole"
 
@@ -247,7 +272,10 @@ def test_runs_are_the_same_from_the_file_and_from_memory(ledger, tmp_path):
     ledger.commit(first, pruned_outcome(first, 2)[0])
     ledger.commit_all([Run(spec=spec, result=outcome(spec)[0]) for spec in (first, second)])
     reader = Ledger.read(tmp_path)
-    assert ledger.runs() == reader.runs() == tuple(reader.each_run()) and ledger.num_runs == reader.num_runs == 3
+    assert (
+        ledger.runs() == reader.runs() == tuple(reader.each_run())
+        and ledger.num_runs == reader.num_runs == 3
+    )
     assert [run.result.status == "pruned" for run in ledger.each_run()] == [True, False, False]
 
 

@@ -1,4 +1,6 @@
-"""SIGKILL, torn writes and failing calls, at every call that touches a study: nothing that was reported is lost."""
+"""SIGKILL, torn writes and failing calls, at every call that touches a study: nothing that was
+reported is lost.
+"""
 
 import pytest
 from ledger_faults import FAULTS, compiled, table_of
@@ -8,7 +10,9 @@ from ledger_faults import FAULTS, compiled, table_of
 def shim(tmp_path_factory):
     library = compiled(tmp_path_factory.mktemp("shim"))
     if library is None:
-        pytest.skip("no C compiler (cc, gcc) that builds fault_shim.c: faults at every call need one")
+        pytest.skip(
+            "no C compiler (cc, gcc) that builds fault_shim.c: faults at every call need one"
+        )
     return library
 
 
@@ -17,7 +21,9 @@ def test_a_sample_of_calls(shim):
     assert found["violations"] == []
     assert sum(row["points"] for row in found["rows"]) > 40
     assert all(row["killed"] == row["points"] for row in found["rows"] if "SIGKILL" in row["fault"])
-    assert all(row["refused"] > 0.5 * row["points"] for row in found["rows"] if row["fault"] == "ENOSPC")
+    assert all(
+        row["refused"] > 0.5 * row["points"] for row in found["rows"] if row["fault"] == "ENOSPC"
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ def ledger(tmp_path):
 
 def lose(losses, *causes, spec=SPEC, **more):
     for cause in causes:
-        losses.record(spec.id, Loss(cause=cause, detail="why", log_tail="last words", worker=2, **more))
+        losses.record(
+            spec.id, Loss(cause=cause, detail="why", log_tail="last words", worker=2, **more)
+        )
 
 
 def standing(ledger, spec=SPEC, max_attempts=3):
@@ -50,12 +52,17 @@ def test_what_counts(ledger, causes, wanted):
 
 
 def test_memory_runs_out_by_kind_of_device(ledger):
-    """Three times on the small one, of eight sequences a batch; the large one takes whole batches until it fails."""
+    """Three times on the small one, of eight sequences a batch; the large one takes whole batches
+    until it fails.
+    """
     losses = Losses(ledger)
     lose(losses, *["out_of_memory"] * 3, kind="NVIDIA A100")
     assert standing(ledger).num_microbatches == {"NVIDIA A100": 8}
     lose(losses, "out_of_memory", kind="NVIDIA H100")
-    assert standing(ledger).num_microbatches == {"NVIDIA A100": 8, "NVIDIA H100": 2} and standing(ledger).num_lost == 0
+    assert (
+        standing(ledger).num_microbatches == {"NVIDIA A100": 8, "NVIDIA H100": 2}
+        and standing(ledger).num_lost == 0
+    )
     lose(losses, "out_of_memory", kind="NVIDIA A100")
     assert standing(ledger).num_lost == 1, "one sequence a pass is the least"
 
@@ -79,25 +86,37 @@ def test_a_loss_that_does_not_count_gives_no_run_up(ledger, cause):
     losses = Losses(ledger)
     lose(losses, "error")
     lose(losses, cause, alone=True)
-    assert (standing(ledger, max_attempts=1).alone, standing(ledger, max_attempts=1).failed) == (True, False)
+    assert (standing(ledger, max_attempts=1).alone, standing(ledger, max_attempts=1).failed) == (
+        True,
+        False,
+    )
     lose(losses, "error", alone=True)
     lose(losses, cause)
     assert standing(ledger, max_attempts=1).failed, "it has been alone with an error of its own"
 
 
 def test_the_same_failure_is_known_by_its_last_line(ledger):
-    """Failures of all runs are compared, without numbers, except those on shared workers or from outside."""
-    losses, detail = Losses(ledger), "run {}, attempt-1: exit code 1; log ends with: step {} | AssertionError: {} != 7"
+    """Failures of all runs are compared, without numbers, except those on shared workers or from
+    outside.
+    """
+    losses, detail = (
+        Losses(ledger),
+        "run {}, attempt-1: exit code 1; log ends with: step {} | AssertionError: {} != 7",
+    )
 
     def repeats(cause, *numbers, seed=0, alone=True, log_tail=""):
-        loss = Loss(cause=cause, detail=detail.format(*numbers), log_tail=log_tail, worker=0, alone=alone)
+        loss = Loss(
+            cause=cause, detail=detail.format(*numbers), log_tail=log_tail, worker=0, alone=alone
+        )
         losses.record(make_spec(seed=seed).id, loss)
         return losses.has_repeated(loss)
 
     assert not repeats("user_code", "0123456789ab", 5, 3)
     assert not repeats("user_code", "0123456789ab", 5, 3, log_tail="KeyError: 'x'"), "another one"
     assert not repeats("user_code", "ba9876543210", 5, 3, alone=False, seed=1)
-    assert not any(repeats(cause, "0123456789ab", 5, 3) for cause in ("preempted", "lost_worker") for _ in "12")
+    assert not any(
+        repeats(cause, "0123456789ab", 5, 3) for cause in ("preempted", "lost_worker") for _ in "12"
+    )
     assert repeats("user_code", "ba9876543210", 6, 2.5e-3, seed=1)
     losses.pardon("fixed")
     assert not repeats("user_code", "0123456789ab", 5, 3)

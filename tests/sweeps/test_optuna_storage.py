@@ -1,4 +1,6 @@
-"""A search begins where a study of Optuna's own ended: its storages are real, and stay as they were."""
+"""A search begins where a study of Optuna's own ended: its storages are real, and stay as they
+were.
+"""
 
 import os
 import sqlite3
@@ -23,15 +25,20 @@ def storage_of(kind, file):
 def fill(kind, file, name, sign=1, directions=None):
     """Four trials of which 0.05 is best, 0.02 next, and one that failed."""
     study = optuna.create_study(
-        storage=storage_of(kind, file), study_name=name,
+        storage=storage_of(kind, file),
+        study_name=name,
         directions=directions or ["minimize" if sign > 0 else "maximize"],
-    )  # fmt: skip
-    kinds = {"lr": optuna.distributions.FloatDistribution(1e-4, 1.0),
-             "optimizer": optuna.distributions.CategoricalDistribution(["adamw", "sgd"])}  # fmt: skip
+    )
+    kinds = {
+        "lr": optuna.distributions.FloatDistribution(1e-4, 1.0),
+        "optimizer": optuna.distributions.CategoricalDistribution(["adamw", "sgd"]),
+    }
     for rate in RATES:
         values = [sign * abs(rate - 0.05)] * len(study.directions)
         params = {"lr": rate, "optimizer": "adamw"}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=kinds, values=values))
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=kinds, values=values)
+        )
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
 
 
@@ -53,7 +60,11 @@ def test_points_are_in_the_ranges_and_say_what_is_not_used(tmp_path):
     fill("sqlite", tmp_path / "two.db", "a")
     fill("sqlite", tmp_path / "two.db", "b")
     found = warm_start(f"{tmp_path / 'two.db'}:b", SPACE)
-    assert found.points == ({"learning_rate": 0.05}, {"learning_rate": 0.02}, {"learning_rate": 0.01})
+    assert found.points == (
+        {"learning_rate": 0.05},
+        {"learning_rate": 0.02},
+        {"learning_rate": 0.01},
+    )
     assert "lr = 0.001 to 0.01" in found.sentence and "not used: optimizer" in found.sentence
     with pytest.raises(OptunaStorageError, match="it has a, b"):
         warm_start(str(tmp_path / "two.db"), SPACE)
@@ -88,7 +99,9 @@ def test_files_and_studies_may_have_colons_in_their_names(tmp_path):
 def test_parameters_may_be_named_with_their_section(tmp_path):
     study = optuna.create_study(storage=storage_of("sqlite", tmp_path / "one.db"), study_name="one")
     kinds = {"optimizer.lr": optuna.distributions.FloatDistribution(1e-4, 1.0)}
-    trial = optuna.trial.create_trial(params={"optimizer.lr": 0.05}, distributions=kinds, values=[1.0])
+    trial = optuna.trial.create_trial(
+        params={"optimizer.lr": 0.05}, distributions=kinds, values=[1.0]
+    )
     study.add_trial(trial)
     assert warm_start(str(tmp_path / "one.db"), SPACE).points == ({"learning_rate": 0.05},)
 

@@ -1,4 +1,6 @@
-"""Real Ray: one pool, started once (some 5 s); workers crash and hang in it, and at last Ray itself is killed."""
+"""Real Ray: one pool, started once (some 5 s); workers crash and hang in it, and at last Ray itself
+is killed.
+"""
 
 import os
 import signal
@@ -11,7 +13,15 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import processes
-from sweep_fakes import FakeHostFactory, bank_key, executions, make_spec, make_specs, num_slots, outcome
+from sweep_fakes import (
+    FakeHostFactory,
+    bank_key,
+    executions,
+    make_spec,
+    make_specs,
+    num_slots,
+    outcome,
+)
 
 from sweeps.ray import own as ray_own
 from sweeps.ray import start as ray_start
@@ -29,9 +39,15 @@ def run_all(study, pool, specs, **kwargs):
     events = []
     with Ledger.open(study, {}, create=True) as ledger:
         drive(
-            StaticSource(specs, bank_key), pool, ledger, study, num_slots_for=num_slots, bank_key_for=bank_key,
-            progress=events.append, **kwargs,
-        )  # fmt: skip
+            StaticSource(specs, bank_key),
+            pool,
+            ledger,
+            study,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+            progress=events.append,
+            **kwargs,
+        )
         return dict(ledger.results()), events
 
 
@@ -48,7 +64,12 @@ def test_a_crashed_and_a_hung_worker_cost_nothing_but_time(tmp_path, capfd, monk
         assert heard == [signal.SIGTERM], "Ray has a handler of its own, which ends the process"
         results, events = run_all(tmp_path / "study", pool, specs)
         assert results == expected
-        assert [lost for event in events for lost in event.lost if "worker lost (ActorDiedError)" in lost]
+        assert [
+            lost
+            for event in events
+            for lost in event.lost
+            if "worker lost (ActorDiedError)" in lost
+        ]
         assert max(map(executions(crash, "begin").count, expected)) == 2
 
         (tmp_path / "now-hang").touch()
@@ -88,7 +109,9 @@ def test_a_run_that_crashes_by_itself_fails_and_its_neighbours_do_not(tmp_path):
 
 
 class SwitchingFactory:
-    """Hosts that crash at run 1 at first, and hang at run 2 once the switch is there. Threads as told."""
+    """Hosts that crash at run 1 at first, and hang at run 2 once the switch is there. Threads as
+    told.
+    """
 
     def __init__(self, crash, hang, switch):
         self.crash, self.hang, self.switch = crash, hang, switch
@@ -104,7 +127,9 @@ class SwitchingFactory:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
 def test_ray_itself_dies(tmp_path, part):
-    """A part of Ray is killed under a driver: a named error once a call has waited its 30 s; a new pool finishes."""
+    """A part of Ray is killed under a driver: a named error once a call has waited its 30 s; a new
+    pool finishes.
+    """
     script = f"""
         import sys, time
         sys.path.insert(0, {str(HERE)!r})
@@ -120,8 +145,10 @@ def test_ray_itself_dies(tmp_path, part):
         finally:
             print("named", time.monotonic(), file=sys.stderr, flush=True)
             pool.close()
-    """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True)
+    """  # noqa: E501
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True
+    )
     with process:
         pid = int(process.stderr.readline())
         while not executions(tmp_path / "diary"):
@@ -143,9 +170,13 @@ def test_ray_itself_dies(tmp_path, part):
 
 
 def planted_head(tmp_path, monkeypatch, text):
-    """In place of Ray's head a program of so many lines; where it notes its process each time it starts."""
+    """In place of Ray's head a program of so many lines; where it notes its process each time it
+    starts.
+    """
     script, diary = tmp_path / "head.py", tmp_path / "diary"
-    noted = f"import os\nwith open({str(diary)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    noted = (
+        f"import os\nwith open({str(diary)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    )
     script.write_text(noted + textwrap.dedent(text))
     monkeypatch.setattr(ray_start.ray_head, "__file__", str(script))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -166,7 +197,10 @@ def test_a_head_that_raises_is_tried_twice_and_its_log_stays(tmp_path, monkeypat
 def test_a_start_without_progress_ends(tmp_path, monkeypatch):
     """One that prints gets on, and is waited for longer."""
     monkeypatch.setattr(ray_start, "IDLE_SECONDS", 1.0)
-    text = "import sys, time\nfor i in range(30):\n    print(i, flush=True)\n    time.sleep(0.1)\ntime.sleep(60)"
+    text = (
+        "import sys, time\nfor i in range(30):\n    print(i, flush=True)\n    "
+        "time.sleep(0.1)\ntime.sleep(60)"
+    )
     planted_head(tmp_path, monkeypatch, text)
     with pytest.raises(PoolDead, match="no progress for 1 s") as failed:
         RayPool(1, FakeHostFactory("nowhere"))
@@ -213,5 +247,8 @@ def test_a_machine_starts_no_more_workers_than_it_can_hold(monkeypatch):
     """A hundred thousand on two cores: Ray's processes took 6 GB in a minute, and said nothing."""
     monkeypatch.setattr("sweeps.ray.pool.num_cores", lambda: 2)
     monkeypatch.setattr("sweeps.ray.pool.Head", None)
-    with pytest.raises(ClusterUnfit, match=r"num_workers = 33: must be at most 32 on this machine, 16 for each core"):
+    with pytest.raises(
+        ClusterUnfit,
+        match=r"num_workers = 33: must be at most 32 on this machine, 16 for each core",
+    ):
         RayPool(33, FakeHostFactory("unused"))

@@ -1,4 +1,6 @@
-"""A cluster that exists without us, two nodes of it: joined, asked, used, left as it was; its parts killed."""
+"""A cluster that exists without us, two nodes of it: joined, asked, used, left as it was; its parts
+killed.
+"""
 
 import os
 import signal
@@ -44,7 +46,11 @@ def joined(cluster, monkeypatch):
 
 def workers(cluster):
     """Processes of ours on it."""
-    return [pid for pid, line in processes("ray::RayWorker").items() if _session(pid).startswith(str(cluster.folder))]
+    return [
+        pid
+        for pid, line in processes("ray::RayWorker").items()
+        if _session(pid).startswith(str(cluster.folder))
+    ]
 
 
 def _session(pid):
@@ -79,11 +85,17 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
         assert len(workers(joined)) == 3
         with Ledger.open(tmp_path / "study", {}, create=True) as ledger:
             drive(
-                StaticSource(specs, bank_key), pool, ledger, tmp_path / "study", num_slots_for=num_slots,
+                StaticSource(specs, bank_key),
+                pool,
+                ledger,
+                tmp_path / "study",
+                num_slots_for=num_slots,
                 bank_key_for=bank_key,
-            )  # fmt: skip
+            )
             assert dict(ledger.results()) == {spec.id: outcome(spec)[0] for spec in specs}
-        assert len(executions(tmp_path / "diary", "begin")) > len(specs), "a worker crashed on the way"
+        assert len(executions(tmp_path / "diary", "begin")) > len(specs), (
+            "a worker crashed on the way"
+        )
     finally:
         pool.close()
     await_true(lambda: not workers(joined), 10)
@@ -93,11 +105,20 @@ def test_joined_used_and_left(tmp_path, joined, capfd):
 
 
 def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
-    where, factory = WorkerPlacement(address=joined.address), FakeHostFactory(str(tmp_path / "diary"))
-    head = next(pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid])
-    for unreadable, said in (False, "the corpus is not there"), (True, "forerun does not run there"):
+    where, factory = (
+        WorkerPlacement(address=joined.address),
+        FakeHostFactory(str(tmp_path / "diary")),
+    )
+    head = next(
+        pid for pid in joined.pids("raylet/raylet") if "--head" in processes(joined.folder)[pid]
+    )
+    for unreadable, said in (
+        (False, "the corpus is not there"),
+        (True, "forerun does not run there"),
+    ):
         with pytest.raises(
-            ClusterUnfit, match=f"of 2 nodes that were asked, these cannot run this study:\n  .*: {said}"
+            ClusterUnfit,
+            match=f"of 2 nodes that were asked, these cannot run this study:\n  .*: {said}",
         ) as refusal:
             RayPool(0, factory, place=where, node_check=Refusal(head, unreadable))
         assert str(refusal.value).count("\n") == 1, "the first node has no problem"
@@ -105,10 +126,16 @@ def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
 
 def test_what_there_is_no_room_for(tmp_path, joined):
     factory = FakeHostFactory(str(tmp_path / "diary"))
-    with pytest.raises(ClusterUnfit, match=r"num_workers = 9: 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"):
+    with pytest.raises(
+        ClusterUnfit, match=r"num_workers = 9: 3 workers of CPU 1 each(?s:.*)\n.*2 CPUs"
+    ):
         RayPool(9, factory, place=WorkerPlacement(address=joined.address))
     with pytest.raises(ClusterUnfit, match=r": 0 workers of CPU 2, GPU 0\.5 each"):
-        RayPool(0, factory, place=WorkerPlacement(address=joined.address, worker_cpus=2, worker_gpus=0.5))
+        RayPool(
+            0,
+            factory,
+            place=WorkerPlacement(address=joined.address, worker_cpus=2, worker_gpus=0.5),
+        )
 
 
 class DeviceHost:
@@ -123,7 +150,11 @@ class KindHost:
 
     def advance(self, call):
         assert call.probe == WHERE
-        return HostAnswer(answer={DEVICE: {"0": "NVIDIA A100", "1": "NVIDIA H100"}[os.environ["CUDA_VISIBLE_DEVICES"]]})
+        return HostAnswer(
+            answer={
+                DEVICE: {"0": "NVIDIA A100", "1": "NVIDIA H100"}[os.environ["CUDA_VISIBLE_DEVICES"]]
+            }
+        )
 
 
 def test_each_worker_tells_its_kind_of_device(joined):
@@ -193,7 +224,9 @@ def test_a_cluster_that_cannot_be_joined(tmp_path, joined, monkeypatch):
 
 
 def driver(cluster, folder, takes=""):
-    """A driver of 30 slow runs on the cluster, as a process of its own; `takes`: what a worker of it takes."""
+    """A driver of 30 slow runs on the cluster, as a process of its own; `takes`: what a worker of
+    it takes.
+    """
     script = f"""
         import sys
         from pathlib import Path
@@ -211,27 +244,38 @@ def driver(cluster, folder, takes=""):
     """
     environment = {**os.environ, **cluster.environment}
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     await_true(lambda: executions(folder / "diary") or process.poll() is not None, 60)
     return process
 
 
 def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
-    """Nor a place that is kept for one; while it is there, another driver is told that others have the room."""
+    """Nor a place that is kept for one; while it is there, another driver is told that others have
+    the room.
+    """
     process = driver(joined, tmp_path, "worker_cpus=0.25, worker_gpus=0.25")
     assert len(workers(joined)) == 2
     whole = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
-    said = r"2 workers of .* can be placed, 0 of them now(?s:.*)Other jobs hold the rest, and released nothing in 3 s"
+    said = (
+        r"2 workers of .* can be placed, 0 of them now(?s:.*)Other jobs hold the rest, and "
+        r"released nothing in 3 s"
+    )
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
         patch.setattr(ray_start, "IDLE_SECONDS", 3.0)
         RayPool(2, DeviceHost, place=whole)
     process.kill()
     process.communicate(timeout=20)
     share = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=0.25)
-    pool = RayPool(0, DeviceHost, place=share)  # at once: the head does not yet know that the driver has ended
+    # at once: the head does not yet know that the driver has ended
+    pool = RayPool(0, DeviceHost, place=share)
     try:
-        assert pool.num_workers == 4, "all that fit, not those that fit while the dead driver's count as taken"
+        assert pool.num_workers == 4, (
+            "all that fit, not those that fit while the dead driver's count as taken"
+        )
     finally:
         pool.close()
     await_true(lambda: not workers(joined), 20)
@@ -240,12 +284,16 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["gcs_server", "raylet"])
 def test_the_cluster_dies_under_a_driver(tmp_path, part):
-    """Its head, or the node that the driver is on: a named error in time, whatever the other node does."""
+    """Its head, or the node that the driver is on: a named error in time, whatever the other node
+    does.
+    """
     cluster = RayCluster(1, 1)
     try:
         with driver(cluster, tmp_path) as process:
             lines = processes(cluster.folder)
-            pids = [pid for pid in cluster.pids(part) if part == "gcs_server" or "--head" in lines[pid]]
+            pids = [
+                pid for pid in cluster.pids(part) if part == "gcs_server" or "--head" in lines[pid]
+            ]
             os.kill(pids[0], signal.SIGKILL)
             killed = time.monotonic()
             _, errors = process.communicate(timeout=90)
@@ -258,14 +306,18 @@ def test_the_cluster_dies_under_a_driver(tmp_path, part):
 
 @pytest.mark.slow
 def test_another_node_dies(tmp_path):
-    """Its worker is lost and starts again where there is room; if there is none, that is said in time."""
+    """Its worker is lost and starts again where there is room; if there is none, that is said in
+    time.
+    """
     cluster = RayCluster(3, 1)
     try:
         with driver(cluster, tmp_path) as process:
             lines = processes(cluster.folder)
             (other,) = [pid for pid in cluster.pids("raylet/raylet") if "--head" not in lines[pid]]
             os.kill(other, signal.SIGKILL)
-            await_true(lambda: len(executions(tmp_path / "diary")) >= 6 or process.poll() is not None, 90)
+            await_true(
+                lambda: len(executions(tmp_path / "diary")) >= 6 or process.poll() is not None, 90
+            )
             assert process.poll() is None
             process.kill()
             process.communicate(timeout=20)

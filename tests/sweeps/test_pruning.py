@@ -1,4 +1,6 @@
-"""Planted truths for the pruner: what it must give up, what it must not, and what it must not look at."""
+"""Planted truths for the pruner: what it must give up, what it must not, and what it must not look
+at.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ NUM_STEPS, STARTUP = 200, 12
 
 
 def trial(point, final, early, status="finished"):
-    """A run at `early` nats over its end until the decay, its last fifth; every batch has its own difficulty."""
+    """A run at `early` nats over its end until the decay, its last fifth; every batch has its own
+    difficulty.
+    """
     noise = np.random.default_rng(7).normal(0, 0.05, NUM_STEPS)
     curve = final + early * np.minimum(1, (NUM_STEPS - np.arange(NUM_STEPS)) / (NUM_STEPS / 5))
     curve = curve + 2 * np.exp(-np.arange(NUM_STEPS) / 10) + noise
-    return EarlierTrial(point=point, status=status, losses_nats=tuple(map(float, curve)), loss_nats=float(final))
+    return EarlierTrial(
+        point=point, status=status, losses_nats=tuple(map(float, curve)), loss_nats=float(final)
+    )
 
 
 def point_at(octave, warmup=0.1, clip=1.0):
@@ -30,7 +36,10 @@ def point_at(octave, warmup=0.1, clip=1.0):
 def decaying(num, seed=0):
     """High rates end ahead and are behind till the decay: the trap. The optimum lies at 2^-5."""
     rng = np.random.default_rng(seed)
-    return [late(point_at(*at)) for at in zip(rng.uniform(-11, -3, num), rng.uniform(0, 0.3, num), strict=True)]
+    return [
+        late(point_at(*at))
+        for at in zip(rng.uniform(-11, -3, num), rng.uniform(0, 0.3, num), strict=True)
+    ]
 
 
 def late(point):
@@ -42,9 +51,13 @@ def late(point):
 def asked(one, seen, step=None, **more):
     step = step or rungs(NUM_STEPS)[-1]
     arguments = {
-        "space": SPACE, "point": one.point, "num_steps": NUM_STEPS,
-        "losses_nats": one.losses_nats[:step], "seen": seen, "num_startup": STARTUP,
-    }  # fmt: skip
+        "space": SPACE,
+        "point": one.point,
+        "num_steps": NUM_STEPS,
+        "losses_nats": one.losses_nats[:step],
+        "seen": seen,
+        "num_startup": STARTUP,
+    }
     return verdict(**{**arguments, **more})
 
 
@@ -55,11 +68,15 @@ def told(one, seen, step):
 def shifted(one, nats):
     """The same run, `nats` worse all along."""
     losses = tuple(loss + nats for loss in one.losses_nats)
-    return EarlierTrial(point=one.point, status=one.status, losses_nats=losses, loss_nats=one.loss_nats + nats)
+    return EarlierTrial(
+        point=one.point, status=one.status, losses_nats=losses, loss_nats=one.loss_nats + nats
+    )
 
 
 def cut(one, step, status="pruned"):
-    return EarlierTrial(point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None)
+    return EarlierTrial(
+        point=one.point, status=status, losses_nats=one.losses_nats[:step], loss_nats=None
+    )
 
 
 def test_what_is_far_behind_is_given_up_and_the_leader_is_not():
@@ -71,7 +88,9 @@ def test_what_is_far_behind_is_given_up_and_the_leader_is_not():
 
 
 def winner():
-    """At the optimum, with a long warmup: the best, and behind the most of the others until the decay."""
+    """At the optimum, with a long warmup: the best, and behind the most of the others until the
+    decay.
+    """
     return late(point_at(-5, warmup=0.2))
 
 
@@ -87,7 +106,9 @@ def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
     seen = decaying(30)
 
     def undecayed(space, point, losses_nats, seen):
-        drops = [loss - one.loss_nats for one in seen for loss in [pruning.smoothed(one.losses_nats, 50)]]
+        drops = [
+            loss - one.loss_nats for one in seen for loss in [pruning.smoothed(one.losses_nats, 50)]
+        ]
         here = pruning.smoothed(losses_nats, 50) - min(drops)
         return forecasts.Forecast(loss_nats=here, error_nats=0.02, num_freedom=20)
 
@@ -98,13 +119,20 @@ def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
 
 
 def test_a_rule_that_looks_ahead_is_found_out():
-    """Only the curve up to the rung counts, of the run in question and of those it is held against."""
+    """Only the curve up to the rung counts, of the run in question and of those it is held
+    against.
+    """
     seen, one = decaying(30), late(point_at(-6.2))
     for step in rungs(NUM_STEPS):
         torn = [
-            EarlierTrial(point=s.point, status=s.status, losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
-                 loss_nats=s.loss_nats) for s in seen
-        ]  # fmt: skip
+            EarlierTrial(
+                point=s.point,
+                status=s.status,
+                losses_nats=(*s.losses_nats[:step], *[9.9] * (200 - step)),
+                loss_nats=s.loss_nats,
+            )
+            for s in seen
+        ]
         assert asked(one, seen, step) == asked(one, torn, step)
 
 
@@ -129,7 +157,9 @@ def test_runs_given_up_are_not_fitted_on():
 
 
 def test_a_run_that_may_come_near_the_best_goes_on():
-    """Within the margin another seed may turn the two round; without one it would have been given up."""
+    """Within the margin another seed may turn the two round; without one it would have been given
+    up.
+    """
     seen = decaying(40)
     best = min(one.loss_nats for one in seen)
     near = forecasts.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)

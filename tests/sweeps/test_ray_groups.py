@@ -50,4 +50,6 @@ def test_amounts_that_ray_cuts_off():
         for count in range(1, 12):
             amount = round_amount(count * (hundredths / 100))
             assert int(amount * 10_000) == round(amount * 10_000) == 100 * hundredths * count
-    assert (round_amount(4 * 0.25), round_amount(3.0 * 2**30)) == (1, 3 * 2**30), "whole ones stay as they are"
+    assert (round_amount(4 * 0.25), round_amount(3.0 * 2**30)) == (1, 3 * 2**30), (
+        "whole ones stay as they are"
+    )

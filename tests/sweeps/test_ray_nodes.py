@@ -8,7 +8,11 @@ import pytest
 from sweeps.ray.nodes import WorkerPlacement, answers, check_nodes, room
 from sweeps.ray.pool import reserved
 
-NODES = {"a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30}, "b": {"CPU": 3.0, "memory": 2.0**30}, "c": {}}
+NODES = {
+    "a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30},
+    "b": {"CPU": 3.0, "memory": 2.0**30},
+    "c": {},
+}
 
 
 @pytest.mark.parametrize(

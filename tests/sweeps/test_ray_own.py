@@ -1,4 +1,6 @@
-"""The folder and the token of a cluster of our own: private, gone at the end, and swept up after a kill."""
+"""The folder and the token of a cluster of our own: private, gone at the end, and swept up after a
+kill.
+"""
 
 import os
 import signal
@@ -58,7 +60,9 @@ def test_a_killed_driver_leaves_nothing_for_long(base):
 
 
 def test_what_ray_leaves_running_ends(base):
-    """Also what was started below it, in a session of its own, or has no environment any more; and nothing else."""
+    """Also what was started below it, in a session of its own, or has no environment any more; and
+    nothing else.
+    """
     own = ClusterFolder()
     script = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     marked = subprocess.Popen(["sleep", "60"], env=own.marked(os.environ))
@@ -78,7 +82,10 @@ def test_what_ray_leaves_running_ends(base):
     mark = f"FORERUN_RAY_FOLDER={own.folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            assert mark not in (process / "environ").read_bytes() or "Z" in (process / "stat").read_text()
+            assert (
+                mark not in (process / "environ").read_bytes()
+                or "Z" in (process / "stat").read_text()
+            )
         except OSError:
             continue
 

@@ -1,4 +1,6 @@
-"""What Ray of our own listens on, every socket of it, and that nobody without the token gets an answer there."""
+"""What Ray of our own listens on, every socket of it, and that nobody without the token gets an
+answer there.
+"""
 
 import os
 import re
@@ -15,9 +17,13 @@ from sweeps.ray.own import processes
 from sweeps.ray.pool import RayPool
 
 METHODS = (
-    "NodeInfoGcsService/GetAllNodeInfo", "InternalKVGcsService/InternalKVKeys", "NodeManagerService/GetNodeStats",
-    "NodeManagerService/RequestWorkerLease", "ObjectManagerService/Pull", "CoreWorkerService/PushTask",
-)  # fmt: skip
+    "NodeInfoGcsService/GetAllNodeInfo",
+    "InternalKVGcsService/InternalKVKeys",
+    "NodeManagerService/GetNodeStats",
+    "NodeManagerService/RequestWorkerLease",
+    "ObjectManagerService/Pull",
+    "CoreWorkerService/PushTask",
+)
 
 
 def listening(pids):
@@ -59,7 +65,8 @@ def http_status(host, port):
     except urllib.error.HTTPError as error:
         return error.code
     except urllib.error.URLError as error:
-        if isinstance(error.reason, ConnectionRefusedError):  # it listens no more: a worker has ended meanwhile
+        # it listens no more: a worker has ended meanwhile
+        if isinstance(error.reason, ConnectionRefusedError):
             return None
         raise
 
@@ -83,10 +90,17 @@ def test_every_socket_wants_the_token(tmp_path, monkeypatch):
             assert "OK" not in said.values(), (name, port, said)
             if "UNAUTHENTICATED" not in said.values():
                 assert http_status(host, port) in (401, None), (name, address, port, said)
-        clients = [client(head, extra) for extra in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64})]
+        clients = [
+            client(head, extra)
+            for extra in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64})
+        ]
         assert [told.splitlines()[-1] for told in clients] == ["AuthenticationError"] * 2
         secret = token.read_text()
-        printed = [path for path in token.parent.rglob("*") if path.is_file() and secret in path.read_text("latin-1")]
+        printed = [
+            path
+            for path in token.parent.rglob("*")
+            if path.is_file() and secret in path.read_text("latin-1")
+        ]
         assert printed == [token], "the token is in its own file alone"
     finally:
         pool.close()
@@ -95,7 +109,9 @@ def test_every_socket_wants_the_token(tmp_path, monkeypatch):
 
 
 def client(head, extra):
-    """A real Ray client in a process of its own, with no token or a wrong one: the error it ends with."""
+    """A real Ray client in a process of its own, with no token or a wrong one: the error it ends
+    with.
+    """
     script = f"""
 import sys
 from ray._raylet import GcsClient
@@ -104,9 +120,16 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")
+    }
     environment = {**inherited, "HOME": "/nowhere", **extra}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return done.stdout

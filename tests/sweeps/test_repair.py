@@ -18,7 +18,8 @@ from sweeps.store.repair import repair
 
 PLAN = {"seed": 1}
 SPECS = make_specs(12)
-NUM_RECORDS = 2 + 2 * len(SPECS) + 1  # plan, driver, a suggestion and a result of each run, a long fit
+# plan, driver, a suggestion and a result of each run, a long fit
+NUM_RECORDS = 2 + 2 * len(SPECS) + 1
 LONG = {"draws": [index / 7 for index in range(2000)]}
 
 
@@ -60,7 +61,9 @@ def test_a_sound_ledger_is_left_alone(study, written):
 
 
 def test_one_damaged_record_costs_itself_alone(study, written):
-    """Results and suggestions beyond it come back; the fit, before which it lies, is made again from them."""
+    """Results and suggestions beyond it come back; the fit, before which it lies, is made again
+    from them.
+    """
     spec = SPECS[3]
     broken = damage(study, (f'"id":"{spec.id}"'.encode(), b'"id":"0'))
     found = repair(study)
@@ -84,7 +87,9 @@ def test_one_damaged_record_costs_itself_alone(study, written):
 
 
 def test_whatever_was_paid_for_comes_back_from_beyond_the_damage(tmp_path):
-    """Pruned, imported and calibrated; beside the copy of an earlier repair, which stays as it is."""
+    """Pruned, imported and calibrated; beside the copy of an earlier repair, which stays as
+    it is.
+    """
     with Ledger.open(tmp_path, PLAN, create=True) as ledger:
         ledger.append("note", "0", "to be lost")
         ledger.commit(SPECS[0], pruned_outcome(SPECS[0], 2)[0])
@@ -93,7 +98,11 @@ def test_whatever_was_paid_for_comes_back_from_beyond_the_damage(tmp_path):
     damage(tmp_path, (b"to be lost", b"it is lost"))
     (tmp_path / "ledger.db.damaged-1").write_bytes(b"older")
     found = repair(tmp_path)
-    assert (found.copy, found.num_put_back, found.lost) == ("ledger.db.damaged-2", 3, {"note": ["0"]})
+    assert (found.copy, found.num_put_back, found.lost) == (
+        "ledger.db.damaged-2",
+        3,
+        {"note": ["0"]},
+    )
     assert (tmp_path / "ledger.db.damaged-1").read_bytes() == b"older"
     kinds = [record.kind for record in Ledger.read(tmp_path).records()]
     assert kinds == ["plan", "driver", "repair", "pruned", "imported", "calibration"]
@@ -127,7 +136,9 @@ def test_damage_outside_of_records_costs_none(study, written, edits):
 def test_a_lost_plan_is_believed_if_the_chain_names_it(study):
     damage(study, (b'{"seed":1}', b"{'seed"))
     for guess in (None, {"seed": 2}):
-        with pytest.raises(LedgerCorrupt, match="not even its first record, the plan, can be proven"):
+        with pytest.raises(
+            LedgerCorrupt, match="not even its first record, the plan, can be proven"
+        ):
             repair(study, guess)
     assert repair(study, PLAN).num_kept == NUM_RECORDS
     assert Ledger.read(study).plan == PLAN
@@ -135,7 +146,9 @@ def test_a_lost_plan_is_believed_if_the_chain_names_it(study):
 
 def test_what_is_left_of_a_damaged_journal(study, written):
     """A hot journal beside a damaged file: copied with it, and never played into the new one."""
-    (study / f"{LEDGER_NAME}-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(500) + written[0])
+    (study / f"{LEDGER_NAME}-journal").write_bytes(
+        b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(500) + written[0]
+    )
     damage(study, (0, bytes(4096)), (written[0].index(b'"seed":3'), b'"seed":4'))
     found = repair(study)
     assert (found.num_kept, found.lost) == (NUM_RECORDS, {}), "the journal's page had the record"
@@ -146,7 +159,9 @@ def test_what_is_left_of_a_damaged_journal(study, written):
 @pytest.mark.parametrize("how", ["missing", "empty", "another file"])
 def test_where_nothing_can_be_proven(study, how):
     path = study / LEDGER_NAME
-    path.unlink() if how == "missing" else path.write_bytes(b"" if how == "empty" else b"not a database\n" * 99)
+    path.unlink() if how == "missing" else path.write_bytes(
+        b"" if how == "empty" else b"not a database\n" * 99
+    )
     (study / "ledger.db.damaged-1").write_bytes(b"older")
     with pytest.raises(LedgerCorrupt) as caught:
         repair(study)
@@ -193,7 +208,9 @@ def test_any_flipped_byte_costs_one_record_at_most(written):
 
 
 def test_killed_anywhere_it_is_begun_again(study):
-    """Real kills, at every step that changes the folder; the second try has the outcome of an uninterrupted one."""
+    """Real kills, at every step that changes the folder; the second try has the outcome of an
+    uninterrupted one.
+    """
     broken = damage(study, (b'"seed":3', b'"seed":4'), (0, bytes(100)))
     expected = repair(study)
     whole = Ledger.read(study).records()
@@ -214,7 +231,7 @@ def test_killed_anywhere_it_is_begun_again(study):
             from sweeps.store.repair import repair
             sys.addaudithook(hook)
             repair(Path({str(study)!r}))
-        """
+        """  # noqa: E501
         done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
         assert repair(study) in (expected, None), "None: the new ledger was in its place already"
         assert Ledger.read(study).records() == whole

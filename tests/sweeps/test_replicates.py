@@ -8,8 +8,10 @@ def world(rng, means, seed_noise, run_noise, most=60):
     """Losses of every candidate at every seed."""
     of_seed = rng.normal(0, seed_noise, most)
     return {
-        (c, k): mean + of_seed[k] + rng.normal(0, run_noise) for c, mean in enumerate(means) for k in range(most)
-    }  # fmt: skip
+        (c, k): mean + of_seed[k] + rng.normal(0, run_noise)
+        for c, mean in enumerate(means)
+        for k in range(most)
+    }
 
 
 def spend(losses, number, num_runs, round_size=4):
@@ -53,7 +55,9 @@ def test_common_random_numbers_are_used_where_they_hold():
 
 @pytest.mark.parametrize(("seed_noise", "run_noise"), [(0.0, 0.01), (0.03, 0.005)])
 def test_standard_errors_are_true(seed_noise, run_noise):
-    """The lead's error, over many worlds, is what its standard error says; also with unequal numbers of repeats."""
+    """The lead's error, over many worlds, is what its standard error says; also with unequal
+    numbers of repeats.
+    """
     rng, scores = np.random.default_rng(5), []
     for _ in range(300):
         found = compare([6, 9, 4], world(rng, [2.0, 2.5, 3.0], seed_noise, run_noise))
@@ -65,6 +69,10 @@ def test_standard_errors_are_true(seed_noise, run_noise):
 def test_a_candidate_that_diverged_comes_last():
     losses = {(0, 0): 1.0, (0, 1): None, (1, 0): 2.0, (1, 1): 2.1, (2, 0): None, (2, 1): None}
     found = compare([2, 2, 2], losses)
-    assert [(one.candidate, one.num_diverged) for one in found.standings] == [(1, 0), (0, 1), (2, 2)]
+    assert [(one.candidate, one.num_diverged) for one in found.standings] == [
+        (1, 0),
+        (0, 1),
+        (2, 2),
+    ]
     assert found.lead_nats is None and found.standings[1].mean_nats is None
     assert replicates(3, 12, 4, losses) == [2, 2, 2], "there is nothing left to choose between"

@@ -1,4 +1,6 @@
-"""A search that prunes: who is held against whom, what the sampler is told, whatever the order in which runs go on."""
+"""A search that prunes: who is held against whom, what the sampler is told, whatever the order in
+which runs go on.
+"""
 
 import functools
 import random
@@ -29,21 +31,27 @@ def asked(monkeypatch):
     def verdict(**call):
         calls.append(call)
         step = len(call["losses_nats"])
-        others = sorted(trial.losses_nats[step - 1] for trial in call["seen"] if len(trial.losses_nats) >= step)
+        others = sorted(
+            trial.losses_nats[step - 1] for trial in call["seen"] if len(trial.losses_nats) >= step
+        )
         if len(others) < call["num_startup"] or call["losses_nats"][-1] <= others[len(others) // 2]:
             return ""
         return f"lost to {len(others)} at {step}"
 
     monkeypatch.setattr(pruning, "rungs", lambda num_steps: (2, 4))
     monkeypatch.setattr(pruning, "verdict", verdict)
-    monkeypatch.setattr(pruning, "told_nats", lambda space, point, losses_nats, seen: losses_nats[-1] + len(seen))
+    monkeypatch.setattr(
+        pruning, "told_nats", lambda space, point, losses_nats, seen: losses_nats[-1] + len(seen)
+    )
     return calls
 
 
 def source_of(ledger, folder, **more):
     searched = Search(SPACE, 7, PARALLELISM, num_startup=3)
     pruner = SearchPruner(searched, folder, num_steps=NUM_STEPS)
-    return SearchSource(searched, make_run, ledger, **({"stage": "sweep", "num_trials": 20} | more), pruner=pruner)
+    return SearchSource(
+        searched, make_run, ledger, **({"stage": "sweep", "num_trials": 20} | more), pruner=pruner
+    )
 
 
 def finish(source, ledger, folder, seed):
@@ -89,7 +97,9 @@ def test_an_interrupted_search_decides_as_it_would_have(tmp_path):
 
 def test_a_trial_is_held_against_those_that_had_ended_before_it_was_suggested(tmp_path, asked):
     points, outcomes = search(tmp_path, 0)
-    assert {len(call["losses_nats"]) for call in asked} == {2, 4}, "neither before the first step nor after the last"
+    assert {len(call["losses_nats"]) for call in asked} == {2, 4}, (
+        "neither before the first step nor after the last"
+    )
     for call in asked:
         assert call["num_steps"] == NUM_STEPS
         index = points.index(call["point"])
@@ -108,7 +118,9 @@ def test_a_lost_curve_stops_the_search(tmp_path):
     """A decision without it would be another one."""
     search(tmp_path, 0)
     with Ledger.open(tmp_path, {}, create=False) as ledger:
-        result = next(result for result in ledger.first_results().values() if result.status == "pruned")
+        result = next(
+            result for result in ledger.first_results().values() if result.status == "pruned"
+        )
         curve_path(tmp_path, result.id, pruned=True).unlink()
         with pytest.raises(CurveCorrupt, match=f"restore it from a copy.*--fork {tmp_path}"):
             rest(source_of(ledger, tmp_path), ledger)

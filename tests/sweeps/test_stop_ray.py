@@ -1,4 +1,6 @@
-"""A stop under real Ray while one worker hangs: the other one saves, the driver keeps to its grace."""
+"""A stop under real Ray while one worker hangs: the other one saves, the driver keeps to its
+grace.
+"""
 
 import os
 import signal
@@ -38,13 +40,15 @@ SCRIPT = """
         )
     print("stopped", time.monotonic(), flush=True)
     pool.close()
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
 def test_grace_is_kept_though_a_worker_hangs(tmp_path):
     study, diary = tmp_path / "study", tmp_path / "diary"
-    code = textwrap.dedent(SCRIPT).format(here=str(HERE), study=str(study), diary=str(diary), grace=GRACE_SECONDS)
+    code = textwrap.dedent(SCRIPT).format(
+        here=str(HERE), study=str(study), diary=str(diary), grace=GRACE_SECONDS
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

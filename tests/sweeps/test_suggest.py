@@ -11,7 +11,8 @@ from spaces import SPACE, suggest, usual
 from sweeps.search import samplers
 from sweeps.search.source import Search
 
-CLIFF_LOG2_LR = -5.5  # half an octave above the optimum: what a learning rate range really looks like
+# half an octave above the optimum: what a learning rate range really looks like
+CLIFF_LOG2_LR = -5.5
 
 
 def toy_loss(point):
@@ -45,7 +46,9 @@ def test_outcomes_of_trials_in_flight_are_not_looked_at():
     points, told = search(0, 30, 4)
     for wrong in (None, 0.0, 99.0):
         later = told | dict.fromkeys(range(27, 30), wrong)
-        assert suggest(SPACE, 0, 30, later, 4, earlier=points) == suggest(SPACE, 0, 30, told, 4, earlier=points)
+        assert suggest(SPACE, 0, 30, later, 4, earlier=points) == suggest(
+            SPACE, 0, 30, told, 4, earlier=points
+        )
 
 
 def test_divergence_does_not_blind_the_search():
@@ -59,29 +62,47 @@ def test_divergence_does_not_blind_the_search():
 
 
 def test_finite_penalty_is_what_does_it():
-    """The mutation check: where divergence is told as a good loss, the search runs over the cliff."""
+    """The mutation check: where divergence is told as a good loss, the search runs over the
+    cliff.
+    """
     points, _ = search(0, tell=lambda point: toy_loss(point) or 0.0)
     assert sum(toy_loss(point) is None for point in points) > 24
 
 
-SWITCHED = usual(ranges={"weight_decay": (0.01, 0.3), "beta2": (0.9, 0.99)}, can_be_off=("clip_norm", "weight_decay"))
+SWITCHED = usual(
+    ranges={"weight_decay": (0.01, 0.3), "beta2": (0.9, 0.99)},
+    can_be_off=("clip_norm", "weight_decay"),
+)
 CHOSEN = usual(choices={"beta2": (0.9, 0.95, 0.99)})
 EVERY = [
-    ("tpe", SPACE), ("tpe", SWITCHED), ("gp", SWITCHED), ("random", CHOSEN),
-]  # fmt: skip
+    ("tpe", SPACE),
+    ("tpe", SWITCHED),
+    ("gp", SWITCHED),
+    ("random", CHOSEN),
+]
 
 
 def test_known_trials_are_seen_beyond_the_last_p():
     """After a growth every trial before it has ended: the sampler knows them all."""
     points, told = search(0, 30, 8)
     plain = suggest(SPACE, 0, 30, told, 8, earlier=points)
-    assert suggest(SPACE, 0, 30, told, 8, earlier=points, num_known=23) == plain, "23 = 30 - 8 + 1 are seen anyway"
+    assert suggest(SPACE, 0, 30, told, 8, earlier=points, num_known=23) == plain, (
+        "23 = 30 - 8 + 1 are seen anyway"
+    )
     assert suggest(SPACE, 0, 30, told, 8, earlier=points, num_known=30) != plain
     with pytest.raises(ValueError, match=r"needs the outcomes of trials \[29\]"):
         suggest(SPACE, 0, 30, {i: told[i] for i in range(29)}, 8, earlier=points, num_known=30)
 
 
-def kept(sampler, space, num_trials, parallelism=3, known=(), num_known=0, on_ask=lambda search, told: None):
+def kept(
+    sampler,
+    space,
+    num_trials,
+    parallelism=3,
+    known=(),
+    num_known=0,
+    on_ask=lambda search, told: None,
+):
     """A search as the driver carries it out, one `Search` from its first trial on."""
     search = Search(space, 1, parallelism, sampler=sampler, num_startup=6, num_known=num_known)
     told = {}
@@ -89,7 +110,9 @@ def kept(sampler, space, num_trials, parallelism=3, known=(), num_known=0, on_as
         if index >= len(known):
             on_ask(search, told)
         search.add(known[index] if index < len(known) else search.suggest(told))
-        told[index] = toy_loss({**search.points[-1], "clip_norm": search.points[-1]["clip_norm"] or 4.0})
+        told[index] = toy_loss(
+            {**search.points[-1], "clip_norm": search.points[-1]["clip_norm"] or 4.0}
+        )
     return list(search.points), told
 
 
@@ -97,7 +120,8 @@ def kept(sampler, space, num_trials, parallelism=3, known=(), num_known=0, on_as
 def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkeypatch):
     """To the bit, from any trial on, divergences among them, also beyond what a sampler is shown.
 
-    So is what came in since, the order in which it is told, and what the world's own dice have shown.
+    So is what came in since, the order in which it is told, and what the world's own dice have
+    shown.
     """
     monkeypatch.setattr("sweeps.search.past_trials.NUM_BEST", 3)
     monkeypatch.setattr(samplers, "MOST_SHOWN", 9)
@@ -108,16 +132,22 @@ def test_what_is_kept_between_suggestions_changes_nothing(sampler, space, monkey
     for point in points:
         assert list(point) == list(space.names)
         for axis in space.axes:
-            assert axis.range[0] <= point[axis.name] <= axis.range[1] or (axis.can_be_off and not point[axis.name])
+            assert axis.range[0] <= point[axis.name] <= axis.range[1] or (
+                axis.can_be_off and not point[axis.name]
+            )
     random.seed(number)
     told = dict(reversed(told.items()))
     for index in [number - 1] if sampler == "gp" else range(0, number, 3):
-        again = suggest(space, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index])
+        again = suggest(
+            space, 1, index, told, 3, sampler=sampler, num_startup=6, earlier=points[:index]
+        )
         assert again == points[index]
 
 
 def test_a_new_sampler_is_an_entry_and_no_more():
-    """A plan takes its name, its sentence is in the plan that `init` writes and in the schema, and a search asks it."""
+    """A plan takes its name, its sentence is in the plan that `init` writes and in the schema, and
+    a search asks it.
+    """
     script = """
         import sys
         from sweeps.search import samplers, source, space
@@ -138,15 +168,22 @@ def test_a_new_sampler_is_an_entry_and_no_more():
         searched = space.search_space(ranges={"learning_rate": (0.25, 1.0)})
         assert source.Search(searched, 0, 1, sampler="middle").suggest({}) == {"learning_rate": 0.5}
         assert not {"numpy", "optuna", "torch"} & set(sys.modules), "names and needs are read without them"
-    """
+    """  # noqa: E501
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
 
 
 def test_points_kept_as_numbers_are_the_points():
-    given = [{"learning_rate": 2.0**-i, "warmup_fraction": 0.1, "clip_norm": 0.0} for i in range(1, 5)]
+    given = [
+        {"learning_rate": 2.0**-i, "warmup_fraction": 0.1, "clip_norm": 0.0} for i in range(1, 5)
+    ]
     points = Search(SPACE, 1, 3).points
     for point in given:
         points.append(dict(reversed(point.items())))
-    assert list(points) == given and points[-1] == given[-1] and points[1:3] == given[1:3] and len(points) == 4
+    assert (
+        list(points) == given
+        and points[-1] == given[-1]
+        and points[1:3] == given[1:3]
+        and len(points) == 4
+    )
     with pytest.raises(IndexError):
         points[4]

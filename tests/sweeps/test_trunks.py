@@ -1,4 +1,6 @@
-"""Runs of one trunk: who waits for whom, whose state is kept, and that waiting ones block nobody else."""
+"""Runs of one trunk: who waits for whom, whose state is kept, and that waiting ones block nobody
+else.
+"""
 
 import dataclasses
 
@@ -17,7 +19,9 @@ from sweeps.store.ledger import Ledger
 
 
 def wsd(num_steps, *, seed=0, decay_shape="linear", **changes):
-    schedule = Schedule(kind="wsd", num_steps=num_steps, decay_steps=num_steps // 5, decay_shape=decay_shape)
+    schedule = Schedule(
+        kind="wsd", num_steps=num_steps, decay_steps=num_steps // 5, decay_shape=decay_shape
+    )
     return dataclasses.replace(make_spec(seed=seed, **changes), schedule=schedule)
 
 
@@ -47,7 +51,9 @@ def test_a_longer_run_waits_for_the_next_shorter_ones_branch_step(trunks):
     steps[short.run_id] = 8
     assert trunks.may_start(middle, steps.get) and not trunks.may_start(long, steps.get)
     trunks.drop(middle.run_id)
-    assert trunks.may_start(long, steps.get), "the one before it is now the shortest, which is past its step"
+    assert trunks.may_start(long, steps.get), (
+        "the one before it is now the shortest, which is past its step"
+    )
     trunk = trunk_id(short.spec)
     assert [trunks.kept(each) for each in (short, long, other)] == [(8, trunk), None, None]
 
@@ -97,11 +103,19 @@ def test_a_drive_begins_them_by_duration_and_ends_them_all(tmp_path):
     host = FakeHost(tmp_path / "diary")
     with Ledger.open(tmp_path, {}, create=True) as ledger:
         drive(
-            StaticSource(specs, bank_key), InlinePool(lambda: host), ledger, tmp_path,
-            num_slots_for=num_slots, bank_key_for=bank_key,
-        )  # fmt: skip
+            StaticSource(specs, bank_key),
+            InlinePool(lambda: host),
+            ledger,
+            tmp_path,
+            num_slots_for=num_slots,
+            bank_key_for=bank_key,
+        )
         assert {run.spec.id for run in ledger.runs()} == {spec.id for spec in specs}
-    begun = [line.split()[1] for line in (tmp_path / "diary").read_text().splitlines() if line.startswith("begin")]
+    begun = [
+        line.split()[1]
+        for line in (tmp_path / "diary").read_text().splitlines()
+        if line.startswith("begin")
+    ]
     assert sorted(begun) == sorted(spec.id for spec in specs)
     for trunk in (specs[:3], specs[3:]):
         by_duration = [spec.id for spec in sorted(trunk, key=branch_step)]

@@ -1,4 +1,6 @@
-"""Each test of the verdicts measures anew: one that spoils the statistics must not meet what a sound one remembers."""
+"""Each test of the verdicts measures anew: one that spoils the statistics must not meet what a
+sound one remembers.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Planted truths over several axes at once: each axis has its runs, and all share those at the base."""
+"""Planted truths over several axes at once: each axis has its runs, and all share those at the
+base.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,40 @@ class Axes:
             points[axis] = []
             for size in sizes:
                 d, own = math.log2(size / BASE[axis]), rng.normal(0, 0.02, self.num_seeds)
-                optimum, bend = at_base + self.drift[axis] * d, self.curvature * math.exp(self.trend[axis] * d)
+                optimum, bend = (
+                    at_base + self.drift[axis] * d,
+                    self.curvature * math.exp(self.trend[axis] * d),
+                )
                 for rate in (round(optimum) + x for x in OFFSETS):
                     for seed in range(self.num_seeds):
-                        loss = 3 - 0.1 * d + own[seed] + linex(rate - optimum, bend) + rng.normal(0, self.noise_nats)
+                        loss = (
+                            3
+                            - 0.1 * d
+                            + own[seed]
+                            + linex(rate - optimum, bend)
+                            + rng.normal(0, self.noise_nats)
+                        )
                         if d == 0:
                             loss = shared.setdefault((rate, seed), loss)
-                        points[axis].append(Point(size=size, log2_value=float(rate), loss_nats=float(loss), seed=seed))
+                        points[axis].append(
+                            Point(
+                                size=size, log2_value=float(rate), loss_nats=float(loss), seed=seed
+                            )
+                        )
         return points, at_base
 
     def judged(self, points, seed=0, **questions):
         """One verdict for each axis, of the fitted optimum at the base."""
         found, value = [], None
         for axis, runs in points.items():
-            q = Question(axis=axis, base_size=BASE[axis], target_size=TARGET[axis], power=POWERS[axis],
-                         transferred_log2=value, **questions)  # fmt: skip
+            q = Question(
+                axis=axis,
+                base_size=BASE[axis],
+                target_size=TARGET[axis],
+                power=POWERS[axis],
+                transferred_log2=value,
+                **questions,
+            )
             found.append(examine(runs, q, draws=400, seed=seed))
             if axis == "width":
                 value = found[0].verdict.transferred_log2
@@ -58,4 +79,6 @@ class Axes:
     def truth(self, at_base):
         """Optimum and curvature at the target."""
         optimum = at_base + sum(self.drift[axis] * by for axis, by in DOUBLINGS.items())
-        return optimum, self.curvature * math.exp(sum(self.trend[axis] * by for axis, by in DOUBLINGS.items()))
+        return optimum, self.curvature * math.exp(
+            sum(self.trend[axis] * by for axis, by in DOUBLINGS.items())
+        )

@@ -1,4 +1,6 @@
-"""Planted truths without an optimum: how a loss depends on a clip or a warmup, and runs drawn from it."""
+"""Planted truths without an optimum: how a loss depends on a clip or a warmup, and runs drawn from
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ BASE = 32
 OFFSETS = (-2, -1, 0, 1, 2)
 MARGIN = 0.01
 
-HARMLESS = {  # loss at x octaves above the transferred value, d doublings above the base; it costs under the margin
+# loss at x octaves above the transferred value, d doublings above the base; it costs under the
+# margin
+HARMLESS = {
     "flat": lambda x, d: 0.0 * x,
     "saturated": lambda x, d: 0.04 * np.exp(-1.5 * (x + 2)),
     "kink": lambda x, d: 0.03 * np.maximum(0, -x),
@@ -45,7 +49,9 @@ def draw(truth, rng, num_sizes=3, noise_nats=0.005, num_seeds=2, offsets=OFFSETS
         for x in offsets:
             for seed in range(num_seeds):
                 loss = 3 - 0.1 * d + own[seed] + truth(np.float64(x), d) + rng.normal(0, noise_nats)
-                points.append(Point(size=BASE * 2**d, log2_value=float(x), loss_nats=float(loss), seed=seed))
+                points.append(
+                    Point(size=BASE * 2**d, log2_value=float(x), loss_nats=float(loss), seed=seed)
+                )
     return points
 
 

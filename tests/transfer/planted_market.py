@@ -1,4 +1,6 @@
-"""Runs that can be bought one by one: what each reaches depends only on its size, value and seed."""
+"""Runs that can be bought one by one: what each reaches depends only on its size, value and
+seed.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,22 @@ class Market:
         return [*points, *new]
 
 
-def rates(noise_nats, lost_nats, seed, *, axis="width", sizes=(32, 64, 128), target=1024, measured=False, off=0,
-          offsets=OFFSETS, num_seeds=2):  # fmt: skip
-    """A first design of learning rates, on grids `off` octaves off, and the question it leaves open."""
+def rates(
+    noise_nats,
+    lost_nats,
+    seed,
+    *,
+    axis="width",
+    sizes=(32, 64, 128),
+    target=1024,
+    measured=False,
+    off=0,
+    offsets=OFFSETS,
+    num_seeds=2,
+):
+    """A first design of learning rates, on grids `off` octaves off, and the question it leaves
+    open.
+    """
     low, high = 0.0, 8.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -68,7 +83,9 @@ def clips(truth, noise_nats, seed, *, target=1024, sizes=(32, 64, 128), num_seed
     """The same of a clip that need have no optimum."""
     market = Market(truth, sizes[0], noise_nats, seed)
     points = [market.run(size, x, k) for size in sizes for x in OFFSETS for k in range(num_seeds)]
-    q = Question(base_size=sizes[0], target_size=target, hyperparameter="clip_norm", transferred_log2=0.0)
+    q = Question(
+        base_size=sizes[0], target_size=target, hyperparameter="clip_norm", transferred_log2=0.0
+    )
     return market, points, q
 
 
@@ -79,7 +96,9 @@ def wanted(points, q):
 
 
 def play(market, points, q, num_rounds=3):
-    """Outcome before and after each round of buying what is asked for, and what they cost in base runs."""
+    """Outcome before and after each round of buying what is asked for, and what they cost in base
+    runs.
+    """
     outcomes, cost = [], 0.0
     for number in range(num_rounds + 1):
         outcome, asked = wanted(points, q)

@@ -1,4 +1,6 @@
-"""Planted truths: runs drawn from valleys whose optimum, drift and regret are known, and what an oracle finds."""
+"""Planted truths: runs drawn from valleys whose optimum, drift and regret are known, and what an
+oracle finds.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def straight_cliff(octaves, curvature):
 
 
 def lopsided_quartic(octaves, curvature):
-    """x^4 + 0.3 x^2 + 0.3 x, whose minimum lies 0.307 below 0: far out it seems to lie elsewhere than it does."""
+    """x^4 + 0.3 x^2 + 0.3 x, whose minimum lies 0.307 below 0: far out it seems to lie elsewhere
+    than it does.
+    """
     x = octaves - 0.307035947
     return curvature * (x**4 + 0.3 * x**2 + 0.3 * x + 0.054942427117) / 2
 
@@ -71,18 +75,24 @@ class World:
 
     @property
     def target_curvature(self):
-        return self.curvature * math.exp(self.curvature_trend * math.log2(self.target_size / self.sizes[0]))
+        return self.curvature * math.exp(
+            self.curvature_trend * math.log2(self.target_size / self.sizes[0])
+        )
 
     @property
     def drift(self):
-        """Octaves per doubling; where it is not given, what makes the planted regret at the target, optimum falling."""
+        """Octaves per doubling; where it is not given, what makes the planted regret at the target,
+        optimum falling.
+        """
         if self.drift_octaves is not None:
             return self.drift_octaves
         low, high = 0.0, 8.0
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (
-                (middle, high) if self.valley(middle, self.target_curvature) < self.regret_nats else (low, middle)
+                (middle, high)
+                if self.valley(middle, self.target_curvature) < self.regret_nats
+                else (low, middle)
             )
         return -low / math.log2(self.target_size / self.sizes[0])
 
@@ -100,35 +110,49 @@ class World:
         return points, base
 
     def draw_all(self, rng, spike=0.0):
-        """Runs, where the line lies at the base, and the optimum of every size, the target's too."""
+        """Runs, where the line lies at the base, and the optimum of every size, the target's
+        too.
+        """
         base = self.at_base + rng.uniform(-0.5, 0.5)
         spiked = (rng.choice(self.sizes), rng.choice(self.rates), rng.integers(self.num_seeds))
         points, optima = [], {}
         for size in (*self.sizes, self.target_size):
-            optima[size] = self.optimum(size, base) + (self.scatter * rng.normal() if self.scatter else 0.0)
+            optima[size] = self.optimum(size, base) + (
+                self.scatter * rng.normal() if self.scatter else 0.0
+            )
         for size in self.sizes:
             offsets = rng.normal(0, self.seed_sd, self.num_seeds)
-            curvature = self.curvature * math.exp(self.curvature_trend * math.log2(size / self.sizes[0]))
-            curvature *= math.exp(self.curvature_scatter * rng.normal()) if self.curvature_scatter else 1
+            curvature = self.curvature * math.exp(
+                self.curvature_trend * math.log2(size / self.sizes[0])
+            )
+            curvature *= (
+                math.exp(self.curvature_scatter * rng.normal()) if self.curvature_scatter else 1
+            )
             for rate in self.rates:
                 above = self.valley(rate - optima[size], curvature)
                 for seed in range(self.num_seeds):
                     loss = 3 - 0.1 * math.log2(size) + offsets[seed] + above
                     loss += rng.normal(0, self.noise_nats) * (1 + self.noise_growth * above)
                     loss += spike if (size, rate, seed) == spiked else 0
-                    points.append(Point(size=size, log2_value=float(rate), loss_nats=float(loss), seed=seed))
+                    points.append(
+                        Point(size=size, log2_value=float(rate), loss_nats=float(loss), seed=seed)
+                    )
         return points, base, optima
 
     def oracle(self, optima):
-        """Widths of the 90 % intervals of one who knows the valley's shape and the noise: of every optimum, of drift.
+        """Widths of the 90 % intervals of one who knows the valley's shape and the noise: of every
+        optimum, of drift.
 
-        Least squares for the intercepts, curvature and minimum of each size, at the bound of Cramer and Rao.
+        Least squares for the intercepts, curvature and minimum of each size, at the bound of Cramer
+        and Rao.
         """
         variances = []
         for size in self.sizes:
             x = np.array(self.rates) - optima[size]
             h = np.array([self.valley(u, 1.0) for u in x])
-            slope = np.array([(self.valley(u + 1e-4, 1.0) - self.valley(u - 1e-4, 1.0)) / 2e-4 for u in x])
+            slope = np.array(
+                [(self.valley(u + 1e-4, 1.0) - self.valley(u - 1e-4, 1.0)) / 2e-4 for u in x]
+            )
             weight = 1 / (self.noise_nats * (1 + self.noise_growth * self.curvature * h)) ** 2
             columns = np.stack([np.ones_like(h), h, -self.curvature * slope], axis=1)
             information = self.num_seeds * (columns.T * weight) @ columns
@@ -141,7 +165,9 @@ class World:
 
 @dataclass(frozen=True)
 class Tally:
-    """Shares over many draws of one world, and medians of the widths of intervals over the oracle's."""
+    """Shares over many draws of one world, and medians of the widths of intervals over the
+    oracle's.
+    """
 
     num: int
     outcomes: dict[str, float]
@@ -163,7 +189,8 @@ class Tally:
         said = ", ".join(f"{name} {share:.2f}" for name, share in self.outcomes.items())
         return (
             f"{said}; covered: optimum {self.optimum_covered:.2f}, drift {self.drift_covered:.2f}, "
-            f"regret {self.regret_covered:.2f}; width over the oracle's: optimum {self.optimum_ratio:.2f}, "
+            f"regret {self.regret_covered:.2f}; width over the oracle's: optimum "
+            f"{self.optimum_ratio:.2f}, "
             f"drift {self.drift_ratio:.2f}"
         )
 
@@ -187,21 +214,31 @@ def tally(world, num, draws=600, first_seed=1000):
         if verdict.regret_nats is not None:
             off = verdict.transferred_log2 - optima[world.target_size]
             true = world.valley(off, world.target_curvature)
-            true = min(true, verdict.regret_nats.most)  # an end that is more than this holds all beyond it
+            # an end that is more than this holds all beyond it
+            true = min(true, verdict.regret_nats.most)
             regret.append(verdict.regret_nats.low - 1e-12 <= true <= verdict.regret_nats.high)
     shares = {name: outcomes.count(name) / num for name in ("holds", "drifts", "cannot_tell")}
-    mean, median = (lambda found, of=of: float(of(found)) if found else math.nan for of in (np.mean, np.median))
+    mean, median = (
+        lambda found, of=of: float(of(found)) if found else math.nan for of in (np.mean, np.median)
+    )
     return Tally(
-        num, shares, mean(optimum), mean(drift), mean(regret), median(optimum_ratio), median(drift_ratio),
+        num,
+        shares,
+        mean(optimum),
+        mean(drift),
+        mean(regret),
+        median(optimum_ratio),
+        median(drift_ratio),
         len(optimum) / num / len(world.sizes),
-    )  # fmt: skip
+    )
 
 
 WIDE = World((32, 64, 128, 256), tuple(range(-9, -2)), 3, 0.005, 1024)
 """The setting of the promise."""
 SMALL = World((32, 64, 128), tuple(range(-8, -3)), 2, 0.01, 256)
 
-CPU_GRID = {  # mean validation loss over 3 seeds, Python's standard library as bytes, rates 2^-10 and up
+# mean validation loss over 3 seeds, Python's standard library as bytes, rates 2^-10 and up
+CPU_GRID = {
     ("mup", 32): (2.713, 2.506, 2.376, 2.271, 2.212, 2.202, 2.253, 2.338),
     ("mup", 64): (2.630, 2.436, 2.292, 2.171, 2.103, 2.112, 2.149, 2.278),
     ("mup", 128): (2.573, 2.392, 2.235, 2.097, 2.019, 2.026, 2.103, 2.192),

@@ -1,12 +1,14 @@
-"""Grids of runs that others published, as numbers with their source; each is a table as a user would type it in.
+"""Grids of runs that others published, as numbers with their source; each is a table as a user
+would type it in.
 
-GPT-speedrun-TPU (github.com/honglu2875/GPT-speedrun-TPU): docs/HYPERPARAMETER_TRANSFER.md, docs/GRADIENT_SPIKES.md,
-docs/LR_TRANSFER.md of August 2026, docs/reports/duration-ablation.md. Sizes are parameters; the rate is its
-`base LR`, which the trainer multiplies by sqrt(batch / 128 * 60M / parameters); clipping is off. A cell given there as
-a mean of three seeds is one row here; where single seeds are printed, they are the rows. Where only mean and sample
-standard deviation are known, the rows are mean - sd, mean, mean + sd, whose mean and standard deviation are just
-those; nobody knows which seed had which, so they carry no seed.
-microsoft/mup, issue 66: nanoGPT under muP, in a set-up that is broken somewhere; one seed.
+GPT-speedrun-TPU (github.com/honglu2875/GPT-speedrun-TPU): docs/HYPERPARAMETER_TRANSFER.md,
+docs/GRADIENT_SPIKES.md, docs/LR_TRANSFER.md of August 2026, docs/reports/duration-ablation.md.
+Sizes are parameters; the rate is its `base LR`, which the trainer multiplies by sqrt(batch / 128 *
+60M / parameters); clipping is off. A cell given there as a mean of three seeds is one row here;
+where single seeds are printed, they are the rows. Where only mean and sample standard deviation are
+known, the rows are mean - sd, mean, mean + sd, whose mean and standard deviation are just those;
+nobody knows which seed had which, so they carry no seed. microsoft/mup, issue 66: nanoGPT under
+muP, in a set-up that is broken somewhere; one seed.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import math
 
 # params, width, layers
 SMALL, MIDDLE, LARGE, HUGE = (
-    (59_918_208, 384, 12), (123_456_640, 640, 12), (244_444_032, 896, 16), (502_602_240, 1280, 19),
-)  # fmt: skip
+    (59_918_208, 384, 12),
+    (123_456_640, 640, 12),
+    (244_444_032, 896, 16),
+    (502_602_240, 1280, 19),
+)
 
 # 5 tokens per parameter, batch 128: log2 of the rate, and the mean of three seeds.
 MEANS = {
@@ -24,7 +29,8 @@ MEANS = {
     MIDDLE: {-7: 3.7135, -8: 3.6823, -9: 3.7269},
     LARGE: {-6: 3.48843, -7: 3.44372, -8: 3.42985, -9: 3.47398},
 }
-# The same by seed (1337, 1338, 1339), where printed. 125M, 2^-7: the second one follows from the mean.
+# The same by seed (1337, 1338, 1339), where printed. 125M, 2^-7: the second one follows from the
+# mean.
 SEEDS = {
     (SMALL, -6): (4.0956, 4.1239, 4.1289),
     (SMALL, -7): (4.1611, 4.1285, 4.1510),
@@ -54,12 +60,18 @@ BROKEN_MUP = {
 
 
 def speedrun(*, seeds: tuple[int, ...] = (), sizes=(SMALL, MIDDLE, LARGE)):
-    """The 5-token grid: means, or these seeds (1337 ...) in the cells where they are known one by one."""
+    """The 5-token grid: means, or these seeds (1337 ...) in the cells where they are known one by
+    one.
+    """
     lines = ["params,d_model,num_layers,lr,seed,loss"]
     for size in sizes:
         for octave, mean in MEANS[size].items():
             known = SEEDS.get((size, octave), ())
-            rows = [(seed, known[seed - 1337]) for seed in seeds] if known and seeds else [(1337, mean)]
+            rows = (
+                [(seed, known[seed - 1337]) for seed in seeds]
+                if known and seeds
+                else [(1337, mean)]
+            )
             lines += [_line(*size, 2.0**octave, seed, loss) for seed, loss in rows]
     return "\n".join(lines)
 
@@ -72,9 +84,15 @@ def batches():
 
 
 def durations():
-    """5 and 20 tokens per parameter of 125M. The corpora differ, which shifts losses and, one hopes, no optimum."""
+    """5 and 20 tokens per parameter of 125M. The corpora differ, which shifts losses and, one
+    hopes, no optimum.
+    """
     short = [_line(5 * MIDDLE[0], 2.0**octave, loss) for octave, loss in MEANS[MIDDLE].items()]
-    long = [_line(20 * MIDDLE[0], 2.0**octave, loss) for octave, cell in LONG.items() for loss in spread(cell)]
+    long = [
+        _line(20 * MIDDLE[0], 2.0**octave, loss)
+        for octave, cell in LONG.items()
+        for loss in spread(cell)
+    ]
     return "\n".join(["tokens,lr,loss", *short, *long])
 
 
@@ -86,7 +104,11 @@ def spread(cell):
 
 def by_width(grid):
     """A table from {width: {log2 of the rate: loss}}."""
-    rows = [_line(width, 2.0**octave, loss) for width, row in grid.items() for octave, loss in row.items()]
+    rows = [
+        _line(width, 2.0**octave, loss)
+        for width, row in grid.items()
+        for octave, loss in row.items()
+    ]
     return "\n".join(["width,lr,loss", *rows])
 
 

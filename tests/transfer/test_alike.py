@@ -19,10 +19,16 @@ def grid(*values):
 
 
 def test_the_largest_slice_is_judged_and_the_rest_is_said(table):
-    rows = grid((32, 64), (0.1, 0.2), (1,)) + grid((32, 64, 128), (0.1, 0.2), (0.5,)) + grid((256,), (0.1,), (4,))
+    rows = (
+        grid((32, 64), (0.1, 0.2), (1,))
+        + grid((32, 64, 128), (0.1, 0.2), (0.5,))
+        + grid((256,), (0.1,), (4,))
+    )
     found = table("width,lr,clip,loss", rows)
     assert sorted({p.size for p in found.points}) == [32, 64, 128] and len(found.points) == 6
-    assert found.notes[-1] == ("6 of 11 runs are judged, those at clip 0.5; the others are not used")
+    assert found.notes[-1] == (
+        "6 of 11 runs are judged, those at clip 0.5; the others are not used"
+    )
 
 
 def test_no_two_sizes_alike_are_refused(table):
@@ -32,8 +38,12 @@ def test_no_two_sizes_alike_are_refused(table):
 
 
 def test_what_changes_with_the_size_goes_along_and_is_said(table):
-    """Weight decay as 1/width, and parameters of a shape: with them held there would be one width a slice."""
-    rows = [(w, w * w * d, d, 3.2 / w, lr, 3) for w in (32, 64, 128) for d in (2, 4) for lr in (1, 2)]
+    """Weight decay as 1/width, and parameters of a shape: with them held there would be one width a
+    slice.
+    """
+    rows = [
+        (w, w * w * d, d, 3.2 / w, lr, 3) for w in (32, 64, 128) for d in (2, 4) for lr in (1, 2)
+    ]
     found = table("width,params,depth,wd,lr,loss", rows, axis="width")
     assert len(found.points) == 6
     assert "those at depth 2" in found.notes[-2]
@@ -45,5 +55,6 @@ def test_a_whole_family_grows_in_parameters(table):
     rows = [(*shape, 5 * shape[0], lr, 3) for shape in family for lr in (1, 2)]
     columns = "params,width,depth,tokens,lr,loss"
     assert len(table(columns, rows, axis="params").points) == 6
-    # Depth is no consequence of width: at 12 layers there are two sizes, and the third is left aside.
+    # Depth is no consequence of width: at 12 layers there are two sizes, and the third is left
+    # aside.
     assert len(table(columns, rows, axis="width").points) == 4

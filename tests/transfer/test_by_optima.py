@@ -10,7 +10,9 @@ WIDTHS = (128, 256, 512, 1024, 2048)
 
 def judge(optima, **question):
     sizes = [size for size, _ in optima]
-    return judge_optima(optima, Question(**{"target_size": 2 * sizes[-1], "base_size": sizes[0], **question}))
+    return judge_optima(
+        optima, Question(**{"target_size": 2 * sizes[-1], "base_size": sizes[0], **question})
+    )
 
 
 def test_a_steady_drift_is_measured_and_costs_octaves_at_the_target():

@@ -25,7 +25,15 @@ def test_every_name_of_a_hyperparameter_is_known(read):
 
 def test_every_name_of_an_optimum_is_known(read):
     names = {name: what for what, ours in OPTIMUM_COLUMNS.items() for name in COLUMN_NAMES[ours]}
-    assert {"lr_opt", "opt_lr", "best_lr", "wd_opt", "batch_size_optimum", "optimal_batch", "clip_best"} <= set(names)
+    assert {
+        "lr_opt",
+        "opt_lr",
+        "best_lr",
+        "wd_opt",
+        "batch_size_optimum",
+        "optimal_batch",
+        "clip_best",
+    } <= set(names)
     for name, what in names.items():
         found = read(f"params,{name},loss\n1e6,0.5,3\n2e6,0.25,2\n")
         assert (found.hyperparameter, len(found.optima), found.points) == (what, 2, ()), name
@@ -33,7 +41,9 @@ def test_every_name_of_an_optimum_is_known(read):
 
 def test_opt_may_mean_optimizer_where_sizes_repeat(read):
     text = "width,opt_lr,loss\n32,0.5,3\n32,0.25,2\n64,0.5,3\n64,0.25,2\n"
-    with pytest.raises(TableError, match="--column learning_rate_optimum=opt_lr or --column learning_rate=opt_lr"):
+    with pytest.raises(
+        TableError, match="--column learning_rate_optimum=opt_lr or --column learning_rate=opt_lr"
+    ):
         read(text)
     assert len(read(text, columns={"learning_rate": "opt_lr"}).points) == 4
     assert len(read(text, columns={"learning_rate_optimum": "opt_lr"}).optima) == 4
@@ -47,10 +57,13 @@ def test_of_two_names_for_one_thing_the_first_is_used_and_the_other_said(read):
     assert "columns ignored: steps" in found.notes
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("width,lr\n32,2\n", r"no column for loss \(or lr_optimum\)"),
-    ("wide\n32\n", r"loss \(or lr_optimum\) and size .* and hyperparameter .*found: wide"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("width,lr\n32,2\n", r"no column for loss \(or lr_optimum\)"),
+        ("wide\n32\n", r"loss \(or lr_optimum\) and size .* and hyperparameter .*found: wide"),
+    ],
+)
 def test_a_missing_column_is_named(read, text, said):
     with pytest.raises(TableError, match=said):
         read(text)
@@ -73,7 +86,9 @@ def test_what_may_be_meant_is_listed_all_at_once(read):
 
 
 def test_the_learning_rate_is_meant_if_it_varies(read):
-    both = "width,lr,clip,loss\n" + "".join(f"{w},{lr},{c},3\n" for w in (8, 16) for lr in (1, 2) for c in (1, 2))
+    both = "width,lr,clip,loss\n" + "".join(
+        f"{w},{lr},{c},3\n" for w in (8, 16) for lr in (1, 2) for c in (1, 2)
+    )
     assert read(both).hyperparameter == "learning_rate"
     fixed = "width,lr,clip,loss\n" + "".join(f"{w},1,{c},3\n" for w in (8, 16) for c in (1, 2))
     assert read(fixed).hyperparameter == "clip_norm"

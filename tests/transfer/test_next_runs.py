@@ -7,7 +7,15 @@ from planted_losses import HARMFUL, HARMLESS
 from planted_market import Market, clips, play, rates, wanted
 
 from transfer.basin.optimum import Optimum
-from transfer.design.next_runs import MOST_SPENT, Suggestion, _larger, again, mend, plan_round, sharpen_bounded
+from transfer.design.next_runs import (
+    MOST_SPENT,
+    Suggestion,
+    _larger,
+    again,
+    mend,
+    plan_round,
+    sharpen_bounded,
+)
 from transfer.design.prospects import Proposal, look_ahead
 from transfer.question import Point, Question
 from transfer.verdict.verdict import _optima, examine
@@ -21,7 +29,9 @@ def unusable(status):
 
 def points(losses, size=64, seeds=1):
     return [
-        Point(size=size, log2_value=-8.0 + i, loss_nats=x, seed=s) for i, x in enumerate(losses) for s in range(seeds)
+        Point(size=size, log2_value=-8.0 + i, loss_nats=x, seed=s)
+        for i, x in enumerate(losses)
+        for s in range(seeds)
     ]
 
 
@@ -29,10 +39,15 @@ def mended(status, losses, seeds=1):
     return [s.log2_value for s in mend(unusable(status), points(losses, seeds=seeds), WIDTH)]
 
 
-@pytest.mark.parametrize(("losses", "values"), [
-    ([2.0, 2.1, 2.2, 2.3], [-9, -10]), ([2.3, 2.2, 2.1, 2.0], [-4, -3]), ([2.2, 2.1, 2.0, 2.01], [-4]),
-    ([2.3, 2.2, 2.1, 2.0, None], [-4.5]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "values"),
+    [
+        ([2.0, 2.1, 2.2, 2.3], [-9, -10]),
+        ([2.3, 2.2, 2.1, 2.0], [-4, -3]),
+        ([2.2, 2.1, 2.0, 2.01], [-4]),
+        ([2.3, 2.2, 2.1, 2.0, None], [-4.5]),
+    ],
+)
 def test_an_edge_is_extended_on_its_side_but_not_over_the_cliff(losses, values):
     assert mended("edge", losses) == values
 
@@ -43,7 +58,9 @@ def test_a_suggestion_says_what_it_costs():
     assert found.relative_cost == 8.0  # two runs of four times the base's FLOPs
     batch = dataclasses.replace(WIDTH, axis="batch", hyperparameter="clip_norm")
     assert again(points([2.0])[0], batch).relative_cost == 2.0
-    assert str(again(points([2.0])[0], batch)).startswith("run 64 tokens a step at clip_norm = 0.00391 (2 seeds): ")
+    assert str(again(points([2.0])[0], batch)).startswith(
+        "run 64 tokens a step at clip_norm = 0.00391 (2 seeds): "
+    )
 
 
 def asked(market, runs, q):
@@ -63,7 +80,9 @@ def test_a_round_is_bought_where_it_is_cheap_and_costs_no_more_than_it_may():
 
 
 def test_a_target_far_away_asks_for_a_larger_proxy_about_the_predicted_optimum():
-    """Runs of the sizes that are there cannot shorten the way to the target, four times the largest of them."""
+    """Runs of the sizes that are there cannot shorten the way to the target, four times the largest
+    of them.
+    """
     _, runs, q = rates(0.004, 0.0, 0, sizes=(64, 128, 256), target=1024, num_seeds=3)
     found, _ = _optima(tuple(runs), q.level, 600, 0)
     asked_runs, note = plan_round(runs, found, dataclasses.replace(q, margin_nats=0.004))
@@ -73,8 +92,11 @@ def test_a_target_far_away_asks_for_a_larger_proxy_about_the_predicted_optimum()
     assert abs(centre - found.optima[-1].log2_value) < 1.0
 
 
-RARE = {128: (3.846, 3.743, 3.695, 3.884, 4.143), 512: (3.114, 2.993, 2.953, 3.221, 3.506),
-        2048: (2.711, 2.553, 2.511, 2.563, 3.244)}  # fmt: skip
+RARE = {
+    128: (3.846, 3.743, 3.695, 3.884, 4.143),
+    512: (3.114, 2.993, 2.953, 3.221, 3.506),
+    2048: (2.711, 2.553, 2.511, 2.563, 3.244),
+}
 
 
 def test_where_rates_in_between_are_missing_they_are_asked_for_and_not_hundreds_of_seeds():
@@ -96,7 +118,9 @@ def test_a_single_spiked_run_is_repeated_and_then_outvoted():
     market, runs, q = rates(0.003, 0.0, 1, target=256, offsets=(-3, -2, -1, 0, 1, 2))
     plain = examine(runs, q, draws=400).verdict
     best = plain.optima[-1].log2_value
-    spiked = min((p for p in runs if p.size == 128), key=lambda p: (abs(p.log2_value - best), p.seed))
+    spiked = min(
+        (p for p in runs if p.size == 128), key=lambda p: (abs(p.log2_value - best), p.seed)
+    )
     lifted = dataclasses.replace(spiked, loss_nats=spiked.loss_nats + 0.3)
     spoiled = [lifted if p is spiked else p for p in runs]
     outcome, found = wanted(spoiled, q)
@@ -118,14 +142,21 @@ def test_of_a_clip_seeds_are_asked_for_at_the_value_and_the_ends():
 OPEN = [  # what is planted, how it ends
     (lambda seed: rates(0.01, 0.0, seed), "holds"),
     (lambda seed: rates(0.01, 0.03, seed), "drifts"),
-    (lambda seed: rates(0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400), target=3200, measured=True),
-     "holds"),
-    (lambda seed: rates(0.02, 0.03, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384), "drifts"),
+    (
+        lambda seed: rates(
+            0.02, 0.0, seed, axis="duration", sizes=(50, 100, 200, 400), target=3200, measured=True
+        ),
+        "holds",
+    ),
+    (
+        lambda seed: rates(0.02, 0.03, seed, axis="batch", sizes=(1024, 2048, 4096), target=16384),
+        "drifts",
+    ),
     (lambda seed: rates(0.005, 0.0, seed, off=2.5, target=512), "holds"),
     (lambda seed: rates(0.005, 0.0, seed, offsets=(-1, 0, 1), target=512), "holds"),
     (lambda seed: clips(HARMLESS["flat"], 0.005, seed), "holds"),
     (lambda seed: clips(HARMFUL["falling to the edge"], 0.01, seed), "drifts"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
@@ -139,8 +170,15 @@ def test_what_is_asked_for_decides_within_three_rounds():
 
 
 def steep(market, sizes=(32, 64, 128)):
-    """A fourth-power basin at 2^-6.3 with rates two octaves apart: the best one's neighbors lose over a nat."""
-    return [market.run(size, x, seed) for size in sizes for x in (-10, -8, -6, -4, -2) for seed in range(2)]
+    """A fourth-power basin at 2^-6.3 with rates two octaves apart: the best one's neighbors lose
+    over a nat.
+    """
+    return [
+        market.run(size, x, seed)
+        for size in sizes
+        for x in (-10, -8, -6, -4, -2)
+        for seed in range(2)
+    ]
 
 
 def test_where_neighbors_lose_too_much_rates_in_between_are_asked_for_and_decide():
@@ -163,10 +201,16 @@ def test_a_new_size_counts_only_as_surely_as_its_own_runs_place_its_optimum(nois
     center, shares = round(float(prospects.optimum[:, -1].mean())), []
     for octaves, num_seeds in (((-1, 0, 1), 1), ((-1, 0, 1), 4), ((-2, -1, 0, 1, 2), 2)):
         values = tuple(float(center + x) for x in octaves)
-        proposal = Proposal(size=256, values=values, num_seeds=num_seeds, cost=1.0, reason="", is_new_grid=True)
+        proposal = Proposal(
+            size=256, values=values, num_seeds=num_seeds, cost=1.0, reason="", is_new_grid=True
+        )
         fits = []
         for seed in range(12):
-            new = [dataclasses.replace(market, seed=seed).run(256, x, k) for x in values for k in range(num_seeds)]
+            new = [
+                dataclasses.replace(market, seed=seed).run(256, x, k)
+                for x in values
+                for k in range(num_seeds)
+            ]
             fits.append(_optima((*runs, *new), q.level, 300, 0)[0].optima[-1].status == "ok")
         surely = float(np.mean(prospects._place_new([proposal]) >= 0.95))
         shares.append((surely, statistics.mean(fits)))
@@ -177,7 +221,9 @@ def test_a_new_size_counts_only_as_surely_as_its_own_runs_place_its_optimum(nois
 
 def test_each_run_is_asked_for_once_at_sizes_that_a_study_can_have():
     _, runs, q = rates(0.01, 0.0, 3, sizes=(64, 128, 256), target=900, num_seeds=3)
-    asked_runs = examine(runs, dataclasses.replace(q, margin_nats=0.004), draws=400).verdict.what_to_run
+    asked_runs = examine(
+        runs, dataclasses.replace(q, margin_nats=0.004), draws=400
+    ).verdict.what_to_run
     assert asked_runs and len({(s.size, s.log2_value) for s in asked_runs}) == len(asked_runs)
     assert all(s.size % 64 == 0 and s.size < 900 for s in asked_runs)
     assert _larger(96, dataclasses.replace(q, base_size=64)) == [192, 384, 768]
@@ -189,7 +235,9 @@ def test_useless_mends_give_way_to_what_decides_and_repeats_stay():
     found, _ = _optima(tuple(runs), q.level, 600, 0)
     assert any(optimum.status == "edge" for optimum in found.optima)
     largest = [p for p in runs if p.size == 128]
-    useless = dataclasses.replace(again(largest[0], q), log2_value=6.0, reason="far above all optima")
+    useless = dataclasses.replace(
+        again(largest[0], q), log2_value=6.0, reason="far above all optima"
+    )
     repeat = again(largest[-1], q)
     chosen, _ = plan_round(runs, found, q, [useless], [repeat])
     assert any((s.size, s.log2_value) == (128, repeat.log2_value) and s.mends for s in chosen)

@@ -9,7 +9,10 @@ from transfer.question import Point
 
 
 def grid(width, losses, first=-8.0, seed=0):
-    return [Point(size=width, log2_value=first + i, loss_nats=x, seed=seed) for i, x in enumerate(losses)]
+    return [
+        Point(size=width, log2_value=first + i, loss_nats=x, seed=seed)
+        for i, x in enumerate(losses)
+    ]
 
 
 def find(points):
@@ -32,7 +35,9 @@ def test_intervals_cover_the_planted_optimum(world, valley):
 
 
 def test_an_optimum_at_the_edge_is_refused():
-    low, high = find([*grid(32, [2.1, 2.2, 2.32, 2.43, 2.56]), *grid(64, [2.55, 2.43, 2.31, 2.20, 2.11])])
+    low, high = find(
+        [*grid(32, [2.1, 2.2, 2.32, 2.43, 2.56]), *grid(64, [2.55, 2.43, 2.31, 2.20, 2.11])]
+    )
     assert (low.status, high.status) == ("edge", "edge")
     assert low.log2_value is None and low.interval_log2 is None and low.curve == ()
 
@@ -41,7 +46,12 @@ def test_a_valley_within_the_noise_is_refused():
     statuses = []
     for seed in range(20):
         noise = rng(seed).normal(0, 0.05, (2, 2, 6))
-        points = [p for w in (0, 1) for s in (0, 1) for p in grid(32 << w, (2 + noise[w, s]).tolist(), seed=s)]
+        points = [
+            p
+            for w in (0, 1)
+            for s in (0, 1)
+            for p in grid(32 << w, (2 + noise[w, s]).tolist(), seed=s)
+        ]
         statuses += [o.status for o in find(points)]
     assert statuses.count("ok") <= 0.1 * len(statuses)
     assert statuses.count("flat") > statuses.count("edge")
@@ -61,18 +71,23 @@ def test_diverged_runs_give_the_cliff_and_leave_the_fit():
     ]
     (alone,), (found,) = find(GOOD), find([*GOOD, *cliff])
     assert found.num_diverged == 1 and found.num_runs == 7
-    assert found.log2_value == pytest.approx(alone.log2_value)  # the survivor's 1.0 would have moved it
+    # the survivor's 1.0 would have moved it
+    assert found.log2_value == pytest.approx(alone.log2_value)
     assert found.cliff_octaves == pytest.approx(-3 - found.log2_value)
     assert alone.cliff_octaves is None
 
 
 def test_far_points_do_not_bend_the_minimum():
     points, _ = WIDE.draw(rng(1))
-    far = [Point(size=w, log2_value=-14.0, loss_nats=9.0, seed=s) for w in WIDE.sizes for s in range(3)]
+    far = [
+        Point(size=w, log2_value=-14.0, loss_nats=9.0, seed=s) for w in WIDE.sizes for s in range(3)
+    ]
     assert [o.log2_value for o in find([*points, *far])] == [o.log2_value for o in find(points)]
 
 
-@pytest.mark.parametrize(("first", "below"), [(-9.5, True), (-9.0, False)], ids=["between two runs", "at a run"])
+@pytest.mark.parametrize(
+    ("first", "below"), [(-9.5, True), (-9.0, False)], ids=["between two runs", "at a run"]
+)
 def test_a_basin_goes_through_its_runs_and_knows_the_lowest(first, below):
     """A minimum between two values lies below both; one at a value lies at its run."""
     points = [

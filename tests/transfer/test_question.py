@@ -20,13 +20,19 @@ def test_octaves_and_back():
 
 def test_octaves_of_a_beta_are_of_its_memory():
     assert to_log2("beta2", 0.95) == pytest.approx(math.log2(0.05))
-    assert to_log2("beta2", 0.975) == pytest.approx(to_log2("beta2", 0.95) - 1)  # twice the memory, an octave less
+    # twice the memory, an octave less
+    assert to_log2("beta2", 0.975) == pytest.approx(to_log2("beta2", 0.95) - 1)
     assert from_log2("beta1", -1) == 0.5
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("weight_decay", 0.0), ("learning_rate", math.nan), ("beta2", 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weight_decay", 0.0),
+        ("learning_rate", math.nan),
+        ("beta2", 1.0),
+    ],
+)
 def test_a_value_without_a_logarithm_is_named(name, value):
     with pytest.raises(TransferError) as caught:
         to_log2(name, value)
@@ -35,8 +41,17 @@ def test_a_value_without_a_logarithm_is_named(name, value):
 
 def test_everything_wrong_is_said_at_once():
     with pytest.raises(TransferError) as caught:
-        Question(target_size=0, base_size=1.5, axis="time", hyperparameter="eps", power=math.inf,
-                 transferred_log2=math.nan, built_in=math.nan, margin_nats=0.0, level=1.0)  # fmt: skip
+        Question(
+            target_size=0,
+            base_size=1.5,
+            axis="time",
+            hyperparameter="eps",
+            power=math.inf,
+            transferred_log2=math.nan,
+            built_in=math.nan,
+            margin_nats=0.0,
+            level=1.0,
+        )
     assert len(caught.value.problems) == 9
     with pytest.raises(TransferError) as caught:
         Point(size=0, log2_value=math.nan, loss_nats=math.inf, seed=-1)

@@ -1,4 +1,6 @@
-"""Beyond the runs: the interval grows with the distance, and a verdict says what it assumes and how far it reaches."""
+"""Beyond the runs: the interval grows with the distance, and a verdict says what it assumes and how
+far it reaches.
+"""
 
 import math
 
@@ -22,7 +24,10 @@ def flat_runs(sd=0.004):
         Point(
             size=size,
             log2_value=float(x),
-            loss_nats=2.5 + 0.05 * (x + 6) ** 2 - 0.1 * math.log2(size / 64) + float(noise.normal(0, sd)),
+            loss_nats=2.5
+            + 0.05 * (x + 6) ** 2
+            - 0.1 * math.log2(size / 64)
+            + float(noise.normal(0, sd)),
             seed=seed,
         )
         for size in (64, 128, 256)
@@ -47,19 +52,28 @@ def test_a_verdict_states_its_assumption_and_ends_at_the_largest_ratio_it_suppor
     assert body["largest_ratio"] == found[512].largest_ratio
     assert any(body["assumption"] in reason for reason in body["reasons"])
     limit = math.floor(256 * found[512].largest_ratio)
-    assert judge(flat_runs(), Question(base_size=64, target_size=limit), draws=600).outcome == "holds"
+    assert (
+        judge(flat_runs(), Question(base_size=64, target_size=limit), draws=600).outcome == "holds"
+    )
 
 
 def test_optima_alone_reach_no_further():
     optima = [(64 * 2**k, -6.0 + 0.02 * (-1) ** k) for k in range(6)]
-    near, far = (judge_optima(optima, Question(base_size=64, target_size=size)) for size in (2048, 2**21))
+    near, far = (
+        judge_optima(optima, Question(base_size=64, target_size=size)) for size in (2048, 2**21)
+    )
     assert near.outcome == "holds" and far.outcome == "cannot_tell"
     assert near.largest_ratio == far.largest_ratio and "2,097,152" in far.assumption
 
 
-@pytest.mark.parametrize(("limit", "target", "outcome", "ratio"), [
-    (700, 512, "holds", 2 ** (11 / 8)), (700, 4096, "cannot_tell", 2 ** (11 / 8)), (100, 512, "cannot_tell", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limit", "target", "outcome", "ratio"),
+    [
+        (700, 512, "holds", 2 ** (11 / 8)),
+        (700, 4096, "cannot_tell", 2 ** (11 / 8)),
+        (100, 512, "cannot_tell", None),
+    ],
+)
 def test_the_largest_ratio_does_not_depend_on_the_target(limit, target, outcome, ratio):
     found = find_largest_ratio(lambda size: size <= limit, 256, target, outcome)
     assert found == (ratio if ratio is None else pytest.approx(ratio))
@@ -70,12 +84,18 @@ def test_the_walk_grows_with_the_doublings_to_the_power_of_one_and_a_half():
     spread = np.quantile(np.abs(walks), 0.9, axis=0)
     assert spread[0] < 1e-3 and spread[2] / spread[1] == pytest.approx(8.0, rel=0.1)
     assert not walks[0].any()
-    assert {axis for axis, prior in LINES.items() if prior.walk_octaves} == {"width", "depth", "params"}
+    assert {axis for axis, prior in LINES.items() if prior.walk_octaves} == {
+        "width",
+        "depth",
+        "params",
+    }
 
 
 def test_a_run_is_outvoted_only_by_repeats_that_agree():
     def cell(*losses):
-        return [Point(size=64, log2_value=-6.0, loss_nats=loss, seed=i) for i, loss in enumerate(losses)]
+        return [
+            Point(size=64, log2_value=-6.0, loss_nats=loss, seed=i) for i, loss in enumerate(losses)
+        ]
 
     assert find_outvoted(cell(3.0, 3.01, 3.3)).point.loss_nats == 3.3
     assert find_outvoted(cell(3.0, 3.15, 3.3)) is None

@@ -15,9 +15,13 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def crossed(second, values, best, losses=None):
-    """A learning-rate grid at every value of a second factor, whose optimum drifts at all values but one."""
+    """A learning-rate grid at every value of a second factor, whose optimum drifts at all values
+    but one.
+    """
     lines = [f"width,lr,{second},seed,loss"]
-    for width, rate, value, seed in itertools.product((64, 128, 256), range(-9, -3), values, (0, 1)):
+    for width, rate, value, seed in itertools.product(
+        (64, 128, 256), range(-9, -3), values, (0, 1)
+    ):
         drift = 0 if value == best else -0.8
         octaves = rate + 6 - drift * (width.bit_length() - 7)
         floor = 3 - 0.05 * width.bit_length() + (0 if value == best else 0.02)
@@ -39,7 +43,7 @@ TABLES = {
     "published, by width": grids.by_width(grids.BROKEN_MUP),
     "published, batches": grids.batches(),
     "published, durations": grids.durations(),
-    "optima": "width,lr_optimum\n128,9.77e-4\n128,4.88e-4\n256,9.77e-4\n512,9.77e-4\n1024,9.77e-4\n2048,1.95e-3",
+    "optima": "width,lr_optimum\n128,9.77e-4\n128,4.88e-4\n256,9.77e-4\n512,9.77e-4\n1024,9.77e-4\n2048,1.95e-3",  # noqa: E501
     **{path.stem: path.read_text() for path in sorted(RESULTS.glob("*.csv"))},
 }
 
@@ -61,8 +65,12 @@ def test_shuffled_rows_give_the_same_answer(name, tmp_path):
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize(("second", "values", "best"), [("weight_decay", (0, 0.1), 0.1), ("clip", (1.0, 0.5), 0.5)])
-def test_of_equally_large_slices_the_one_with_the_lowest_loss_is_judged(second, values, best, tmp_path):
+@pytest.mark.parametrize(
+    ("second", "values", "best"), [("weight_decay", (0, 0.1), 0.1), ("clip", (1.0, 0.5), 0.5)]
+)
+def test_of_equally_large_slices_the_one_with_the_lowest_loss_is_judged(
+    second, values, best, tmp_path
+):
     for order in (values, values[::-1]):
         answer = json.loads(judge_text(crossed(second, order, best), tmp_path))
         assert any(f"those at {second} {best:g}; " in note for note in answer["notes"])

@@ -36,7 +36,9 @@ def test_the_families_are_what_they_say():
     left, right = rise(np.array([-2.0, 3.0]), np.array(1.0), nearest(-8, "walls", 3.0))
     assert left == pytest.approx(2, rel=0.02) and right > 5
     of_cliff = rise(x, np.array(1.0), nearest(2.0, "cliffs", 1.25))
-    assert of_cliff == pytest.approx((x**2 + np.exp(2.0) * np.maximum(x - 1.25, 0) ** 2) / 2, rel=0.03)
+    assert of_cliff == pytest.approx(
+        (x**2 + np.exp(2.0) * np.maximum(x - 1.25, 0) ** 2) / 2, rel=0.03
+    )
     z = x / 0.7
     quartic = z**2 + 1.2 * z**3 + z**4
     found = rise(x, np.array(1.0), nearest(1.2, "quartics", 0.7))

@@ -15,11 +15,28 @@ def test_the_summary_is_json_with_the_promised_keys():
     found = verdict_summary(judge(mup, QUESTION, control_points=sp))
     json.dumps(found, allow_nan=False)
     promised = {
-        "axis", "hyperparameter", "outcome", "drift_octaves_per_doubling", "offset_octaves", "regret_nats",
-        "margin_nats", "level", "target_size", "base_size", "power", "power_is_measured", "transferred_value",
-        "transferred_log2", "cost_of_2x_off_nats", "noise_nats", "optima", "values_tried", "control",
-        "reasons", "what_to_run",
-    }  # fmt: skip
+        "axis",
+        "hyperparameter",
+        "outcome",
+        "drift_octaves_per_doubling",
+        "offset_octaves",
+        "regret_nats",
+        "margin_nats",
+        "level",
+        "target_size",
+        "base_size",
+        "power",
+        "power_is_measured",
+        "transferred_value",
+        "transferred_log2",
+        "cost_of_2x_off_nats",
+        "noise_nats",
+        "optima",
+        "values_tried",
+        "control",
+        "reasons",
+        "what_to_run",
+    }
     assert promised <= found.keys()
     assert found["control"].keys() == found.keys()
     first = found["optima"][0]
@@ -42,4 +59,6 @@ def test_powers_are_absolute_and_say_whether_they_were_measured():
     measured = Question(target_size=512, base_size=64, axis="batch", built_in=0.5, power=None)
     found = verdict_summary(judge(points, measured))
     assert found["power_is_measured"]
-    assert found["power"] == pytest.approx(0.5 + found["drift_octaves_per_doubling"]["value"], abs=0.02)
+    assert found["power"] == pytest.approx(
+        0.5 + found["drift_octaves_per_doubling"]["value"], abs=0.02
+    )

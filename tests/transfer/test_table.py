@@ -5,9 +5,15 @@ from transfer.tables.cells import TableError
 
 def test_runs_become_points(read):
     found = read("width, lr, loss, seed, host\n32, 0.25, 2.5, 3, a\n64, 0.5, diverged, 4, b\n")
-    assert [(p.size, p.log2_value, p.loss_nats, p.seed) for p in found.points] == [(32, -2, 2.5, 3), (64, -1, None, 4)]
+    assert [(p.size, p.log2_value, p.loss_nats, p.seed) for p in found.points] == [
+        (32, -2, 2.5, 3),
+        (64, -1, None, 4),
+    ]
     assert (found.axis, found.hyperparameter, found.optima) == ("width", "learning_rate", ())
-    assert found.notes == ("judged: learning_rate (column lr) over width (column width)", "columns ignored: host")
+    assert found.notes == (
+        "judged: learning_rate (column lr) over width (column width)",
+        "columns ignored: host",
+    )
 
 
 def test_optima_are_read(read):
@@ -35,16 +41,30 @@ def test_what_is_off_is_left_aside_and_said(read):
         read("width,clip,loss\n32,0,3\n64,0,3\n")
 
 
-@pytest.mark.parametrize("text", ["", "width,lr,loss\n", "width,lr,lr,loss\n32,1,1,1\n", 'width,lr,loss\n32,"0.1,2\n'])
+@pytest.mark.parametrize(
+    "text", ["", "width,lr,loss\n", "width,lr,lr,loss\n32,1,1,1\n", 'width,lr,loss\n32,"0.1,2\n']
+)
 def test_an_unreadable_table_is_refused(read, text):
     with pytest.raises(TableError):
         read(text)
 
 
-@pytest.mark.parametrize(("column", "cell"), [
-    ("loss", "-1"), ("loss", "crashed"), ("width", "1.5"), ("width", "9" * 400), ("lr", "0"), ("beta2", "1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("loss", "-1"),
+        ("loss", "crashed"),
+        ("width", "1.5"),
+        ("width", "9" * 400),
+        ("lr", "0"),
+        ("beta2", "1"),
+    ],
+)
 def test_a_cell_that_is_no_such_number_is_refused(read, column, cell):
-    row = {"width": "32", "loss": "3"} | ({} if column in ("beta2", "clip") else {"lr": "0.1"}) | {column: cell}
+    row = (
+        {"width": "32", "loss": "3"}
+        | ({} if column in ("beta2", "clip") else {"lr": "0.1"})
+        | {column: cell}
+    )
     with pytest.raises(TableError, match=f"row 2, column {column}: "):
         read(",".join(row) + "\n" + ",".join(row.values()) + "\n")

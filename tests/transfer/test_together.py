@@ -40,8 +40,11 @@ def rates(world, num):
         wrong.append(found.outcome == ("holds" if cost > MARGIN else "drifts"))
         covered.append(found.regret_nats.low <= cost <= found.regret_nats.high)
         reached.append(found.offset.low <= octaves <= found.offset.high)
-    print(f"{world.drift}: {statistics.mean(wrong):.2f} wrong, regret covered {statistics.mean(covered):.2f}, offset "
-          f"{statistics.mean(reached):.2f}, {({o: outcomes.count(o) for o in set(outcomes)})}")  # fmt: skip
+    print(
+        f"{world.drift}: {statistics.mean(wrong):.2f} wrong, regret covered "
+        f"{statistics.mean(covered):.2f}, offset "
+        f"{statistics.mean(reached):.2f}, { ({o: outcomes.count(o) for o in set(outcomes)}) }"
+    )
     return statistics.mean(wrong), statistics.mean(covered), statistics.mean(reached), outcomes
 
 
@@ -74,7 +77,18 @@ def test_shifts_add_up_with_their_signs():
 
 def test_the_valley_at_the_target_is_as_steep_as_its_axes_make_it():
     steep, shallow = (
-        next(iter(simulated(Axes(drift={**EVEN, "width": 0.4}, trend=dict.fromkeys(SIZES, by), noise_nats=1e-4), 1)))
+        next(
+            iter(
+                simulated(
+                    Axes(
+                        drift={**EVEN, "width": 0.4},
+                        trend=dict.fromkeys(SIZES, by),
+                        noise_nats=1e-4,
+                    ),
+                    1,
+                )
+            )
+        )
         for by in (0.15, -0.15)
     )
     assert steep[0].regret_nats.value > 2 * shallow[0].regret_nats.value
@@ -85,7 +99,10 @@ def test_the_valley_at_the_target_is_as_steep_as_its_axes_make_it():
 def test_an_axis_without_a_test_cannot_be_told(one):
     found = judge_together(one[:2], DOUBLINGS)
     assert found.outcome == "cannot_tell" and found.untested == ("depth",)
-    assert found.regret_nats is not None and "depth: the target is 8 times the base" in found.reasons[-1]
+    assert (
+        found.regret_nats is not None
+        and "depth: the target is 8 times the base" in found.reasons[-1]
+    )
     assert judge_together(one[:2], {**DOUBLINGS, "depth": 0.05}).untested == ()
     assert together_summary(found)["untested"] == ["depth"]
     assert differs(16, 2) and not differs(100, 99)
@@ -103,19 +120,28 @@ def test_an_unusable_axis_is_named_and_nothing_is_made_up(one):
 
 
 def test_a_doubted_verdict_on_one_axis_leaves_the_whole_open(one):
-    """A cliff near the rate, or a run that alone makes the drift: the interval decides, the verdict does not."""
+    """A cliff near the rate, or a run that alone makes the drift: the interval decides, the verdict
+    does not.
+    """
     near = [Point(size=128, log2_value=p.log2_value, loss_nats=None, seed=9) for p in cliff(one)]
     world = Axes(drift=EVEN)
     points, _ = world.draw(np.random.default_rng(1))
     points["width"] += near
     judged = world.judged(points)
-    assert judged[0].verdict.outcome == "cannot_tell" and judged[0].verdict.regret_nats.high < MARGIN
+    assert (
+        judged[0].verdict.outcome == "cannot_tell" and judged[0].verdict.regret_nats.high < MARGIN
+    )
     found = judge_together(judged, DOUBLINGS)
-    assert found.outcome == "cannot_tell" and any("diverged 0." in reason for reason in found.reasons)
+    assert found.outcome == "cannot_tell" and any(
+        "diverged 0." in reason for reason in found.reasons
+    )
     plain = judge_together(one, DOUBLINGS)
     assert plain.outcome == "holds"
     doubted = dataclasses.replace(
-        one[2], verdict=dataclasses.replace(one[2].verdict, outcome="cannot_tell", reasons=("but without one run",))
+        one[2],
+        verdict=dataclasses.replace(
+            one[2].verdict, outcome="cannot_tell", reasons=("but without one run",)
+        ),
     )
     found = judge_together([*one[:2], doubted], DOUBLINGS)
     assert found.outcome == "cannot_tell" and found.reasons[-1] == "depth: but without one run"
@@ -129,15 +155,23 @@ def cliff(judged):
 
 
 def test_axes_are_independent_evidence_though_judged_with_the_same_random_numbers():
-    """A target smaller on one axis: equal draws would cancel, and the rate would look surer than either axis is."""
+    """A target smaller on one axis: equal draws would cancel, and the rate would look surer than
+    either axis is.
+    """
 
     def doubled(target):
-        first, second = (judged_axis(axis, target if axis == "duration" else 256) for axis in ("width", "duration"))
+        first, second = (
+            judged_axis(axis, target if axis == "duration" else 256)
+            for axis in ("width", "duration")
+        )
         by = {q.axis: q.doublings for q in (first.verdict.question, second.verdict.question)}
         together = judge_together([first, second], by)
         apart = [f.at_target.line for f in (first, second)]
         # Widths and not standard deviations: the scatter has heavy tails.
-        widths = [np.diff(np.quantile(rows, [0.05, 0.95]))[0] for rows in (apart[0].at_target, apart[1].shift)]
+        widths = [
+            np.diff(np.quantile(rows, [0.05, 0.95]))[0]
+            for rows in (apart[0].at_target, apart[1].shift)
+        ]
         return (together.offset.high - together.offset.low) / np.hypot(*widths)
 
     assert 0.8 < doubled(16) < 1.3 and 0.8 < doubled(256) < 1.3
@@ -146,7 +180,14 @@ def test_axes_are_independent_evidence_though_judged_with_the_same_random_number
 def judged_axis(axis, target):
     rng = np.random.default_rng(len(axis))
     points = [
-        Point(size=size, log2_value=float(x), loss_nats=float(2 + 0.05 * (x + 5) ** 2 + rng.normal(0, 0.01)), seed=seed)
-        for size in (64, 128, 256) for x in range(-7, -2) for seed in range(3)
-    ]  # fmt: skip
+        Point(
+            size=size,
+            log2_value=float(x),
+            loss_nats=float(2 + 0.05 * (x + 5) ** 2 + rng.normal(0, 0.01)),
+            seed=seed,
+        )
+        for size in (64, 128, 256)
+        for x in range(-7, -2)
+        for seed in range(3)
+    ]
     return examine(points, Question(axis=axis, base_size=64, target_size=target))

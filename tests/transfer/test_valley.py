@@ -27,7 +27,9 @@ def valley(x, centre, shape, curvature=0.06):
 def runs(loss_nats, rates, seeds=1):
     x = np.repeat(np.asarray(rates, dtype=float), seeds)
     group = np.tile(np.arange(seeds), len(rates))
-    return SizeRuns(log2_value=x, loss_nats=np.asarray(loss_nats(x, group), dtype=float), group=group)
+    return SizeRuns(
+        log2_value=x, loss_nats=np.asarray(loss_nats(x, group), dtype=float), group=group
+    )
 
 
 def fit(*sizes):
@@ -67,13 +69,19 @@ def test_a_monotone_or_upturned_loss_has_its_optimum_outside():
 
 
 def narrowing_by_seeds():
-    """How far the interval of an optimum that no shape fits narrows as two seeds become twelve; and the noise found."""
+    """How far the interval of an optimum that no shape fits narrows as two seeds become twelve; and
+    the noise found.
+    """
     missed = np.random.default_rng(3).normal(0, 0.01, (3, 7))
 
     def bent(size):
-        return lambda x, g: valley(x, -6, linex(0.3)) + missed[size, x.astype(int) + 9] + 1e-3 * np.sin(9 * x + g)
+        return lambda x, g: (
+            valley(x, -6, linex(0.3)) + missed[size, x.astype(int) + 9] + 1e-3 * np.sin(9 * x + g)
+        )
 
-    few, many = (fit(*(runs(bent(size), range(-9, -2), seeds=n) for size in range(3))) for n in (2, 12))
+    few, many = (
+        fit(*(runs(bent(size), range(-9, -2), seeds=n) for size in range(3))) for n in (2, 12)
+    )
     sds = [np.std((found.optimum[:, 0] - found.off_shape)[1:]) for found in (many, few)]
     return sds[0] / sds[1], many.noise_nats
 
@@ -88,14 +96,20 @@ def test_a_shape_the_model_misses_counts_as_noise_however_many_the_seeds(monkeyp
 
 def test_rates_far_up_a_wall_do_not_move_the_minimum():
     def walled(x, group):
-        return valley(x, -6, linex(0.01)) + np.where(x > -4, 0.4, 0.0) + 0.003 * np.sin(5 * x + 3 * group)
+        return (
+            valley(x, -6, linex(0.01))
+            + np.where(x > -4, 0.4, 0.0)
+            + 0.003 * np.sin(5 * x + 3 * group)
+        )
 
     found = fit(*(runs(walled, range(-9, -2), seeds=3) for _ in range(3)))
     assert found.optimum[0] == pytest.approx([-6] * 3, abs=0.15)
 
 
 def test_optima_may_lie_off_their_shape_alike_at_all_sizes():
-    """A cliff's by some hundredths of a step, by less of finer steps; a shape like a parabola's hardly at all."""
+    """A cliff's by some hundredths of a step, by less of finer steps; a shape like a parabola's
+    hardly at all.
+    """
 
     def off(shape, step):
         rates = np.arange(-9, -2, step)
@@ -110,10 +124,14 @@ def test_optima_may_lie_off_their_shape_alike_at_all_sizes():
 
 
 def test_a_cliff_far_up_does_not_lift_the_curve_off_its_minimum():
-    """The height of the curve was the mean of all residuals: 1.094 at its minimum, beside runs of 1.050."""
+    """The height of the curve was the mean of all residuals: 1.094 at its minimum, beside runs of
+    1.050.
+    """
     losses = {-12: 1.412, -11: 1.218, -10: 1.100, -9: 1.050, -8: 1.100, -7: 1.534}
     found = fit(runs(lambda x, _: [losses[int(rate)] for rate in x], list(losses)))
     rates = np.array([-10, -9, -8])
-    drawn = found.minimum_nats[0] + rise(rates - found.optimum[0, 0], found.curvature[0, :1], found.shape[:1])
+    drawn = found.minimum_nats[0] + rise(
+        rates - found.optimum[0, 0], found.curvature[0, :1], found.shape[:1]
+    )
     assert drawn == pytest.approx([losses[int(rate)] for rate in rates], abs=0.02)
     assert 1.03 < found.minimum_nats[0] < 1.06

@@ -28,7 +28,9 @@ MARGIN = 0.01
 
 @pytest.mark.parametrize("regret_nats", [0.0, 3 * MARGIN])
 def test_the_promise(regret_nats):
-    """4 widths, 7 rates, 3 seeds, noise of 0.005 nats: judged rightly, covered, and hardly wider than need be."""
+    """4 widths, 7 rates, 3 seeds, noise of 0.005 nats: judged rightly, covered, and hardly wider
+    than need be.
+    """
     world = dataclasses.replace(WIDE, regret_nats=regret_nats)
     found = tally(world, 40)
     print(f"regret {regret_nats}: {found}")
@@ -40,8 +42,11 @@ def test_the_promise(regret_nats):
 
 def test_with_half_the_noise_the_promise_is_broken(monkeypatch):
     honest = basins._log_weight
-    monkeypatch.setattr(basins, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4))
-    monkeypatch.setattr(basins, "OFF_KINKED", 0.0)  # what lies between two rates widens the interval whatever the noise
+    monkeypatch.setattr(
+        basins, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4)
+    )
+    # what lies between two rates widens the interval whatever the noise
+    monkeypatch.setattr(basins, "OFF_KINKED", 0.0)
     monkeypatch.setattr(basins, "OFF_LOPSIDED", 0.0)
     found = tally(WIDE, 40)
     print(f"half the noise: {found}")
@@ -52,7 +57,8 @@ def test_with_half_the_noise_the_promise_is_broken(monkeypatch):
 def test_few_noisy_runs_are_judged_rightly_or_not_at_all(regret_nats, monkeypatch):
     world = dataclasses.replace(SMALL, regret_nats=regret_nats)
     with monkeypatch.context() as patch:
-        patch.setattr(verdict_room, "_lone_culprit", lambda *_: None)  # no run is spiked here, and to ask takes long
+        # no run is spiked here, and to ask takes long
+        patch.setattr(verdict_room, "_lone_culprit", lambda *_: None)
         found = tally(world, 40, draws=300)
     print(f"regret {regret_nats}: {found}")
     assert found.wrong(world) < 0.05
@@ -90,7 +96,9 @@ def test_other_truths(name, regret_nats):
 
 @pytest.mark.parametrize("shape", [straight_cliff, lopsided_quartic])
 def test_optima_of_cliffs_and_quartics_are_covered(shape):
-    """All optima of a draw share the error of their shape: 12 draws are worth little more than 12 optima."""
+    """All optima of a draw share the error of their shape: 12 draws are worth little more than 12
+    optima.
+    """
     world = dataclasses.replace(WIDE, valley=shape)
     found = tally(world, 12, draws=400)
     print(f"{found}")
@@ -111,7 +119,10 @@ def test_a_long_way_to_the_target(scatter):
         true = world.valley(found.transferred_log2 - optima[7000], world.curvature)
         regrets.append(found.regret_nats.low - 1e-12 <= true <= found.regret_nats.high)
         assert found.outcome != "drifts" or true > MARGIN
-    print(f"scatter {scatter}: drift covered {statistics.mean(covered):.2f}, regret {statistics.mean(regrets):.2f}")
+    print(
+        f"scatter {scatter}: drift covered {statistics.mean(covered):.2f}, regret "
+        f"{statistics.mean(regrets):.2f}"
+    )
     assert statistics.mean(covered) >= 0.83 and statistics.mean(regrets) >= 0.83
 
 
@@ -125,8 +136,12 @@ def test_one_spiked_run_never_makes_a_drift(spike, num_seeds):
 
 
 def test_without_the_check_for_a_lone_culprit_a_spike_may_make_a_drift(monkeypatch):
-    """Rarely: where a spike leaves no shape that fits, the noise is large. This is one draw of thirty."""
-    world = dataclasses.replace(SMALL, num_seeds=1, noise_nats=0.005, target_size=1024, regret_nats=0.003)
+    """Rarely: where a spike leaves no shape that fits, the noise is large. This is one draw of
+    thirty.
+    """
+    world = dataclasses.replace(
+        SMALL, num_seeds=1, noise_nats=0.005, target_size=1024, regret_nats=0.003
+    )
     points, _ = world.draw(rng(1004), spike=0.2)
     assert judge(points, world.question, seed=4, draws=400).outcome == "cannot_tell"
     monkeypatch.setattr(verdict_room, "_lone_culprit", lambda *_: None)
@@ -135,7 +150,9 @@ def test_without_the_check_for_a_lone_culprit_a_spike_may_make_a_drift(monkeypat
 
 def test_real_mup_does_not_drift_and_real_sp_does():
     mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
-    found = judge(mup, Question(target_size=256, base_size=32, transferred_log2=-5.5), control_points=sp)
+    found = judge(
+        mup, Question(target_size=256, base_size=32, transferred_log2=-5.5), control_points=sp
+    )
     assert found.outcome in {"holds", "cannot_tell"}
     assert abs(found.drift.value) < 0.25
     control = judge(sp, Question(target_size=512, base_size=64))
@@ -146,7 +163,10 @@ def test_real_mup_does_not_drift_and_real_sp_does():
 
 
 def test_a_wrong_rate_given_by_hand_is_charged_for():
-    found = judge(cpu_grid("mup", (32, 64, 128)), Question(target_size=256, base_size=32, transferred_log2=-8.0))
+    found = judge(
+        cpu_grid("mup", (32, 64, 128)),
+        Question(target_size=256, base_size=32, transferred_log2=-8.0),
+    )
     assert found.outcome == "drifts"
     assert found.offset.value == pytest.approx(-2.4, abs=0.3)
     assert 0.1 < found.regret_nats.value < 0.4  # measured at 256: 2.185 - 1.957
@@ -155,7 +175,10 @@ def test_a_wrong_rate_given_by_hand_is_charged_for():
 
 def test_same_question_same_verdict_and_a_canonical_form():
     points, _ = SMALL.draw(rng(0))
-    one, remembered = (judge(points, Question(target_size=256, base_size=32), control_points=points) for _ in range(2))
+    one, remembered = (
+        judge(points, Question(target_size=256, base_size=32), control_points=points)
+        for _ in range(2)
+    )
     verdict_room._optima.cache_clear()
     two = judge(points, Question(target_size=256, base_size=32), control_points=points)
     assert canon.canonical(one) == canon.canonical(two) == canon.canonical(remembered)
@@ -171,7 +194,9 @@ def test_runs_that_do_not_answer_the_question_are_refused():
 
 
 def test_a_cliff_that_moves_towards_the_value_forbids_holds():
-    """Nothing is lost where runs finish; at the target, by the trend of the sizes, they would not."""
+    """Nothing is lost where runs finish; at the target, by the trend of the sizes, they would
+    not.
+    """
     rng = np.random.default_rng(0)
     for fall, outcome in ((1.0, "cannot_tell"), (0.0, "holds")):
         points = []
@@ -179,16 +204,27 @@ def test_a_cliff_that_moves_towards_the_value_forbids_holds():
             for rate in range(-9, 1):
                 gone = rate >= -1 - fall * number
                 loss = None if gone else 3 + 0.05 * (rate + 6) ** 2 + float(rng.normal(0, 0.001))
-                points += [Point(size=size, log2_value=float(rate), loss_nats=loss, seed=seed) for seed in range(2)]
+                points += [
+                    Point(size=size, log2_value=float(rate), loss_nats=loss, seed=seed)
+                    for seed in range(2)
+                ]
         found = judge(points, Question(base_size=64, target_size=1100))
         assert found.outcome == outcome
-        assert any("diverge fall by 1.0 octaves per doubling" in reason for reason in found.reasons) == (fall > 0)
+        assert any(
+            "diverge fall by 1.0 octaves per doubling" in reason for reason in found.reasons
+        ) == (fall > 0)
 
 
 @pytest.mark.parametrize(
     ("low", "value", "high", "outcome"),
-    [(0.0, 0.002, 0.009, "holds"), (0.0, 0.002, 0.011, "cannot_tell"), (0.009, 0.02, 0.03, "cannot_tell"),
-     (0.011, 0.02, 0.03, "drifts")],
-)  # fmt: skip
-def test_the_whole_interval_lies_on_one_side_of_the_margin_or_nothing_is_decided(low, value, high, outcome):
+    [
+        (0.0, 0.002, 0.009, "holds"),
+        (0.0, 0.002, 0.011, "cannot_tell"),
+        (0.009, 0.02, 0.03, "cannot_tell"),
+        (0.011, 0.02, 0.03, "drifts"),
+    ],
+)
+def test_the_whole_interval_lies_on_one_side_of_the_margin_or_nothing_is_decided(
+    low, value, high, outcome
+):
     assert decide(Estimate(value=value, low=low, high=high), MARGIN) == outcome

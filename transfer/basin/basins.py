@@ -1,12 +1,13 @@
 """What the runs say about the basins of all sizes together: numbers in, posterior draws out.
 
-Given a shape (`transfer.basin.shapes`), the minimum m and the noise, a basin `a + k h(x - m)` is linear, so a and k >
-0 are integrated exactly: a, and the basin's depth over the rates that were run, k |h|, have flat priors. The rest lies
-on grids: the shape, one for all sizes; m, over the rates and an octave beyond; the noise, pooled. A shape that the runs
-identify costs nothing; where they do not, all that fit share the posterior, and the minimum is as unsure as that.
+Given a shape (`transfer.basin.shapes`), the minimum m and the noise, a basin `a + k h(x - m)` is
+linear, so a and k > 0 are integrated exactly: a, and the basin's depth over the rates that were
+run, k |h|, have flat priors. The rest lies on grids: the shape, one for all sizes; m, over the
+rates and an octave beyond; the noise, pooled. A shape that the runs identify costs nothing; where
+they do not, all that fit share the posterior, and the minimum is as unsure as that.
 
-Seeds are paired: one that trained at several rates has its own intercept `a` (same data order and initialisation), so
-what is common to its runs does not count as noise.
+Seeds are paired: one that trained at several rates has its own intercept `a` (same data order and
+initialisation), so what is common to its runs does not count as noise.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ COARSE_STRIDE, COARSE_OCTAVES = 40, 0.15
 FINE_OCTAVES = 0.02
 """Where one shape is looked at only."""
 MOST_SHAPES, FINE_STEPS = 96, 64
-"""The second look takes so many shapes, and so many places in each size, where the first found anything likely."""
+"""The second look takes so many shapes, and so many places in each size, where the first found
+anything likely."""
 DOUBTFUL = 12.0
 """Log evidence behind the best at which a trust is given up after the second look."""
 NEGLIGIBLE = 10.0
@@ -50,9 +52,10 @@ LOG_ODDS = 2.0
 CREDIBLE_NOISE_NATS = 5e-4
 """A fit may be better than this by luck: nothing is given up for that."""
 OFF_KINKED, OFF_LOPSIDED = 0.05, 0.1
-"""Sd of how far an optimum lies off that of a shape with a kink, a cusp or a wall, in steps from one value that was run
-to the next; and, of every shape, times its lopsidedness one step out. Calibrated on curves that are none of our shapes:
-on 330 random grids of cliffs, quartics, floors and others, optima are covered .84 without and .93 with them."""
+"""Sd of how far an optimum lies off that of a shape with a kink, a cusp or a wall, in steps from
+one value that was run to the next; and, of every shape, times its lopsidedness one step out.
+Calibrated on curves that are none of our shapes: on 330 random grids of cliffs, quartics, floors
+and others, optima are covered .84 without and .93 with them."""
 KINKED = ("powers", "walls", "cliffs")
 OFF_STEPS = 33
 CERTAIN_DEPTH = 6.0
@@ -61,10 +64,13 @@ CERTAIN_DEPTH = 6.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BasinPosterior:
-    """Posterior of W basins, D = draws + 1 rows: row 0 is the point estimate, the others are draws."""
+    """Posterior of W basins, D = draws + 1 rows: row 0 is the point estimate, the others are
+    draws.
+    """
 
     optimum: Floats
-    """(D, W) log2 of the hyperparameter; but for `off_shape`, at most an octave outside the values that were run."""
+    """(D, W) log2 of the hyperparameter; but for `off_shape`, at most an octave outside the values
+    that were run."""
     off_shape: Floats
     """(D,) octaves by which all optima of a row lie off those of its shape; part of `optimum`."""
     curvature: Floats
@@ -81,7 +87,9 @@ class BasinPosterior:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Grid:
-    """A size, M places where its optimum may lie, and depth and norm of its basin for each of S shapes (S, M)."""
+    """A size, M places where its optimum may lie, and depth and norm of its basin for each of S
+    shapes (S, M).
+    """
 
     size: ReducedRuns
     optimum: Floats
@@ -114,7 +122,9 @@ class _Look:
     @property
     def pure(self) -> tuple[float, int]:
         """Squares of seeds against seeds, and their degrees of freedom."""
-        return sum(g.size.pure_squares for g in self.grids), sum(g.size.num_pure for g in self.grids)
+        return sum(g.size.pure_squares for g in self.grids), sum(
+            g.size.num_pure for g in self.grids
+        )
 
     @property
     def num_free(self) -> int:
@@ -131,7 +141,11 @@ class _Look:
         """How much less likely, at the least, a lack of fit larger by so much than the best is."""
         (pure, num_pure), least = self.pure, CREDIBLE_NOISE_NATS**2
         pooled = (num_pure + self.num_free) * np.log1p(more / (best + pure + least))
-        return 0.5 * np.minimum(pooled, self.num_free * np.log1p(more / (best + least))) if num_pure else 0.5 * pooled
+        return (
+            0.5 * np.minimum(pooled, self.num_free * np.log1p(more / (best + least)))
+            if num_pure
+            else 0.5 * pooled
+        )
 
 
 def _fit(size: ReducedRuns, h: Floats) -> tuple[Floats, Floats]:
@@ -142,16 +156,23 @@ def _fit(size: ReducedRuns, h: Floats) -> tuple[Floats, Floats]:
 
 
 def _lowest(misfit: Floats) -> Floats:
-    """Minimum over the last axis, by a parabola through the three lowest: the grid may straddle a narrow one."""
+    """Minimum over the last axis, by a parabola through the three lowest: the grid may straddle a
+    narrow one.
+    """
     at = np.clip(misfit.argmin(axis=-1), 1, misfit.shape[-1] - 2)[..., None]
-    left, middle, right = (np.take_along_axis(misfit, at + step, axis=-1)[..., 0] for step in (-1, 0, 1))
+    left, middle, right = (
+        np.take_along_axis(misfit, at + step, axis=-1)[..., 0] for step in (-1, 0, 1)
+    )
     below = (left - right) ** 2 / (8 * np.maximum(left + right - 2 * middle, 1e-300))
-    inside = middle <= np.minimum(left, right)  # else the lowest is at an end, and nothing lies between
+    # else the lowest is at an end, and nothing lies between
+    inside = middle <= np.minimum(left, right)
     return np.asarray(np.where(inside, np.maximum(middle - below, 0.0), misfit.min(axis=-1)))
 
 
 def _look(runs: list[SizeRuns]) -> _Look:
-    """A coarse look everywhere, then two finer ones where shape and optima are likely, at the likeliest trust."""
+    """A coarse look everywhere, then two finer ones where shape and optima are likely, at the
+    likeliest trust.
+    """
     growth = noise_growth(runs)
     reduced = [reduce_runs(columns, growth) for columns in runs]
     shapes = np.arange(0, len(SLANT), COARSE_STRIDE)
@@ -161,10 +182,14 @@ def _look(runs: list[SizeRuns]) -> _Look:
         places.append(np.linspace(low, high, int(np.ceil((high - low) / COARSE_OCTAVES)) + 1))
         rises.append(unit_rises(size.rates - places[-1][:, None], shapes))
     by_trust = [reduced, *([distrust(size, trust) for size in reduced] for trust in TRUSTS_NATS)]
-    coarse = [_Look(shapes=shapes, grids=tuple(map(_grid, sizes, places, rises))) for sizes in by_trust]
+    coarse = [
+        _Look(shapes=shapes, grids=tuple(map(_grid, sizes, places, rises))) for sizes in by_trust
+    ]
     looks = [_closer(look) for look in coarse]
     evidence = [_log_evidence(look) for look in looks]
-    likely = [look for look, log in zip(looks, evidence, strict=True) if log > max(evidence) - DOUBTFUL]
+    likely = [
+        look for look, log in zip(looks, evidence, strict=True) if log > max(evidence) - DOUBTFUL
+    ]
     return max(map(_closer, likely), key=_log_evidence)
 
 
@@ -174,7 +199,9 @@ def _grid(size: ReducedRuns, optimum: Floats, rises: Floats) -> _Grid:
 
 
 def _closer(look: _Look) -> _Look:
-    """A finer look where shape and optima are likely; the same, if so much is that it would be no finer."""
+    """A finer look where shape and optima are likely; the same, if so much is that it would be no
+    finer.
+    """
     likely, ends = _likely(look)
     if len(look.shapes) <= MOST_SHAPES < 2 * len(likely):
         return look
@@ -183,7 +210,9 @@ def _closer(look: _Look) -> _Look:
     shapes = shapes[:: int(np.ceil(len(shapes) / MOST_SHAPES))]
     places = [np.linspace(low, high, FINE_STEPS) for low, high in ends]
     sizes = [grid.size for grid in look.grids]
-    rises = [unit_rises(size.rates - m[:, None], shapes) for size, m in zip(sizes, places, strict=True)]
+    rises = [
+        unit_rises(size.rates - m[:, None], shapes) for size, m in zip(sizes, places, strict=True)
+    ]
     return _Look(shapes=shapes, grids=tuple(map(_grid, sizes, places, rises)))
 
 
@@ -203,17 +232,25 @@ def _likely(look: _Look) -> tuple[Ints, list[tuple[float, float]]]:
 
 
 def _log_evidence(look: _Look) -> float:
-    """Return the log evidence of a trust, up to a constant: flat in every curvature, at the likeliest noise."""
+    """Return the log evidence of a trust, up to a constant: flat in every curvature, at the
+    likeliest noise.
+    """
     misfit = np.sum([g.misfit.min(axis=1) for g in look.grids], axis=0).min()
     pure, num_pure = look.pure
     variance = likeliest_variance(pure + float(misfit), num_pure + look.num_free, look.usual_nats)
     by_shape = LOG_PRIOR[look.shapes] + np.log(look.stride)
     for grid in look.grids:
-        by_shape = by_shape + _log_sum(-0.5 * grid.misfit / variance - np.log(grid.norm)) + np.log(grid.step)
+        by_shape = (
+            by_shape
+            + _log_sum(-0.5 * grid.misfit / variance - np.log(grid.norm))
+            + np.log(grid.step)
+        )
     number = num_pure + sum(len(g.size.rates) - 2 for g in look.grids)
     trust = sum(g.size.log_trust for g in look.grids)
     trust -= LOG_ODDS * (trust < 0)
-    return float(_log_sum(by_shape) - 0.5 * number * np.log(variance) - 0.5 * pure / variance + trust)
+    return float(
+        _log_sum(by_shape) - 0.5 * number * np.log(variance) - 0.5 * pure / variance + trust
+    )
 
 
 def _log_sum(log_terms: Floats) -> Floats:
@@ -223,9 +260,13 @@ def _log_sum(log_terms: Floats) -> Floats:
 
 
 def _log_weight(grid: _Grid, depth: Floats, variance: Floats) -> Floats:
-    """Log likelihood of (shape, optimum) for a variance, the basin's depth integrated over positive values."""
+    """Log likelihood of (shape, optimum) for a variance, the basin's depth integrated over positive
+    values.
+    """
     size = grid.size
-    log_likelihood = -0.5 * (size.squares - depth**2) / variance - 0.5 * (len(size.rates) - 2) * np.log(variance)
+    log_likelihood = -0.5 * (size.squares - depth**2) / variance - 0.5 * (
+        len(size.rates) - 2
+    ) * np.log(variance)
     if depth.min() < CERTAIN_DEPTH * np.sqrt(variance.max()):
         log_likelihood += special.log_ndtr(depth / np.sqrt(variance))
     return np.asarray(log_likelihood)
@@ -234,7 +275,8 @@ def _log_weight(grid: _Grid, depth: Floats, variance: Floats) -> Floats:
 def fit_basins(runs: list[SizeRuns], *, draws: int, rng: np.random.Generator) -> BasinPosterior:
     """Fit all sizes together and draw from the posterior.
 
-    One size at least needs four different rates, so that noise is left to be measured; the others three.
+    One size at least needs four different rates, so that noise is left to be measured; the others
+    three.
     """
     look = _look(runs)
     misfit = np.sum([g.misfit.min(axis=1) for g in look.grids], axis=0).min()
@@ -244,7 +286,9 @@ def fit_basins(runs: list[SizeRuns], *, draws: int, rng: np.random.Generator) ->
         by_optimum = _log_weight(grid, grid.depth, noise.variance[:, None, None])
         log_weight = log_weight + _log_sum(by_optimum)
     weight = np.exp(log_weight - log_weight.max())
-    chosen = np.concatenate([[weight.argmax()], rng.choice(weight.size, size=draws, p=weight.ravel() / weight.sum())])
+    chosen = np.concatenate(
+        [[weight.argmax()], rng.choice(weight.size, size=draws, p=weight.ravel() / weight.sum())]
+    )
     variance, row = noise.variance[chosen // len(look.shapes)], chosen % len(look.shapes)
     placed = [_place(grid, look.shapes, row, variance, rng) for grid in look.grids]
     by_noise = np.cumsum(weight.sum(axis=1))
@@ -264,13 +308,16 @@ def fit_basins(runs: list[SizeRuns], *, draws: int, rng: np.random.Generator) ->
 def _off_shape(shape: Ints, step: float, rng: np.random.Generator) -> Floats:
     """How far each row's optima lie off those of its shape (D,), none in row 0.
 
-    Nobody ran what lies between two values. A curve may differ there from a shape by a share of its rise over one step:
-    of a flat floor the optimum then moves far, of a steep basin little, and alike at all sizes. The share is larger
-    where the two sides differ, and where a kink may stand elsewhere than the shape has it.
+    Nobody ran what lies between two values. A curve may differ there from a shape by a share of its
+    rise over one step: of a flat floor the optimum then moves far, of a steep basin little, and
+    alike at all sizes. The share is larger where the two sides differ, and where a kink may stand
+    elsewhere than the shape has it.
     """
     low, high = rise(np.array([[-step], [step]]), np.ones(1), shape)
     kinked = np.array([family in KINKED for family, _ in KINDS])[KIND[shape]]
-    off = (OFF_KINKED * kinked + OFF_LOPSIDED * np.abs(high - low) / (high + low)) * rng.standard_normal(len(shape))
+    off = (
+        OFF_KINKED * kinked + OFF_LOPSIDED * np.abs(high - low) / (high + low)
+    ) * rng.standard_normal(len(shape))
     off[0] = 0.0
     octaves = np.linspace(0.0, step, OFF_STEPS)
     root = np.sqrt(rise(np.sign(off)[:, None] * octaves, np.ones(1), shape[:, None]))
@@ -293,7 +340,9 @@ def likeliest_place(runs: SizeRuns, shape: int) -> float:
 def _place(
     grid: _Grid, shapes: Ints, row: Ints, variance: Floats, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Ints, float]:
-    """Optimum, curvature and side of every draw (D,) of shape and variance, and the loss at the optimum of row 0."""
+    """Optimum, curvature and side of every draw (D,) of shape and variance, and the loss at the
+    optimum of row 0.
+    """
     size, shape, sd, num_rows = grid.size, shapes[row], np.sqrt(variance), len(row)
     _, first, pair = np.unique(row + 1j * variance, return_index=True, return_inverse=True)
     log_weight = _log_weight(grid, grid.depth[row[first]], variance[first, None])
@@ -304,9 +353,13 @@ def _place(
     optimum[0] = np.mean(optimum[1:])
     depth, norm = _fit(size, rise(size.rates - optimum[:, None], np.ones(1), shape[:, None]))
     below = special.ndtr(-depth / sd)  # the depth is positive
-    depth[1:] += (sd * special.ndtri(np.clip(below + (1 - below) * rng.random(num_rows), 1e-15, 1 - 1e-15)))[1:]
+    depth[1:] += (
+        sd * special.ndtri(np.clip(below + (1 - below) * rng.random(num_rows), 1e-15, 1 - 1e-15))
+    )[1:]
     curvature = depth / norm
-    curvature = np.maximum(curvature, LEAST_CURVATURE_SHARE * max(float(curvature[0]), LEAST_NOISE_NATS))
+    curvature = np.maximum(
+        curvature, LEAST_CURVATURE_SHARE * max(float(curvature[0]), LEAST_NOISE_NATS)
+    )
     side = (optimum > size.rates[-1]).astype(np.int64) - (optimum < size.rates[0]).astype(np.int64)
     fitted = rise(size.rates - optimum[0], curvature[0], shape[0])
     return optimum, curvature, side, float(size.level - size.balance @ fitted)

@@ -15,13 +15,15 @@ from transfer.basin.shapes import Floats, Ints
 LEAST_NOISE_NATS = 1e-6
 """Tables are rounded: no noise is smaller."""
 USUAL_NOISE_SHARE, NOISE_EFOLDS = 0.0023, 1.2
-"""Prior median of the noise as a share of the loss, and sd of its log. Seeds of our CPU grids on bytes
-differ by 0.0018 to 0.011 of the loss; the share is the same within a fifth at vocabularies of 256 to
-16,384 (benchmarks/vocabularies.py). It matters where there are hardly more runs than numbers to fit."""
+"""Prior median of the noise as a share of the loss, and sd of its log. Seeds of our CPU grids on
+bytes differ by 0.0018 to 0.011 of the loss; the share is the same within a fifth at vocabularies of
+256 to 16,384 (benchmarks/vocabularies.py). It matters where there are hardly more runs than numbers
+to fit."""
 FEW_DEGREES = 8
 """With fewer degrees of freedom the grid of the noise holds all that the prior allows."""
 MISFIT_SHARE = 0.5
-"""Prior probability that no shape fits, so that the variance about the basin is above that between seeds..."""
+"""Prior probability that no shape fits, so that the variance about the basin is above that between
+seeds..."""
 MISFIT_EFOLDS = 1.0
 """... by so many e-folds, in the mean."""
 NUM_VARIANCES = 16
@@ -60,7 +62,8 @@ class ReducedRuns:
     excess_nats: Floats
     """(R,) mean loss above that of the best rate."""
     log_trust: float
-    """Log likelihood of the rates that distrust costs: half the log determinant of their information, relative."""
+    """Log likelihood of the rates that distrust costs: half the log determinant of their
+    information, relative."""
     level: float
     """Mean loss over intercepts, and over rates by `balance`, in nats."""
     balance: Floats
@@ -73,15 +76,19 @@ class ReducedRuns:
 
 
 def noise_growth(sizes: Sequence[SizeRuns]) -> float:
-    """How far up a basin the noise has doubled its variance, in nats above the best rate: the likeliest by the seeds.
+    """How far up a basin the noise has doubled its variance, in nats above the best rate: the
+    likeliest by the seeds.
 
-    Near divergence seeds part by ten times what they do at the minimum, and one such rate would make all noise large.
+    Near divergence seeds part by ten times what they do at the minimum, and one such rate would
+    make all noise large.
     """
     return max(GROWTHS_NATS, key=lambda growth: _log_growth(sizes, growth))
 
 
 def _log_growth(sizes: Sequence[SizeRuns], growth_nats: float) -> float:
-    """Restricted log likelihood of seeds against seeds, all sizes having one noise at their minimum."""
+    """Restricted log likelihood of seeds against seeds, all sizes having one noise at their
+    minimum.
+    """
     squares, number, log_scale = LEAST_NOISE_NATS**2, 0, 0.0
     for runs in sizes:
         rates, rate = np.unique(runs.log2_value, return_inverse=True)
@@ -104,7 +111,9 @@ def _weights(runs: SizeRuns, rate: Ints, growth_nats: float) -> Floats:
 
 
 def reduce_runs(runs: SizeRuns, growth_nats: float = math.inf) -> ReducedRuns:
-    """Take out the intercepts, and sum over rates; each run weighs as much as its noise allows (`noise_growth`)."""
+    """Take out the intercepts, and sum over rates; each run weighs as much as its noise allows
+    (`noise_growth`).
+    """
     rates, rate = np.unique(runs.log2_value, return_inverse=True)
     weight = _weights(runs, rate, growth_nats)
     root = np.sqrt(weight)[:, None]
@@ -132,16 +141,19 @@ def reduce_runs(runs: SizeRuns, growth_nats: float = math.inf) -> ReducedRuns:
 def distrust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
     """The same runs where a basin of our shapes is trusted near its minimum only.
 
-    Each rate gets a deviation of its own, that its seeds share, so that its mean loss at `trust_nats` above the best
-    has twice the standard deviation of noise alone, and one further up much more.
+    Each rate gets a deviation of its own, that its seeds share, so that its mean loss at
+    `trust_nats` above the best has twice the standard deviation of noise alone, and one further up
+    much more.
     """
     num_seeds = np.maximum(np.diag(size.information), 0.5)
     extra = ((1 + (size.excess_nats / trust_nats) ** 2) ** 2 - 1) / num_seeds
-    mixing = np.eye(len(extra)) + size.information * extra  # (Q^-1 + D)^-1 = (1 + Q D)^-1 Q, for Q without inverse too
+    # (Q^-1 + D)^-1 = (1 + Q D)^-1 Q, for Q without inverse too
+    mixing = np.eye(len(extra)) + size.information * extra
     information = np.linalg.solve(mixing, size.information)
     score = np.linalg.solve(mixing, size.score).astype(np.float64)
     effects = np.linalg.lstsq(size.information, size.score, rcond=None)[0]
-    # The curve's height rests on the rates as its shape does: a rate far up must not lift it off its minimum.
+    # The curve's height rests on the rates as its shape does: a rate far up must not lift it off
+    # its minimum.
     trusted = 1 / (1 / num_seeds + extra)
     trusted /= trusted.sum()
     level = size.level - size.balance @ effects + trusted @ effects
@@ -169,7 +181,8 @@ def _chi2_quantile(probability: float, num_degrees: int) -> float:
 
 
 def likeliest_variance(squares: float, num_degrees: int, usual_nats: float) -> float:
-    """Return the likeliest variance of one run, by a sum of squares; of few, the usual noise counts as one more.
+    """Return the likeliest variance of one run, by a sum of squares; of few, the usual noise counts
+    as one more.
 
     With so many shapes one of them fits a handful of runs exactly, which is no evidence for it.
     """
@@ -177,11 +190,14 @@ def likeliest_variance(squares: float, num_degrees: int, usual_nats: float) -> f
     return (squares + LEAST_NOISE_NATS**2 + few * usual_nats**2) / (num_degrees + few)
 
 
-def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int, usual_nats: float) -> NoiseGrid:
+def noise_grid(
+    pure: float, num_pure: int, misfit: float, num_free: int, usual_nats: float
+) -> NoiseGrid:
     """The grid spans what seeds, and the lack of fit of the best shape, allow.
 
-    If a shape fits, both have one variance. Else that of the lack of fit, which places the minimum, is larger, by a
-    factor whose log has an exponential prior: seeds do not average a missed shape away.
+    If a shape fits, both have one variance. Else that of the lack of fit, which places the minimum,
+    is larger, by a factor whose log has an exponential prior: seeds do not average a missed shape
+    away.
 
     Args:
         pure: Sum of squares of seeds against seeds, all sizes.
@@ -209,5 +225,9 @@ def noise_grid(pure: float, num_pure: int, misfit: float, num_free: int, usual_n
     seeds /= seeds.sum() * step
     excess = log_variance[:, None] - wide
     misfits = np.where(excess >= 0, np.exp(-np.maximum(excess, 0.0) / MISFIT_EFOLDS), 0.0) @ seeds
-    prior = (1 - MISFIT_SHARE) * np.interp(log_variance, wide, seeds) + MISFIT_SHARE * misfits * step / MISFIT_EFOLDS
-    return NoiseGrid(variance=np.exp(log_variance), log_prior=expected + np.log(np.maximum(prior, 1e-300)))
+    prior = (1 - MISFIT_SHARE) * np.interp(
+        log_variance, wide, seeds
+    ) + MISFIT_SHARE * misfits * step / MISFIT_EFOLDS
+    return NoiseGrid(
+        variance=np.exp(log_variance), log_prior=expected + np.log(np.maximum(prior, 1e-300))
+    )

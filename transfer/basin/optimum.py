@@ -23,26 +23,33 @@ MIN_RATES = 4
 FEWEST_RATES = 3
 """Enough at a size where others have four, and so say what the noise is."""
 HALF_WINDOW_OCTAVES, MOST_EXCESS_NATS = 4.5, 1.0
-"""Rates further from the best one, or this much worse, are left out: they say nothing about the minimum."""
+"""Rates further from the best one, or this much worse, are left out: they say nothing about the
+minimum."""
 MOST_OUTSIDE = 0.05
-"""Posterior share of optima outside the rates that were run, above which an optimum is not believed."""
+"""Posterior share of optima outside the rates that were run, above which an optimum is not
+believed."""
 CURVE_SAMPLES = 33
 ONE_IN_TWENTY = 1.645 * math.sqrt(2.0)
-"""Times the noise of one run: a difference of two runs that luck exceeds one time in twenty, to one side."""
+"""Times the noise of one run: a difference of two runs that luck exceeds one time in twenty, to one
+side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """The optimum of one size. Numbers are None where the status says that there are none to be had."""
+    """The optimum of one size. Numbers are None where the status says that there are none to be
+    had.
+    """
 
     size: int
     status: OptimumStatus
-    """`edge`: it may lie outside the rates that were run; `flat`: no basin above the noise; `too_few` rates."""
+    """`edge`: it may lie outside the rates that were run; `flat`: no basin above the noise;
+    `too_few` rates."""
     log2_value: float | None = None
     interval_log2: tuple[float, float] | None = None
     """At the verdict's level."""
     loss_nats: float | None = None
-    """The fitted basin's loss at its minimum, mean over the seeds there are; the verdict does not rest on it."""
+    """The fitted basin's loss at its minimum, mean over the seeds there are; the verdict does not
+    rest on it."""
     lowest_run_nats: float | None = None
     """Lowest mean loss of a value at which every run finished; None if there is no such value."""
     num_runs: int
@@ -65,14 +72,19 @@ class Optima:
     """None when no size has enough rates."""
 
 
-def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator) -> Optima:
+def find_optima(
+    points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator
+) -> Optima:
     """Fit one basin per size, all sizes sharing noise and shape (`transfer.basin.basins`).
 
-    A rate at which any run diverged lies on the cliff: its survivors are a biased sample and left out.
+    A rate at which any run diverged lies on the cliff: its survivors are a biased sample and left
+    out.
     """
     by_size = {
         size: list(group)
-        for size, group in itertools.groupby(sorted(points, key=lambda p: p.size), key=lambda p: p.size)
+        for size, group in itertools.groupby(
+            sorted(points, key=lambda p: p.size), key=lambda p: p.size
+        )
     }
     most = max(len(finite_rates(group)) for group in by_size.values())
     least = FEWEST_RATES if most >= MIN_RATES else MIN_RATES
@@ -90,7 +102,9 @@ def find_optima(points: Sequence[Point], *, level: float, draws: int, rng: np.ra
 
 
 def place_at(points: Sequence[Point], shape: int) -> float | None:
-    """The optimum of one size by its own runs, at a shape that is given; None with too few rates."""
+    """The optimum of one size by its own runs, at a shape that is given; None with too few
+    rates.
+    """
     window = _window(points, FEWEST_RATES)
     return likeliest_place(_runs(window), shape) if window else None
 
@@ -108,7 +122,9 @@ def best_rate(points: Sequence[Point]) -> float | None:
 
 
 def noise_is_known(points: Sequence[Point]) -> bool:
-    """Whether any value of any size was run twice: else the noise is a guess, and what the curve misses."""
+    """Whether any value of any size was run twice: else the noise is a guess, and what the curve
+    misses.
+    """
     cells = [(p.size, p.log2_value) for p in points if p.loss_nats is not None]
     return len(cells) > len(set(cells))
 
@@ -124,7 +140,9 @@ class BetterEnd:
 
     @property
     def noise_needed_nats(self) -> float:
-        """The noise of one run with which the end would seem so much worse by luck one time in twenty."""
+        """The noise of one run with which the end would seem so much worse by luck one time in
+        twenty.
+        """
         return self.excess_nats / ONE_IN_TWENTY
 
 
@@ -135,7 +153,9 @@ def better_end(points: Sequence[Point]) -> BetterEnd | None:
         return None
     low, high = min(mean), max(mean)
     name, at = ("lower", low) if mean[low] < mean[high] else ("upper", high)
-    return BetterEnd(name=cast(EndName, name), log2_value=at, excess_nats=mean[at] - min(mean.values()))
+    return BetterEnd(
+        name=cast(EndName, name), log2_value=at, excess_nats=mean[at] - min(mean.values())
+    )
 
 
 def _mean_losses(points: Sequence[Point]) -> dict[float, float]:
@@ -153,10 +173,19 @@ def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
     if best is None or len(mean) < least_rates:
         return []
     limit = mean[best] + MOST_EXCESS_NATS
-    near = [r for r, loss in mean.items() if abs(r - best) <= HALF_WINDOW_OCTAVES + 1e-9 and loss <= limit]
+    near = [
+        r
+        for r, loss in mean.items()
+        if abs(r - best) <= HALF_WINDOW_OCTAVES + 1e-9 and loss <= limit
+    ]
     if len(near) < least_rates:
-        near = [rate for rate in sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES] if mean[rate] <= limit]
-    # A curve through rates that lose more than that fits them exactly, and may put its minimum anywhere between.
+        near = [
+            rate
+            for rate in sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES]
+            if mean[rate] <= limit
+        ]
+    # A curve through rates that lose more than that fits them exactly, and may put its minimum
+    # anywhere between.
     kept = set(near)
     return [p for p in points if p.log2_value in kept] if len(near) >= least_rates else []
 
@@ -179,7 +208,12 @@ def _runs(window: Sequence[Point]) -> SizeRuns:
 
 
 def _optimum(
-    size: int, points: Sequence[Point], runs: SizeRuns, basins: BasinPosterior, column: int, level: float
+    size: int,
+    points: Sequence[Point],
+    runs: SizeRuns,
+    basins: BasinPosterior,
+    column: int,
+    level: float,
 ) -> Optimum:
     side = basins.side[:, column]
     below, above = float(np.mean(side < 0)), float(np.mean(side > 0))
@@ -216,13 +250,16 @@ def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Opti
 
 def _curve(runs: SizeRuns, basins: BasinPosterior, column: int) -> tuple[tuple[float, float], ...]:
     x = np.linspace(runs.log2_value.min(), runs.log2_value.max(), CURVE_SAMPLES)
-    x = np.union1d(x, basins.optimum[:1, column])  # a kink between two samples would be drawn too high
+    # a kink between two samples would be drawn too high
+    x = np.union1d(x, basins.optimum[:1, column])
     curvature, shape = basins.curvature[0, column], basins.shape[:1]
     loss = basins.minimum_nats[column] + rise(x - basins.optimum[0, column], curvature, shape)
     return tuple(zip(x.tolist(), loss.tolist(), strict=True))
 
 
 def interval(rows: Floats, level: float) -> tuple[float, float]:
-    """Equal-tailed interval of the draws (rows 1 and on), widened where needed to hold the estimate, row 0."""
+    """Equal-tailed interval of the draws (rows 1 and on), widened where needed to hold the
+    estimate, row 0.
+    """
     low, high = np.quantile(rows[1:], [(1 - level) / 2, (1 + level) / 2])
     return min(float(low), float(rows[0])), max(float(high), float(rows[0]))

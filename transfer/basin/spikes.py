@@ -1,7 +1,8 @@
-"""Single runs that a gradient spike has lifted off their loss basin: which to repeat, and which are outvoted.
+"""Single runs that a gradient spike has lifted off their loss basin: which to repeat, and which are
+outvoted.
 
-Two runs of one value cannot tell which of them is wrong. So a suspicious run is repeated, and left out only when at
-least two other runs of its value agree against it.
+Two runs of one value cannot tell which of them is wrong. So a suspicious run is repeated, and left
+out only when at least two other runs of its value agree against it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ OUTVOTED_SDS = 6.0
 OUTVOTED_SPREADS = 3.0
 """The same in multiples of how far the repeats lie apart."""
 SUSPECT_NOISES, SUSPECT_USUAL = 2.5, 5.0
-"""Excess of a suspicious run, in multiples of the fitted noise (which a spike inflates), and of the usual noise."""
+"""Excess of a suspicious run, in multiples of the fitted noise (which a spike inflates), and of the
+usual noise."""
 SD_OF_MEDIAN_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
@@ -39,7 +41,9 @@ class Spike:
 
 
 def find_outvoted(points: Sequence[Point]) -> Spike | None:
-    """Return the run that lies furthest above at least two repeats that agree; None if there is none."""
+    """Return the run that lies furthest above at least two repeats that agree; None if there is
+    none.
+    """
     cells = _finished_cells(points)
     spikes = []
     for key, cell in cells.items():
@@ -56,16 +60,19 @@ def find_outvoted(points: Sequence[Point]) -> Spike | None:
 
 
 def find_suspect(points: Sequence[Point], noise_nats: float) -> Spike | None:
-    """Return the run that most looks like a spike and has at most one repeat; None if there is none.
+    """Return the run that most looks like a spike and has at most one repeat; None if there is
+    none.
 
-    A run is compared with its one repeat, or with the straight line between the neighboring values: a basin lies
-    below that line, a spike above it.
+    A run is compared with its one repeat, or with the straight line between the neighboring values:
+    a basin lies below that line, a spike above it.
     """
     cells = _finished_cells(points)
     diverged = {(p.size, p.log2_value) for p in points if p.loss_nats is None}
     spikes = []
     for size in sorted({size for size, _ in cells}):
-        values = sorted(value for own, value in cells if own == size and (own, value) not in diverged)
+        values = sorted(
+            value for own, value in cells if own == size and (own, value) not in diverged
+        )
         mean = {value: statistics.fmean(_losses(cells[size, value])) for value in values}
         for index, value in enumerate(values):
             cell = sorted(cells[size, value], key=lambda p: p.loss_nats or 0.0)
@@ -75,7 +82,9 @@ def find_suspect(points: Sequence[Point], noise_nats: float) -> Spike | None:
             elif len(cell) == 1 and 0 < index < len(values) - 1:
                 ends = [values[index - 1], values[index + 1]]
                 excess = mean[value] - float(np.interp(value, ends, [mean[end] for end in ends]))
-            if excess > max(SUSPECT_NOISES * noise_nats, SUSPECT_USUAL * USUAL_NOISE_SHARE * mean[value]):
+            if excess > max(
+                SUSPECT_NOISES * noise_nats, SUSPECT_USUAL * USUAL_NOISE_SHARE * mean[value]
+            ):
                 spikes.append(Spike(point=cell[-1], excess_nats=excess, num_repeats=len(cell) - 1))
     return max(spikes, key=lambda spike: spike.excess_nats, default=None)
 
@@ -96,6 +105,9 @@ def _losses(points: Sequence[Point]) -> list[float]:
 def _noise_of_seeds(cells: Sequence[Sequence[Point]]) -> float:
     """Standard deviation of one run about its value's median, by the median of all deviations."""
     deviations = [
-        abs(loss - statistics.median(_losses(cell))) for cell in cells if len(cell) > 1 for loss in _losses(cell)
+        abs(loss - statistics.median(_losses(cell)))
+        for cell in cells
+        if len(cell) > 1
+        for loss in _losses(cell)
     ]
     return SD_OF_MEDIAN_DEVIATION * statistics.median(deviations) if deviations else 0.0

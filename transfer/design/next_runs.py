@@ -12,7 +12,15 @@ import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE
 from proxies.core.notation import counted, format_factor, format_significant
-from transfer.basin.optimum import MIN_RATES, Optima, Optimum, best_rate, better_end, finite_rates, noise_is_known
+from transfer.basin.optimum import (
+    MIN_RATES,
+    Optima,
+    Optimum,
+    best_rate,
+    better_end,
+    finite_rates,
+    noise_is_known,
+)
 from transfer.design.prospects import Proposal, Prospects, choose_round, look_ahead
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
@@ -53,9 +61,15 @@ class AddedSeeds:
 
 
 def cheapest(
-    offers: Sequence[SizeOption], extras: Sequence[SizeOption], *, narrowing: float, scatter: float, budget: float
+    offers: Sequence[SizeOption],
+    extras: Sequence[SizeOption],
+    *,
+    narrowing: float,
+    scatter: float,
+    budget: float,
 ) -> AddedSeeds:
-    """The cheapest purchase that narrows the interval at the target, else, within the budget, the one that does most.
+    """The cheapest purchase that narrows the interval at the target, else, within the budget, the
+    one that does most.
 
     Args:
         offers: Sizes that were run, two or more.
@@ -66,9 +80,16 @@ def cheapest(
     """
     goal = narrowing**2 * _variance(offers, [0] * len(offers), scatter)
     choices = [tuple(offers), *((*offers, extra) for extra in extras if extra.price <= budget)]
-    plans = [_traded(_filled(choice, _least(choice), goal, scatter, budget), goal, scatter) for choice in choices]
+    plans = [
+        _traded(_filled(choice, _least(choice), goal, scatter, budget), goal, scatter)
+        for choice in choices
+    ]
     enough = [plan for plan in plans if plan.variance <= goal]
-    return min(enough, key=lambda plan: plan.cost) if enough else min(plans, key=lambda plan: plan.variance)
+    return (
+        min(enough, key=lambda plan: plan.cost)
+        if enough
+        else min(plans, key=lambda plan: plan.variance)
+    )
 
 
 def _least(offers: Sequence[SizeOption]) -> list[int]:
@@ -84,14 +105,20 @@ def _filled(
     budget: float,
     but: int | None = None,
 ) -> AddedSeeds:
-    """With seed after seed where it narrows most for its price, down to the goal; none where one says so."""
+    """With seed after seed where it narrows most for its price, down to the goal; none where one
+    says so.
+    """
     now = list(seeds)
     cost = sum(n * offer.price for n, offer in zip(now, offers, strict=True))
     variance = _variance(offers, now, scatter)
     while variance > goal:
         steps = []
         for index, offer in enumerate(offers):
-            if index != but and offer.have + now[index] < MOST_SEEDS and cost + offer.price <= budget:
+            if (
+                index != but
+                and offer.have + now[index] < MOST_SEEDS
+                and cost + offer.price <= budget
+            ):
                 after = _variance(offers, [n + (i == index) for i, n in enumerate(now)], scatter)
                 steps.append(((variance - after) / offer.price, index, after))
         if not steps:
@@ -103,11 +130,20 @@ def _filled(
 
 
 def _traded(plan: AddedSeeds, goal: float, scatter: float) -> AddedSeeds:
-    """The same with single seeds traded for others, as long as that is cheaper: a last dear one may reach too far."""
+    """The same with single seeds traded for others, as long as that is cheaper: a last dear one may
+    reach too far.
+    """
     offers, least = plan.offers, _least(plan.offers)
     while plan.variance <= goal:
         others = [
-            _filled(offers, [n - (i == index) for i, n in enumerate(plan.seeds)], goal, scatter, plan.cost, but=index)
+            _filled(
+                offers,
+                [n - (i == index) for i, n in enumerate(plan.seeds)],
+                goal,
+                scatter,
+                plan.cost,
+                but=index,
+            )
             for index in range(len(offers))
             if plan.seeds[index] > least[index]
         ]
@@ -119,7 +155,9 @@ def _traded(plan: AddedSeeds, goal: float, scatter: float) -> AddedSeeds:
 
 
 def _variance(offers: Sequence[SizeOption], seeds: Sequence[int], scatter: float) -> float:
-    """At the target, of a straight line through all sizes by generalised least squares, as in `regret.drift`."""
+    """At the target, of a straight line through all sizes by generalised least squares, as in
+    `regret.drift`.
+    """
     weights = [
         1 / (offer.variance / (offer.have + offer.worth * n) + scatter**2)
         for offer, n in zip(offers, seeds, strict=True)
@@ -138,16 +176,25 @@ NEW_GRIDS = ((-2, -1, 0, 1, 2), (-1.5, -0.5, 0.5, 1.5), (-2, 0, 2), (-1, 0, 1))
 CENTER_STEP = 0.5
 """Octaves to which the center of such a grid is rounded."""
 MOST_NARROWING, LEAST_NARROWING = 0.4, 0.9
-"""A round of runs aims at an interval of at least two fifths, at most nine tenths of today's width."""
+"""A round of runs aims at an interval of at least two fifths, at most nine tenths of today's
+width."""
 MIN_SEEDS = 2
 """New ones at a value, where the noise is unknown: with the first they are three."""
 LEAST_WIDTH = 1e-9
 """Nothing is known so well."""
 MOST_SPENT = 2.0
-"""A round costs at most so many times what all runs so far did: the next one knows better what is worth buying."""
+"""A round costs at most so many times what all runs so far did: the next one knows better what is
+worth buying."""
 RESERVE = 0.6
-"""Estimates move when runs are added: a plan aims at this share of the width that would just decide."""
-COST_EXPONENTS: dict[Axis, float] = {"width": 2.0, "depth": 1.0, "batch": 0.0, "duration": 1.0, "params": 1.0}
+"""Estimates move when runs are added: a plan aims at this share of the width that would just
+decide."""
+COST_EXPONENTS: dict[Axis, float] = {
+    "width": 2.0,
+    "depth": 1.0,
+    "batch": 0.0,
+    "duration": 1.0,
+    "params": 1.0,
+}
 """A run's FLOPs grow with size to this power, all else being equal."""
 
 
@@ -164,8 +211,8 @@ class Suggestion:
     relative_cost: float
     """What all its runs cost, in runs at the base size."""
     mends: bool
-    """Whether there is no verdict without these runs, or only one that rests on a single run; else they narrow the
-    intervals of a verdict."""
+    """Whether there is no verdict without these runs, or only one that rests on a single run; else
+    they narrow the intervals of a verdict."""
 
     def __str__(self) -> str:
         """In words: `run width 128 at 2^-3 (2 seeds): ...`."""
@@ -175,15 +222,26 @@ class Suggestion:
         return f"run {at_size(self.axis, self.size)} at {what} ({seeds}): {self.reason}"
 
 
-def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known: bool = True) -> list[Suggestion]:
+def mend(
+    optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known: bool = True
+) -> list[Suggestion]:
     """What makes the optimum of one size usable. `points` are the runs of that size.
 
-    Where the noise is unknown and the best value lies inside, seeds come first: they tell whether the end is worse.
+    Where the noise is unknown and the best value lies inside, seeds come first: they tell whether
+    the end is worse.
     """
-    seeds, rates, best, size = len({p.seed for p in points}), finite_rates(points), best_rate(points), optimum.size
+    seeds, rates, best, size = (
+        len({p.seed for p in points}),
+        finite_rates(points),
+        best_rate(points),
+        optimum.size,
+    )
     if best is None:
         low = min(p.log2_value for p in points)
-        return [_run(q, size, low - k, seeds, "every run at this size diverged") for k in range(2, 2 + MIN_RATES)]
+        return [
+            _run(q, size, low - k, seeds, "every run at this size diverged")
+            for k in range(2, 2 + MIN_RATES)
+        ]
     step = _step(rates)
     below, above = _beyond(points, rates, best, step)
     end = better_end(points)
@@ -193,7 +251,10 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
         why = f"the noise is unknown: under {noise} nats the optimum lies above the {end.name} end"
         why = why if end.name == "lower" else why.replace("above", "below")
         at = rates.index(best)
-        return [_run(q, size, x, MIN_SEEDS, why) for x in sorted({end.log2_value, *rates[max(at - 1, 0) : at + 2]})]
+        return [
+            _run(q, size, x, MIN_SEEDS, why)
+            for x in sorted({end.log2_value, *rates[max(at - 1, 0) : at + 2]})
+        ]
     if optimum.status == "flat":
         why = "the learning-rate curve is no deeper than the noise"
         core = sorted(sorted(rates, key=lambda rate: abs(rate - best))[:MIN_RATES])
@@ -203,7 +264,10 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
     if optimum.status == "too_few" and len(rates) >= MIN_RATES:
         why = "the loss changes too much between the values run to place the optimum"
         beyond = [*(below if best == rates[0] else ()), *(above if best == rates[-1] else ())]
-        return [_run(q, size, x, seeds, why) for x in sorted([*(best + k * step for k in STEPS_BETWEEN), *beyond])]
+        return [
+            _run(q, size, x, seeds, why)
+            for x in sorted([*(best + k * step for k in STEPS_BETWEEN), *beyond])
+        ]
     if optimum.status == "too_few":
         near = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
         new = [x for x in near if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
@@ -225,11 +289,15 @@ def again(point: Point, q: Question) -> Suggestion:
 def _beyond(
     points: Sequence[Point], rates: Sequence[float], best: float, step: float
 ) -> tuple[list[float], list[float]]:
-    """The next values below and above the grid, and where an end is itself the best one, up to two octaves beyond.
+    """The next values below and above the grid, and where an end is itself the best one, up to two
+    octaves beyond.
 
     Where runs above it diverged there is but one: halfway to that cliff.
     """
-    cliff = min((p.log2_value for p in points if p.loss_nats is None and p.log2_value > rates[-1]), default=None)
+    cliff = min(
+        (p.log2_value for p in points if p.loss_nats is None and p.log2_value > rates[-1]),
+        default=None,
+    )
     far = [step, 2 * step, *([FAR_OCTAVES] if 2 * step < FAR_OCTAVES else [])]
     below = [rates[0] - octaves for octaves in (far if best == rates[0] else far[:1])]
     above = [rates[-1] + octaves for octaves in (far if best == rates[-1] else far[:1])]
@@ -240,11 +308,19 @@ FAR_OCTAVES = 2.0
 """An optimum may lie this far beyond the end of a fine grid."""
 
 
-def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str, *, mends: bool = True) -> Suggestion:
+def _run(
+    q: Question, size: int, log2_value: float, num_seeds: int, reason: str, *, mends: bool = True
+) -> Suggestion:
     return Suggestion(
-        axis=q.axis, hyperparameter=q.hyperparameter, size=size, log2_value=float(log2_value), num_seeds=num_seeds,
-        reason=reason, relative_cost=num_seeds * _price(size, q), mends=mends,
-    )  # fmt: skip
+        axis=q.axis,
+        hyperparameter=q.hyperparameter,
+        size=size,
+        log2_value=float(log2_value),
+        num_seeds=num_seeds,
+        reason=reason,
+        relative_cost=num_seeds * _price(size, q),
+        mends=mends,
+    )
 
 
 def plan_round(
@@ -254,10 +330,12 @@ def plan_round(
     first: Sequence[Suggestion] = (),
     repeats: Sequence[Suggestion] = (),
 ) -> tuple[list[Suggestion], str | None]:
-    """Choose the runs that would likely decide, by what each of many proposals would decide per cost.
+    """Choose the runs that would likely decide, by what each of many proposals would decide per
+    cost.
 
-    Finer rates between the best one and its neighbors, rates beyond the ends, larger sizes and more seeds compete
-    (`transfer.design.prospects`). All together cost at most `MOST_SPENT` times what all runs so far did.
+    Finer rates between the best one and its neighbors, rates beyond the ends, larger sizes and more
+    seeds compete (`transfer.design.prospects`). All together cost at most `MOST_SPENT` times what
+    all runs so far did.
 
     Args:
         points: All runs of the condition.
@@ -267,7 +345,8 @@ def plan_round(
         repeats: Runs that check a suspicious one; they are part of the round in any case.
 
     Returns:
-        The runs, cheapest first, and a sentence on their cost and what they would decide; None where nothing is known.
+        The runs, cheapest first, and a sentence on their cost and what they would decide; None
+        where nothing is known.
     """
     spent = sum(_price(p.size, q) for p in points)
     larger = [
@@ -292,14 +371,18 @@ def plan_round(
             unusable = {optimum.size for optimum in found.optima if optimum.status != "ok"}
     for proposal in chosen.proposals[len(fixed) :]:
         mends, count = proposal.size in unusable, proposal.num_seeds
-        runs += [_run(q, proposal.size, x, count, proposal.reason, mends=mends) for x in proposal.values]
+        runs += [
+            _run(q, proposal.size, x, count, proposal.reason, mends=mends) for x in proposal.values
+        ]
     runs = _merge(runs)
     cost = sum(run.relative_cost for run in runs) / spent
     chance = f"would decide with a probability of about {chosen.probability:.1f}"
     if chosen.probability < LEAST_CHANCE:
         chance = "bring a verdict nearer, but one round may not decide"
     note = f"the runs to decide cost {format_factor(cost, 2)} times what was spent and {chance}"
-    return sorted(runs, key=lambda run: (run.relative_cost, run.size, run.log2_value)), note if runs else None
+    return sorted(
+        runs, key=lambda run: (run.relative_cost, run.size, run.log2_value)
+    ), note if runs else None
 
 
 def _propose(runs: Sequence[Suggestion], prospects: Prospects) -> list[Proposal]:
@@ -348,7 +431,9 @@ WIDER_STEPS = (1, 2, 3)
 """Rates beyond an end that are proposed."""
 
 
-def _options(points: Sequence[Point], found: Optima, q: Question, prospects: Prospects) -> list[tuple[Proposal, ...]]:
+def _options(
+    points: Sequence[Point], found: Optima, q: Question, prospects: Prospects
+) -> list[tuple[Proposal, ...]]:
     """Return what can be run: for each size, for all sizes together, and for one larger size."""
     by_size = {size: [p for p in points if p.size == size] for size in found.fitted}
     kinds: dict[str, list[Proposal]] = {}
@@ -361,20 +446,34 @@ def _options(points: Sequence[Point], found: Optima, q: Question, prospects: Pro
         for kind, values, num_seeds, reason, is_new_grid in _proposals_at(own, outside):
             cost = len(values) * num_seeds * _price(size, q)
             proposal = Proposal(
-                size=size, values=values, num_seeds=num_seeds, cost=cost, reason=reason, is_new_grid=is_new_grid
+                size=size,
+                values=values,
+                num_seeds=num_seeds,
+                cost=cost,
+                reason=reason,
+                is_new_grid=is_new_grid,
             )
             kinds.setdefault(kind, []).append(proposal)
     options: list[tuple[Proposal, ...]] = []
     options += [(proposal,) for proposals in kinds.values() for proposal in proposals]
     options += [tuple(proposals) for proposals in kinds.values() if len(proposals) > 1]
     num_seeds = len({p.seed for p in by_size[found.fitted[-1]]})
-    for column, size in enumerate(prospects.sizes[prospects.num_fitted :], start=prospects.num_fitted):
+    for column, size in enumerate(
+        prospects.sizes[prospects.num_fitted :], start=prospects.num_fitted
+    ):
         center = round(float(prospects.optimum[:, column].mean()) / CENTER_STEP) * CENTER_STEP
         for count, octaves in itertools.product(sorted({1, 2, num_seeds}), NEW_GRIDS):
             values = tuple(center + k for k in octaves)
             cost = len(values) * count * _price(size, q)
             reason = "a larger proxy: it shows whether the optimum moves on"
-            proposal = Proposal(size=size, values=values, num_seeds=count, cost=cost, reason=reason, is_new_grid=True)
+            proposal = Proposal(
+                size=size,
+                values=values,
+                num_seeds=count,
+                cost=cost,
+                reason=reason,
+                is_new_grid=True,
+            )
             options.append((proposal,))
     return options
 
@@ -394,23 +493,47 @@ def _proposals_at(
     at, step = rates.index(best), _step(rates)
     gaps = list(itertools.pairwise(rates[max(at - 1, 0) : at + 2]))
     for kind, shares in (("halves", (0.5,)), ("thirds", (1 / 3, 2 / 3))):
-        finer = [low + share * (high - low) for low, high in gaps for share in shares if high - low > FINER_OCTAVES]
+        finer = [
+            low + share * (high - low)
+            for low, high in gaps
+            for share in shares
+            if high - low > FINER_OCTAVES
+        ]
         if finer:
-            yield kind, tuple(finer), num_seeds, "a finer grid about the best value places the optimum", False
-    ends = zip(("lower", "upper"), _beyond(own, rates, best, step), outside, (-step, step), strict=True)
+            yield (
+                kind,
+                tuple(finer),
+                num_seeds,
+                "a finer grid about the best value places the optimum",
+                False,
+            )
+    ends = zip(
+        ("lower", "upper"), _beyond(own, rates, best, step), outside, (-step, step), strict=True
+    )
     for name, beyond, probability, stride in ends:
-        has_cliff = name == "upper" and any(p.loss_nats is None and p.log2_value > rates[-1] for p in own)
+        has_cliff = name == "upper" and any(
+            p.loss_nats is None and p.log2_value > rates[-1] for p in own
+        )
         for count in () if probability < LEAST_OUTSIDE else (1,) if has_cliff else WIDER_STEPS:
             values = tuple(beyond[0] + k * stride for k in range(count))
             reason = f"the optimum may lie at or beyond the {name} end of the values run"
             yield f"{name} {count}", values, num_seeds, reason, False
     near = sorted(sorted(rates, key=lambda rate: abs(rate - best))[: MIN_RATES + 1])
     for count in SEEDS_ADDED:
-        yield f"{count} seeds", tuple(near), count, "more seeds about the best value place the optimum", True
+        yield (
+            f"{count} seeds",
+            tuple(near),
+            count,
+            "more seeds about the best value place the optimum",
+            True,
+        )
 
 
-def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question) -> list[Suggestion]:
-    """The cheapest runs that narrow the regret's interval enough to decide, where there need be no optimum.
+def sharpen_bounded(
+    points: Sequence[Point], bounded: BoundedRegret, q: Question
+) -> list[Suggestion]:
+    """The cheapest runs that narrow the regret's interval enough to decide, where there need be no
+    optimum.
 
     Seeds are bought at the transferred value, at the ends of those tried and at the best of them.
 
@@ -431,18 +554,32 @@ def sharpen_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question
     last = sizes[-1]
     values = finite_rates([p for p in points if p.size == last])
     larger = [
-        _offer(size, q, [value + q.power * math.log2(size / last) for value in values], offers[-1].variance)
+        _offer(
+            size,
+            q,
+            [value + q.power * math.log2(size / last) for value in values],
+            offers[-1].variance,
+        )
         for size in _larger(last, q)
     ]
     regret = bounded.regret_nats
-    reach = regret.high - regret.value if regret.value < q.margin_nats else regret.value - regret.low
+    reach = (
+        regret.high - regret.value if regret.value < q.margin_nats else regret.value - regret.low
+    )
     return _buy(
-        points, offers, larger, q, narrowing=abs(q.margin_nats - regret.value) / max(reach, LEAST_WIDTH), scatter=0.0,
+        points,
+        offers,
+        larger,
+        q,
+        narrowing=abs(q.margin_nats - regret.value) / max(reach, LEAST_WIDTH),
+        scatter=0.0,
         reason="this narrows the interval of the cost at the target",
-    )  # fmt: skip
+    )
 
 
-def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[float], sd: float) -> SizeOption:
+def _seeds(
+    points: Sequence[Point], size: int, q: Question, values: Sequence[float], sd: float
+) -> SizeOption:
     """More seeds at some values of a size; `sd` is of what they sharpen, now."""
     own = [p for p in points if p.size == size]
     have = len({p.seed for p in own})
@@ -451,13 +588,23 @@ def _seeds(points: Sequence[Point], size: int, q: Question, values: Sequence[flo
 
 
 def _offer(
-    size: int, q: Question, values: Sequence[float], variance: float, have: float = 0, worth: float = 1.0
+    size: int,
+    q: Question,
+    values: Sequence[float],
+    variance: float,
+    have: float = 0,
+    worth: float = 1.0,
 ) -> SizeOption:
     """Seeds at some values of a size; by default of a new one."""
     return SizeOption(
-        size=size, doublings=math.log2(size / q.target_size), values=tuple(values), have=have, worth=worth,
-        price=len(values) * _price(size, q), variance=variance,
-    )  # fmt: skip
+        size=size,
+        doublings=math.log2(size / q.target_size),
+        values=tuple(values),
+        have=have,
+        worth=worth,
+        price=len(values) * _price(size, q),
+        variance=variance,
+    )
 
 
 def _larger(largest: int, q: Question) -> list[int]:
@@ -467,16 +614,32 @@ def _larger(largest: int, q: Question) -> list[int]:
 
 
 def _buy(
-    points: Sequence[Point], offers: Sequence[SizeOption], larger: Sequence[SizeOption], q: Question, *,
-    narrowing: float, scatter: float, reason: str,
-) -> list[Suggestion]:  # fmt: skip
+    points: Sequence[Point],
+    offers: Sequence[SizeOption],
+    larger: Sequence[SizeOption],
+    q: Question,
+    *,
+    narrowing: float,
+    scatter: float,
+    reason: str,
+) -> list[Suggestion]:
     """A round of runs, cheapest first; `narrowing` would just decide."""
     found = cheapest(
-        offers, larger, scatter=scatter, narrowing=min(max(RESERVE * narrowing, MOST_NARROWING), LEAST_NARROWING),
+        offers,
+        larger,
+        scatter=scatter,
+        narrowing=min(max(RESERVE * narrowing, MOST_NARROWING), LEAST_NARROWING),
         budget=MOST_SPENT * sum(_price(p.size, q) for p in points),
-    )  # fmt: skip
+    )
     runs = [
-        _run(q, offer.size, value, seeds, reason if offer.have else f"a larger proxy: {reason}", mends=False)
+        _run(
+            q,
+            offer.size,
+            value,
+            seeds,
+            reason if offer.have else f"a larger proxy: {reason}",
+            mends=False,
+        )
         for offer, seeds in zip(found.offers, found.seeds, strict=True)
         if seeds
         for value in offer.values

@@ -1,10 +1,11 @@
 """What runs that nobody has trained yet would decide, by simulation from the posterior.
 
-The posterior's draws are an ensemble. Each predicts the losses of the proposed runs, so regression over the ensemble
-says how these losses move the optima of the sizes and the offset at the target (the update of the ensemble Kalman
-filter, Evensen 1994, recalled). One draw after the other is taken as the truth, its losses update all draws, and the
-share of updated draws whose regret is below the margin is the verdict that the runs would give. Nothing is fitted anew,
-so hundreds of proposals take some hundredths of a second.
+The posterior's draws are an ensemble. Each predicts the losses of the proposed runs, so regression
+over the ensemble says how these losses move the optima of the sizes and the offset at the target
+(the update of the ensemble Kalman filter, Evensen 1994, recalled). One draw after the other is
+taken as the truth, its losses update all draws, and the share of updated draws whose regret is
+below the margin is the verdict that the runs would give. Nothing is fitted anew, so hundreds of
+proposals take some hundredths of a second.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ NUM_DRAWS, NUM_TRUTHS = 400, 40
 MIN_NOISE_NATS = 0.002
 """Floor of the noise of a proposed run: no loss basin is known more exactly."""
 SHAPE_COST = 1.6
-"""Times the noise by which few runs of a new size place its optimum, since the fit's shape is not known; calibrated on
-planted grids, whose optima then are usable about as often as predicted."""
+"""Times the noise by which few runs of a new size place its optimum, since the fit's shape is not
+known; calibrated on planted grids, whose optima then are usable about as often as predicted."""
 MAX_EXCESS_NATS = 0.3
-"""Predicted losses are cut off this far above the minimum: far up, a draw's loss says little of its optimum."""
+"""Predicted losses are cut off this far above the minimum: far up, a draw's loss says little of its
+optimum."""
 MAX_OFFSET_OCTAVES, OFFSET_STEP = 4.0, 0.05
 """Grid of the offsets whose regret is compared with the margin."""
 SURPRISE = 0.5
-"""Standard deviation, in normal deviates, by which the fit to the new runs is surer or less sure than predicted."""
+"""Standard deviation, in normal deviates, by which the fit to the new runs is surer or less sure
+than predicted."""
 HOPE = 0.25
-"""Weight of a narrower interval and of optima inside their rates, beside a verdict: else no run that needs company
-would be taken."""
+"""Weight of a narrower interval and of optima inside their rates, beside a verdict: else no run
+that needs company would be taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +69,8 @@ class Prospects:
     curvature: Floats
     """(D, sizes)"""
     off_shape: Floats
-    """(D,) octaves by which optima lie off those of their shape, which only finer rates can show."""
+    """(D,) octaves by which optima lie off those of their shape, which only finer rates can
+    show."""
     shape: Ints
     """(D,)"""
     offset: Floats
@@ -83,10 +87,14 @@ class Prospects:
     @property
     def truths(self) -> Ints:
         """Indices of the draws that are taken as the truth."""
-        return np.linspace(0, len(self.offset) - 1, min(NUM_TRUTHS, len(self.offset))).astype(np.int64)
+        return np.linspace(0, len(self.offset) - 1, min(NUM_TRUTHS, len(self.offset))).astype(
+            np.int64
+        )
 
     def simulate(self, proposal: Proposal, seed: int) -> tuple[Floats, Floats]:
-        """Return a proposal's losses with noise, as each draw (D, R) and as each truth (T, R) gives them."""
+        """Return a proposal's losses with noise, as each draw (D, R) and as each truth (T, R) gives
+        them.
+        """
         column, values = self.sizes.index(proposal.size), np.array(proposal.values)
         on_grid = proposal.is_new_grid and column < self.num_fitted
         # On rates that were run already, a curve of the shape says as much as the true one.
@@ -98,7 +106,9 @@ class Prospects:
             own = self.run_values[column]
             predicted = predicted - self._predict(column, own).mean(axis=1, keepdims=True)
             variance *= 1 + proposal.num_seeds / len(own)
-        normal = np.random.default_rng(seed).standard_normal((len(predicted) + len(self.truths), len(values)))
+        normal = np.random.default_rng(seed).standard_normal(
+            (len(predicted) + len(self.truths), len(values))
+        )
         noise = math.sqrt(variance) * normal
         return predicted + noise[: len(predicted)], predicted[self.truths] + noise[len(predicted) :]
 
@@ -108,8 +118,12 @@ class Prospects:
         excess = rise(octaves, self.curvature[:, column, None], self.shape[:, None])
         return np.minimum(excess, MAX_EXCESS_NATS)
 
-    def decide(self, simulated: Sequence[tuple[Floats, Floats]], proposals: Sequence[Proposal]) -> tuple[float, float]:
-        """Return the probability of a verdict after the proposals, and that with credit for coming nearer to one."""
+    def decide(
+        self, simulated: Sequence[tuple[Floats, Floats]], proposals: Sequence[Proposal]
+    ) -> tuple[float, float]:
+        """Return the probability of a verdict after the proposals, and that with credit for coming
+        nearer to one.
+        """
         bounds = self._widened(proposals)
         unknown = np.column_stack([self.offset, self.optimum[:, : self.num_fitted]])
         shift = np.zeros((len(self.truths), unknown.shape[1]))
@@ -118,7 +132,9 @@ class Prospects:
             mean = losses.mean(axis=0)
             centered = losses - mean
             ridge = MIN_NOISE_NATS**2 * np.eye(losses.shape[1])
-            gain = np.linalg.solve(centered.T @ centered / len(losses) + ridge, centered.T @ unknown / len(losses))
+            gain = np.linalg.solve(
+                centered.T @ centered / len(losses) + ridge, centered.T @ unknown / len(losses)
+            )
             unknown = unknown - centered @ gain
             shift = (true_losses - mean) @ gain
         # Each truth moves the whole ensemble by one vector: an outer sum over truths and draws.
@@ -143,9 +159,11 @@ class Prospects:
         return bounds
 
     def _place_new(self, proposals: Sequence[Proposal]) -> Floats:
-        """Return how surely each truth's optimum lies inside the values of new sizes, by their own runs (T,).
+        """Return how surely each truth's optimum lies inside the values of new sizes, by their own
+        runs (T,).
 
-        The fit of a basin does not know the line: only its own runs place the optimum of a new size.
+        The fit of a basin does not know the line: only its own runs place the optimum of a new
+        size.
         """
         inside = np.ones(len(self.truths))
         rng = np.random.default_rng(len(proposals))
@@ -156,8 +174,12 @@ class Prospects:
             values = np.array([value for p in own for value in p.values])
             num_seeds = np.array([p.num_seeds for p in own for _ in p.values], dtype=np.float64)
             ends = np.array([values.min(), values.max()])
-            # Least squares of a parabola (R, 3); the optimum lies inside if the loss rises toward both ends
-            design = np.stack([np.ones_like(values), values, values**2], axis=1) * np.sqrt(num_seeds)[:, None]
+            # Least squares of a parabola (R, 3); the optimum lies inside if the loss rises toward
+            # both ends
+            design = (
+                np.stack([np.ones_like(values), values, values**2], axis=1)
+                * np.sqrt(num_seeds)[:, None]
+            )
             outward = np.stack([np.zeros(2), np.ones(2), 2 * ends]) * [-1, 1]
             variance = np.sum(outward * np.linalg.solve(design.T @ design, outward), axis=0)
             sd = SHAPE_COST * max(self.noise_nats, MIN_NOISE_NATS) * np.sqrt(variance)
@@ -169,15 +191,22 @@ class Prospects:
 
 
 def _predict_chance(share: Floats, needed: float, num_draws: int) -> Floats:
-    """Return the probability that a predicted share of draws is at least the needed one in the fit that follows."""
+    """Return the probability that a predicted share of draws is at least the needed one in the fit
+    that follows.
+    """
     share = np.clip(share, 0.5 / num_draws, 1 - 0.5 / num_draws)
     return np.asarray(special.ndtr((special.ndtri(share) - special.ndtri(needed)) / SURPRISE))
 
 
 def look_ahead(
-    points: Sequence[Point], found: Optima, q: Question, larger: Sequence[int], rng: np.random.Generator
+    points: Sequence[Point],
+    found: Optima,
+    q: Question,
+    larger: Sequence[int],
+    rng: np.random.Generator,
 ) -> Prospects | None:
-    """Prepare the posterior of all fitted sizes, and of larger ones, usable or not; None with fewer than two.
+    """Prepare the posterior of all fitted sizes, and of larger ones, usable or not; None with fewer
+    than two.
 
     Args:
         points: All runs of the condition.
@@ -194,7 +223,11 @@ def look_ahead(
     log2_size, log2_target = np.log2(found.fitted), math.log2(q.target_size)
     base = q.transferred_log2
     if base is None:
-        base = float(optimum[0, found.fitted.index(q.base_size)]) if q.base_size in found.fitted else None
+        base = (
+            float(optimum[0, found.fitted.index(q.base_size)])
+            if q.base_size in found.fitted
+            else None
+        )
     if base is None:
         return None
     places = [log2_target, math.log2(q.base_size), *map(math.log2, larger)]
@@ -269,7 +302,8 @@ def choose_round(
     spent: float,
     most: float,
 ) -> Round:
-    """Choose options one by one, each that gains most for its cost, up to the goal or the most they may cost.
+    """Choose options one by one, each that gains most for its cost, up to the goal or the most they
+    may cost.
 
     Args:
         prospects: The posterior.
@@ -279,8 +313,12 @@ def choose_round(
         most: The most that the round may cost, in base runs.
     """
     unique = list(dict.fromkeys(proposal for option in options for proposal in option))
-    losses = {proposal: prospects.simulate(proposal, index) for index, proposal in enumerate(unique)}
-    simulated = [prospects.simulate(proposal, len(unique) + index) for index, proposal in enumerate(first)]
+    losses = {
+        proposal: prospects.simulate(proposal, index) for index, proposal in enumerate(unique)
+    }
+    simulated = [
+        prospects.simulate(proposal, len(unique) + index) for index, proposal in enumerate(first)
+    ]
     chosen = list(first)
     cost = sum(proposal.cost for proposal in chosen)
     decided, credited = prospects.decide(simulated, chosen)

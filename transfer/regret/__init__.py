@@ -1,4 +1,5 @@
-"""From the sizes that were run to the target: drift of the optimum, and what a transferred value costs.
+"""From the sizes that were run to the target: drift of the optimum, and what a transferred value
+costs.
 
 Enters:   optima or losses per size.
 Leaves:   drift, offset and regret, each with an interval.

@@ -1,8 +1,9 @@
-"""What a value costs against the best of the values tried, where a hyperparameter need not have an optimum at all.
+"""What a value costs against the best of the values tried, where a hyperparameter need not have an
+optimum at all.
 
-Of clipping or warmup, less is often as good: the basin is flat, or falls on to the edge, and an optimum cannot be
-extrapolated. The loss can (`transfer.regret.loss_curve`), and says what each of the values tried would gain at the
-target.
+Of clipping or warmup, less is often as good: the basin is flat, or falls on to the edge, and an
+optimum cannot be extrapolated. The loss can (`transfer.regret.loss_curve`), and says what each of
+the values tried would gain at the target.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ class BoundedRegret:
     best_log2: float
     """The best of the values tried, by the fitted loss at the target."""
     cost_of_2x_off_nats: Estimate | None
-    """By a value twice or half the transferred one, whichever is worse; None where neither was tried."""
+    """By a value twice or half the transferred one, whichever is worse; None where neither was
+    tried."""
 
 
 def judge_bounded(
     points: Sequence[Point], q: Question, *, draws: int, rng: np.random.Generator
 ) -> BoundedRegret | None:
-    """The regret of the transferred value, or None where `obstacle` says why the runs do not give one.
+    """The regret of the transferred value, or None where `obstacle` says why the runs do not give
+    one.
 
-    The regret is what the value that is best in truth would gain. So it lies under the largest of all values' upper
-    bounds; and over the largest of their lower ones, if that one holds.
+    The regret is what the value that is best in truth would gain. So it lies under the largest of
+    all values' upper bounds; and over the largest of their lower ones, if that one holds.
     """
     if obstacle(points, q) is not None:
         return None
@@ -74,8 +77,8 @@ def judge_bounded(
 def obstacle(points: Sequence[Point], q: Question) -> str | None:
     """Why the runs allow no such regret, or None where they do.
 
-    They do with a power that is given, two sizes or more, three values at each at which every run finished, the
-    transferred value within all of them, and more runs than the model has numbers.
+    They do with a power that is given, two sizes or more, three values at each at which every run
+    finished, the transferred value within all of them, and more runs than the model has numbers.
     """
     value, rates = _set_at_base(points, q), _finished(points)
     if q.power is None:
@@ -87,13 +90,22 @@ def obstacle(points: Sequence[Point], q: Question) -> str | None:
     carried = written(q.hyperparameter, value)
     for size, found in rates.items():
         where, own = at_size(q.axis, size), [p for p in points if p.size == size]
-        if any(p.loss_nats is None and abs(_above(q, value, size, p.log2_value)) < 1e-9 for p in own):
+        if any(
+            p.loss_nats is None and abs(_above(q, value, size, p.log2_value)) < 1e-9 for p in own
+        ):
             return f"{where}: a run at the transferred value, {carried} at the base, diverged"
         if len(found) < MIN_VALUES:
             values = f"{counted(len(found), 'value')} at which every run finished"
             return f"{where}: {values}: there must be at least {MIN_VALUES}"
-        if not _above(q, value, size, found[0]) - 1e-9 <= 0 <= _above(q, value, size, found[-1]) + 1e-9:
-            return f"{where}: the transferred value, {carried} at the base, is beyond those at which every run finished"
+        if (
+            not _above(q, value, size, found[0]) - 1e-9
+            <= 0
+            <= _above(q, value, size, found[-1]) + 1e-9
+        ):
+            return (
+                f"{where}: the transferred value, {carried} at the base, is beyond those at "
+                "which every run finished"
+            )
     if _runs(points, q, value).num_free < MIN_FREE:
         return "too few runs to tell a trend from noise: add seeds or values"
     return None
@@ -107,7 +119,10 @@ def _set_at_base(points: Sequence[Point], q: Question) -> float | None:
 
 
 def _finished(points: Sequence[Point]) -> dict[int, list[float]]:
-    return {size: finite_rates([p for p in points if p.size == size]) for size in sorted({p.size for p in points})}
+    return {
+        size: finite_rates([p for p in points if p.size == size])
+        for size in sorted({p.size for p in points})
+    }
 
 
 def _above(q: Question, value: float, size: int, log2_value: float) -> float:
@@ -117,7 +132,9 @@ def _above(q: Question, value: float, size: int, log2_value: float) -> float:
 
 
 def _values_tried(points: Sequence[Point], q: Question, value: float) -> tuple[float, float]:
-    """Octaves above the transferred value, of the lowest and the highest value that every size has."""
+    """Octaves above the transferred value, of the lowest and the highest value that every
+    size has.
+    """
     rates = _finished(points)
     low = max(_above(q, value, size, found[0]) for size, found in rates.items())
     high = min(_above(q, value, size, found[-1]) for size, found in rates.items())
@@ -125,7 +142,9 @@ def _values_tried(points: Sequence[Point], q: Question, value: float) -> tuple[f
 
 
 def _regret(gains: Sequence[Floats], level: float, most: float) -> Estimate:
-    """From what each value would gain. On either side one may seem better by luck: lower bounds share their tail."""
+    """From what each value would gain. On either side one may seem better by luck: lower bounds
+    share their tail.
+    """
     found, surer = ([estimate(gain, of, most) for gain in gains] for of in (level, (1 + level) / 2))
     return Estimate(
         value=max(e.value for e in found),

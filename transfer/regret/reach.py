@@ -1,4 +1,6 @@
-"""How far beyond the runs a verdict reaches: the largest target at which a value still holds, and what that assumes."""
+"""How far beyond the runs a verdict reaches: the largest target at which a value still holds, and
+what that assumes.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def find_largest_ratio(
         outcome: The verdict there, by the regret's interval.
 
     Returns:
-        The ratio, on a grid of eighths of a doubling, but never below a target that holds; None if the value does not
-        even hold at the largest size.
+        The ratio, on a grid of eighths of a doubling, but never below a target that holds; None if
+        the value does not even hold at the largest size.
     """
     asked = math.log2(target_size / largest_size)
     low, high = -1, STEPS_PER_DOUBLING * MAX_DOUBLINGS + 1  # steps that hold, and that do not
@@ -44,7 +46,9 @@ def find_largest_ratio(
 
 
 def describe_assumption(q: Question, largest_size: int) -> str | None:
-    """Return what a verdict beyond the runs takes for granted; None where the target lies within them."""
+    """Return what a verdict beyond the runs takes for granted; None where the target lies within
+    them.
+    """
     if q.target_size <= largest_size:
         return None
     return f"assumes that nothing begins between {largest_size:,} and {q.target_size:,}"
@@ -56,4 +60,6 @@ def describe_reach(ratio: float | None, q: Question, largest_size: int) -> str:
     if ratio is None:
         return f"these runs support no target: the value does not surely hold even at {largest}"
     limit = at_size(q.axis, math.floor(ratio * largest_size))
-    return f"these runs support a target up to {format_factor(ratio)} times the largest size ({limit})"
+    return (
+        f"these runs support a target up to {format_factor(ratio)} times the largest size ({limit})"
+    )

@@ -1,4 +1,6 @@
-"""What the optima say about the target: drift, offset and regret, each an estimate with its interval."""
+"""What the optima say about the target: drift, offset and regret, each an estimate with its
+interval.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,14 @@ class Estimate:
     low: float
     high: float
     most: float | None = None
-    """A cost that reaches this is more than this, and by how much is not known (`Question.most_nats`)."""
+    """A cost that reaches this is more than this, and by how much is not known
+    (`Question.most_nats`)."""
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.value <= self.high < math.inf:
-            raise TransferError([f"{self.value} must be finite, and within {self.low} ... {self.high}"])
+            raise TransferError(
+                [f"{self.value} must be finite, and within {self.low} ... {self.high}"]
+            )
 
     def at_bound(self, nats: float) -> bool:
         """Whether one of its numbers reaches the bound."""
@@ -39,7 +44,9 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtTarget:
-    """The extrapolation to the target, as rows: row 0 the point estimate, the others draws of the posterior."""
+    """The extrapolation to the target, as rows: row 0 the point estimate, the others draws of the
+    posterior.
+    """
 
     line: OptimumLine
     curvature: Curvature
@@ -50,11 +57,13 @@ class AtTarget:
     drift: Estimate
     """Octaves per doubling."""
     power: float
-    """Used for the transferred value, beyond what is built in; measured, it is that from base to target."""
+    """Used for the transferred value, beyond what is built in; measured, it is that from base to
+    target."""
     transferred_log2: float | None
     """At the target; None when there is no value to transfer."""
     bend: Estimate | None
-    """Octaves per doubling by which the slope beyond the largest size differs; None where runs cannot show a bend."""
+    """Octaves per doubling by which the slope beyond the largest size differs; None where runs
+    cannot show a bend."""
     most_nats: float
     """What a value can cost at all."""
 
@@ -64,19 +73,32 @@ class AtTarget:
         return np.minimum(nats, self.most_nats)
 
 
-def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.random.Generator) -> AtTarget | None:
+def extrapolate(
+    found: Optima, question: Question, most_nats: float, *, rng: np.random.Generator
+) -> AtTarget | None:
     """Extend optimum and basin to the target; None with fewer than two usable optima."""
     usable = [o for o in found.optima if o.status == "ok"]
     if len(usable) < 2 or found.basins is None:
         return None
-    basins, columns, log2_target = found.basins, columns_of(found, usable), math.log2(question.target_size)
+    basins, columns, log2_target = (
+        found.basins,
+        columns_of(found, usable),
+        math.log2(question.target_size),
+    )
     log2_size = np.log2([o.size for o in usable])
     log2_base = math.log2(question.base_size)
-    line = extend_line(basins.optimum[:, columns], log2_size, log2_target, log2_base, question.axis, rng)
+    line = extend_line(
+        basins.optimum[:, columns], log2_size, log2_target, log2_base, question.axis, rng
+    )
     curvature = extend_curvature(basins.curvature[:, columns], log2_size, log2_target, rng)
     power = question.power
-    if power is None:  # of a bent line that from base to target, so that the value at the target is right
-        power = float(line.shift[0]) / question.doublings if question.doublings else float(line.slope[0])
+    # of a bent line that from base to target, so that the value at the target is right
+    if power is None:
+        power = (
+            float(line.shift[0]) / question.doublings
+            if question.doublings
+            else float(line.slope[0])
+        )
     base = question.transferred_log2
     if base is None:
         base = next((o.log2_value for o in usable if o.size == question.base_size), None)
@@ -84,11 +106,15 @@ def extrapolate(found: Optima, question: Question, most_nats: float, *, rng: np.
         line=line,
         curvature=curvature,
         shape=basins.shape,
-        sds=tuple(np.std((basins.optimum - basins.off_shape[:, None])[1:, columns], axis=0).tolist()),
+        sds=tuple(
+            np.std((basins.optimum - basins.off_shape[:, None])[1:, columns], axis=0).tolist()
+        ),
         drift=estimate(line.slope, question.level),
         power=power,
         transferred_log2=None if base is None else base + power * question.doublings,
-        bend=estimate(line.bend, question.level) if len(usable) >= LEAST_BENT and log2_target > log2_size[-1] else None,
+        bend=estimate(line.bend, question.level)
+        if len(usable) >= LEAST_BENT and log2_target > log2_size[-1]
+        else None,
         most_nats=most_nats,
     )
 
@@ -101,11 +127,18 @@ def offset_of(at_target: AtTarget, level: float) -> Estimate:
 
 def regret_of(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
     """Nats that a value costs at the target."""
-    return regret(at_target.cost(log2_value), log2_value - at_target.line.at_target, level, at_target.most_nats)
+    return regret(
+        at_target.cost(log2_value),
+        log2_value - at_target.line.at_target,
+        level,
+        at_target.most_nats,
+    )
 
 
 def regret(cost: Floats, offset: Floats, level: float, most_nats: float) -> Estimate:
-    """A cost's interval, down to nothing where that of the offset says that this may be the very optimum."""
+    """A cost's interval, down to nothing where that of the offset says that this may be the very
+    optimum.
+    """
     found, reach = estimate(cost, level, most_nats), estimate(offset, level)
     return dataclasses.replace(found, low=0.0) if reach.low <= 0 <= reach.high else found
 
@@ -118,7 +151,9 @@ def estimate(rows: Floats, level: float, most: float | None = None) -> Estimate:
 
 
 def cost_of_2x(found: Optima, level: float, most_nats: float) -> Estimate | None:
-    """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable size."""
+    """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable
+    size.
+    """
     usable = [o for o in found.optima if o.status == "ok"]
     if not usable or found.basins is None:
         return None

@@ -1,4 +1,6 @@
-"""Cells of a table as sizes, octaves and losses; what is wrong with one is added to a list, with its place."""
+"""Cells of a table as sizes, octaves and losses; what is wrong with one is added to a list, with
+its place.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from transfer.question import Hyperparameter, TransferError, to_log2
 class TableError(table_files.TableError):
     """A table that cannot be read or judged. `problems` lists every bad cell by row and column."""
 
-    def __init__(self, path: Source, problems: Sequence[str], bad_cells: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Source, problems: Sequence[str], bad_cells: Sequence[str] = ()
+    ) -> None:
         super().__init__(problems, bad_cells, name=path.name)
 
 
@@ -42,16 +46,20 @@ def read_sheet(path: Source, known: Collection[str] = ()) -> Cells:
 
 LARGEST_SIZE = 10**18
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Bounds of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. Those of a loss:"""
+"""Bounds of a hyperparameter: beyond them a cell is a slip, and arithmetic would overflow. Those of
+a loss:"""
 LOSSES = (1e-6, 1e6)
 _NO_LOSS = (
-    "; write NaN only if the loss itself diverged: leave out a run that crashed or still runs, or name its state in a "
+    "; write NaN only if the loss itself diverged: leave out a run that crashed or still runs, or "
+    "name its state in a "
     "column state"
 )
 
 
 def to_comparable(cell: object, number: float | None) -> object:
-    """Return a cell as it is compared with others: its number if it is one (1e-3 and 0.001 are the same), else text."""
+    """Return a cell as it is compared with others: its number if it is one (1e-3 and 0.001 are the
+    same), else text.
+    """
     if number is None or math.isnan(number):
         return "" if cell is None else str(cell).strip()
     return number
@@ -63,9 +71,15 @@ def shown(cell: object) -> str:
 
 
 def octaves(
-    cell: object, value: float | None, hyperparameter: Hyperparameter, where: str, problems: list[str]
+    cell: object,
+    value: float | None,
+    hyperparameter: Hyperparameter,
+    where: str,
+    problems: list[str],
 ) -> float | None:
-    """Return the log2 of a hyperparameter's value (`transfer.question.to_log2`); None where a 0 says that it is off."""
+    """Return the log2 of a hyperparameter's value (`transfer.question.to_log2`); None where a 0
+    says that it is off.
+    """
     known = hyperparameter_named(hyperparameter)
     if value == 0 and known.zero_is_none:
         return None
@@ -84,19 +98,27 @@ def octaves(
 def whole(cell: object, value: float | None, where: str, least: int, problems: list[str]) -> int:
     """Return a whole number, also if it is written as 1e6."""
     if value is None or not least <= value <= LARGEST_SIZE or value != int(value):
-        problems.append(f"{where}: {_describe(cell, value)} must be a whole number from {least} to {LARGEST_SIZE:g}")
+        problems.append(
+            f"{where}: {_describe(cell, value)} must be a whole number from {least} to "
+            f"{LARGEST_SIZE:g}"
+        )
         return least
     return int(value)
 
 
 def loss(cell: object, value: float | None, where: str, problems: list[str]) -> float | None:
-    """Return a loss in nats; None for a run that diverged: a number that is not finite, or the word."""
+    """Return a loss in nats; None for a run that diverged: a number that is not finite, or the
+    word.
+    """
     if isinstance(cell, str) and cell.strip().lower() == "diverged":
         return None
     low, high = LOSSES
     if value is None or (math.isfinite(value) and not low <= value <= high):
         advice = "" if cell not in (None, "") else _NO_LOSS
-        problems.append(f"{where}: {_describe(cell, value)} must be a loss in nats, from {low:g} to {high:g}{advice}")
+        problems.append(
+            f"{where}: {_describe(cell, value)} must be a loss in nats, from {low:g} to "
+            f"{high:g}{advice}"
+        )
         return None
     return value if math.isfinite(value) else None
 

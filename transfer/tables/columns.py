@@ -17,8 +17,12 @@ _Name = TypeVar("_Name", bound=str)
 _MAY_BE_OPTIMIZER = re.compile(r"opt(_|\W)", re.IGNORECASE)
 
 SIZE_COLUMNS: Mapping[Axis, tuple[str, ...]] = {axis: COLUMN_NAMES[axis] for axis in AXES}
-VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {name: COLUMN_NAMES[name] for name in WITH_OPTIMUM}
-OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {name: f"{name}_optimum" for name in (*WITH_OPTIMUM, BATCH_SIZE)}
+VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {
+    name: COLUMN_NAMES[name] for name in WITH_OPTIMUM
+}
+OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {
+    name: f"{name}_optimum" for name in (*WITH_OPTIMUM, BATCH_SIZE)
+}
 """Our names of the columns of optima, by hyperparameter."""
 
 
@@ -48,11 +52,19 @@ class TableColumns:
     @property
     def used(self) -> set[str]:
         """All columns that are read."""
-        names = (*self.judgeable.values(), *self.optima.values(), self.loss, self.seed, *self.states.values())
+        names = (
+            *self.judgeable.values(),
+            *self.optima.values(),
+            self.loss,
+            self.seed,
+            *self.states.values(),
+        )
         return {name for name in names if name is not None}
 
 
-def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | None = None) -> TableColumns:
+def find_columns(
+    path: Source, names: Sequence[str], given: Mapping[str, str] | None = None
+) -> TableColumns:
     """Recognize columns by their names; of several names for one thing the best one is used.
 
     Args:
@@ -61,9 +73,17 @@ def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | 
         given: The user's choices, theirs by ours.
 
     Raises:
-        TableError: No loss (or optimum), no size, or no hyperparameter; or a choice that cannot be met.
+        TableError: No loss (or optimum), no size, or no hyperparameter; or a choice that cannot be
+            met.
     """
-    wanted = ("loss", *SIZE_COLUMNS, *VALUE_COLUMNS, *OPTIMUM_COLUMNS.values(), "seed", *STATE_ROLES)
+    wanted = (
+        "loss",
+        *SIZE_COLUMNS,
+        *VALUE_COLUMNS,
+        *OPTIMUM_COLUMNS.values(),
+        "seed",
+        *STATE_ROLES,
+    )
     choice = choose_columns(names, wanted, given or {})
     if choice.problems:
         raise TableError(path, choice.problems)
@@ -73,7 +93,11 @@ def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | 
     values = {name: columns[name] for name in VALUE_COLUMNS if name in columns}
     optima = {name: columns[ours] for name, ours in OPTIMUM_COLUMNS.items() if ours in columns}
     loss = columns.get("loss")
-    may_be_values = {name for ours, name in optima.items() if ours != BATCH_SIZE and _MAY_BE_OPTIMIZER.match(name)}
+    may_be_values = {
+        name
+        for ours, name in optima.items()
+        if ours != BATCH_SIZE and _MAY_BE_OPTIMIZER.match(name)
+    }
     ambiguous = frozenset(may_be_values - chosen if loss else ())
     if loss is None or not values:
         loss = None if optima else loss
@@ -87,7 +111,9 @@ def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | 
     ]
     lacking = [(what, roles) for there, what, roles in needed if not there]
     if lacking:
-        known = "; ".join(f"{role}: {', '.join(COLUMN_NAMES[role])}" for _, roles in lacking for role in roles)
+        known = "; ".join(
+            f"{role}: {', '.join(COLUMN_NAMES[role])}" for _, roles in lacking for role in roles
+        )
         found = ", ".join(filter(None, names)) or "none"
         problem = (
             f"no column for {' and '.join(what for what, _ in lacking)} (found: {found}); "
@@ -141,13 +167,19 @@ def what_to_judge(
     if hyperparameter is None:
         there = [h for h in OPTIMUM_COLUMNS if h in values]
         moving = [h for h in there if len(set(cells[h])) > 1] or there
-        hyperparameter = "learning_rate" if "learning_rate" in moving else _only(moving, "hyperparameter", problems)
+        hyperparameter = (
+            "learning_rate"
+            if "learning_rate" in moving
+            else _only(moving, "hyperparameter", problems)
+        )
     if axis is not None and hyperparameter is not None:
         name = columns.optima.get(hyperparameter, "")
         if name in columns.ambiguous_optima and len(set(cells[axis])) < len(cells[axis]):
             problems.append(
-                f"column {name!r} may be the optimum of each {axis}, or the optimizer's value in each run, since sizes "
-                f"repeat and there is a loss: choose with --column {OPTIMUM_COLUMNS[hyperparameter]}={name} or "
+                f"column {name!r} may be the optimum of each {axis}, or the optimizer's value in "
+                "each run, since sizes "
+                "repeat and there is a loss: choose with --column "
+                f"{OPTIMUM_COLUMNS[hyperparameter]}={name} or "
                 f"--column {hyperparameter}={name}"
             )
     if problems or axis is None or hyperparameter is None:
@@ -161,7 +193,11 @@ def _without_params(varying: list[Axis], cells: Mapping[str, Sequence[object]]) 
     if not others or len(others) == len(varying):
         return varying
     shapes = list(zip(*(cells[axis] for axis in others), strict=True))
-    return others if len(set(zip(shapes, cells["params"], strict=True))) == len(set(shapes)) else varying
+    return (
+        others
+        if len(set(zip(shapes, cells["params"], strict=True))) == len(set(shapes))
+        else varying
+    )
 
 
 def _only(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name | None:

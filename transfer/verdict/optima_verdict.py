@@ -1,7 +1,9 @@
-"""A verdict from optima alone, as papers and pull requests print them: no losses, so no cost in nats.
+"""A verdict from optima alone, as papers and pull requests print them: no losses, so no cost in
+nats.
 
-The outcome is by octaves. An optimum read off a grid is known to half a step at best, so the noise of an optimum is
-the larger of the scatter about the line and the rounding of the grid (step / sqrt(12)); intervals are Student's.
+The outcome is by octaves. An optimum read off a grid is known to half a step at best, so the noise
+of an optimum is the larger of the scatter about the line and the rounding of the grid (step /
+sqrt(12)); intervals are Student's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from transfer.verdict.verdict import Verdict
 MIN_OPTIMA = 3
 """Two lie on a line whatever they are."""
 TOLERANCE_OCTAVES = 0.5
-"""An offset under half an octave costs about 0.01 nats or less in the basins we know (0.06 nats / octave**2)."""
+"""An offset under half an octave costs about 0.01 nats or less in the basins we know (0.06 nats /
+octave**2)."""
 ROUNDING_OCTAVES = 0.01
 """Optima closer than this are one grid point, written with other digits."""
 WALK_DRAWS = 20_000
@@ -36,9 +39,9 @@ USUAL_STEP_OCTAVES = 1.0
 def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Verdict:
     """Judge (size, log2 of the optimal value) pairs.
 
-    `holds` when the transferred value lies within half an octave of the target's extrapolated optimum with
-    its whole interval, `drifts` when beyond with its whole interval and the drift's interval excludes 0; else
-    `cannot_tell`. The regret is None; the margin is only handed on.
+    `holds` when the transferred value lies within half an octave of the target's extrapolated
+    optimum with its whole interval, `drifts` when beyond with its whole interval and the drift's
+    interval excludes 0; else `cannot_tell`. The regret is None; the margin is only handed on.
 
     Raises:
         TransferError: optima that answer no question; everything wrong with them is named.
@@ -52,19 +55,28 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
     drift, at_target = _line(optima, q)
     power = drift.value if q.power is None else q.power
     value = base + power * q.doublings
-    offset = Estimate(value=value - at_target.value, low=value - at_target.high, high=value - at_target.low)
+    offset = Estimate(
+        value=value - at_target.value, low=value - at_target.high, high=value - at_target.low
+    )
     outcome = _decide(drift, offset)
-    moved, reach = (f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset))
+    moved, reach = (
+        f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset)
+    )
     there = at_size(q.axis, q.target_size)
     reasons = [
         f"per doubling the optimum moves by {moved}",
-        f"at {there} the transferred value lies {reach} from it; the tolerance is {TOLERANCE_OCTAVES:g}",
+        (
+            f"at {there} the transferred value lies {reach} from it; the tolerance is "
+            f"{TOLERANCE_OCTAVES:g}"
+        ),
         "no losses were given, so the cost in nats is not known: octaves decide the outcome",
     ]
     largest_size = max(size for size, _ in optima)
     assumption, ratio = describe_assumption(q, largest_size), None
     if outcome != "drifts":
-        ratio = find_largest_ratio(lambda size: _holds_at(size, optima, q, base), largest_size, q.target_size, outcome)
+        ratio = find_largest_ratio(
+            lambda size: _holds_at(size, optima, q, base), largest_size, q.target_size, outcome
+        )
         if assumption is not None:
             reasons.append(f"{assumption}; {describe_reach(ratio, q, largest_size)}")
     return Verdict(
@@ -102,10 +114,17 @@ def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None)
     checks = [
         (
             num_sizes >= MIN_OPTIMA,
-            f"optima at {counted(num_sizes, 'size')}: there must be at least {MIN_OPTIMA}, to see their scatter",
+            (
+                f"optima at {counted(num_sizes, 'size')}: there must be at least {MIN_OPTIMA}, to "
+                "see "
+                "their scatter"
+            ),
         ),
         (whole, "sizes must be at least 1, and values finite"),
-        (base is not None, f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer"),
+        (
+            base is not None,
+            f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer",
+        ),
     ]
     problems = [problem for holds, problem in checks if not holds]
     if problems:
@@ -127,11 +146,14 @@ def _line(optima: Sequence[tuple[int, float]], q: Question) -> tuple[Estimate, E
     variance = max(scatter, min(step, USUAL_STEP_OCTAVES) ** 2 / 12)
     reach = stdtrit(free, (1 + q.level) / 2) * np.sqrt(variance * np.diag(covariance))
     # Beyond the runs the line may walk off, whatever they say.
-    walk = draw_walk(WALK_DRAWS, float(-x.max()), LINES[q.axis].walk_octaves, np.random.default_rng(0))
+    walk = draw_walk(
+        WALK_DRAWS, float(-x.max()), LINES[q.axis].walk_octaves, np.random.default_rng(0)
+    )
     reach[0] = math.hypot(reach[0], float(np.quantile(walk, (1 + q.level) / 2)))
     low, high = (coefficients - reach).tolist(), (coefficients + reach).tolist()
     at_target, slope = (
-        Estimate(value=value, low=low[i], high=high[i]) for i, value in enumerate(coefficients.tolist())
+        Estimate(value=value, low=low[i], high=high[i])
+        for i, value in enumerate(coefficients.tolist())
     )
     return slope, at_target
 

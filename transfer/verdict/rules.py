@@ -1,4 +1,6 @@
-"""How a hyperparameter is carried along an axis, and what the runs say of it: what a launch config keeps."""
+"""How a hyperparameter is carried along an axis, and what the runs say of it: what a launch config
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ class TransferRule:
     hyperparameter: Hyperparameter
     axis: Axis
     power: float
-    """Used: the value at the target is the base's times (target / base)^power, for every group alike, beside what each
-    kind of parameter has by itself."""
+    """Used: the value at the target is the base's times (target / base)^power, for every group
+    alike, beside what each kind of parameter has by itself."""
     source: Literal["measured", "parametrization"]
     outcome: Outcome
     measured_power: float | None
-    """What the runs measured over their own sizes, with its interval at `level`; the power used differs where the line
-    through the optima bends."""
+    """What the runs measured over their own sizes, with its interval at `level`; the power used
+    differs where the line through the optima bends."""
     measured_low: float | None
     measured_high: float | None
     regret_nats: float | None
@@ -39,7 +41,9 @@ class TransferRule:
 
     def __post_init__(self) -> None:
         if not hyperparameter_named(self.hyperparameter).has_optimum:
-            raise TransferError([f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer"])
+            raise TransferError(
+                [f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer"]
+            )
 
 
 def rule_of(verdict: Verdict) -> TransferRule:

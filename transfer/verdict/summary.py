@@ -16,7 +16,8 @@ from transfer.verdict.verdict import Verdict
 
 
 def verdict_summary(verdict: Verdict) -> dict[str, Json]:
-    """What a reader or a plot needs; units are in the keys, a null says that there is no such number.
+    """What a reader or a plot needs; units are in the keys, a null says that there is no such
+    number.
 
     The control condition, where there is one, has the same shape under `control`.
     """
@@ -28,7 +29,10 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
         "hyperparameter": q.hyperparameter,
         "outcome": verdict.outcome,
         "drift_octaves_per_doubling": estimate_summary(verdict.drift),
-        "bend": {"probability": verdict.bends, "octaves_per_doubling": estimate_summary(verdict.bend)},
+        "bend": {
+            "probability": verdict.bends,
+            "octaves_per_doubling": estimate_summary(verdict.bend),
+        },
         "offset_octaves": estimate_summary(verdict.offset),
         "regret_nats": estimate_summary(verdict.regret_nats),
         "margin_nats": q.margin_nats,
@@ -93,7 +97,10 @@ def _values_tried(verdict: Verdict) -> Json:
     bounded = verdict.bounded
     if bounded is None:
         return None
-    low, high = (from_log2(verdict.question.hyperparameter, end) for end in (bounded.low_log2, bounded.high_log2))
+    low, high = (
+        from_log2(verdict.question.hyperparameter, end)
+        for end in (bounded.low_log2, bounded.high_log2)
+    )
     return [min(low, high), max(low, high)]
 
 
@@ -102,7 +109,9 @@ def _absolute(verdict: Verdict) -> float | None:
 
 
 def estimate_summary(estimate: Estimate | None) -> dict[str, Json]:
-    """A value with its interval, or nulls; `more_than` where one of these numbers is only known to be more than it."""
+    """A value with its interval, or nulls; `more_than` where one of these numbers is only known to
+    be more than it.
+    """
     if estimate is None:
         return {"value": None, "interval": None}
     found: dict[str, Json] = {"value": estimate.value, "interval": [estimate.low, estimate.high]}
@@ -114,7 +123,10 @@ def _value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | 
 
 
 def _optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json:
-    return {**cast(dict[str, Json], to_json(optimum)), "value": _value(hyperparameter, optimum.log2_value)}
+    return {
+        **cast(dict[str, Json], to_json(optimum)),
+        "value": _value(hyperparameter, optimum.log2_value),
+    }
 
 
 def _suggestion(suggestion: Suggestion) -> Json:

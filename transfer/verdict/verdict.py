@@ -1,9 +1,10 @@
-"""The verdict: does the value tuned at the base size still serve at the target, and if not, at what cost?
+"""The verdict: does the value tuned at the base size still serve at the target, and if not, at what
+cost?
 
-The regret is that of one fixed number, the value that would actually be launched with, at the target against
-the target's own optimum. How uncertain the base optimum was therefore does not enter it: whether tuned luckily
-or not, that value is what the main run would get. All uncertainty is that of the target's basin, extrapolated from
-the sizes that were run.
+The regret is that of one fixed number, the value that would actually be launched with, at the
+target against the target's own optimum. How uncertain the base optimum was therefore does not enter
+it: whether tuned luckily or not, that value is what the main run would get. All uncertainty is that
+of the target's basin, extrapolated from the sizes that were run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from transfer.verdict import reasons as say
 
 MIN_DRAWS = 200
 CLIFF_OCTAVES = 1.0
-"""Divergence nearer than this to the transferred rate leaves no margin for a cliff that moves with size."""
+"""Divergence nearer than this to the transferred rate leaves no margin for a cliff that moves with
+size."""
 MOST_SEEDS_IN_DOUBT = 2
 """Rates with more runs than this are not suspected of resting on one of them."""
 MOST_CULPRITS = 3
@@ -50,15 +52,19 @@ LEAST_SD_OCTAVES = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the runs say about transfer. An estimate that could not be made is None, and `reasons` says why."""
+    """What the runs say about transfer. An estimate that could not be made is None, and `reasons`
+    says why.
+    """
 
     question: Question
     outcome: Outcome
     drift: Estimate | None
-    """Octaves of the hyperparameter per doubling of size, beyond what is built in: the exponent that was measured."""
+    """Octaves of the hyperparameter per doubling of size, beyond what is built in: the exponent
+    that was measured."""
     power: float | None
-    """Used for the transferred value, beyond what is built in: the question's, or, where that is None, that from the
-    base to the target along the line through the optima: the drift, unless that line bends."""
+    """Used for the transferred value, beyond what is built in: the question's, or, where that is
+    None, that from the base to the target along the line through the optima: the drift, unless that
+    line bends."""
     offset: Estimate | None
     """Transferred value above the target's own optimum, octaves."""
     regret_nats: Estimate | None
@@ -69,10 +75,12 @@ class Verdict:
     noise_nats: float | None
     """Standard deviation of one run about its basin."""
     noise_is_known: bool
-    """Whether any value was run with two seeds; else `noise_nats` is what the curve misses, and a guess."""
+    """Whether any value was run with two seeds; else `noise_nats` is what the curve misses, and a
+    guess."""
     optima: tuple[Optimum, ...]
     bounded: BoundedRegret | None
-    """Where the regret is against the best of the values tried, since nobody needs an optimum among them."""
+    """Where the regret is against the best of the values tried, since nobody needs an optimum among
+    them."""
     reasons: tuple[str, ...]
     what_to_run: tuple[Suggestion, ...]
     control: Verdict | None
@@ -80,14 +88,17 @@ class Verdict:
     culprit: Point | None = None
     """The run that alone makes a drift, where one does."""
     bends: float | None = None
-    """Posterior probability that the line through the optima bends; None where the runs cannot show it."""
+    """Posterior probability that the line through the optima bends; None where the runs cannot show
+    it."""
     bend: Estimate | None = None
-    """Octaves per doubling by which the slope from the largest size to the target differs from the drift."""
+    """Octaves per doubling by which the slope from the largest size to the target differs from the
+    drift."""
     assumption: str | None = None
-    """What the verdict takes for granted beyond the runs; None where the target lies within them."""
+    """What the verdict takes for granted beyond the runs; None where the target lies within
+    them."""
     largest_ratio: float | None = None
-    """Largest target at which the value holds, in multiples of the largest size; None if it holds at none, drifts, or
-    rests on something else than the regret's interval."""
+    """Largest target at which the value holds, in multiples of the largest size; None if it holds
+    at none, drifts, or rests on something else than the regret's interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,21 +111,27 @@ class DetailedVerdict:
 
 
 def judge(
-    points: Sequence[Point], question: Question, *, seed: int = 0, control_points: Sequence[Point] = (),
+    points: Sequence[Point],
+    question: Question,
+    *,
+    seed: int = 0,
+    control_points: Sequence[Point] = (),
     draws: int = 2000,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Judge whether a value set at the base size may be used at the target's.
 
-    `holds` when the regret's upper bound is under the margin, `drifts` when its lower bound is over it, else
-    `cannot_tell`. Of the learning rate every size needs an optimum inside its rates. Of other hyperparameters many
-    have none (of clipping, the least may be best): there the regret is against the best of the values tried
-    (`transfer.regret.bounded_regret`), wherever not all sizes have an optimum of their own.
+    `holds` when the regret's upper bound is under the margin, `drifts` when its lower bound is over
+    it, else `cannot_tell`. Of the learning rate every size needs an optimum inside its rates. Of
+    other hyperparameters many have none (of clipping, the least may be best): there the regret is
+    against the best of the values tried (`transfer.regret.bounded_regret`), wherever not all sizes
+    have an optimum of their own.
 
     Args:
         points: Runs of the condition to judge.
         question: What is asked of them.
         seed: Of the posterior draws.
-        control_points: Runs of a control condition (standard parametrization), judged alike from its own base optimum.
+        control_points: Runs of a control condition (standard parametrization), judged alike from
+            its own base optimum.
         draws: Posterior draws.
 
     Raises:
@@ -124,9 +141,13 @@ def judge(
 
 
 def examine(
-    points: Sequence[Point], question: Question, *, seed: int = 0, control_points: Sequence[Point] = (),
+    points: Sequence[Point],
+    question: Question,
+    *,
+    seed: int = 0,
+    control_points: Sequence[Point] = (),
     draws: int = 2000,
-) -> DetailedVerdict:  # fmt: skip
+) -> DetailedVerdict:
     """The same as `judge`, with the extrapolation the verdict rests on."""
     sizes = sorted({p.size for p in points})
     problems = [] if points else ["no runs: give at least two sizes with four values each"]
@@ -135,7 +156,9 @@ def examine(
     if points and question.transferred_log2 is None and question.base_size not in sizes:
         listed = ", ".join(map(str, sizes))
         advice = "run it, or give the value to transfer"
-        problems.append(f"base_size = {question.base_size} has no runs ({question.axis}: {listed}): {advice}")
+        problems.append(
+            f"base_size = {question.base_size} has no runs ({question.axis}: {listed}): {advice}"
+        )
     if problems:
         raise TransferError(problems)
     control = None
@@ -145,7 +168,9 @@ def examine(
     return _judge_arm(points, question, control, draws, seed)
 
 
-def _judge_arm(points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int) -> DetailedVerdict:
+def _judge_arm(
+    points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int
+) -> DetailedVerdict:
     outvoted = find_outvoted(points)
     if outvoted is not None:
         points = [point for point in points if point is not outvoted.point]
@@ -205,10 +230,13 @@ class _Judgement:
     assumption: str | None = None
     largest_ratio: float | None = None
     near_cliff: bool = False
-    """Whether runs that diverge near the value are all that forbids to hold: more runs here would not change that."""
+    """Whether runs that diverge near the value are all that forbids to hold: more runs here would
+    not change that."""
 
     def add_reach(self, q: Question, largest_size: int, holds_at: Callable[[int], bool]) -> None:
-        """Add what the verdict assumes beyond the runs, and the largest target that they support."""
+        """Add what the verdict assumes beyond the runs, and the largest target that they
+        support.
+        """
         self.assumption = describe_assumption(q, largest_size)
         if self.outcome == "drifts":
             return
@@ -219,7 +247,12 @@ class _Judgement:
 
 
 def _judge_optima(
-    points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget | None, draws: int, seed: int
+    points: Sequence[Point],
+    q: Question,
+    found: Optima,
+    at_target: AtTarget | None,
+    draws: int,
+    seed: int,
 ) -> _Judgement:
     bad = [(o, [p for p in points if p.size == o.size]) for o in found.optima if o.status != "ok"]
     known = noise_is_known(points)
@@ -228,7 +261,9 @@ def _judge_optima(
         todo=_mend_all(points, q, found),
     )
     value = at_target.transferred_log2 if at_target else None
-    judged.reasons += [] if len(found.optima) > 1 else [f"only one {q.axis}: a drift needs at least two"]
+    judged.reasons += (
+        [] if len(found.optima) > 1 else [f"only one {q.axis}: a drift needs at least two"]
+    )
     given = q.transferred_log2 is not None or any(o.size == q.base_size for o in found.optima)
     judged.reasons += [] if given else [f"{say.base(q)} gives no value to transfer"]
     if at_target and value is not None:
@@ -240,8 +275,12 @@ def _judge_optima(
     return judged
 
 
-def _plan_next_runs(judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, seed: int) -> None:
-    """Ask for the runs that would decide; a suspicious run is repeated, and others are chosen as if it were gone."""
+def _plan_next_runs(
+    judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, seed: int
+) -> None:
+    """Ask for the runs that would decide; a suspicious run is repeated, and others are chosen as if
+    it were gone.
+    """
     noise = None if found.basins is None else found.basins.noise_nats
     suspect, repeats = None if noise is None else find_suspect(points, noise), list[Suggestion]()
     if suspect is not None and noise is not None:
@@ -251,7 +290,9 @@ def _plan_next_runs(judged: _Judgement, points: Sequence[Point], q: Question, fo
             judged.reasons.append(say.is_suspicious(suspect, q))
             repeats, judged.todo = [again(suspect.point, q)], _mend_all(rest, q, without)
             value = at_target.transferred_log2 if at_target else None
-            regret = regret_of(at_target, value, q.level) if at_target and value is not None else None
+            regret = (
+                regret_of(at_target, value, q.level) if at_target and value is not None else None
+            )
             usable = all(optimum.status == "ok" for optimum in without.optima)
             if usable and regret is not None and decide(regret, q.margin_nats) != "cannot_tell":
                 judged.todo = repeats
@@ -268,12 +309,20 @@ def _mend_all(points: Sequence[Point], q: Question, found: Optima) -> list[Sugge
         suggestion
         for optimum in found.optima
         if optimum.status != "ok"
-        for suggestion in mend(optimum, [p for p in points if p.size == optimum.size], q, noise_known=known)
+        for suggestion in mend(
+            optimum, [p for p in points if p.size == optimum.size], q, noise_known=known
+        )
     ]
 
 
 def _decide_and_explain(
-    judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, draws: int, seed: int
+    judged: _Judgement,
+    points: Sequence[Point],
+    q: Question,
+    found: Optima,
+    at_target: AtTarget,
+    draws: int,
+    seed: int,
 ) -> None:
     """Outcome and reasons where every size has an optimum."""
     assert judged.regret_nats is not None and at_target.transferred_log2 is not None
@@ -284,11 +333,16 @@ def _decide_and_explain(
         *say.bent(found.optima, q, at_target),
     ]
     judged.add_reach(q, found.optima[-1].size, lambda size: _holds_at(size, points, q, draws, seed))
-    if judged.outcome == "drifts" and (culprit := _lone_culprit(points, q, found, at_target, seed)) is not None:
+    if (
+        judged.outcome == "drifts"
+        and (culprit := _lone_culprit(points, q, found, at_target, seed)) is not None
+    ):
         judged.outcome, judged.culprit = "cannot_tell", culprit
         judged.reasons.append(say.rests_on(culprit, q))
         judged.todo = [again(culprit, q)]
-    elif judged.outcome == "holds" and (near := say.cliff_near(found.optima, q, at_target, CLIFF_OCTAVES)):
+    elif judged.outcome == "holds" and (
+        near := say.cliff_near(found.optima, q, at_target, CLIFF_OCTAVES)
+    ):
         judged.outcome, judged.largest_ratio, judged.near_cliff = "cannot_tell", None, True
         judged.reasons.append(near)
 
@@ -301,7 +355,9 @@ def _holds_at(size: int, points: Sequence[Point], q: Question, draws: int, seed:
     return decide(regret_of(there, there.transferred_log2, q.level), q.margin_nats) == "holds"
 
 
-def _judge_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question, draws: int, seed: int) -> _Judgement:
+def _judge_bounded(
+    points: Sequence[Point], bounded: BoundedRegret, q: Question, draws: int, seed: int
+) -> _Judgement:
     outcome = decide(bounded.regret_nats, q.margin_nats)
     judged = _Judgement(
         outcome=outcome,
@@ -319,7 +375,9 @@ def _judge_bounded(points: Sequence[Point], bounded: BoundedRegret, q: Question,
     return judged
 
 
-def _measure(points: Sequence[Point], q: Question, draws: int, seed: int) -> tuple[Optima, AtTarget | None]:
+def _measure(
+    points: Sequence[Point], q: Question, draws: int, seed: int
+) -> tuple[Optima, AtTarget | None]:
     """Optima, and what they say about the target."""
     rng = np.random.default_rng(seed)
     found, rng.bit_generator.state = _optima(tuple(points), q.level, draws, seed)
@@ -327,21 +385,26 @@ def _measure(points: Sequence[Point], q: Question, draws: int, seed: int) -> tup
 
 
 @functools.lru_cache(maxsize=128)
-def _optima(points: tuple[Point, ...], level: float, draws: int, seed: int) -> tuple[Optima, Mapping[str, Any]]:
+def _optima(
+    points: tuple[Point, ...], level: float, draws: int, seed: int
+) -> tuple[Optima, Mapping[str, Any]]:
     """Optima, and where the generator then stands.
 
-    They are the same whatever the target, and a study asks for them at every target and after every batch of runs: of
-    185 times in one report, 27 differed.
+    They are the same whatever the target, and a study asks for them at every target and after every
+    batch of runs: of 185 times in one report, 27 differed.
     """
     rng = np.random.default_rng(seed)
     return find_optima(points, level=level, draws=draws, rng=rng), rng.bit_generator.state
 
 
-def _lone_culprit(points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, seed: int) -> Point | None:
+def _lone_culprit(
+    points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget, seed: int
+) -> Point | None:
     """The run without which the estimated regret is within the margin, if there is one.
 
-    One gradient spike can move an optimum by an octave; three seeds of a rate outvote it, fewer may not. All sizes are
-    fitted anew for the few runs only without which the rate lies nearest to the optimum, as far as their own size says.
+    One gradient spike can move an optimum by an octave; three seeds of a rate outvote it, fewer may
+    not. All sizes are fitted anew for the few runs only without which the rate lies nearest to the
+    optimum, as far as their own size says.
     """
     seeds = Counter((p.size, p.log2_value) for p in points)
     doubted = [
@@ -362,8 +425,11 @@ def _without(points: Sequence[Point], index: int) -> list[Point]:
     return [*points[:index], *points[index + 1 :]]
 
 
-def _offset_without(index: int, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget) -> float:
-    """Octaves from the target's optimum up to the rate without one run, at the shape that all runs have.
+def _offset_without(
+    index: int, points: Sequence[Point], q: Question, found: Optima, at_target: AtTarget
+) -> float:
+    """Octaves from the target's optimum up to the rate without one run, at the shape that all runs
+    have.
 
     Infinite, where the run's size has too few without it.
     """

@@ -1,8 +1,9 @@
 """The corpus of a frozen launch config of forerun, as indexed files of Megatron-LM.
 
-`python convert_data.py CORPUS FOLDER`; no GPU. Every source becomes NAME.bin and NAME.idx in FOLDER; `data_args.txt`,
-written last, names them with their shares. A shard is one document: so Megatron cuts a shard's windows where forerun
-does. It reads with forerun's own reader, exported beside it, and writes with Megatron's own builder.
+`python convert_data.py CORPUS FOLDER`; no GPU. Every source becomes NAME.bin and NAME.idx in
+FOLDER; `data_args.txt`, written last, names them with their shares. A shard is one document: so
+Megatron cuts a shard's windows where forerun does. It reads with forerun's own reader, exported
+beside it, and writes with Megatron's own builder.
 """
 
 import sys
@@ -26,13 +27,17 @@ def main(corpus: Path, folder: Path) -> None:
     for source in manifest.sources:
         if source.weight:
             prefix = str(folder / source.name)
-            builder = IndexedDatasetBuilder(prefix + ".bin", dtype=np.uint16 if stored.itemsize == 2 else np.int32)
+            builder = IndexedDatasetBuilder(
+                prefix + ".bin", dtype=np.uint16 if stored.itemsize == 2 else np.int32
+            )
             for shard in source.train:
                 tokens = np.memmap(corpus / shard.file, dtype=stored, mode="r")
                 builder.add_document(tokens, [len(tokens)])
             builder.finalize(prefix + ".idx")
             blend.append((repr(source.weight), prefix))
-    (folder / "data_args.txt").write_text(" ".join(map(" ".join, blend)) if len(blend) > 1 else blend[0][1])
+    (folder / "data_args.txt").write_text(
+        " ".join(map(" ".join, blend)) if len(blend) > 1 else blend[0][1]
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Trains a frozen launch config of forerun with transformers' Trainer; resumes where it stopped. Started by run.sh.
+"""Trains a frozen launch config of forerun with transformers' Trainer; resumes where it stopped.
+Started by run.sh.
 
-The numbers come from `forerun.json`, the model from `config.json`, the arguments from `training_arguments.json`. The
-Trainer gets what it lacks: a parameter group per frozen group, the frozen lr(t), initial values of (seed, name), the
-data order and the brakes. Written against transformers' public classes; nothing of theirs is copied.
+The numbers come from `forerun.json`, the model from `config.json`, the arguments from
+`training_arguments.json`. The Trainer gets what it lacks: a parameter group per frozen group, the
+frozen lr(t), initial values of (seed, name), the data order and the brakes. Written against
+transformers' public classes; nothing of theirs is copied.
 """
 
 import json
@@ -24,7 +26,13 @@ from forerun_torch import (
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, GraniteConfig, HfArgumentParser, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+)
 
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.data.tokens import TokenStore
@@ -50,7 +58,9 @@ def empty_model() -> Any:
 
 
 def build_model() -> Any:
-    """The model with the frozen initial values; to be sharded, on the first rank alone: accelerate hands them out."""
+    """The model with the frozen initial values; to be sharded, on the first rank alone: accelerate
+    hands them out.
+    """
     if MESH.data_parallel_shard > 1 and int(os.environ.get("RANK", "0")):
         with init_empty_weights(include_buffers=False):
             model = empty_model()
@@ -61,7 +71,9 @@ def build_model() -> Any:
 
 
 def hollow(model: Any) -> Any:
-    """The model with parameters in memory that nobody has written, which so takes none of the machine's."""
+    """The model with parameters in memory that nobody has written, which so takes none of the
+    machine's.
+    """
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
@@ -74,14 +86,19 @@ def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     groups, named = claimed(model, FROZEN.groups, frozen_name), dict(model.named_parameters())
     return built_optimizer(
         [
-            {"params": [named[name] for name, g in groups.items() if g is group], **optimizer_arguments(group)}
+            {
+                "params": [named[name] for name, g in groups.items() if g is group],
+                **optimizer_arguments(group),
+            }
             for group in FROZEN.groups
         ]
     )
 
 
 def lr_share(step: int) -> float:
-    """Share of the peak at update `step`, counted from 0; LambdaLR also asks for the one after the last."""
+    """Share of the peak at update `step`, counted from 0; LambdaLR also asks for the one after the
+    last.
+    """
     return lr_multiplier(SCHEDULE, min(step, SCHEDULE.num_steps - 1))
 
 
@@ -99,7 +116,11 @@ class Batches:
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Inputs and targets."""
         args = self.trainer.args
-        rank, num_ranks, num_parts = args.process_index, args.world_size, args.gradient_accumulation_steps
+        rank, num_ranks, num_parts = (
+            args.process_index,
+            args.world_size,
+            args.gradient_accumulation_steps,
+        )
         for step in range(self.trainer.state.global_step, SCHEDULE.num_steps):
             first, count = SCHEDULE.sequences(step, FROZEN.batch_sequences)
             size = count // (num_ranks * num_parts)
@@ -112,8 +133,8 @@ class Batches:
 class FrozenTrainer(Trainer):
     """transformers' Trainer with the frozen groups, learning rates, batches and brakes."""
 
-    # compute_loss gives the mean of a microbatch, and all are of one size: the Trainer divides by their number, and
-    # DDP or FSDP averages over ranks.
+    # compute_loss gives the mean of a microbatch, and all are of one size: the Trainer divides by
+    # their number, and DDP or FSDP averages over ranks.
     loss_is_scaled_for_ga = False
     optimizer: Any
     lr_scheduler: Any
@@ -122,7 +143,10 @@ class FrozenTrainer(Trainer):
         super().__init__(model=model, args=args)
         if self.is_fsdp_enabled != (MESH.data_parallel_shard > 1):
             where = args.device.type
-            refuse(f"accelerate ignores FSDP on {where}: weights would not be sharded as frozen; it needs GPUs")
+            refuse(
+                f"accelerate ignores FSDP on {where}: weights would not be sharded as frozen; it "
+                "needs GPUs"
+            )
         self.store = store
         self.loss_nats = torch.zeros((), device=args.device)
 
@@ -136,20 +160,32 @@ class FrozenTrainer(Trainer):
             self.optimizer = build_optimizer(self.model if model is None else model)
         return self.optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> Any:
         """The frozen learning rates."""
         if self.lr_scheduler is None:
             self.lr_scheduler = build_scheduler(optimizer or self.optimizer)
         return self.lr_scheduler
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """Mean cross-entropy in nats per token; every row is full, so no token is left out or counted twice."""
+        """Mean cross-entropy in nats per token; every row is full, so no token is left out or
+        counted twice.
+        """
         logits = model(input_ids=inputs["input_ids"], use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), inputs["targets"].flatten())
+        return torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), inputs["targets"].flatten()
+        )
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """The Trainer's, and the sum of its losses."""
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.loss_nats += loss
@@ -159,16 +195,22 @@ class FrozenTrainer(Trainer):
         """The last stop before the update: nothing has been stepped on or saved yet."""
         norm = super()._get_grad_norm(model, grad_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        loss_nats, step = self.accelerator.reduce(self.loss_nats, "mean").item(), self.state.global_step + 1
+        loss_nats, step = (
+            self.accelerator.reduce(self.loss_nats, "mean").item(),
+            self.state.global_step + 1,
+        )
         self.loss_nats.zero_()
-        stop_before_update(loss_nats, float(norm), step, SCHEDULE.warmup_steps, FROZEN.train_loss_above_nats)
+        stop_before_update(
+            loss_nats, float(norm), step, SCHEDULE.warmup_steps, FROZEN.train_loss_above_nats
+        )
         return norm
 
 
 def training_arguments() -> TrainingArguments:
     """The frozen arguments, and what only code can say of them."""
     told = json.loads((HERE / "training_arguments.json").read_text())
-    told["use_cpu"] = not torch.accelerator.is_available()  # untold, accelerate leaves ranks on CPUs each to itself
+    # untold, accelerate leaves ranks on CPUs each to itself
+    told["use_cpu"] = not torch.accelerator.is_available()
     [args] = HfArgumentParser(TrainingArguments).parse_dict(told)
     if MESH.data_parallel_shard > 1 and MESH.data_parallel_replicate > 1:
         args.parallelism_config = ParallelismConfig(
@@ -187,7 +229,8 @@ def check(args: TrainingArguments) -> None:
     problems = other_versions(FROZEN.needs)
     if args.world_size != NUM_RANKS or args.n_gpu > 1:
         problems.append(
-            f"{args.world_size} ranks with {args.n_gpu} devices each: must be {NUM_RANKS} with one each, see run.sh"
+            f"{args.world_size} ranks with {args.n_gpu} devices each: must be {NUM_RANKS} with one "
+            "each, see run.sh"
         )
     if problems:
         refuse(*problems)
@@ -204,7 +247,9 @@ def main() -> None:
     args = training_arguments()
     check(args)
     store = open_corpus(FROZEN, os.environ.get("FORERUN_DATA"))
-    FrozenTrainer(store, build_model(), args).train(resume_from_checkpoint=newest_checkpoint(Path(args.output_dir)))
+    FrozenTrainer(store, build_model(), args).train(
+        resume_from_checkpoint=newest_checkpoint(Path(args.output_dir))
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ def refuse(*problems: str) -> NoReturn:
 
 
 def read_numbers() -> SimpleNamespace:
-    """What `forerun.json` holds: digest, trainer and versions of the export, and each of its numbers by name."""
+    """What `forerun.json` holds: digest, trainer and versions of the export, and each of its
+    numbers by name.
+    """
     again = "copy the export's whole folder again, or run `forerun export` again"
     try:
         found = canon.parse(NUMBERS_FILE.read_bytes())
@@ -56,7 +58,9 @@ def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
 
 
 def other_versions(wanted: dict[str, str]) -> list[str]:
-    """Sentences about the distributions that are not installed at the version that the export was written for."""
+    """Sentences about the distributions that are not installed at the version that the export was
+    written for.
+    """
     problems = []
     for name, version in wanted.items():
         try:

@@ -1,7 +1,8 @@
-"""What a frozen launch config of forerun needs that OLMo-core lacks; `run.json` names these classes.
+"""What a frozen launch config of forerun needs that OLMo-core lacks; `run.json` names these
+classes.
 
-What OLMo-core has configs for stands there, the other numbers in `forerun.json`. Written against OLMo-core's public
-classes; nothing of theirs is copied.
+What OLMo-core has configs for stands there, the other numbers in `forerun.json`. Written against
+OLMo-core's public classes; nothing of theirs is copied.
 """
 
 import json
@@ -59,9 +60,13 @@ class ScaledNormConfig(LayerNormConfig):
 
     multiplier: float = 1.0
 
-    def build(self, size: int, init_device: str = "cpu", weight_shape: tuple[int, ...] | None = None) -> RMSNorm:
+    def build(
+        self, size: int, init_device: str = "cpu", weight_shape: tuple[int, ...] | None = None
+    ) -> RMSNorm:
         """The norm."""
-        norm = ScaledRMSNorm(size=size, eps=self.eps, bias=False, init_device=init_device, weight_shape=weight_shape)
+        norm = ScaledRMSNorm(
+            size=size, eps=self.eps, bias=False, init_device=init_device, weight_shape=weight_shape
+        )
         norm.multiplier = self.multiplier
         return norm
 
@@ -77,7 +82,9 @@ class MuonConfig(OptimConfig):
 
 
 class CorpusLoader(DataLoaderBase):
-    """Batch t of the run is batch (seed, t) of the corpus, cut across ranks; resumes on any number of them."""
+    """Batch t of the run is batch (seed, t) of the corpus, cut across ranks; resumes on any number
+    of them.
+    """
 
     def __init__(self, dp_process_group: dist.ProcessGroup | None, work_dir: str) -> None:
         super().__init__(
@@ -124,7 +131,9 @@ class CorpusLoader(DataLoaderBase):
 
 @dataclass
 class Brakes(Callback):
-    """Stops before the update that must not be made; writes loss and gradient norm of every step to metrics.jsonl."""
+    """Stops before the update that must not be made; writes loss and gradient norm of every step to
+    metrics.jsonl.
+    """
 
     @property
     def metrics_file(self) -> Path:
@@ -135,7 +144,9 @@ class Brakes(Callback):
         """Take the lines out of steps that a resumed run takes again."""
         if get_rank() == 0 and self.metrics_file.exists():
             lines = self.metrics_file.read_text().splitlines(keepends=True)
-            self.metrics_file.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
+            self.metrics_file.write_text(
+                "".join(line for line in lines if json.loads(line)["step"] <= self.step)
+            )
 
     def pre_optim_step(self) -> None:
         """The last stop before the update."""
@@ -143,17 +154,26 @@ class Brakes(Callback):
         loss = self.trainer.get_metric(TRAIN_CE_LOSS_METRIC).double()
         dist.all_reduce(loss, group=self.trainer.dp_process_group)
         loss_nats = float(loss) / self.trainer.data_loader.dp_world_size
-        stop_before_update(loss_nats, norm, self.step, SCHEDULE.warmup_steps, FROZEN.train_loss_above_nats)
+        stop_before_update(
+            loss_nats, norm, self.step, SCHEDULE.warmup_steps, FROZEN.train_loss_above_nats
+        )
         if get_rank() == 0:
             tokens = self.trainer.global_train_tokens_seen
-            line = {"step": self.step, "train_loss_nats": loss_nats, "grad_norm": norm, "tokens": tokens}
+            line = {
+                "step": self.step,
+                "train_loss_nats": loss_nats,
+                "grad_norm": norm,
+                "tokens": tokens,
+            }
             with self.metrics_file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 
 @dataclass
 class RunConfig(Config):
-    """A run: OLMo-core's own configs, of which frozen config they are, and the ranks they are for."""
+    """A run: OLMo-core's own configs, of which frozen config they are, and the ranks they are
+    for.
+    """
 
     digest: str
     num_ranks: int
@@ -163,7 +183,9 @@ class RunConfig(Config):
 
 
 def frozen_name(name: str) -> str:
-    """The frozen config's name of a parameter, with or without the wrappers of activation checkpointing."""
+    """The frozen config's name of a parameter, with or without the wrappers of activation
+    checkpointing.
+    """
     name = name.replace("_checkpoint_wrapped_module.", "")
     for theirs, ours in FROZEN.names:
         name = name.replace(theirs, ours)
@@ -171,7 +193,12 @@ def frozen_name(name: str) -> str:
 
 
 def unclaimed(model: torch.nn.Module, config: RunConfig) -> list[str]:
-    """Parameters that not exactly one optimizer group claims: OLMo-core would give them its default numbers."""
+    """Parameters that not exactly one optimizer group claims: OLMo-core would give them its default
+    numbers.
+    """
     groups = config.train_module.optim.group_overrides or []
-    claims = {n: sum(any(fnmatch(n, glob) for glob in g.params) for g in groups) for n, _ in model.named_parameters()}
+    claims = {
+        n: sum(any(fnmatch(n, glob) for glob in g.params) for g in groups)
+        for n, _ in model.named_parameters()
+    }
     return [f"{count} groups claim {name}" for name, count in claims.items() if count != 1]

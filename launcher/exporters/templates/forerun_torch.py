@@ -1,4 +1,6 @@
-"""What the programs of every export do with torch: initial values, optimizer groups, and what `prove.py` answers."""
+"""What the programs of every export do with torch: initial values, optimizer groups, and what
+`prove.py` answers.
+"""
 
 import hashlib
 import json
@@ -16,9 +18,11 @@ from proxies.data.tokens import TokenStore
 
 
 def initial_value(name: str, size: Sequence[int], init_std: float, seed: int) -> torch.Tensor:
-    """Ones for norm gains (deviation 0), else normal(0, init_std) drawn on the CPU from a seed of (seed, name).
+    """Ones for norm gains (deviation 0), else normal(0, init_std) drawn on the CPU from a seed of
+    (seed, name).
 
-    `name` is the frozen config's: so a value depends neither on the trainer nor on the number of ranks.
+    `name` is the frozen config's: so a value depends neither on the trainer nor on the number of
+    ranks.
     """
     if init_std == 0:
         return torch.ones(*size)
@@ -31,7 +35,9 @@ def set_value(parameter: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a whole value into a parameter; of a sharded one every rank keeps its own part."""
     value = value.to(parameter.device)
     if isinstance(parameter, DTensor):
-        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        value = distribute_tensor(
+            value, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
     parameter.copy_(value)
 
 
@@ -40,28 +46,44 @@ def claimed(
 ) -> dict[str, dict[str, Any]]:
     """Each parameter's frozen group: exactly one, and none without a parameter."""
     names = [name for name, _ in model.named_parameters()]
-    claims = {name: [g for g in groups if re.fullmatch(g["pattern"], frozen_name(name))] for name in names}
-    problems = [f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) != 1]
+    claims = {
+        name: [g for g in groups if re.fullmatch(g["pattern"], frozen_name(name))] for name in names
+    }
+    problems = [
+        f"{len(found)} groups claim {name}" for name, found in claims.items() if len(found) != 1
+    ]
     used = [group for found in claims.values() for group in found]
-    problems += [f"the group {group['pattern']!r} claims no parameter" for group in groups if group not in used]
+    problems += [
+        f"the group {group['pattern']!r} claims no parameter"
+        for group in groups
+        if group not in used
+    ]
     if problems:
         raise ValueError("; ".join(problems))
     return {name: found[0] for name, found in claims.items()}
 
 
-def set_initial_values(model: torch.nn.Module, frozen: SimpleNamespace, frozen_name: Callable[[str], str]) -> None:
+def set_initial_values(
+    model: torch.nn.Module, frozen: SimpleNamespace, frozen_name: Callable[[str], str]
+) -> None:
     """Give each parameter its value of (seed, name)."""
     groups = claimed(model, frozen.groups, frozen_name)
     for name, parameter in model.named_parameters():
         init_std = groups[name]["init_std"]
-        set_value(parameter, initial_value(frozen_name(name), parameter.shape, init_std, frozen.seed))
+        set_value(
+            parameter, initial_value(frozen_name(name), parameter.shape, init_std, frozen.seed)
+        )
 
 
 def read_rows(frozen: SimpleNamespace, store: TokenStore, first: int, count: int) -> torch.Tensor:
-    """So many sequences of the frozen order of the data, each a token longer than the model reads."""
+    """So many sequences of the frozen order of the data, each a token longer than the model
+    reads.
+    """
     seq_len = frozen.shape.seq_len
     return torch.from_numpy(
-        store.train_batch(seed=frozen.seed, first_sequence=first, num_sequences=count, seq_len=seq_len)
+        store.train_batch(
+            seed=frozen.seed, first_sequence=first, num_sequences=count, seq_len=seq_len
+        )
     )
 
 
@@ -77,7 +99,9 @@ def optimizer_arguments(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def muon() -> Any:
-    """The embedded trainer's own Muon, which exports carry where it is the optimizer; it steps the rest by AdamW."""
+    """The embedded trainer's own Muon, which exports carry where it is the optimizer; it steps the
+    rest by AdamW.
+    """
     from proxies.model.muon import Muon
 
     return Muon
@@ -96,8 +120,11 @@ def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def stop_before_update(loss_nats: float, norm: float, step: int, warmup_steps: int, most_nats: float) -> None:
-    """Stop at a loss or gradient norm that is not finite, and past the warmup at a loss over the ceiling.
+def stop_before_update(
+    loss_nats: float, norm: float, step: int, warmup_steps: int, most_nats: float
+) -> None:
+    """Stop at a loss or gradient norm that is not finite, and past the warmup at a loss over the
+    ceiling.
 
     `step`: of the update that comes next, counted from 1.
     """
@@ -109,9 +136,14 @@ def stop_before_update(loss_nats: float, norm: float, step: int, warmup_steps: i
 
 
 def rates_of(
-    optimizer: torch.optim.Optimizer, steps: Collection[int], num_steps: int, advance: Callable[[], None]
+    optimizer: torch.optim.Optimizer,
+    steps: Collection[int],
+    num_steps: int,
+    advance: Callable[[], None],
 ) -> list[list[float]]:
-    """Each group's learning rate at the updates `steps`, while `advance` moves the trainer's scheduler by one."""
+    """Each group's learning rate at the updates `steps`, while `advance` moves the trainer's
+    scheduler by one.
+    """
     wanted = set(steps)
     rates: list[list[float]] = [[] for _ in optimizer.param_groups]
     with warnings.catch_warnings():
@@ -124,14 +156,25 @@ def rates_of(
     return rates
 
 
-def answer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, peak: str = "initial_lr", **view: object) -> None:
-    """Print, as the last line, a trainer's view of the run for `forerun verify`, with what a built optimizer holds.
+def answer(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    peak: str = "initial_lr",
+    **view: object,
+) -> None:
+    """Print, as the last line, a trainer's view of the run for `forerun verify`, with what a built
+    optimizer holds.
 
-    `peak`: the key of its groups' peak rates. `view`: the other fields of launcher.exporters.view.TrainerView.
+    `peak`: the key of its groups' peak rates. `view`: the other fields of
+    launcher.exporters.view.TrainerView.
     """
     wanted = muon() if any(g.get("momentum") for g in optimizer.param_groups) else torch.optim.AdamW
-    if type(optimizer) is not wanted or any(g.get("amsgrad") or g.get("maximize") for g in optimizer.param_groups):
-        raise SystemExit(f"the optimizer must be a plain {wanted.__name__}, the trainer builds {optimizer}")
+    if type(optimizer) is not wanted or any(
+        g.get("amsgrad") or g.get("maximize") for g in optimizer.param_groups
+    ):
+        raise SystemExit(
+            f"the optimizer must be a plain {wanted.__name__}, the trainer builds {optimizer}"
+        )
     names = {parameter: name for name, parameter in model.named_parameters()}
     view["parameters"] = {
         names[parameter]: {

@@ -1,8 +1,10 @@
-"""A frozen launch config of forerun for torchtitan: `--module forerun_torchtitan --config main_run`.
+"""A frozen launch config of forerun for torchtitan: `--module forerun_torchtitan --config
+main_run`.
 
-The numbers come from `forerun.json`; torchtitan's own Llama 3 blocks, AdamW groups, scheduler, clipping, checkpoints
-and parallelism run. What those lack, small subclasses add: forward multipliers, initial values of (seed, name), the
-frozen order of the data, and the brakes. Written against torchtitan's public classes; nothing of theirs is copied.
+The numbers come from `forerun.json`; torchtitan's own Llama 3 blocks, AdamW groups, scheduler,
+clipping, checkpoints and parallelism run. What those lack, small subclasses add: forward
+multipliers, initial values of (seed, name), the frozen order of the data, and the brakes. Written
+against torchtitan's public classes; nothing of theirs is copied.
 """
 
 import math
@@ -15,13 +17,24 @@ from typing import Any
 import forerun_versions  # noqa: F401  (before torchtitan: it refuses other versions)
 import torch
 from forerun_numbers import open_corpus, read_numbers
-from forerun_torch import gradient_norm, initial_value, muon, optimizer_arguments, read_rows, set_value
+from forerun_torch import (
+    gradient_norm,
+    initial_value,
+    muon,
+    optimizer_arguments,
+    read_rows,
+    set_value,
+)
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    OptimizersContainer,
+    ParamGroupConfig,
+)
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
@@ -112,7 +125,9 @@ class ScaledBlock(Llama3TransformerBlock):
         super().__init__(config)
         self.multiplier = config.multiplier
 
-    def forward(self, x: torch.Tensor, attention_masks: object, positions: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, attention_masks: object, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The residual stream after both branches."""
         x = x + self.attention(self.attention_norm(x), attention_masks, positions) * self.multiplier
         return x + self.feed_forward(self.ffn_norm(x)) * self.multiplier
@@ -134,7 +149,9 @@ class FrozenModel(Llama3Model):
 
 def first_value(fqn: str, size: torch.Size) -> torch.Tensor:
     """The initial value of a parameter, by torchtitan's name."""
-    init_std = next(group["init_std"] for group in FROZEN.groups if re.search(group["pattern"], fqn))
+    init_std = next(
+        group["init_std"] for group in FROZEN.groups if re.search(group["pattern"], fqn)
+    )
     return initial_value(fqn.replace(".qkv_linear.", "."), size, init_std, FROZEN.seed)
 
 
@@ -159,7 +176,9 @@ def block() -> ScaledBlock.Config:
             n_kv_heads=SHAPE.num_kv_heads,
             dim=width,
             qkv_linear=QKVLinear.Config(
-                head_dim=head_dim, wq=linear(width, width), wkv=linear(width, SHAPE.num_kv_heads * head_dim)
+                head_dim=head_dim,
+                wq=linear(width, width),
+                wkv=linear(width, SHAPE.num_kv_heads * head_dim),
             ),
             wo=linear(width, width),
             qk_norm=norm(head_dim) if SHAPE.qk_norm else None,
@@ -169,7 +188,9 @@ def block() -> ScaledBlock.Config:
         ),
         ffn_norm=norm(),
         feed_forward=FeedForward.Config(
-            w1=linear(width, SHAPE.ffn_width), w2=linear(SHAPE.ffn_width, width), w3=linear(width, SHAPE.ffn_width)
+            w1=linear(width, SHAPE.ffn_width),
+            w2=linear(SHAPE.ffn_width, width),
+            w3=linear(width, SHAPE.ffn_width),
         ),
     )
 
@@ -181,7 +202,9 @@ def model() -> FrozenModel.Config:
         vocab_size=SHAPE.vocab_size,
         enable_weight_tying=SHAPE.tied,
         tok_embeddings=MultEmbedding.Config(
-            num_embeddings=SHAPE.vocab_size, embedding_dim=SHAPE.width, multiplier=FROZEN.forward.embedding
+            num_embeddings=SHAPE.vocab_size,
+            embedding_dim=SHAPE.width,
+            multiplier=FROZEN.forward.embedding,
         ),
         layers=[block() for _ in range(SHAPE.num_layers)],
         norm=norm(),
@@ -192,7 +215,9 @@ def model() -> FrozenModel.Config:
 
 
 class CorpusLoader(BaseDataLoader):
-    """Batch t of the run is batch (seed, t) of the corpus, cut across ranks; resumes on any number of them."""
+    """Batch t of the run is batch (seed, t) of the corpus, cut across ranks; resumes on any number
+    of them.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -201,7 +226,13 @@ class CorpusLoader(BaseDataLoader):
         corpus: str | None
 
     def __init__(
-        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **unused: Any
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        local_batch_size: int,
+        **unused: Any,
     ) -> None:
         self.store = open_corpus(FROZEN, config.corpus)
         self.num_ranks, self.rank = dp_world_size, dp_rank
@@ -226,7 +257,8 @@ class CorpusLoader(BaseDataLoader):
         num_read, per_batch = state_dict["num_sequences_read"], self.num_ranks * self.num_sequences
         if num_read % per_batch:
             raise ValueError(
-                f"{num_read} sequences were read: must be a multiple of {per_batch}, which the ranks now read per step"
+                f"{num_read} sequences were read: must be a multiple of {per_batch}, which the "
+                "ranks now read per step"
             )
         self.num_batches = num_read // per_batch
 
@@ -242,11 +274,19 @@ class ValidationLoader(BaseDataLoader):
         infinite: bool = True
 
     def __init__(
-        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **unused: Any
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        local_batch_size: int,
+        **unused: Any,
     ) -> None:
         store = open_corpus(FROZEN, config.corpus)
         count = min(VALIDATION_SEQUENCES, store.num_windows("validation", SHAPE.seq_len))
-        self.windows = torch.from_numpy(store.validation_batch(num_sequences=count, seq_len=SHAPE.seq_len))
+        self.windows = torch.from_numpy(
+            store.validation_batch(num_sequences=count, seq_len=SHAPE.seq_len)
+        )
         self.num_ranks, self.rank, self.num_sequences = dp_world_size, dp_rank, local_batch_size
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -290,7 +330,9 @@ class NoTokenizer(BaseTokenizer):
 
 
 class GuardedOptimizers(OptimizersContainer):
-    """Stops before a step on gradients that are not finite: neither weights nor checkpoints take harm."""
+    """Stops before a step on gradients that are not finite: neither weights nor checkpoints take
+    harm.
+    """
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
@@ -305,13 +347,17 @@ class GuardedOptimizers(OptimizersContainer):
 
     def step(self, closure: None = None) -> None:
         """The update, unless the gradient is not finite."""
-        if not math.isfinite(gradient_norm(p for part in self.model_parts for p in part.parameters())):
+        if not math.isfinite(
+            gradient_norm(p for part in self.model_parts for p in part.parameters())
+        ):
             raise RuntimeError("the gradient is not finite: stopped before the step")
         super().step(closure)
 
 
 class GuardedMetrics(MetricsProcessor):
-    """Stops, before anything more is saved, when past the warmup the training loss exceeds the frozen ceiling."""
+    """Stops, before anything more is saved, when past the warmup the training loss exceeds the
+    frozen ceiling.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):
@@ -322,7 +368,9 @@ class GuardedMetrics(MetricsProcessor):
         super().log(step, global_avg_loss, *args, **kwargs)
         most = FROZEN.train_loss_above_nats
         if step > SCHEDULE.warmup_steps + 1 and global_avg_loss > most:
-            raise RuntimeError(f"training loss {global_avg_loss} > {most} nats at step {step}: stopped")
+            raise RuntimeError(
+                f"training loss {global_avg_loss} > {most} nats at step {step}: stopped"
+            )
 
 
 def training() -> TrainingConfig:
@@ -330,7 +378,8 @@ def training() -> TrainingConfig:
     return TrainingConfig(
         max_norm=math.inf if FROZEN.clip_norm is None else FROZEN.clip_norm,
         steps=SCHEDULE.num_steps,
-        disable_cuda_graphs=os.environ.get("FORERUN_CUDA_GRAPHS") == "0" or not torch.cuda.is_available(),
+        disable_cuda_graphs=os.environ.get("FORERUN_CUDA_GRAPHS") == "0"
+        or not torch.cuda.is_available(),
         mixed_precision_param=FROZEN.precision,
         local_batch_size=FROZEN.rank_microbatch_sequences,
         global_batch_size=FROZEN.batch_sequences,
@@ -362,7 +411,9 @@ class LastStepValidator(Validator):
 
 def validator() -> LastStepValidator.Config:
     """Return the validation before every checkpoint, after the first step, and after the last."""
-    per_step = FROZEN.rank_microbatch_sequences * MESH.data_parallel_replicate * MESH.data_parallel_shard
+    per_step = (
+        FROZEN.rank_microbatch_sequences * MESH.data_parallel_replicate * MESH.data_parallel_shard
+    )
     return LastStepValidator.Config(
         enable=True,
         freq=FROZEN.checkpointing.every_steps,
@@ -397,7 +448,9 @@ def main_run() -> Trainer.Config:
         optimizer=GuardedOptimizers.Config(
             param_groups=[
                 ParamGroupConfig(
-                    pattern=group["pattern"], optimizer_name=OPTIMIZER, optimizer_kwargs=optimizer_arguments(group)
+                    pattern=group["pattern"],
+                    optimizer_name=OPTIMIZER,
+                    optimizer_kwargs=optimizer_arguments(group),
                 )
                 for group in FROZEN.groups
             ],
@@ -412,9 +465,11 @@ def main_run() -> Trainer.Config:
         ),
         training=training(),
         parallelism=parallelism(),
-        activation_checkpoint={"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}[
-            MESH.activation_checkpointing
-        ],
+        activation_checkpoint={
+            "none": None,
+            "selective": SelectiveAC.Config(),
+            "full": FullAC.Config(),
+        }[MESH.activation_checkpointing],
         checkpoint=CheckpointManager.Config(
             enable=True,
             interval=FROZEN.checkpointing.every_steps,
@@ -427,5 +482,7 @@ def main_run() -> Trainer.Config:
         # Event files in `tb/` below the dump folder: what `forerun watch --metrics` reads.
         metrics=GuardedMetrics.Config(log_freq=log_every_steps(), enable_tensorboard=True),
         # Deterministic kernels repeat a run to the bit, and cost speed.
-        debug=DebugConfig(seed=FROZEN.seed, deterministic=os.environ.get("FORERUN_DETERMINISTIC") == "1"),
+        debug=DebugConfig(
+            seed=FROZEN.seed, deterministic=os.environ.get("FORERUN_DETERMINISTIC") == "1"
+        ),
     )

@@ -1,4 +1,6 @@
-"""Tells as JSON what transformers makes of the files beside it. Needs no GPU, no data, no weights."""
+"""Tells as JSON what transformers makes of the files beside it. Needs no GPU, no data, no
+weights.
+"""
 
 import importlib.metadata
 
@@ -12,7 +14,9 @@ with torch.device("meta"):
     model = run.empty_model()
 optimizer = run.build_optimizer(model)
 scheduler = run.build_scheduler(optimizer)
-[(attention, residual)] = {(layer.self_attn.scaling, layer.residual_multiplier) for layer in model.model.layers}
+[(attention, residual)] = {
+    (layer.self_attn.scaling, layer.residual_multiplier) for layer in model.model.layers
+}
 answer(
     model,
     optimizer,

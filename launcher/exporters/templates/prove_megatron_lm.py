@@ -1,6 +1,8 @@
-"""Tells as JSON what Megatron makes of `arguments.txt` beside it. Needs no GPU, data, or memory for weights.
+"""Tells as JSON what Megatron makes of `arguments.txt` beside it. Needs no GPU, data, or memory for
+weights.
 
-Two parses: one at the run's number of ranks, for Megatron's own checks; one on a single rank, to build from.
+Two parses: one at the run's number of ranks, for Megatron's own checks; one on a single rank, to
+build from.
 """
 
 import contextlib
@@ -33,12 +35,21 @@ PLAIN = [
     "--no-gradient-accumulation-fusion",
     "--no-masked-softmax-fusion",
 ]
-ALONE = ["--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1", "--context-parallel-size", "1"]
+ALONE = [
+    "--tensor-model-parallel-size",
+    "1",
+    "--pipeline-model-parallel-size",
+    "1",
+    "--context-parallel-size",
+    "1",
+]
 
 
 def parsed(num_ranks: int, extra: list[str]) -> Any:
     """The arguments as Megatron reads and completes them."""
-    told = [word for line in (HERE / "arguments.txt").read_text().splitlines() for word in line.split()]
+    told = [
+        word for line in (HERE / "arguments.txt").read_text().splitlines() for word in line.split()
+    ]
     os.environ["WORLD_SIZE"] = str(num_ranks)
     sys.argv = ["pretrain_gpt.py", *told, *PLAIN, *extra]
     with contextlib.redirect_stdout(sys.stderr):
@@ -82,7 +93,9 @@ live = torch.optim.AdamW(
     weight_decay=settings.weight_decay,
 )
 scheduler = training.get_optimizer_param_scheduler(live)
-rates = rates_of(live, FROZEN.steps, args.train_iters, lambda: scheduler.step(increment=args.global_batch_size))
+rates = rates_of(
+    live, FROZEN.steps, args.train_iters, lambda: scheduler.step(increment=args.global_batch_size)
+)
 ones, nothing = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
 [residual] = {
     float(add(False, False)((ones, None), nothing, 0.0))

@@ -19,7 +19,11 @@ for step in FROZEN.steps:  # OLMo-core counts updates from 1
         row.append(float(module.scheduler.set_lr(group, told)))
 blocks = list(model.blocks.values())
 [attention] = {block.attention.backend.scale for block in blocks}
-[residual] = {stream.alpha for b in blocks for stream in (b.attention_residual_stream, b.feed_forward_residual_stream)}
+[residual] = {
+    stream.alpha
+    for b in blocks
+    for stream in (b.attention_residual_stream, b.feed_forward_residual_stream)
+}
 answer(
     model,
     optimizer,

@@ -1,4 +1,6 @@
-"""Tells as JSON what torchtitan makes of the module beside it. Needs no GPU, data or memory for weights."""
+"""Tells as JSON what torchtitan makes of the module beside it. Needs no GPU, data or memory for
+weights.
+"""
 
 import importlib.metadata
 import math
@@ -16,7 +18,9 @@ model.verify_module_protocol()
 optimizers = config.optimizer.build(model_parts=[model])
 scheduler = config.lr_scheduler.build(optimizers=optimizers, training_steps=config.training.steps)
 [live] = optimizers.optimizers
-[(attention, residual)] = {(block.attention.scaling, block.multiplier) for block in model.layers.values()}
+[(attention, residual)] = {
+    (block.attention.scaling, block.multiplier) for block in model.layers.values()
+}
 clip_norm, training = float(config.training.max_norm), config.training
 answer(
     model,

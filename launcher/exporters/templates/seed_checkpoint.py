@@ -1,8 +1,9 @@
 """Initial weights of a frozen launch config of forerun, as a checkpoint for Megatron-LM.
 
-`python seed_checkpoint.py FOLDER`, in one process; no GPU is needed, but memory for the whole model. The checkpoint is
-of Megatron's own `torch_dist` format, which it loads at any tensor and pipeline degrees. The numbers come from
-`forerun.json`. Written against Megatron-core's public classes; nothing of theirs is copied.
+`python seed_checkpoint.py FOLDER`, in one process; no GPU is needed, but memory for the whole
+model. The checkpoint is of Megatron's own `torch_dist` format, which it loads at any tensor and
+pipeline degrees. The numbers come from `forerun.json`. Written against Megatron-core's public
+classes; nothing of theirs is copied.
 """
 
 import sys
@@ -32,7 +33,10 @@ def drawn(name: str) -> torch.Tensor:
 def queries_keys_values(attention: str) -> torch.Tensor:
     """One matrix: for each group of heads its queries, then its keys, then its values."""
     groups = SHAPE.num_kv_heads
-    parts = [torch.unflatten(drawn(f"{attention}.{name}.weight"), 0, (groups, -1)) for name in ("wq", "wk", "wv")]
+    parts = [
+        torch.unflatten(drawn(f"{attention}.{name}.weight"), 0, (groups, -1))
+        for name in ("wq", "wk", "wv")
+    ]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
 
@@ -44,8 +48,14 @@ def weights() -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{theirs}.input_layernorm.weight", drawn(f"{ours}.attention_norm.weight")
         yield f"{theirs}.self_attention.linear_qkv.weight", queries_keys_values(f"{ours}.attention")
         if SHAPE.qk_norm:
-            yield f"{theirs}.self_attention.q_layernorm.weight", drawn(f"{ours}.attention.q_norm.weight")
-            yield f"{theirs}.self_attention.k_layernorm.weight", drawn(f"{ours}.attention.k_norm.weight")
+            yield (
+                f"{theirs}.self_attention.q_layernorm.weight",
+                drawn(f"{ours}.attention.q_norm.weight"),
+            )
+            yield (
+                f"{theirs}.self_attention.k_layernorm.weight",
+                drawn(f"{ours}.attention.k_norm.weight"),
+            )
         yield f"{theirs}.self_attention.linear_proj.weight", drawn(f"{ours}.attention.wo.weight")
         yield f"{theirs}.pre_mlp_layernorm.weight", drawn(f"{ours}.ffn_norm.weight")
         gate, up = (drawn(f"{ours}.feed_forward.{name}.weight") for name in ("w1", "w3"))
@@ -57,7 +67,9 @@ def weights() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def model() -> GPTModel:
-    """Megatron's model with these weights; of plain layers: Transformer Engine's read the same checkpoint."""
+    """Megatron's model with these weights; of plain layers: Transformer Engine's read the same
+    checkpoint.
+    """
     config = TransformerConfig(
         num_layers=SHAPE.num_layers,
         hidden_size=SHAPE.width,
@@ -75,7 +87,9 @@ def model() -> GPTModel:
     )
     built = GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=SHAPE.qk_norm, normalization="RMSNorm"),
+        transformer_layer_spec=get_gpt_layer_local_spec(
+            qk_layernorm=SHAPE.qk_norm, normalization="RMSNorm"
+        ),
         vocab_size=SHAPE.vocab_size,
         max_sequence_length=SHAPE.seq_len,
         share_embeddings_and_output_weights=SHAPE.tied,
@@ -85,7 +99,9 @@ def model() -> GPTModel:
     for name, value in weights():
         set_value(parameters.pop(name), value)
     if parameters:
-        raise ValueError(f"no initial value for {', '.join(parameters)}: another version of Megatron?")
+        raise ValueError(
+            f"no initial value for {', '.join(parameters)}: another version of Megatron?"
+        )
     return built
 
 

@@ -1,7 +1,7 @@
 """Trains `run.json` beside it; resumes where it stopped. Started by run.sh, a process per rank.
 
-Arguments are overrides as OLMo-core takes them, such as train_module.rank_microbatch_size=4096; of a number that was
-frozen they make another run.
+Arguments are overrides as OLMo-core takes them, such as train_module.rank_microbatch_size=4096; of
+a number that was frozen they make another run.
 """
 
 import os
@@ -19,11 +19,15 @@ def main() -> None:
     """Train to the end of the schedule, from the newest checkpoint if there is one."""
     config = RunConfig.from_file(RUN_FILE, overrides=sys.argv[1:])
     on_gpu = torch.cuda.is_available()
-    prepare_training_environment(seed=FROZEN.seed % 2**32, backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo")
+    prepare_training_environment(
+        seed=FROZEN.seed % 2**32, backend="cpu:gloo,cuda:nccl" if on_gpu else "cpu:gloo"
+    )
     model = config.model.build(init_device="meta")
     problems = unclaimed(model, config) + other_versions(FROZEN.needs)
     if config.digest != FROZEN.digest:
-        problems.append(f"run.json is for the config {config.digest}, forerun.json for {FROZEN.digest}")
+        problems.append(
+            f"run.json is for the config {config.digest}, forerun.json for {FROZEN.digest}"
+        )
     if get_world_size() != config.num_ranks:
         problems.append(f"{get_world_size()} ranks: must be {config.num_ranks}, see run.sh")
     if problems:

@@ -1,4 +1,6 @@
-"""The decision for the user's own trainer: its command line, and the same values as JSON, YAML and Hydra overrides."""
+"""The decision for the user's own trainer: its command line, and the same values as JSON, YAML and
+Hydra overrides.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from pathlib import Path
 from typing import cast
 
 from launcher.exporters.export_writer import write_files
-from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport, Judgement, judged
+from launcher.exporters.fidelity import (
+    ExportError,
+    FidelityEntry,
+    FidelityReport,
+    Judgement,
+    judged,
+)
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
@@ -22,23 +30,41 @@ _UNSEEN: Judgement = (
     "equivalent",
     "forerun passes the values and does not see what your trainer makes of them",
 )
-_AROUND: Judgement = ("equivalent", "no value of the command: your trainer's own, or `forerun watch`'s")
+_AROUND: Judgement = (
+    "equivalent",
+    "no value of the command: your trainer's own, or `forerun watch`'s",
+)
 _JUDGEMENTS: dict[str, Judgement] = {
     "own": ("exact", ""),
-    "shape": _UNSEEN, "base_shape": _UNSEEN, "learning_rate": _UNSEEN, "clip_norm": _UNSEEN, "batch_tokens": _UNSEEN,
-    "num_tokens": _UNSEEN, "seed": _UNSEEN, "data": _UNSEEN, "groups": _UNSEEN, "forward": _UNSEEN,
-}  # fmt: skip
+    "shape": _UNSEEN,
+    "base_shape": _UNSEEN,
+    "learning_rate": _UNSEEN,
+    "clip_norm": _UNSEEN,
+    "batch_tokens": _UNSEEN,
+    "num_tokens": _UNSEEN,
+    "seed": _UNSEEN,
+    "data": _UNSEEN,
+    "groups": _UNSEEN,
+    "forward": _UNSEEN,
+}
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `run.sh` (`run.sh RUN_DIR [DATA]`) and the values as `run.json`, `run.yml` and Hydra's `overrides.txt`.
+    """Write `run.sh` (`run.sh RUN_DIR [DATA]`) and the values as `run.json`, `run.yml` and Hydra's
+    `overrides.txt`.
 
     Raises:
         ExportError: another version than this one, or a config of forerun's own model.
     """
     own = decision.own
-    problems = [] if version in VERSIONS else [f"version {version!r} is unknown: this is {VERSIONS[-1]}"]
-    problems += [] if own else ["proxy.command is empty: forerun's own model trains this config; use another trainer"]
+    problems = (
+        [] if version in VERSIONS else [f"version {version!r} is unknown: this is {VERSIONS[-1]}"]
+    )
+    problems += (
+        []
+        if own
+        else ["proxy.command is empty: forerun's own model trains this config; use another trainer"]
+    )
     if problems or own is None:
         raise ExportError("command", problems)
     named = placeholders_in(own.command.template)
@@ -50,7 +76,8 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     script = (
         "#!/bin/sh\n"
         f"# Starts your own trainer with the config {decision.digest}: {needs}\n"
-        "# Run it where the command of the plan runs (proxy.code_path). RUN_DIR: an empty folder for this run.\n"
+        "# Run it where the command of the plan runs (proxy.code_path). RUN_DIR: an empty folder "
+        "for this run.\n"
         "set -eu\n"
         'HERE="$(cd "$(dirname "$0")" && pwd)"\n'
         f'RUN_DIR="$1" DATA="${{2{"" if "data" in named else ":-"}}}"\n'
@@ -64,7 +91,9 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         OVERRIDES_FILE: "".join(f"{name}={_hydra(value)}\n" for name, value in values.items()),
     }
     write_files(out_dir, files)
-    judgements = dict.fromkeys((field for field in Decision.__dataclass_fields__), _AROUND) | _JUDGEMENTS
+    judgements = (
+        dict.fromkeys((field for field in Decision.__dataclass_fields__), _AROUND) | _JUDGEMENTS
+    )
     entries: tuple[FidelityEntry, ...] = judged(decision, judgements)
     return FidelityReport(trainer="command", version=version, entries=entries)
 
@@ -72,7 +101,10 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 def _shell(word: str, places: dict[str, str]) -> str:
     """A word for the shell, with the places of the machine as variables."""
     parts = word.split("\0")
-    quoted = [f'"{places[part]}"' if i % 2 else shlex.quote(part) if part else "" for i, part in enumerate(parts)]
+    quoted = [
+        f'"{places[part]}"' if i % 2 else shlex.quote(part) if part else ""
+        for i, part in enumerate(parts)
+    ]
     return "".join(quoted) or "''"
 
 

@@ -1,8 +1,10 @@
-"""The decision as a Hugging Face run: a Granite config, training arguments, a script for transformers' Trainer.
+"""The decision as a Hugging Face run: a Granite config, training arguments, a script for
+transformers' Trainer.
 
-GraniteConfig is Llama's architecture with the four forward multipliers, so a checkpoint of this run is served by
-transformers as it is. The script (`templates/forerun_huggingface.py`) gives the Trainer what it lacks. `prove.py`,
-beside it, tells what transformers itself made of the numbers (launcher.exporters.proof).
+GraniteConfig is Llama's architecture with the four forward multipliers, so a checkpoint of this run
+is served by transformers as it is. The script (`templates/forerun_huggingface.py`) gives the
+Trainer what it lacks. `prove.py`, beside it, tells what transformers itself made of the numbers
+(launcher.exporters.proof).
 """
 
 from __future__ import annotations
@@ -38,11 +40,14 @@ NAMES = {
     "mlp.down_proj": "feed_forward.w2",
     "mlp.up_proj": "feed_forward.w3",
 }
-"""Parts of GraniteForCausalLM's parameter names, and ours; the script translates them back in this order."""
+"""Parts of GraniteForCausalLM's parameter names, and ours; the script translates them back in this
+order."""
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the corpus reader."""
+    """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the
+    corpus reader.
+    """
     refuse("huggingface", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     needs = {"transformers": version, "accelerate": ACCELERATE[version]}
@@ -75,7 +80,9 @@ def parameter_names(shape: Shape) -> dict[str, str]:
 
 
 def model_config(decision: Decision) -> dict[str, Json]:
-    """The fields of GraniteConfig. Its `logits_scaling` divides the logits; its rotary pairs are halves, as ours."""
+    """The fields of GraniteConfig. Its `logits_scaling` divides the logits; its rotary pairs are
+    halves, as ours.
+    """
     shape, forward = decision.shape, decision.forward
     return {
         "model_type": "granite",
@@ -107,7 +114,10 @@ def model_config(decision: Decision) -> dict[str, Json]:
 def training_arguments(decision: Decision) -> dict[str, Json]:
     """The fields of TrainingArguments; `train.py` builds optimizer and scheduler itself."""
     parallelism, (share, microbatch) = decision.parallelism, rank_sequences(decision)
-    sharded, recompute = parallelism.data_parallel_shard > 1, parallelism.activation_checkpointing != "none"
+    sharded, recompute = (
+        parallelism.data_parallel_shard > 1,
+        parallelism.activation_checkpointing != "none",
+    )
     arguments: dict[str, Json] = {
         "output_dir": f"outputs/{decision.digest[:16]}",
         "max_steps": decision.learning_rate.schedule.num_steps,
@@ -118,7 +128,8 @@ def training_arguments(decision: Decision) -> dict[str, Json]:
         "max_grad_norm": decision.clip_norm or 0.0,  # 0: the norm is measured, nothing is clipped
         "torch_compile": decision.compiled,
         "bf16": decision.precision == "bfloat16",
-        "seed": decision.seed % 2**32,  # transformers' own generators take no more; nothing is drawn from them
+        # transformers' own generators take no more; nothing is drawn from them
+        "seed": decision.seed % 2**32,
         "save_strategy": "steps",
         "save_steps": decision.checkpointing.every_steps,
         "save_total_limit": decision.checkpointing.keep,
@@ -148,44 +159,71 @@ def training_arguments(decision: Decision) -> dict[str, Json]:
 def _problems(decision: Decision) -> dict[str, bool]:
     mesh, stages = decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
     share, microbatch = rank_sequences(decision)
-    # The Trainer takes equally many microbatches at every step, so while the batch is small they are.
+    # The Trainer takes equally many microbatches at every step, so while the batch is small they
+    # are.
     even = share % microbatch == 0 and share // stages % (share // microbatch) == 0
     return {
-        "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,
-        "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,
-        f"launch.tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: this export is "
-        "data parallel only, so all three must be 1; torchtitan and Megatron-LM support them": mesh.num_ranks
+        "shape.qk_norm = true: Granite's attention has none; use the native trainer": not decision.shape.qk_norm,  # noqa: E501
+        "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,  # noqa: E501
+        f"launch.tensor = {mesh.tensor}, pipeline = {mesh.pipeline}, context = {mesh.context}: "
+        "this export is "
+        "data parallel only, so all three must be 1; torchtitan and Megatron-LM support them": mesh.num_ranks  # noqa: E501
         == mesh.num_data_ranks,
-        f"launch.microbatch_sequences = {microbatch} does not split a rank's {counted(share, 'sequence')} evenly"
+        f"launch.microbatch_sequences = {microbatch} does not split a rank's "
+        f"{counted(share, 'sequence')} evenly"
         + (f", {share // stages} of them while the batch is smallest" if stages > 1 else ""): even,
     }
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
-    "compiled": ("exact", "torch_compile; it costs memory that each rank builds the float32 model on its CPU first"),
+    "compiled": (
+        "exact",
+        "torch_compile; it costs memory that each rank builds the float32 model on its CPU first",
+    ),
     "shape.family": (
         "equivalent",
-        "Granite blocks: rotary halves and base, norm eps, no document mask as in forerun; rotary angles in float32",
+        (
+            "Granite blocks: rotary halves and base, norm eps, no document mask as in forerun; "
+            "rotary "
+            "angles in float32"
+        ),
     ),
     "forward.output": (
         "equivalent",
         "Granite divides the logits by logits_scaling, forerun multiplies the readout's input",
     ),
     "multiplier_form": ("exact", "the searched multipliers are fields of config.json"),
-    "groups": ("exact", "assigned by the frozen patterns over translated names; checked on the live model at start"),
-    "learning_rate": ("exact", "LambdaLR over the frozen function, exported with it; step 0 is the first update"),
+    "groups": (
+        "exact",
+        "assigned by the frozen patterns over translated names; checked on the live model at start",
+    ),
+    "learning_rate": (
+        "exact",
+        "LambdaLR over the frozen function, exported with it; step 0 is the first update",
+    ),
     "clip_norm": (
         "exact",
-        "torch's clipping by the norm of the whole batch's gradient; max_grad_norm 0 is no clipping",
+        "torch's clipping by the norm of the whole batch's gradient; max_grad_norm 0 is no clipping",  # noqa: E501
     ),
-    "seed": ("exact", "sets initial values and data order; transformers' own generators get it modulo 2**32"),
+    "seed": (
+        "exact",
+        "sets initial values and data order; transformers' own generators get it modulo 2**32",
+    ),
     "precision": (
         "equivalent",
-        "unsharded bfloat16 is autocast with a float32 residual stream (forerun: bfloat16); FSDP2 casts as forerun",
+        (
+            "unsharded bfloat16 is autocast with a float32 residual stream (forerun: bfloat16); "
+            "FSDP2 "
+            "casts as forerun"
+        ),
     ),
     "parallelism": (
         "equivalent",
-        "replicas use DDP, shards accelerate's FSDP2, both together its mesh: the same average in another order",
+        (
+            "replicas use DDP, shards accelerate's FSDP2, both together its mesh: the same average "
+            "in "
+            "another order"
+        ),
     ),
     "parallelism.activation_checkpointing": (
         "equivalent",

@@ -1,9 +1,11 @@
-"""The decision as a Megatron-LM run: arguments, a launch script, and scripts that write the data and initial weights.
+"""The decision as a Megatron-LM run: arguments, a launch script, and scripts that write the data
+and initial weights.
 
-Plain Megatron: its `pretrain_gpt.py`, its own parser; of our code at most a layer spec, for a residual multiplier.
-What its flags cannot say is judged field by field, with both numbers (`megatron_lm_numbers`), and what would be another
-model is refused. Initial weights travel as a Megatron checkpoint that `seed_checkpoint.py` draws from (seed, name) as
-the embedded trainer does: Megatron's own draws would have other deviations.
+Plain Megatron: its `pretrain_gpt.py`, its own parser; of our code at most a layer spec, for a
+residual multiplier. What its flags cannot say is judged field by field, with both numbers
+(`megatron_lm_numbers`), and what would be another model is refused. Initial weights travel as a
+Megatron checkpoint that `seed_checkpoint.py` draws from (seed, name) as the embedded trainer does:
+Megatron's own draws would have other deviations.
 """
 
 from __future__ import annotations
@@ -48,8 +50,14 @@ def argument_lines(decision: Decision, flags: Flags, scheduler: Scheduler) -> st
         **_machine(decision),
         "spec": None if decision.forward.residual == 1.0 else f"{SPEC_MODULE} SPEC",
     }
-    lines = {f"--{name}": value for name, value in told.items() if value is not None and value is not False}
-    return "".join(f"{name}\n" if value is True else f"{name} {value}\n" for name, value in lines.items())
+    lines = {
+        f"--{name}": value
+        for name, value in told.items()
+        if value is not None and value is not False
+    }
+    return "".join(
+        f"{name}\n" if value is True else f"{name} {value}\n" for name, value in lines.items()
+    )
 
 
 def _model(decision: Decision, flags: Flags) -> Arguments:
@@ -123,7 +131,10 @@ def _batch(decision: Decision, scheduler: Scheduler) -> Arguments:
 
 def _machine(decision: Decision) -> Arguments:
     mesh, sharded = decision.parallelism, decision.parallelism.data_parallel_shard > 1
-    recomputed, whole = mesh.activation_checkpointing != "none", mesh.activation_checkpointing == "full"
+    recomputed, whole = (
+        mesh.activation_checkpointing != "none",
+        mesh.activation_checkpointing == "full",
+    )
     replicas = mesh.data_parallel_replicate
     return {
         "tensor-model-parallel-size": mesh.tensor,
@@ -152,7 +163,8 @@ ARGUMENTS_FILE = "arguments.txt"
 SEED_FILE = "seed_checkpoint.py"
 DATA_FILE = "convert_data.py"
 LATE = 0.01
-"""A learning rate that is nowhere farther from the frozen one than this share of the peak counts as equivalent."""
+"""A learning rate that is nowhere farther from the frozen one than this share of the peak counts as
+equivalent."""
 
 
 _MODULES = {
@@ -175,7 +187,9 @@ _MODULES = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `arguments.txt`, the scripts of data, seed, proof and run, their numbers and the corpus reader."""
+    """Write `arguments.txt`, the scripts of data, seed, proof and run, their numbers and the corpus
+    reader.
+    """
     refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
@@ -186,19 +200,27 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         trainer="megatron-lm",
         version=version,
         numbers={"weights": _weights(decision)},
-        programs=programs | ({} if decision.forward.residual == 1.0 else {f"{SPEC_MODULE}.py": f"{SPEC_MODULE}.py"}),
-        files={ARGUMENTS_FILE: argument_lines(decision, flags, scheduler), RUN_FILE: _run_text(decision, version)},
+        programs=programs
+        | ({} if decision.forward.residual == 1.0 else {f"{SPEC_MODULE}.py": f"{SPEC_MODULE}.py"}),
+        files={
+            ARGUMENTS_FILE: argument_lines(decision, flags, scheduler),
+            RUN_FILE: _run_text(decision, version),
+        },
     )
     return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off))
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
-    """Each of our parameters' name in Megatron, with its plain layers; wq, wk, wv share a matrix, and w1, w3."""
+    """Each of our parameters' name in Megatron, with its plain layers; wq, wk, wv share a matrix,
+    and w1, w3.
+    """
     names = {}
     for name in parameter_shapes(shape):
         layer = re.match(r"layers\.\d+\.", name)
         within = name[layer.end() :] if layer else name
-        names[name] = f"{f'decoder.{layer[0]}' if layer else ''}{_MODULES[within.removesuffix('.weight')]}.weight"
+        names[name] = (
+            f"{f'decoder.{layer[0]}' if layer else ''}{_MODULES[within.removesuffix('.weight')]}.weight"  # noqa: E501
+        )
     return names
 
 
@@ -210,36 +232,52 @@ def foretold(decision: Decision) -> RunNumbers:
     """
     schedule, shape, flags = decision.learning_rate.schedule, decision.shape, flags_of(decision)
     numbers = {
-        name: numbers_of(flags, shape.width, sort) for sort, members in sorts(decision).items() for name, _ in members
+        name: numbers_of(flags, shape.width, sort)
+        for sort, members in sorts(decision).items()
+        for name, _ in members
     }
     scheduler, _ = scheduler_of(decision, flags)
-    return RunNumbers(numbers=numbers, shares=tuple(scheduler.share(step) for step in proof_steps(schedule)))
+    return RunNumbers(
+        numbers=numbers, shares=tuple(scheduler.share(step) for step in proof_steps(schedule))
+    )
 
 
 def _problems(decision: Decision) -> dict[str, bool]:
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
     tensor, (share, micro) = mesh.tensor, rank_sequences(decision)
-    cut = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "ffn_width": shape.ffn_width}
+    cut = {
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "ffn_width": shape.ffn_width,
+    }
     return {
-        f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before its decay": (
-            schedule.warmup_steps < schedule.num_steps
-        ),
+        (
+            f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before "
+            "its "
+            "decay"
+        ): (schedule.warmup_steps < schedule.num_steps),
         f"launch.tensor = {tensor} does not divide "
         + ", ".join(f"{name} = {n}" for name, n in cut.items() if n % tensor): (
             all(n % tensor == 0 for n in cut.values())
         ),
-        f"launch.tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would pad the vocabulary, "
+        f"launch.tensor = {tensor} does not divide vocab_size = {shape.vocab_size}: Megatron would "
+        "pad the vocabulary, "
         "and the softmax would include the padding": shape.vocab_size % tensor == 0,
         f"launch.pipeline = {mesh.pipeline} does not divide num_layers = {shape.num_layers}": (
             shape.num_layers % mesh.pipeline == 0
         ),
         f"launch.context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of "
-        f"{2 * mesh.context} in Megatron": (mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0),
-        f"launch.microbatch_sequences = {micro} does not divide a rank's share of {counted(share, 'sequence')}": share
-        % micro
-        == 0,
+        f"{2 * mesh.context} in Megatron": (
+            mesh.context == 1 or shape.seq_len % (2 * mesh.context) == 0
+        ),
+        (
+            f"launch.microbatch_sequences = {micro} does not divide a rank's share of "
+            f"{counted(share, 'sequence')}"
+        ): share % micro == 0,
         f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1 "
-        "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed": (schedule.batch_warmup_stages == 1),
+        "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed": (
+            schedule.batch_warmup_stages == 1
+        ),
     }
 
 
@@ -247,7 +285,9 @@ def _weights(decision: Decision) -> dict[str, Json]:
     """Size and initial deviation of each parameter, by our name."""
     sizes = parameter_shapes(decision.shape)
     of = assign_groups(decision.groups, list(sizes))
-    return {name: {"size": list(size), "init_std": of[name].init_std} for name, size in sizes.items()}
+    return {
+        name: {"size": list(size), "init_std": of[name].init_std} for name, size in sizes.items()
+    }
 
 
 def _run_text(decision: Decision, version: str) -> str:
@@ -259,8 +299,11 @@ def _run_text(decision: Decision, version: str) -> str:
 # and the data and the initial weights, which these commands make once:
 #   PYTHONPATH=$MEGATRON_LM python {DATA_FILE} CORPUS $MEGATRON_DATA
 #   PYTHONPATH=$MEGATRON_LM python {SEED_FILE} $RUN_DIR/seed
-# If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""
-    ceiling, after = decision.abort.train_loss_above_nats, decision.learning_rate.schedule.warmup_steps + 1
+# If a rank runs out of memory: `run.sh --micro-batch-size 1` accumulates the same batch in smaller pieces."""  # noqa: E501
+    ceiling, after = (
+        decision.abort.train_loss_above_nats,
+        decision.learning_rate.schedule.warmup_steps + 1,
+    )
     command = _COMMAND + _CEILING.replace("CEILING", repr(ceiling)).replace("AFTER", str(after))
     setup = _SETUP.replace("VERSION", version)
     return run_script(decision, f"Megatron-LM {version}", notes=notes, setup=setup, command=command)
@@ -285,10 +328,10 @@ if [ ! -e "$RUN_DIR/seed/latest_checkpointed_iteration.txt" ]; then
 fi
 export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron needs it with tensor or context parallelism, before Blackwell
 export PYTHONPATH="$here:$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"
-read -r -d "" -a arguments < "$here/arguments.txt" || true"""
+read -r -d "" -a arguments < "$here/arguments.txt" || true"""  # noqa: E501
 _COMMAND = r""""$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" --data-args-path "$MEGATRON_DATA/data_args.txt" \
     --save "$RUN_DIR/checkpoints" --load "$RUN_DIR/checkpoints" --pretrained-checkpoint "$RUN_DIR/seed" "$@" 2>&1 |
-"""
+"""  # noqa: E501
 _CEILING = r"""    awk -v ceiling=CEILING -v after=AFTER '
         { print; fflush() }
         /lm loss:/ {
@@ -298,13 +341,17 @@ _CEILING = r"""    awk -v ceiling=CEILING -v after=AFTER '
                 printf "training loss %g > %g nats at step %d: stopped\n", loss + 0, ceiling, step + 0
                 exit 3  # the next line that the last rank prints finds the pipe closed, and ends it
             }
-        }'"""
+        }'"""  # noqa: E501
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
-        "Megatron's GPT model: rotary pairs, norm eps and gates as in forerun, no document mask; other rounding",
+        (
+            "Megatron's GPT model: rotary pairs, norm eps and gates as in forerun, no document "
+            "mask; "
+            "other rounding"
+        ),
     ),
     "forward.residual": (
         "equivalent",
@@ -314,32 +361,66 @@ _JUDGEMENTS: dict[str, Judgement] = {
         "equivalent",
         "set by --mup-base-head-dim, to one part in 1e15; multiplies q . k in the kernel",
     ),
-    "forward.output": ("equivalent", "multiplies the logits, forerun the readout's input: rounding differs"),
-    "groups.pattern": ("equivalent", "Megatron groups parameters by type; each group's numbers are compared"),
+    "forward.output": (
+        "equivalent",
+        "multiplies the logits, forerun the readout's input: rounding differs",
+    ),
+    "groups.pattern": (
+        "equivalent",
+        "Megatron groups parameters by type; each group's numbers are compared",
+    ),
     "optimizer": (
         "exact",
-        "Megatron's adam is AdamW: fused where Transformer Engine or Apex is installed, else torch's",
+        (
+            "Megatron's adam is AdamW: fused where Transformer Engine or Apex is installed, else "
+            "torch's"
+        ),
     ),
     "learning_rate": ("exact", ""),
     "clip_norm": ("exact", "clips by the global norm; --clip-grad 0 is no clipping"),
-    "data": ("equivalent", f"{DATA_FILE} writes the same tokens to Megatron's files, and refuses another data_id"),
-    "data.weights": ("equivalent", f"they become Megatron's blend in the data_args.txt that {DATA_FILE} writes"),
-    "seed": ("equivalent", "exact for initial values; Megatron's own generators shuffle with the seed plus 1"),
+    "data": (
+        "equivalent",
+        f"{DATA_FILE} writes the same tokens to Megatron's files, and refuses another data_id",
+    ),
+    "data.weights": (
+        "equivalent",
+        f"they become Megatron's blend in the data_args.txt that {DATA_FILE} writes",
+    ),
+    "seed": (
+        "equivalent",
+        "exact for initial values; Megatron's own generators shuffle with the seed plus 1",
+    ),
     "precision": ("exact", ""),
     "parallelism": ("exact", ""),
     "parallelism.data_parallel_shard": (
         "equivalent",
-        "Megatron's distributed optimizer shards moments and main weights; every rank keeps all compute weights",
+        (
+            "Megatron's distributed optimizer shards moments and main weights; every rank keeps "
+            "all "
+            "compute weights"
+        ),
     ),
     "parallelism.activation_checkpointing": (
         "equivalent",
         "--recompute-granularity; selective recomputes the attention core",
     ),
     "checkpointing": ("exact", ""),
-    "checkpointing.keep": ("equivalent", "Megatron keeps every checkpoint: remove old ones by hand"),
-    "abort.on_non_finite": ("exact", "Megatron stops at a loss or gradient that is not finite, before the step"),
-    "abort.train_loss_above_nats": ("equivalent", "run.sh reads the log and stops the run, a step or two later"),
-    "spikes": ("equivalent", "the response is by hand: --load an older checkpoint, --iterations-to-skip"),
+    "checkpointing.keep": (
+        "equivalent",
+        "Megatron keeps every checkpoint: remove old ones by hand",
+    ),
+    "abort.on_non_finite": (
+        "exact",
+        "Megatron stops at a loss or gradient that is not finite, before the step",
+    ),
+    "abort.train_loss_above_nats": (
+        "equivalent",
+        "run.sh reads the log and stops the run, a step or two later",
+    ),
+    "spikes": (
+        "equivalent",
+        "the response is by hand: --load an older checkpoint, --iterations-to-skip",
+    ),
 }
 
 
@@ -352,7 +433,9 @@ def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]
     narrow = decision.precision == "bfloat16"
     drawn = f"drawn from (seed, name) by {SEED_FILE}, as the embedded trainer draws them"
     found["groups.init_std"] = (
-        ("equivalent", f"{drawn}; --bf16 rounds them to bfloat16 once") if narrow else ("exact", drawn)
+        ("equivalent", f"{drawn}; --bf16 rounds them to bfloat16 once")
+        if narrow
+        else ("exact", drawn)
     )
     if narrow:
         found["precision"] = (
@@ -360,19 +443,32 @@ def _found(decision: Decision, flags: Flags, off: float) -> dict[str, Judgement]
             "--bf16: weights and products in bfloat16, main weights and sums in float32",
         )
     if off > SAME:
-        where = f"at most {off:.2g} of the peak off the frozen table: Megatron's warmup is t / W, not (t + 1) / W"
+        where = (
+            f"at most {off:.2g} of the peak off the frozen table: Megatron's warmup is t / W, "
+            "not (t + 1) / W"
+        )
         late: Judgement = ("equivalent" if off <= LATE * (1 + SAME) else "not_expressible", where)
         found |= dict.fromkeys(
-            ("learning_rate.step_convention", "learning_rate.samples", "learning_rate.table_sha256"), late
+            (
+                "learning_rate.step_convention",
+                "learning_rate.samples",
+                "learning_rate.table_sha256",
+            ),
+            late,
         )
     once = decision.num_tokens <= decision.data.num_train_tokens
     order = "Megatron shuffles documents and sequences with its own generator: "
     found["data.order"] = (
-        ("equivalent", order + "a sequence still comes at most once, unless a weight asks for more than a source has")
+        (
+            "equivalent",
+            order
+            + "a sequence still comes at most once, unless a weight asks for more than a source has",  # noqa: E501
+        )
         if once
         else (
             "not_expressible",
-            order + "over all epochs together, so a sequence may come twice before another comes once",
+            order
+            + "over all epochs together, so a sequence may come twice before another comes once",
         )
     )
     return found

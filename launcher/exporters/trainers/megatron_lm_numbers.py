@@ -1,11 +1,12 @@
-"""What Megatron-LM's command line makes of a few numbers: rate, decay and eps of each parameter, and lr(t).
+"""What Megatron-LM's command line makes of a few numbers: rate, decay and eps of each parameter,
+and lr(t).
 
-Megatron (0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices, vectors.
-One peak rate, one decay and one eps serve them all, but for two rules (its `get_standard_config_overrides` and
-`get_mup_config_overrides`): vectors never decay; `--use-mup` divides the other matrices' rate and eps by
-m = hidden size / base hidden size. The decay stays as it is. (`--decoupled-lr`, one rate for embeddings and output
-layer, is not used.)
-The tests hold what is computed here against Megatron's own groups and its own scheduler.
+Megatron (0.19) knows four sorts of parameters: word embeddings, the output layer, other matrices,
+vectors. One peak rate, one decay and one eps serve them all, but for two rules (its
+`get_standard_config_overrides` and `get_mup_config_overrides`): vectors never decay; `--use-mup`
+divides the other matrices' rate and eps by m = hidden size / base hidden size. The decay stays as
+it is. (`--decoupled-lr`, one rate for embeddings and output layer, is not used.) The tests hold
+what is computed here against Megatron's own groups and its own scheduler.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Scheduler:
     kind: str
     warmup: int
     init_share: float
-    """`--lr-warmup-init` over the peak. One absolute number for all groups: nonzero only where their peaks agree."""
+    """`--lr-warmup-init` over the peak. One absolute number for all groups: nonzero only where
+    their peaks agree."""
     total: int
     decay: int
     """Steps of WSD's last part."""
@@ -92,7 +94,8 @@ def sorts(decision: Decision) -> dict[Sort, list[tuple[str, ParameterGroup]]]:
 
 
 def flags_of(decision: Decision) -> Flags:
-    """The flags that give most parameters their frozen numbers: matrices, which hold most weights, always theirs.
+    """The flags that give most parameters their frozen numbers: matrices, which hold most weights,
+    always theirs.
 
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
@@ -119,7 +122,11 @@ def flags_of(decision: Decision) -> Flags:
 
 def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
     """What Megatron trains a sort of parameter with, by field of `ParameterGroup`."""
-    scale = 1.0 / (width / flags.base_width) if flags.base_width is not None and sort == "matrix" else 1.0
+    scale = (
+        1.0 / (width / flags.base_width)
+        if flags.base_width is not None and sort == "matrix"
+        else 1.0
+    )
     return {
         "learning_rate": flags.learning_rate * scale,
         "weight_decay": 0.0 if sort == "vector" else flags.weight_decay,
@@ -130,7 +137,9 @@ def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
 
 
 def differences(decision: Decision, flags: Flags) -> dict[str, str]:
-    """By field of `ParameterGroup`, where Megatron's number is not the frozen one; nothing for fields that agree."""
+    """By field of `ParameterGroup`, where Megatron's number is not the frozen one; nothing for
+    fields that agree.
+    """
     found: dict[str, dict[str, None]] = {}
     for sort, members in sorts(decision).items():
         for field, theirs in numbers_of(flags, decision.shape.width, sort).items():
@@ -143,13 +152,18 @@ def differences(decision: Decision, flags: Flags) -> dict[str, str]:
 
 
 def scheduler_of(decision: Decision, flags: Flags) -> tuple[Scheduler, float]:
-    """The scheduler nearest to the frozen table, and how far it is: the largest difference of shares of the peak.
+    """The scheduler nearest to the frozen table, and how far it is: the largest difference of
+    shares of the peak.
 
-    Megatron warms up from step 0's t / W, ours from (t + 1) / W. Where all peaks agree, W - 1 steps from a start of
-    peak / W give ours; but a decay that starts at the warmup's end then starts a step early.
+    Megatron warms up from step 0's t / W, ours from (t + 1) / W. Where all peaks agree, W - 1 steps
+    from a start of peak / W give ours; but a decay that starts at the warmup's end then starts a
+    step early.
     """
     schedule = decision.learning_rate.schedule
-    rates = {numbers_of(flags, decision.shape.width, sort)["learning_rate"] for sort in ("matrix", "vector")}
+    rates = {
+        numbers_of(flags, decision.shape.width, sort)["learning_rate"]
+        for sort in ("matrix", "vector")
+    }
     warmup = schedule.warmup_steps
     starts = [(warmup, 0.0)]
     if len(rates) == 1 and warmup:

@@ -33,14 +33,17 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 
     Raises:
         ExportError: another version than this one, or what the embedded trainer cannot run.
-        FrozenError: the groups do not fit the shape's parameters, the live optimizer would differ from them, or what
-            was written does not read back as the decision.
+        FrozenError: the groups do not fit the shape's parameters, the live optimizer would differ
+            from them, or what was written does not read back as the decision.
     """
     if version not in VERSIONS:
-        raise ExportError("native", [f"version {version!r} is unknown: the embedded trainer is {VERSIONS[-1]}"])
+        raise ExportError(
+            "native", [f"version {version!r} is unknown: the embedded trainer is {VERSIONS[-1]}"]
+        )
     if problems := assembly.unfit(decision):
         raise ExportError("native", problems)
-    if decision.model is None and (problems := parity(decision)):  # the code of a user's own may lie elsewhere
+    # the code of a user's own may lie elsewhere
+    if decision.model is None and (problems := parity(decision)):
         raise FrozenError("embedded trainer", problems)
     launch = canon.pretty({"digest": decision.digest, "decision": decision}).decode()
     head = shlex.join(torchrun_command("python", decision.parallelism.num_ranks))
@@ -48,7 +51,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     script = (
         "#!/bin/sh\n"
         f"# Trains the config {decision.digest}: run.sh DATA RUN_DIR [--stop-after N]\n"
-        f"{'# FORERUN_CODE: the folder of its model; by default the one that you are in' + chr(10) if code else ''}"
+        f"{'# FORERUN_CODE: the folder of its model; by default the one that you are in' + chr(10) if code else ''}"  # noqa: E501
         "set -eu\n"
         'config="$(dirname "$0")/' + LAUNCH_FILE + '" data="$1" out="$2"\n'
         "shift 2\n"
@@ -56,20 +59,28 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     )
     write_files(out_dir, {LAUNCH_FILE: launch, RUN_FILE: script})
     if read_launch(out_dir / LAUNCH_FILE) != decision:
-        raise FrozenError(str(out_dir / LAUNCH_FILE), ["does not read back as the decision that was written"])
+        raise FrozenError(
+            str(out_dir / LAUNCH_FILE), ["does not read back as the decision that was written"]
+        )
     fields = [field.name for field in canon.written_fields(decision)]
-    entries = tuple(FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields)
+    entries = tuple(
+        FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields
+    )
     return FidelityReport(trainer="native", version=version, entries=entries)
 
 
 def parity(decision: Decision, code_dir: Path | None = None) -> list[str]:
-    """Where the embedded trainer's own optimizer groups, built on the full model, differ from the frozen ones.
+    """Where the embedded trainer's own optimizer groups, built on the full model, differ from the
+    frozen ones.
 
-    The model is built on the meta device: nothing is allocated, at any size. `code_dir` is the folder of a user's own.
+    The model is built on the meta device: nothing is allocated, at any size. `code_dir` is the
+    folder of a user's own.
 
     Raises:
         FrozenError: the groups do not fit the shape's parameters.
         FactoryError, FactoryChangedError: there is no such factory, or it is another.
     """
     model = trained_model(decision, code_dir).outline()
-    return assembly.mismatches(model, assembly.build_optimizer(model, decision.groups), decision.groups)
+    return assembly.mismatches(
+        model, assembly.build_optimizer(model, decision.groups), decision.groups
+    )

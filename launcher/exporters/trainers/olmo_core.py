@@ -1,10 +1,12 @@
-"""The decision as an OLMo-core run: its own configs as JSON, a script that trains them, the corpus reader.
+"""The decision as an OLMo-core run: its own configs as JSON, a script that trains them, the corpus
+reader.
 
-`run.json` is in the form of OLMo-core's `Config.as_config_dict` (a config is a dict of its fields and `_CLASS_`, the
-class to build; a field that is None is left out), so its own parser reads it: model, AdamW groups by globs, scheduler,
-clip, mesh, checkpoints. Embedding and residual multipliers are native there. What it lacks is in
-`templates/forerun_olmo_core.py`, whose classes the JSON names: a scale of q . k that a config can tell, the readout's
-multiplier, initial values of (seed, name), the data order of (seed, step), and the brakes.
+`run.json` is in the form of OLMo-core's `Config.as_config_dict` (a config is a dict of its fields
+and `_CLASS_`, the class to build; a field that is None is left out), so its own parser reads it:
+model, AdamW groups by globs, scheduler, clip, mesh, checkpoints. Embedding and residual multipliers
+are native there. What it lacks is in `templates/forerun_olmo_core.py`, whose classes the JSON
+names: a scale of q . k that a config can tell, the readout's multiplier, initial values of (seed,
+name), the data order of (seed, step), and the brakes.
 """
 
 from __future__ import annotations
@@ -50,14 +52,20 @@ NAME_PARTS = {
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus reader."""
+    """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus
+    reader.
+    """
     refuse("olmo-core", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
     notes = f"""
 # Checkpoints go to outputs/{decision.digest[:16]} in the folder where it is started, which all nodes must share.
 # If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` runs the same batch
-# one sequence at a time."""
+# one sequence at a time."""  # noqa: E501
     launch = corpus_run_script(
-        decision, f"OLMo-core {version}", command=f'"$here/{SCRIPT}" "$@"', notes=notes, setup=" OLMO_SHARED_FS=1"
+        decision,
+        f"OLMo-core {version}",
+        command=f'"$here/{SCRIPT}" "$@"',
+        notes=notes,
+        setup=" OLMO_SHARED_FS=1",
     )
     write_export(
         out_dir,
@@ -68,7 +76,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             "needs": {"ai2-olmo-core": version},
             "names": [[*pair] for pair in (HEAD_NAMES | NAME_PARTS).items()],
         },
-        programs={f"{MODULE}.py": f"{MODULE}.py", SCRIPT: "train_olmo_core.py", PROVE_FILE: "prove_olmo_core.py"},
+        programs={
+            f"{MODULE}.py": f"{MODULE}.py",
+            SCRIPT: "train_olmo_core.py",
+            PROVE_FILE: "prove_olmo_core.py",
+        },
         files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: launch},
     )
     return report("olmo-core", version, decision, _JUDGEMENTS)
@@ -87,16 +99,22 @@ def parameter_names(shape: Shape) -> dict[str, str]:
 def _problems(decision: Decision) -> dict[str, bool]:
     mesh, (share, microbatch) = decision.parallelism, rank_sequences(decision)
     return {
-        "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,
+        "abort.on_non_finite = false: must be true, this export never steps on NaN": decision.abort.on_non_finite,  # noqa: E501
         "proxy.decay_shape = 'sqrt': must be 'linear', OLMo-core has no such decay": (
             decision.learning_rate.schedule.decay_shape == "linear"
         ),
-        f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {counted(share, 'sequence')}": (
-            share % microbatch == 0
-        ),
+        (
+            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of "
+            f"{counted(share, 'sequence')}"
+        ): (share % microbatch == 0),
     } | {
-        f"{name} = {degree}: must be 1, this export is data parallel only; or export to torchtitan": degree == 1
-        for name, degree in (("tensor", mesh.tensor), ("pipeline", mesh.pipeline), ("context", mesh.context))
+        f"{name} = {degree}: must be 1, this export is data parallel only; or export to torchtitan": degree  # noqa: E501
+        == 1
+        for name, degree in (
+            ("tensor", mesh.tensor),
+            ("pipeline", mesh.pipeline),
+            ("context", mesh.context),
+        )
     }
 
 
@@ -111,17 +129,27 @@ def group_globs(decision: Decision) -> list[tuple[list[str], ParameterGroup]]:
 
 
 def _globs(names: list[str]) -> list[str]:
-    return [f"{before}*{after}" if after else before for before, after in dict.fromkeys(map(any_layer, names))]
+    return [
+        f"{before}*{after}" if after else before
+        for before, after in dict.fromkeys(map(any_layer, names))
+    ]
 
 
 def scheduler_config(schedule: Schedule) -> dict[str, Json]:
     """OLMo-core's schedulers for the same lr(t).
 
-    Its step s = t + 1. Warmup s / W is ours, but its decays are a step ahead: so the warmup's scheduler runs one step
-    longer, at the peak, and the decay's begins its count after that.
+    Its step s = t + 1. Warmup s / W is ours, but its decays are a step ahead: so the warmup's
+    scheduler runs one step longer, at the peak, and the decay's begins its count after that.
     """
-    warmup: dict[str, Json] = {**_config("optim.scheduler.ConstantWithWarmup"), "warmup": schedule.warmup_steps}
-    start = schedule.num_steps - schedule.decay_steps if schedule.kind == "wsd" else schedule.warmup_steps
+    warmup: dict[str, Json] = {
+        **_config("optim.scheduler.ConstantWithWarmup"),
+        "warmup": schedule.warmup_steps,
+    }
+    start = (
+        schedule.num_steps - schedule.decay_steps
+        if schedule.kind == "wsd"
+        else schedule.warmup_steps
+    )
     if schedule.kind == "constant" or start + 1 >= schedule.num_steps:
         return warmup
     kind = "CosWithWarmup" if schedule.kind == "cosine" else "LinearWithWarmup"
@@ -152,7 +180,11 @@ def run_config(decision: Decision) -> dict[str, Json]:
             **_config("train.config.TrainerConfig"),
             "save_folder": f"outputs/{decision.digest[:16]}",
             "save_overwrite": True,  # what a killed run left of a checkpoint must not stop it again
-            "max_duration": {**_config("train.common.Duration"), "value": num_steps, "unit": "steps"},
+            "max_duration": {
+                **_config("train.common.Duration"),
+                "value": num_steps,
+                "unit": "steps",
+            },
             "metrics_collect_interval": 1,
             "callbacks": {
                 "checkpointer": {
@@ -160,7 +192,8 @@ def run_config(decision: Decision) -> dict[str, Json]:
                     "save_interval": decision.checkpointing.every_steps,
                     "max_checkpoints": decision.checkpointing.keep,
                     "pre_train_checkpoint": False,
-                    # Saved in a thread, ranks record its time at different steps, and reducing metrics then hangs.
+                    # Saved in a thread, ranks record its time at different steps, and reducing
+                    # metrics then hangs.
                     "save_async": False,
                 },
                 "brakes": {"_CLASS_": f"{MODULE}.Brakes"},
@@ -174,7 +207,12 @@ def _config(path: str) -> dict[str, Json]:
 
 
 def _norm() -> dict[str, Json]:
-    return {**_config("nn.layer_norm.LayerNormConfig"), "name": "rms", "eps": NORM_EPS, "bias": False}
+    return {
+        **_config("nn.layer_norm.LayerNormConfig"),
+        "name": "rms",
+        "eps": NORM_EPS,
+        "bias": False,
+    }
 
 
 def _model(decision: Decision) -> dict[str, Json]:
@@ -212,7 +250,11 @@ def _model(decision: Decision) -> dict[str, Json]:
         "lm_head": {
             **_config("nn.lm_head.LMHeadConfig"),
             "bias": False,
-            "layer_norm": {**_norm(), "_CLASS_": f"{MODULE}.ScaledNormConfig", "multiplier": forward.output},
+            "layer_norm": {
+                **_norm(),
+                "_CLASS_": f"{MODULE}.ScaledNormConfig",
+                "multiplier": forward.output,
+            },
         },
     }
 
@@ -239,7 +281,10 @@ def _train_module(decision: Decision) -> dict[str, Json]:
         **({"param_dtype": "bfloat16"} if decision.precision == "bfloat16" else {}),
     }
     if mesh.data_parallel_replicate > 1:
-        data_parallel |= {"num_replicas": mesh.data_parallel_replicate, "shard_degree": mesh.data_parallel_shard}
+        data_parallel |= {
+            "num_replicas": mesh.data_parallel_replicate,
+            "shard_degree": mesh.data_parallel_shard,
+        }
     optimizer: dict[str, Json] = {**_config("optim.adamw.AdamWConfig"), "foreach": True}
     if OPTIMIZERS[decision.optimizer].rates_by_shape:
         optimizer = {"_CLASS_": f"{MODULE}.MuonConfig"}
@@ -259,7 +304,9 @@ def _train_module(decision: Decision) -> dict[str, Json]:
         told["max_grad_norm"] = decision.clip_norm
     if mesh.activation_checkpointing != "none":
         told["ac_config"] = {
-            **_config("train.train_module.transformer.config.TransformerActivationCheckpointingConfig"),
+            **_config(
+                "train.train_module.transformer.config.TransformerActivationCheckpointingConfig"
+            ),
             "mode": {"full": "full", "selective": "selected_ops"}[mesh.activation_checkpointing],
         }
     return told
@@ -269,20 +316,45 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "compiled": ("exact", "compile_model"),
     "shape.family": (
         "equivalent",
-        "OLMo-core's pre-norm blocks: rotary halves and base, norm eps, no document mask as forerun; angles in float32",
+        (
+            "OLMo-core's pre-norm blocks: rotary halves and base, norm eps, no document mask as "
+            "forerun; angles in float32"
+        ),
     ),
     "groups": ("exact", "group_overrides"),
-    "groups.pattern": ("equivalent", "rewritten as globs over OLMo-core's names; each parameter is in one group"),
-    "learning_rate": ("exact", "OLMo-core's own schedulers in sequence; they multiply in another order"),
+    "groups.pattern": (
+        "equivalent",
+        "rewritten as globs over OLMo-core's names; each parameter is in one group",
+    ),
+    "learning_rate": (
+        "exact",
+        "OLMo-core's own schedulers in sequence; they multiply in another order",
+    ),
     "clip_norm": ("exact", "torch's clipping by the norm of the whole gradient"),
-    "seed": ("exact", "sets initial values and data order; OLMo-core's own generators get it modulo 2**32"),
-    "precision": ("equivalent", "FSDP2 casts parameters for products; weights, reductions and moments are float32"),
-    "parallelism": ("exact", "FSDP2, or HSDP with replicas; tensor, pipeline and context other than 1 are refused"),
+    "seed": (
+        "exact",
+        "sets initial values and data order; OLMo-core's own generators get it modulo 2**32",
+    ),
+    "precision": (
+        "equivalent",
+        "FSDP2 casts parameters for products; weights, reductions and moments are float32",
+    ),
+    "parallelism": (
+        "exact",
+        "FSDP2, or HSDP with replicas; tensor, pipeline and context other than 1 are refused",
+    ),
     "parallelism.activation_checkpointing": (
         "equivalent",
-        "selective: OLMo-core chooses what it keeps and what it recomputes; the values stay the same",
+        (
+            "selective: OLMo-core chooses what it keeps and what it recomputes; the values stay "
+            "the "
+            "same"
+        ),
     ),
-    "checkpointing.every_steps": ("exact", "OLMo-core's own checkpoints: weights, optimizer and position in the data"),
+    "checkpointing.every_steps": (
+        "exact",
+        "OLMo-core's own checkpoints: weights, optimizer and position in the data",
+    ),
     "checkpointing.keep": (
         "equivalent",
         "counts the checkpoints of one start of the run; a resumed run leaves older ones",

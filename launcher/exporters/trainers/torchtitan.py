@@ -1,9 +1,11 @@
-"""The decision as a torchtitan run: a module with one config function, its numbers, the corpus reader, a command line.
+"""The decision as a torchtitan run: a module with one config function, its numbers, the corpus
+reader, a command line.
 
-torchtitan takes `--module M --config F`. The module (`templates/forerun_torchtitan.py`) builds torchtitan's own
-components from `forerun.json`: its Llama 3 blocks, per-pattern AdamW groups, scheduler, checkpoints. So the run starts
-from the embedded trainer's weights, sees its batches and takes its steps. `prove.py`, beside it, tells what torchtitan
-itself made of the numbers (launcher.exporters.proof).
+torchtitan takes `--module M --config F`. The module (`templates/forerun_torchtitan.py`) builds
+torchtitan's own components from `forerun.json`: its Llama 3 blocks, per-pattern AdamW groups,
+scheduler, checkpoints. So the run starts from the embedded trainer's weights, sees its batches and
+takes its steps. `prove.py`, beside it, tells what torchtitan itself made of the numbers
+(launcher.exporters.proof).
 """
 
 from __future__ import annotations
@@ -36,40 +38,54 @@ _MODULES = ("torchtitan.components.dataloader", "torchtitan.components.checkpoin
 
 def _problems(decision: Decision) -> dict[str, bool]:
     """What torchtitan refuses or gets wrong; read in its sources and tried (docs)."""
-    shape, mesh, stages = decision.shape, decision.parallelism, decision.learning_rate.schedule.batch_warmup_stages
+    shape, mesh, stages = (
+        decision.shape,
+        decision.parallelism,
+        decision.learning_rate.schedule.batch_warmup_stages,
+    )
     share, microbatch = rank_sequences(decision)
     return {
-        "abort.on_non_finite = false: must be true, torchtitan always stops at a loss that is not finite": (
-            decision.abort.on_non_finite
-        ),
+        (
+            "abort.on_non_finite = false: must be true, torchtitan always stops at a loss that is "
+            "not "
+            "finite"
+        ): (decision.abort.on_non_finite),
         f"batch_warmup_stages = {stages}: must be 1 (proxy.batch_warmup_fraction = 0), "
         "torchtitan's batch size is fixed": stages == 1,
-        f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} sequences": share
-        % microbatch
-        == 0,
-        f"launch.pipeline = {mesh.pipeline}: must be 1, torch up to 2.13 accepts no microbatches split by "
+        (
+            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} "
+            "sequences"
+        ): share % microbatch == 0,
+        f"launch.pipeline = {mesh.pipeline}: must be 1, torch up to 2.13 accepts no microbatches "
+        "split by "
         "torchtitan; or export to Megatron-LM": mesh.pipeline == 1,
-        f"launch.tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads
+        f"launch.tensor = {mesh.tensor} does not divide num_kv_heads = {shape.num_kv_heads}": shape.num_kv_heads  # noqa: E501
         % mesh.tensor
         == 0,
-        f"launch.tensor = {mesh.tensor} with optimizer = {decision.optimizer!r}: must be 1, its matrices must be "
-        "whole or in shards of rows": mesh.tensor == 1 or not OPTIMIZERS[decision.optimizer].rates_by_shape,
-        f"launch.tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout does not cover the "
+        f"launch.tensor = {mesh.tensor} with optimizer = {decision.optimizer!r}: must be 1, its "
+        "matrices must be "
+        "whole or in shards of rows": mesh.tensor == 1
+        or not OPTIMIZERS[decision.optimizer].rates_by_shape,
+        f"launch.tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout "
+        "does not cover the "
         "norms over heads": mesh.tensor == 1 or not shape.qk_norm,
-        f"seq_len = {shape.seq_len} must be a multiple of tensor = {mesh.tensor}, which splits it": shape.seq_len
+        f"seq_len = {shape.seq_len} must be a multiple of tensor = {mesh.tensor}, which splits it": shape.seq_len  # noqa: E501
         % mesh.tensor
         == 0,
-        f"launch.context = {mesh.context}: must be 1, this export is not proven under context parallelism (its "
+        f"launch.context = {mesh.context}: must be 1, this export is not proven under context "
+        "parallelism (its "
         "attention needs a GPU)": mesh.context == 1,
     }
 
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
-    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into `out_dir`."""
+    """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into
+    `out_dir`.
+    """
     refuse("torchtitan", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
     decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
     notes = """
-# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""
+# If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""  # noqa: E501
     command = f'-m torchtitan.train --module {MODULE} --config main_run "$@"'
     write_export(
         out_dir,
@@ -91,7 +107,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             "forerun_versions.py": "forerun_versions.py",
             PROVE_FILE: "prove_torchtitan.py",
         },
-        files={RUN_FILE: corpus_run_script(decision, f"torchtitan {version}", command=command, notes=notes)},
+        files={
+            RUN_FILE: corpus_run_script(
+                decision, f"torchtitan {version}", command=command, notes=notes
+            )
+        },
     )
     return report("torchtitan", version, decision, _JUDGEMENTS)
 
@@ -99,7 +119,8 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 def parameter_names(shape: Shape) -> dict[str, str]:
     """Each of our parameters' name in torchtitan."""
     return {
-        name: re.sub(r"\.attention\.(w[qkv])\.", r".attention.qkv_linear.\1.", name) for name in parameter_shapes(shape)
+        name: re.sub(r"\.attention\.(w[qkv])\.", r".attention.qkv_linear.\1.", name)
+        for name in parameter_shapes(shape)
     }
 
 
@@ -116,7 +137,8 @@ def group_patterns(decision: Decision) -> list[tuple[str, ParameterGroup]]:
 def _pattern(names: list[str]) -> str:
     parts = []
     for before, after in dict.fromkeys(map(any_layer, names)):
-        # Activation checkpointing puts `_checkpoint_wrapped_module` into the names the patterns are searched in.
+        # Activation checkpointing puts `_checkpoint_wrapped_module` into the names the patterns are
+        # searched in.
         parts.append(re.escape(before) + (r"\d+(?:\._\w+)*" + re.escape(after) if after else ""))
     return f"^(?:{'|'.join(parts)})$"
 
@@ -126,31 +148,55 @@ def _scheduler(schedule: Schedule) -> tuple[float | None, str]:
     if schedule.kind == "constant":
         return 0.0, "linear"
     if schedule.kind == "wsd":
-        return schedule.decay_steps / schedule.num_steps, schedule.decay_shape  # it rounds num_steps * ratio back
+        # it rounds num_steps * ratio back
+        return schedule.decay_steps / schedule.num_steps, schedule.decay_shape
     return None, schedule.kind
 
 
 _JUDGEMENTS: dict[str, Judgement] = {
     "shape.family": (
         "equivalent",
-        "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as in forerun; rotary angles in float32",
+        (
+            "Llama 3 blocks; rotary pairs and base, norm eps, no document mask as in forerun; "
+            "rotary "
+            "angles in float32"
+        ),
     ),
     "forward": ("exact", "the multipliers are modules of the model"),
     "compiled": (
         "exact",
-        "compile.enable; CUDA graphs on a GPU, unmeasured (FORERUN_CUDA_GRAPHS=0: none); FORERUN_DETERMINISTIC=1: slow",
+        (
+            "compile.enable; CUDA graphs on a GPU, unmeasured (FORERUN_CUDA_GRAPHS=0: none); "
+            "FORERUN_DETERMINISTIC=1: slow"
+        ),
     ),
-    "groups.pattern": ("equivalent", "rewritten for torchtitan's parameter names; each parameter matches one pattern"),
+    "groups.pattern": (
+        "equivalent",
+        "rewritten for torchtitan's parameter names; each parameter matches one pattern",
+    ),
     "learning_rate": ("exact", "torchtitan's own scheduler gives the table bit for bit"),
     "clip_norm": ("exact", "torch's clip_grad_norm_; an infinite norm is no clipping"),
     "seed": ("exact", "sets initial values and data order; torchtitan's own generator gets it too"),
-    "precision": ("equivalent", "FSDP casts parameters for products; weights, reductions and moments stay in float32"),
+    "precision": (
+        "equivalent",
+        "FSDP casts parameters for products; weights, reductions and moments stay in float32",
+    ),
     "parallelism": ("exact", "pipeline and context other than 1 are refused"),
     "parallelism.activation_checkpointing": (
         "equivalent",
-        "selective: torchtitan chooses what it keeps and what it recomputes; the values stay the same",
+        (
+            "selective: torchtitan chooses what it keeps and what it recomputes; the values stay "
+            "the "
+            "same"
+        ),
     ),
-    "checkpointing": ("exact", "torchtitan's own asynchronous checkpoints of weights and optimizer"),
+    "checkpointing": (
+        "exact",
+        "torchtitan's own asynchronous checkpoints of weights and optimizer",
+    ),
     "abort.on_non_finite": ("exact", "a gradient that is not finite raises before the step"),
-    "abort.train_loss_above_nats": ("equivalent", "raises after that step's update, before the next save"),
+    "abort.train_loss_above_nats": (
+        "equivalent",
+        "raises after that step's update, before the next save",
+    ),
 }

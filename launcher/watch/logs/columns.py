@@ -1,6 +1,8 @@
-"""A run's metrics as arrays over its logged steps: what every statistic of the watch reads, wherever it came from.
+"""A run's metrics as arrays over its logged steps: what every statistic of the watch reads,
+wherever it came from.
 
-What a source does not have is NaN, or None where it never had it. Columns are named as in `launcher.base.metrics`.
+What a source does not have is NaN, or None where it never had it. Columns are named as in
+`launcher.base.metrics`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class LogColumns:
     header: Header | None = None
     """The header of the newest attempt."""
     newest_at: float | None = None
-    """When the newest line was written, in seconds since 1970; None where the source does not say."""
+    """When the newest line was written, in seconds since 1970; None where the source does not
+    say."""
 
     def __len__(self) -> int:
         """Logged steps."""

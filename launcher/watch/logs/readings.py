@@ -1,5 +1,5 @@
-"""A main run's metrics from wherever they are. What is odd in a log becomes a note, not an error; a log that names
-another config is an error.
+"""A main run's metrics from wherever they are. What is odd in a log becomes a note, not an error; a
+log that names another config is an error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, units_agr
 
 # The rows of a log's files as one run's columns, and what is odd about them.
 #
-# Nothing here is fatal: what cannot be used is ignored, counted, and noted. Of what one step logged twice, as after a
-# trainer's own resume, the later counts. A run that was rolled back or started again has not made the steps beyond:
-# they go, and are no fault.
+# Nothing here is fatal: what cannot be used is ignored, counted, and noted. Of what one step logged
+# twice, as after a trainer's own resume, the later counts. A run that was rolled back or started
+# again has not made the steps beyond: they go, and are no fault.
 
 _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
 _TO = {"started": STEP, "rolled_back": "to_step"}
@@ -44,8 +44,8 @@ _TO = {"started": STEP, "rolled_back": "to_step"}
 _MAX_UNIX_SECONDS = 1e11
 """Maximum time in seconds since 1970 (the year 5138); a larger number is in another unit."""
 _AGAIN, _NULL, _BAD = "again", "null", "bad"
-"""Counts that are kept with a step's columns: losses after the first, null losses, and losses that are not numbers,
-null included."""
+"""Counts that are kept with a step's columns: losses after the first, null losses, and losses that
+are not numbers, null included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,8 +66,12 @@ class _Steps:
         self.cells: dict[int, dict[str, float]] = defaultdict(dict)
         self.ranks: dict[int, list[float]] = {}
 
-    def add(self, step: int, row: Row, names: Mapping[str, str], factors: Mapping[str, float]) -> int:
-        """Add a row of a step, and return the number of its values that are impossible and left out."""
+    def add(
+        self, step: int, row: Row, names: Mapping[str, str], factors: Mapping[str, float]
+    ) -> int:
+        """Add a row of a step, and return the number of its values that are impossible and left
+        out.
+        """
         num_impossible = 0
         cells = self.cells[step]
         if (loss := names.get(LOSS)) in row:
@@ -99,8 +103,8 @@ class _Steps:
     def losses(self, validated: Mapping[int, float]) -> dict[int, float]:
         """Steps with a training loss, ascending; NaN is one that is no number.
 
-        Null is how strict JSON writes NaN, but also how a column without a value is written: it counts where no number
-        came after it, and no validation loss stands beside it.
+        Null is how strict JSON writes NaN, but also how a column without a value is written: it
+        counts where no number came after it, and no validation loss stands beside it.
         """
         newest = max((step for step, cells in self.cells.items() if LOSS in cells), default=0)
         found = {}
@@ -112,7 +116,11 @@ class _Steps:
 
 
 def gather(
-    files: Sequence[Sequence[Row]], keys: ColumnNames, num_steps: int, num_ranks: int, newest_at: float | None
+    files: Sequence[Sequence[Row]],
+    keys: ColumnNames,
+    num_steps: int,
+    num_ranks: int,
+    newest_at: float | None,
 ) -> GatheredRun:
     """The run so far.
 
@@ -127,7 +135,12 @@ def gather(
     odd, made, events = Counter[str](), _Steps(), list[Row]()
     at, loss = names.get(STEP, ""), names.get(LOSS, "")
     from_zero = counts_from_zero(
-        {step for rows in files for row, step, _ in _stepped(rows, at, loss) if step is not None and loss in row},
+        {
+            step
+            for rows in files
+            for row, step, _ in _stepped(rows, at, loss)
+            if step is not None and loss in row
+        },
         num_steps,
     )
     for row, step, is_event in (each for rows in files for each in _stepped(rows, at, loss)):
@@ -147,18 +160,33 @@ def gather(
             elif done:  # what is logged at step 0 was measured before the first
                 odd["beyond"] += 1
     odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_BAD)
-    validated = {step: value for step, cells in sorted(made.cells.items())
-                 if math.isfinite(value := cells.get(VALIDATION, math.nan))}  # fmt: skip
+    validated = {
+        step: value
+        for step, cells in sorted(made.cells.items())
+        if math.isfinite(value := cells.get(VALIDATION, math.nan))
+    }
     losses, begun = made.losses(validated), headers(events)
     rank_steps, rank_seconds = _ranks(made.ranks)
     columns = LogColumns(
-        steps=_floats(losses), train_loss_nats=_floats(losses.values()), line_steps=_floats(sorted(made.cells)),
-        validation_steps=_floats(validated), validation_loss_nats=_floats(validated.values()),
-        rank_steps=rank_steps, rank_seconds=rank_seconds,
-        events=events, header=begun[-1] if begun else None, newest_at=newest_at,
-        **{name: _scalar([made.cells[step].get(name, math.nan) for step in losses], names.get(name, ""), num_ranks)
-           for name in SCALARS},
-    )  # fmt: skip
+        steps=_floats(losses),
+        train_loss_nats=_floats(losses.values()),
+        line_steps=_floats(sorted(made.cells)),
+        validation_steps=_floats(validated),
+        validation_loss_nats=_floats(validated.values()),
+        rank_steps=rank_steps,
+        rank_seconds=rank_seconds,
+        events=events,
+        header=begun[-1] if begun else None,
+        newest_at=newest_at,
+        **{
+            name: _scalar(
+                [made.cells[step].get(name, math.nan) for step in losses],
+                names.get(name, ""),
+                num_ranks,
+            )
+            for name in SCALARS
+        },
+    )
     return GatheredRun(columns=columns, names=names, odd=odd)
 
 
@@ -169,7 +197,9 @@ def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int
     """
     step = None
     for row in rows:
-        is_event = isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
+        is_event = (
+            isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
+        )
         if at in row and not is_event:
             found = to_number(row[at])
             step = int(found) if found is not None and found >= 0 and found.is_integer() else None
@@ -178,7 +208,9 @@ def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int
 
 def _says(row: Row, names: Mapping[str, str]) -> bool:
     """Whether a row says anything of its step."""
-    return any(to_number(row.get(name)) is not None for column, name in names.items() if column != STEP)
+    return any(
+        to_number(row.get(name)) is not None for column, name in names.items() if column != STEP
+    )
 
 
 def _floats(values: Iterable[float]) -> Floats:
@@ -252,7 +284,9 @@ class LogReading:
 class LogReader:
     """Follows one run."""
 
-    def __init__(self, source: RowSource, keys: ColumnNames, digest: str, num_steps: int, num_ranks: int = 1) -> None:
+    def __init__(
+        self, source: RowSource, keys: ColumnNames, digest: str, num_steps: int, num_ranks: int = 1
+    ) -> None:
         """`num_steps` and `num_ranks` are those of the frozen config."""
         self._source, self._keys, self._digest = source, keys, digest
         self._num_steps, self._num_ranks = num_steps, num_ranks
@@ -271,16 +305,20 @@ class LogReader:
         times = [to_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
         known = [at for at in times if at is not None and 0 < at < _MAX_UNIX_SECONDS]
         newest_at = max(known, default=log.newest_at)
-        found = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
+        found = gather(
+            [*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at
+        )
         names_digest = any(event["event"] == "started" for event in found.columns.events)
         notes = [*log.notes, *self._notes(found, log.there)]
         if any(log.files.values()) and not names_digest:
             notes.append("the log names no config: it is taken to be this config's")
         return LogReading(
-            columns=found.columns, notes=tuple(notes), names_digest=names_digest,
+            columns=found.columns,
+            notes=tuple(notes),
+            names_digest=names_digest,
             ending=_ending(found.columns.events),
             why_empty=_why_empty(log),
-        )  # fmt: skip
+        )
 
     def _check(self, log: Log) -> None:
         for name, rows in log.files.items():
@@ -288,8 +326,10 @@ class LogReader:
             others = dict.fromkeys(digest for digest in started if digest != self._digest)
             if others:
                 raise OtherRunError(
-                    f"{name} belongs to the config {', '.join(f'{digest[:16]}...' for digest in others)}, and this one "
-                    f"is {self._digest[:16]}...: it is not judged; name this run's log with --metrics"
+                    f"{name} belongs to the config "
+                    f"{', '.join(f'{digest[:16]}...' for digest in others)}, and this one "
+                    f"is {self._digest[:16]}...: it is not judged; name this run's log with "
+                    "--metrics"
                 )
 
     def _notes(self, found: GatheredRun, there: Collection[str]) -> list[str]:
@@ -297,21 +337,31 @@ class LogReader:
         names, odd = found.names, found.odd
         said = [
             texts[odd[what] > 1].format(n=odd[what], top=self._num_steps)
-            for what, texts in _SENTENCES.items() if odd[what]
-        ]  # fmt: skip
-        said += [_missing(column, self._keys, there) for column in (STEP, LOSS) if there and column not in names]
+            for what, texts in _SENTENCES.items()
+            if odd[what]
+        ]
+        said += [
+            _missing(column, self._keys, there)
+            for column in (STEP, LOSS)
+            if there and column not in names
+        ]
         said += _compare_units(found.columns)
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]
         if absent and LOSS in names:
             said.append(f"the log has no {' and no '.join(absent)}: alerts that need it are off")
         speed, num_ranks = names.get(TOKENS_PER_SECOND, ""), self._num_ranks
         if speed in PER_DEVICE and num_ranks > 1:
-            said.append(f"the log's {speed!r} is per device: multiplied by {num_ranks}, the ranks of the frozen config")
+            said.append(
+                f"the log's {speed!r} is per device: multiplied by {num_ranks}, the ranks of the "
+                "frozen config"
+            )
         return said
 
 
 def _compare_units(columns: LogColumns) -> list[str]:
-    """Return a warning if the last validation loss and the training loss near it seem to have different units."""
+    """Return a warning if the last validation loss and the training loss near it seem to have
+    different units.
+    """
     if not len(columns.validation_steps) or not len(columns):
         return []
     step, validation = columns.validation_steps[-1], float(columns.validation_loss_nats[-1])
@@ -321,7 +371,8 @@ def _compare_units(columns: LogColumns) -> list[str]:
         return []
     warning = (
         f"the validation loss at step {step:.0f} is {validation:.4g} and the training loss near it "
-        f"{float(np.median(near)):.4g}: are both in nats per token? A plan declares other units: {UNIT_KEYS}"
+        f"{float(np.median(near)):.4g}: are both in nats per token? A plan declares other units: "
+        f"{UNIT_KEYS}"
     )
     return [warning]
 
@@ -338,7 +389,10 @@ def _why_empty(log: Log) -> str:
 def _missing(column: str, keys: ColumnNames, there: Collection[str]) -> str:
     option = {STEP: "--step-key", LOSS: "--train-loss-key"}[column]
     held = ", ".join(sorted(there)[:20])
-    return f"the log has no {column} (tried: {keys.told(column)}); it has {held}; name the column with {option}"
+    return (
+        f"the log has no {column} (tried: {keys.told(column)}); it has {held}; name the column "
+        f"with {option}"
+    )
 
 
 def _ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:
@@ -347,6 +401,8 @@ def _ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:
         return None
     names = {field.name for field in fields(AttemptEnd)}
     try:
-        return canon.decode(AttemptEnd, {key: value for key, value in events[-1].items() if key in names})
+        return canon.decode(
+            AttemptEnd, {key: value for key, value in events[-1].items() if key in names}
+        )
     except canon.CanonError:
         return None

@@ -1,6 +1,7 @@
 """Where the rows of a run's log come from: files, which others still write, or a run of W&B online.
 
-Files are read whole at every look, so that what was cut, replaced, rewound or came late needs no thought.
+Files are read whole at every look, so that what was cut, replaced, rewound or came late needs no
+thought.
 """
 
 from __future__ import annotations
@@ -25,9 +26,18 @@ READ_BYTES = 2**20
 LEAST_SECONDS = 30.0
 """Between two looks at W&B online: each asking starts a process and takes seconds."""
 NUM_RANK_LINES = 1024
-"""Times of all ranks are kept of so many newest lines; of all lines of a large run they would fill the memory."""
+"""Times of all ranks are kept of so many newest lines; of all lines of a large run they would fill
+the memory."""
 _RANKS = "rank_seconds"
-_EVENT_FIELDS = ("event", "to_step", "skipped_sequences", "wait_seconds", "difference", "reason", "exit_code")
+_EVENT_FIELDS = (
+    "event",
+    "to_step",
+    "skipped_sequences",
+    "wait_seconds",
+    "difference",
+    "reason",
+    "exit_code",
+)
 _OURS = frozenset({*_EVENT_FIELDS, _RANKS, *(field.name for field in fields(metrics.Header))})
 _ONLINE = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
@@ -68,7 +78,9 @@ class RowSource(Protocol):
 
 
 class Files:
-    """A log file, or the logs in a folder: forerun's own, or else those of the first of `_PATTERNS` that has files."""
+    """A log file, or the logs in a folder: forerun's own, or else those of the first of `_PATTERNS`
+    that has files.
+    """
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.path, self._wanted = path, wanted
@@ -78,7 +90,10 @@ class Files:
         log, paths = Log(), self._found()
         if len(paths) > 1 and (kind := paths[0].suffix) in (".jsonl", ".csv", ".log"):
             held = ", ".join(map(self._name, paths[:8]))
-            log.notes.append(f"{self.path} holds {len(paths)} {kind} files ({held}): name the run's with --metrics")
+            log.notes.append(
+                f"{self.path} holds {len(paths)} {kind} files ({held}): name the run's with "
+                "--metrics"
+            )
             return log
         for path in paths:
             with contextlib.suppress(FileNotFoundError):  # since it was found
@@ -96,7 +111,9 @@ class Files:
         try:
             while not reader.at_end:
                 # A line's names are its own: as many copies would take more room than the numbers.
-                portion = [{sys.intern(key): row[key] for key in row} for row in reader.read(READ_BYTES)]
+                portion = [
+                    {sys.intern(key): row[key] for key in row} for row in reader.read(READ_BYTES)
+                ]
                 rows += portion
                 with_ranks += (row for row in portion if _RANKS in row)
                 while len(with_ranks) > NUM_RANK_LINES:
@@ -111,7 +128,10 @@ class Files:
         if last:
             rows += reader.end()
             if reader.complaint != complaint:
-                log.notes.append(f"{name}: its last line is cut short (it is being written, or its writer was killed)")
+                log.notes.append(
+                    f"{name}: its last line is cut short (it is being written, or its writer was "
+                    "killed)"
+                )
         if not rows and not reader.names and (line := read_first_line(path)):
             log.unknown = describe_unknown(path, line)
 
@@ -119,7 +139,9 @@ class Files:
         """The name of a file, in a folder its way there: two may have one name."""
         if path == self.path:
             return path.name
-        home = next((home for home in (self.path, self.path.resolve()) if path.is_relative_to(home)), None)
+        home = next(
+            (home for home in (self.path, self.path.resolve()) if path.is_relative_to(home)), None
+        )
         return str(path.relative_to(home) if home else path)
 
     def _found(self) -> list[Path]:
@@ -163,7 +185,8 @@ class OnlineRun:
 
 
 def source_of(where: str, keys: ColumnNames) -> RowSource:
-    """What a `--metrics` names: a file, a folder, or a run of W&B as `entity/project/run` or by its address.
+    """What a `--metrics` names: a file, a folder, or a run of W&B as `entity/project/run` or by its
+    address.
 
     Args:
         where: as typed; a path that exists is one, and so is what does not look like a run of W&B.

@@ -1,13 +1,18 @@
 """Readers of CSV logs, of `trainer_state.json`, and of the lines of text that trainers print.
 
-Rows have the names and units of `launcher.watch.logs.keys`. The formats are those of the trainers' sources:
+Rows have the names and units of `launcher.watch.logs.keys`. The formats are those of the trainers'
+sources:
 
-- llm.c, llmc/logger.h, `main.log`: `s:STEP trl:LOSS lr:RATE norm:NORM` and `s:STEP tel:VALIDATION_LOSS`.
-- modded-nanogpt, train_gpt.py: `step:STEP/STEPS val_loss:LOSS train_time:MSms`, in earlier versions also `train_loss`.
-- nanotron, trainer.py and logging: `iteration: STEP / STEPS | lm_loss: LOSS | ...`, with 4.1K for 4,100.
-- Megatron-LM, training/training.py: ` iteration STEP/ STEPS | lm loss: LOSS | ...`, and `validation loss at iteration
-  STEP | lm loss value: LOSS | ...`.
-- Hugging Face transformers, trainer_callback.py: `log_history` of `trainer_state.json`, a list of objects.
+- llm.c, llmc/logger.h, `main.log`: `s:STEP trl:LOSS lr:RATE norm:NORM` and `s:STEP
+  tel:VALIDATION_LOSS`.
+- modded-nanogpt, train_gpt.py: `step:STEP/STEPS val_loss:LOSS train_time:MSms`, in earlier versions
+  also `train_loss`.
+- nanotron, trainer.py and logging: `iteration: STEP / STEPS | lm_loss: LOSS | ...`, with 4.1K for
+  4,100.
+- Megatron-LM, training/training.py: ` iteration STEP/ STEPS | lm loss: LOSS | ...`, and `validation
+  loss at iteration STEP | lm loss value: LOSS | ...`.
+- Hugging Face transformers, trainer_callback.py: `log_history` of `trainer_state.json`, a list of
+  objects.
 """
 
 from __future__ import annotations
@@ -25,7 +30,10 @@ from proxies.core.tables.numerals import to_number
 from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
 from proxies.external.metric_files import rows_of
 
-KNOWN = "JSON Lines, CSV, trainer_state.json, or lines of llm.c, modded-nanogpt, nanotron or Megatron-LM"
+KNOWN = (
+    "JSON Lines, CSV, trainer_state.json, or lines of llm.c, modded-nanogpt, nanotron or "
+    "Megatron-LM"
+)
 """Kinds of logs that are recognized by their content, for messages."""
 _SNIFFED_BYTES, _SHOWN_CHARACTERS = 2**16, 80
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xfd7zXZ")  # gzip, zstd, zip, xz
@@ -50,7 +58,8 @@ _NAMES = {
 _SPACED = re.compile(r"(?:s|step):(\d+)(?:/\d+)?((?:\s+[\w./-]+:\S+)+)\s*")
 _BARRED = re.compile(r"(?:^|\s)(?:validation loss at )?iteration:?\s*(\d+)\s*(?:/\s*\d+)?\s*\|(.*)")
 _ARRAY = re.compile(r"\s*\[\s*(\{|$)")
-"""Beginning of a JSON array of objects; `[2026-01-31 10:00:00]` or `[rank0]:` begins a line of text."""
+"""Beginning of a JSON array of objects; `[2026-01-31 10:00:00]` or `[rank0]:` begins a line of
+text."""
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -67,13 +76,18 @@ def read_first_line(path: Path) -> str:
 
 
 def describe_unknown(path: Path, line: str) -> str:
-    """Return a message that a file is not a log: the first unreadable line, and the kinds of logs that are read."""
+    """Return a message that a file is not a log: the first unreadable line, and the kinds of logs
+    that are read.
+    """
     with open_plain(path) as file:
         start = file.read(8)
     if start.startswith(_PACKED):
         return f"{path.name} is compressed: unpack it, and name the unpacked file with --metrics"
     shown = repr(line[:_SHOWN_CHARACTERS]) + ("..." if len(line) > _SHOWN_CHARACTERS else "")
-    return f"{path.name} is no log that forerun knows ({KNOWN}); the first line it cannot read: {shown}"
+    return (
+        f"{path.name} is no log that forerun knows ({KNOWN}); the first line it cannot read: "
+        f"{shown}"
+    )
 
 
 def open_log(path: Path, wanted: frozenset[str]) -> Rows:
@@ -98,7 +112,9 @@ def open_log(path: Path, wanted: frozenset[str]) -> Rows:
 
 
 def _find_delimiter(line: str, wanted: Set[str]) -> str:
-    """Return the delimiter of a table's header; empty if the line is not a header with a wanted name."""
+    """Return the delimiter of a table's header; empty if the line is not a header with a wanted
+    name.
+    """
     for delimiter in _DELIMITERS:
         cells = _split(line, delimiter)
         if len(cells) > 1 and wanted & set(cells):
@@ -116,7 +132,9 @@ class _Lines(Rows):
     def _take(self, rows: list[dict[str, object]]) -> None:
         *lines, self._pending = self._pending.split(b"\n")
         if len(self._pending) > MAX_PENDING_BYTES:
-            raise MetricsError(f"no end of line within {MAX_PENDING_BYTES} bytes: this is not a log")
+            raise MetricsError(
+                f"no end of line within {MAX_PENDING_BYTES} bytes: this is not a log"
+            )
         for line in lines:
             self._add(line, rows)
 
@@ -159,8 +177,14 @@ class CsvLines(_Lines):
             return {}
         if len(cells) != len(self._header):
             self._num_ragged += 1
-            lines = "1 line does" if self._num_ragged == 1 else f"{counted(self._num_ragged, 'line')} do"
-            self.complaint = f"{lines} not have the {counted(len(self._header), 'cell')} of the header"
+            lines = (
+                "1 line does"
+                if self._num_ragged == 1
+                else f"{counted(self._num_ragged, 'line')} do"
+            )
+            self.complaint = (
+                f"{lines} not have the {counted(len(self._header), 'cell')} of the header"
+            )
             return {}
         return {name: cell for name, cell in zip(self._header, cells, strict=True) if cell}
 

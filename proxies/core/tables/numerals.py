@@ -1,7 +1,8 @@
-"""Numbers as people write them: plain, with a suffix, with thousands separators, with a decimal comma.
+"""Numbers as people write them: plain, with a suffix, with thousands separators, with a decimal
+comma.
 
-A number with two readings is never guessed: a comma is read only where the column, or the delimiter of the file, leaves
-one reading.
+A number with two readings is never guessed: a comma is read only where the column, or the delimiter
+of the file, leaves one reading.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from decimal import Decimal
 from typing import Literal
 
 NumberKind = Literal["amount", "whole", "real"]
-"""Spelling that a column's numbers may have: an amount with a suffix or with thousands separators, a whole number with
-thousands separators, and any other number with neither."""
+"""Spelling that a column's numbers may have: an amount with a suffix or with thousands separators,
+a whole number with thousands separators, and any other number with neither."""
 SUFFIX_POWERS = {
     "k": 3,
     "thousand": 3,
@@ -35,17 +36,19 @@ SUFFIX_POWERS = {
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
 _WITH_SUFFIX = re.compile(r"(.*[0-9.])\s*([a-z]+)", re.IGNORECASE)
-_GROUPS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:([\s'\u2019_])[0-9]{3}(?:\1[0-9]{3})*|(?:\.[0-9]{3}){2,})")
-"""Groups of three digits whose separators have one reading: spaces, apostrophes, underscores, and dots from the second
-on."""
+_GROUPS = re.compile(
+    r"[+-]?[1-9][0-9]{0,2}(?:([\s'\u2019_])[0-9]{3}(?:\1[0-9]{3})*|(?:\.[0-9]{3}){2,})"
+)
+"""Groups of three digits whose separators have one reading: spaces, apostrophes, underscores, and
+dots from the second on."""
 _GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 
 
 def parse_number(text: str) -> float | None:
     """Return the number that a text spells, NaN and infinity included; None if it spells none.
 
-    1_000 and digits that are not ASCII are numbers to Python alone, and 1e400 is a finite number that no float holds:
-    all are None.
+    1_000 and digits that are not ASCII are numbers to Python alone, and 1e400 is a finite number
+    that no float holds: all are None.
     """
     try:
         number = float(text)
@@ -57,7 +60,9 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_amount(text: str) -> float | None:
-    """Return the number that a text spells, also with a suffix, or in groups of three: `53.3M`, `53 300 000`."""
+    """Return the number that a text spells, also with a suffix, or in groups of three: `53.3M`, `53
+    300 000`.
+    """
     mantissa, power = _split_suffix(text.strip())
     if _GROUPS.fullmatch(mantissa):
         mantissa = _join_groups(mantissa)
@@ -74,10 +79,12 @@ def _join_groups(text: str) -> str:
 
 
 def to_number(cell: object) -> float | None:
-    """Return a cell of a table, or a value of a log, as a float; None for what is missing or no number.
+    """Return a cell of a table, or a value of a log, as a float; None for what is missing or no
+    number.
 
-    Booleans, lists and objects are no numbers, and a text is one only if it spells one: strict JSON writers and W&B log
-    "NaN" and "Infinity". Sums of whole numbers come out of a database as decimals in Parquet.
+    Booleans, lists and objects are no numbers, and a text is one only if it spells one: strict JSON
+    writers and W&B log "NaN" and "Infinity". Sums of whole numbers come out of a database as
+    decimals in Parquet.
     """
     if isinstance(cell, str):
         return parse_number(cell)
@@ -98,20 +105,24 @@ class NumberColumn:
     values: Sequence[float | None]
     """Value of each cell; None if the cell is missing or not a number."""
     doubt: str = ""
-    """Both readings of the column's commas, where nothing in it decides between them; empty if there is no doubt."""
+    """Both readings of the column's commas, where nothing in it decides between them; empty if
+    there is no doubt."""
     uses_dots_for_thousands: bool = False
-    """Whether the column proves that a dot of this table, if there is one, separates thousands: by its decimal commas,
-    or by a number with two dots."""
+    """Whether the column proves that a dot of this table, if there is one, separates thousands: by
+    its decimal commas, or by a number with two dots."""
 
 
-def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas: bool) -> NumberColumn:
+def read_numbers(
+    cells: Sequence[object], kind: NumberKind, *, splits_at_commas: bool
+) -> NumberColumn:
     """Read a column of cells as numbers.
 
     Args:
         cells: The column.
         kind: Kind of its numbers.
-        splits_at_commas: Whether the table's cells are separated by commas, so that a comma inside a cell was quoted.
-            Such a comma can only separate thousands. In other tables the column must prove what its commas are.
+        splits_at_commas: Whether the table's cells are separated by commas, so that a comma inside
+            a cell was quoted. Such a comma can only separate thousands. In other tables the column
+            must prove what its commas are.
 
     Returns:
         The numbers, and any doubt about them.
@@ -125,22 +136,30 @@ def read_numbers(cells: Sequence[object], kind: NumberKind, *, splits_at_commas:
     }
     if not any(texts.values()):
         return NumberColumn(values=values)
-    mantissas = {place: _strip_suffix(text) if kind == "amount" else text for place, text in texts.items()}
+    mantissas = {
+        place: _strip_suffix(text) if kind == "amount" else text for place, text in texts.items()
+    }
     with_comma = {place: text for place, text in mantissas.items() if "," in text}
-    doubt, is_decimal, is_thousands = _judge_commas(list(with_comma.values()), kind, splits_at_commas=splits_at_commas)
+    doubt, is_decimal, is_thousands = _judge_commas(
+        list(with_comma.values()), kind, splits_at_commas=splits_at_commas
+    )
     pattern = _DECIMAL_COMMA if is_decimal else _THOUSANDS if is_thousands else None
     for place, text in texts.items():
         if place not in with_comma:
             values[place] = parse(text)
         elif pattern is not None and pattern.fullmatch(mantissas[place]):
             values[place] = parse(text.replace(",", "." if is_decimal else ""))
-    groups_by_dots = kind != "real" and any("." in text and _GROUPS.fullmatch(text) for text in mantissas.values())
+    groups_by_dots = kind != "real" and any(
+        "." in text and _GROUPS.fullmatch(text) for text in mantissas.values()
+    )
     if is_decimal or groups_by_dots:  # any other dot of the column may separate thousands too
         for place, cell in enumerate(cells):
             if isinstance(cell, str) and "." in cell and "," not in cell:
                 joined = groups_by_dots and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip()))
                 values[place] = parse(cell.strip().replace(".", "")) if joined else None
-    return NumberColumn(values=values, doubt=doubt, uses_dots_for_thousands=is_decimal or groups_by_dots)
+    return NumberColumn(
+        values=values, doubt=doubt, uses_dots_for_thousands=is_decimal or groups_by_dots
+    )
 
 
 def has_grouped_dot(cell: object) -> bool:
@@ -159,8 +178,12 @@ def _split_suffix(text: str) -> tuple[str, int]:
     return (match[1], power) if match and power else (text, 0)
 
 
-def _judge_commas(texts: list[str], kind: NumberKind, *, splits_at_commas: bool) -> tuple[str, bool, bool]:
-    """Return (doubt about a column's commas, whether they are decimal, whether they separate thousands)."""
+def _judge_commas(
+    texts: list[str], kind: NumberKind, *, splits_at_commas: bool
+) -> tuple[str, bool, bool]:
+    """Return (doubt about a column's commas, whether they are decimal, whether they separate
+    thousands).
+    """
     decimal = {text for text in texts if _DECIMAL_COMMA.fullmatch(text)}
     thousands = {text for text in texts if _THOUSANDS.fullmatch(text)}
     if not decimal and not thousands:
@@ -174,7 +197,8 @@ def _judge_commas(texts: list[str], kind: NumberKind, *, splits_at_commas: bool)
     as_thousands = text.replace(",", "") if text in thousands else "no number"
     as_decimal = text.replace(",", ".") if text in decimal else "no number"
     doubt = (
-        f"{text!r} is {as_thousands} if a comma separates thousands and {as_decimal} if it is a decimal comma: "
+        f"{text!r} is {as_thousands} if a comma separates thousands and {as_decimal} if it is a "
+        "decimal comma: "
         "write the column's numbers with a dot, and without separators"
     )
     return doubt, False, False

@@ -1,7 +1,8 @@
-"""A table of runs in a file, from a pipe, or in memory: its rows of cells, which are not yet read as numbers.
+"""A table of runs in a file, from a pipe, or in memory: its rows of cells, which are not yet read
+as numbers.
 
-Rows of text are numbered by line, so that the first row below the header of a `.csv` is row 2. The first record of a
-`.parquet` file is row 2 as well; rows in memory count from 0.
+Rows of text are numbered by line, so that the first row below the header of a `.csv` is row 2. The
+first record of a `.parquet` file is row 2 as well; rows in memory count from 0.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from proxies.core.canon import parse_deep
 from proxies.core.errors import InputError
 from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain
-from proxies.core.tables.delimited import SPACES, DelimitedError, decode_text, find_delimiter, split_rows
+from proxies.core.tables.delimited import (
+    SPACES,
+    DelimitedError,
+    decode_text,
+    find_delimiter,
+    split_rows,
+)
 
 Rows = list[tuple[int, dict[str, object]]]
 """(row number, cells by column) of each row; a missing cell is not in the mapping."""
@@ -43,7 +50,9 @@ _PIPE_FOLDERS = ("/dev/fd", "/proc/self/fd")
 class TableError(InputError):
     """A table that cannot be used as it is."""
 
-    def __init__(self, problems: Sequence[str], bad_cells: Sequence[str] = (), *, name: str = "") -> None:
+    def __init__(
+        self, problems: Sequence[str], bad_cells: Sequence[str] = (), *, name: str = ""
+    ) -> None:
         """Describe all problems of the table, and the first few bad cells.
 
         Args:
@@ -92,11 +101,13 @@ Source = Path | Cells
 def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> Cells:
     """Read a table from a file with one of `SUFFIXES`, or from a pipe.
 
-    The suffix `.csv`, `.tsv`, `.jsonl` or `.parquet` decides the format; else, and of a pipe, the content does.
+    The suffix `.csv`, `.tsv`, `.jsonl` or `.parquet` decides the format; else, and of a pipe, the
+    content does.
 
     Args:
         path: The file or pipe; cells that were already read are returned unchanged.
-        is_wanted: Predicate on the names of a `.parquet` file's columns to read; None for all columns.
+        is_wanted: Predicate on the names of a `.parquet` file's columns to read; None for all
+            columns.
 
     Raises:
         FormatError: The file is of another kind, or cannot be read.
@@ -106,7 +117,8 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
     if not _is_pipe(path) and path.suffix.lower() not in SUFFIXES:
         raise FormatError(
             path,
-            f"cannot be read: the suffix {path.suffix!r} is unknown: must be one of {', '.join(SUFFIXES)}",
+            f"cannot be read: the suffix {path.suffix!r} is unknown: must be one of "
+            f"{', '.join(SUFFIXES)}",
         )
     try:
         with _open_table(path) as file:
@@ -114,7 +126,9 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
     except OSError as error:
         raise FormatError(path, f"cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_TABLE_BYTES:
-        raise FormatError(path, f"has more than {MAX_TABLE_BYTES} bytes, the limit for a table: split it")
+        raise FormatError(
+            path, f"has more than {MAX_TABLE_BYTES} bytes, the limit for a table: split it"
+        )
     suffix = path.suffix.lower()
     is_open = _is_pipe(path) or suffix in _OPEN_SUFFIXES
     if suffix == ".parquet" or (is_open and data.startswith(b"PAR1")):
@@ -161,7 +175,8 @@ def cells_of(table: object) -> Cells:
     """Return the cells of a table in memory.
 
     Args:
-        table: A pandas.DataFrame, a pyarrow.Table, a mapping from names to columns, or one mapping for each row.
+        table: A pandas.DataFrame, a pyarrow.Table, a mapping from names to columns, or one mapping
+            for each row.
 
     Raises:
         FormatError: The table is none of these, or its columns have different lengths.
@@ -169,8 +184,13 @@ def cells_of(table: object) -> Cells:
     given: Any = list(table) if isinstance(table, Iterator | tuple) else table
     if hasattr(given, "column_names") and hasattr(given, "columns"):  # pyarrow
         names, columns = list(given.column_names), [_list_cells(column) for column in given.columns]
-    elif hasattr(given, "iloc") and hasattr(given, "columns"):  # pandas; by position, since a name may appear twice
-        names, columns = [str(name) for name in given.columns], [list(given.iloc[:, i]) for i in range(given.shape[1])]
+    elif hasattr(given, "iloc") and hasattr(
+        given, "columns"
+    ):  # pandas; by position, since a name may appear twice
+        names, columns = (
+            [str(name) for name in given.columns],
+            [list(given.iloc[:, i]) for i in range(given.shape[1])],
+        )
     elif isinstance(given, Mapping) and all(_is_column(column) for column in given.values()):
         names, columns = [str(name) for name in given], [list(column) for column in given.values()]
     elif isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
@@ -180,13 +200,16 @@ def cells_of(table: object) -> Cells:
     else:
         raise FormatError(
             _MEMORY,
-            f"is {with_article(type(table).__name__)}: must be a path, a pandas.DataFrame, a pyarrow.Table, a dict "
+            f"is {with_article(type(table).__name__)}: must be a path, a pandas.DataFrame, a "
+            "pyarrow.Table, a dict "
             "of columns, or a list of dicts",
         )
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
     if len(set(map(len, columns))) > 1:
         raise FormatError(_MEMORY, f"has columns of different lengths: {lengths}")
-    cells = [dict(zip(names, map(_to_plain, row), strict=True)) for row in zip(*columns, strict=True)]
+    cells = [
+        dict(zip(names, map(_to_plain, row), strict=True)) for row in zip(*columns, strict=True)
+    ]
     return Cells(columns=names, rows=list(enumerate(cells)))
 
 
@@ -203,7 +226,9 @@ def _to_plain(cell: Any) -> object:
 
 
 def _list_cells(column: Any) -> list[object]:
-    """Return the cells of a pyarrow column; texts in place of values that Python cannot hold, such as late dates."""
+    """Return the cells of a pyarrow column; texts in place of values that Python cannot hold, such
+    as late dates.
+    """
     try:
         return list(column.to_pylist())
     except (ValueError, ArithmeticError, NotImplementedError):
@@ -221,22 +246,32 @@ def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
             table.dropped.append((line, "the row repeats the header"))
         else:
             if any(cells[len(columns) :]) or (delimiter == SPACES and len(cells) != len(columns)):
-                table.problems.append(f"row {line} has {counted(len(cells), 'cell')}: must have {len(columns)}")
+                table.problems.append(
+                    f"row {line} has {counted(len(cells), 'cell')}: must have {len(columns)}"
+                )
             table.rows.append((line, dict(zip(columns, cells, strict=False))))
     return table
 
 
 def _join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object; of a key that appears twice the value is the list of its values, which is no number."""
+    """Return a JSON object; of a key that appears twice the value is the list of its values, which
+    is no number.
+    """
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        record |= {name: [value for key, value in pairs if key == name] for name in counts if counts[name] > 1}
+        record |= {
+            name: [value for key, value in pairs if key == name]
+            for name in counts
+            if counts[name] > 1
+        }
     return record
 
 
 def _parse_json_float(text: str) -> object:
-    """Return a float, or the text of a finite number that is too large for a float: 1e400 is not infinity."""
+    """Return a float, or the text of a finite number that is too large for a float: 1e400 is not
+    infinity.
+    """
     number = float(text)
     return text if math.isinf(number) else number
 
@@ -250,7 +285,12 @@ def _parse_json_int(text: str) -> object:
 
 
 def _parse_record(text: str) -> object:
-    return json.loads(text, object_pairs_hook=_join_pairs, parse_float=_parse_json_float, parse_int=_parse_json_int)
+    return json.loads(
+        text,
+        object_pairs_hook=_join_pairs,
+        parse_float=_parse_json_float,
+        parse_int=_parse_json_int,
+    )
 
 
 def _read_jsonl(text: str, name: str) -> Cells:
@@ -260,10 +300,15 @@ def _read_jsonl(text: str, name: str) -> Cells:
         DelimitedError: The text is a JSON array.
     """
     if text.lstrip().startswith("["):
-        raise DelimitedError("begins a JSON array: write one object a line, such as by `jq -c '.[]' FILE > FILE.jsonl`")
+        raise DelimitedError(
+            "begins a JSON array: write one object a line, such as by `jq -c '.[]' FILE > "
+            "FILE.jsonl`"
+        )
     rows: Rows = []
     problems: list[str] = []
-    for line, record_text in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1):
+    for line, record_text in enumerate(
+        text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1
+    ):
         if not record_text.strip():
             continue
         try:
@@ -272,7 +317,9 @@ def _read_jsonl(text: str, name: str) -> Cells:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):
-            problems.append(f"row {line} is {with_article(type(record).__name__)}: must be an object")
+            problems.append(
+                f"row {line} is {with_article(type(record).__name__)}: must be an object"
+            )
             continue
         rows.append((line, record))
     columns = list(dict.fromkeys(key for _, record in rows for key in record))
@@ -289,9 +336,11 @@ def _read_parquet(path: Path, data: bytes, is_wanted: Callable[[str], bool] | No
             table = file.read(columns=None if is_wanted is None else list(filter(is_wanted, names)))
     except (pa.ArrowException, OverflowError, OSError) as error:
         raise FormatError(path, f"is not a Parquet file: {error}") from error
-    values = [_list_cells(column) for column in table.columns]  # by position: `to_pylist` refuses a repeated name
+    # by position: `to_pylist` refuses a repeated name
+    values = [_list_cells(column) for column in table.columns]
 
     rows = [
-        (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
+        (i + 2, dict(zip(table.column_names, cells, strict=True)))
+        for i, cells in enumerate(zip(*values, strict=True))
     ]
     return Cells(columns=names, rows=rows, name=path.name)

@@ -24,9 +24,15 @@ from proxies.model.loss import token_loss
 
 def shape_of(layers, width, heads, kv_heads, ffn, vocab, seq_len, **more):
     return Shape(
-        num_layers=layers, width=width, num_heads=heads, num_kv_heads=kv_heads, ffn_width=ffn, vocab_size=vocab,
-        seq_len=seq_len, **more,
-    )  # fmt: skip
+        num_layers=layers,
+        width=width,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        ffn_width=ffn,
+        vocab_size=vocab,
+        seq_len=seq_len,
+        **more,
+    )
 
 
 LARGE_VOCABULARY = shape_of(4, 512, 8, 8, 2048, 32_000, 512)
@@ -46,7 +52,9 @@ def fake_ranks(count):
 
 
 def tracked(shape, degrees, precision, num_sequences, num_microbatches):
-    """The peak that torch sees over a step's passes, moments there already; bytes. One rank shards nothing."""
+    """The peak that torch sees over a step's passes, moments there already; bytes. One rank shards
+    nothing.
+    """
     policy = MixedPrecisionPolicy()
     if precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -55,11 +63,16 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
         with FakeTensorMode():
             kind = degrees.activation_checkpointing
             checkpointing = {"none": False, "full": True}.get(kind, kind)
-            alone, bfloat16 = degrees.num_ranks == 1, torch.bfloat16 if precision == "bfloat16" else None
+            alone, bfloat16 = (
+                degrees.num_ranks == 1,
+                torch.bfloat16 if precision == "bfloat16" else None,
+            )
             model = Decoder(
-                shape, device="cpu" if alone else "meta", checkpointing=checkpointing,
+                shape,
+                device="cpu" if alone else "meta",
+                checkpointing=checkpointing,
                 compute=bfloat16 if alone else None,
-            )  # fmt: skip
+            )
             for block in () if alone else (*model.layers, model):
                 fully_shard(block, mesh=mesh, mp_policy=policy)
             if not alone:
@@ -82,7 +95,11 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
                     if number:
                         tracker.reset_mod_stats()
                     token_loss(model(ids, numbers), ids).backward()
-            (peak,) = (v["Total"] for d, v in tracker.get_tracker_snapshot("peak").items() if d.type == "cpu")
+            (peak,) = (
+                v["Total"]
+                for d, v in tracker.get_tracker_snapshot("peak").items()
+                if d.type == "cpu"
+            )
             return peak
 
 
@@ -95,11 +112,13 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
         (SMALL_VOCABULARY, 1, 2, "none", "bfloat16", 2),
         (LARGE_VOCABULARY, 1, 2, "full", "float32", 1),
     ],
-)  # fmt: skip
+)
 def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes):
     degrees = Parallelism(data_parallel_shard=shards, activation_checkpointing=checkpointing)
     found = memory_per_rank(shape, degrees, precision, sequences, passes)
-    assert found.total_bytes == pytest.approx(tracked(shape, degrees, precision, sequences, passes), rel=0.1)
+    assert found.total_bytes == pytest.approx(
+        tracked(shape, degrees, precision, sequences, passes), rel=0.1
+    )
 
 
 @pytest.mark.slow
@@ -145,18 +164,27 @@ def test_every_axis_takes_its_share():
     split = memory_per_rank(shape, Parallelism(data_parallel_shard=8, tensor=8), "bfloat16")
     assert split.total_bytes == pytest.approx(alone.total_bytes / 8, rel=1e-3)
     cut = memory_per_rank(shape, Parallelism(data_parallel_shard=8, context=4), "bfloat16")
-    assert cut.activations_bytes == pytest.approx(alone.activations_bytes / 4, rel=0.01)  # at another moment
+    # at another moment
+    assert cut.activations_bytes == pytest.approx(alone.activations_bytes / 4, rel=0.01)
     assert cut.weights_bytes == pytest.approx(alone.weights_bytes / 4)
     assert alone.weights_bytes == pytest.approx(4 * count_params(shape).total / 8, rel=1e-6)
-    replicas = memory_per_rank(shape, Parallelism(data_parallel_shard=8, data_parallel_replicate=4), "bfloat16")
+    replicas = memory_per_rank(
+        shape, Parallelism(data_parallel_shard=8, data_parallel_replicate=4), "bfloat16"
+    )
     assert replicas == alone
 
 
 def test_the_first_stage_holds_the_micro_batches_in_flight():
-    """1F1B: as many as there are stages, each a share of the layers: together about what one rank would keep."""
+    """1F1B: as many as there are stages, each a share of the layers: together about what one rank
+    would keep.
+    """
     shape = MODELS["llama-3-70b"].shape
-    alone = memory_per_rank(shape, Parallelism(data_parallel_shard=8), "bfloat16", num_microbatches=8)
-    staged = memory_per_rank(shape, Parallelism(data_parallel_shard=8, pipeline=8), "bfloat16", num_microbatches=8)
+    alone = memory_per_rank(
+        shape, Parallelism(data_parallel_shard=8), "bfloat16", num_microbatches=8
+    )
+    staged = memory_per_rank(
+        shape, Parallelism(data_parallel_shard=8, pipeline=8), "bfloat16", num_microbatches=8
+    )
     blocks = 80 * 8192 * kept_per_token(shape, "none", 2)
     assert staged.activations_bytes == pytest.approx(blocks, rel=0.05)
     assert staged.weights_bytes < 0.15 * alone.weights_bytes

@@ -30,7 +30,9 @@ ONE = Parallelism(data_parallel_shard=1)
 
 @pytest.fixture(scope="module")
 def table():
-    spec = importlib.util.spec_from_file_location("published_runs", ROOT / "benchmarks/published_runs.py")
+    spec = importlib.util.spec_from_file_location(
+        "published_runs", ROOT / "benchmarks/published_runs.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its records look there for their own types
     spec.loader.exec_module(module)
@@ -41,13 +43,17 @@ def table():
 def shares(table):
     """Shares of all published runs: each run left out, and each with all runs of its developer."""
     runs = table.PUBLISHED_RUNS
-    groups = {run.developer: [other for other in runs if other.developer == run.developer] for run in runs}
+    groups = {
+        run.developer: [other for other in runs if other.developer == run.developer] for run in runs
+    }
     alone = {run.name: table.left_out([run], run) for run in runs}
     return alone, {run.name: table.left_out(groups[run.developer], run) for run in runs}
 
 
 def test_most_published_runs_lie_inside_their_intervals_by_the_others(table, shares):
-    """The share inside, on small and on large clusters, without the run and without its developer."""
+    """The share inside, on small and on large clusters, without the run and without its
+    developer.
+    """
     small = [run for run in table.PUBLISHED_RUNS if run.is_small]
     large = [run for run in table.PUBLISHED_RUNS if not run.is_small]
     assert len(small) >= 20 and len(large) >= 30
@@ -64,13 +70,19 @@ def test_most_published_runs_lie_inside_their_intervals_by_the_others(table, sha
 
 
 def test_the_number_of_gpus_helps_on_small_clusters(table):
-    """Without it, runs on small clusters take 0.73 of the predicted hours, their developer left out."""
+    """Without it, runs on small clusters take 0.73 of the predicted hours, their developer left
+    out.
+    """
     for by_gpus, low, high in ((False, 0.6, 0.8), (True, 0.88, 1.05)):
         ratios = []
         for run in table.PUBLISHED_RUNS:
             if run.is_small:
-                developer = [other for other in table.PUBLISHED_RUNS if other.developer == run.developer]
-                ratios.append(table.left_out(developer, run, by_gpus=by_gpus).value / run.utilization)
+                developer = [
+                    other for other in table.PUBLISHED_RUNS if other.developer == run.developer
+                ]
+                ratios.append(
+                    table.left_out(developer, run, by_gpus=by_gpus).value / run.utilization
+                )
         assert low < statistics.median(ratios) < high
 
 
@@ -110,7 +122,9 @@ def test_estimates_use_the_number_of_gpus():
     assert few.mfu.low < 0.39 < few.mfu.high, "torchtitan's, compiled"
     for found in (few, many):
         steps = found.step_seconds.value * run.num_tokens / run.batch_tokens
-        assert steps == pytest.approx(0.95 * found.days.value * 86_400), "steps take less than all days"
+        assert steps == pytest.approx(0.95 * found.days.value * 86_400), (
+            "steps take less than all days"
+        )
 
 
 def test_beyond_the_published_clusters_the_interval_widens(table):
@@ -131,14 +145,18 @@ def test_beyond_the_published_clusters_the_interval_widens(table):
 def test_the_line_is_the_one_through_all_published_runs(table):
     fitted = table.fitted(table.PUBLISHED_RUNS)
     assert dataclasses.astuple(PUBLISHED) == pytest.approx(dataclasses.astuple(fitted), rel=1e-9)
-    low, middle, high = (PUBLISHED.share(*at, 128).value for at in ((1e9, 989e12), (1e11, 989e12), (1e11, 312e12)))
+    low, middle, high = (
+        PUBLISHED.share(*at, 128).value for at in ((1e9, 989e12), (1e11, 989e12), (1e11, 312e12))
+    )
     assert low < middle < high
 
 
 def test_the_page_says_how_many_published_runs_lie_inside(table, shares):
     page = " ".join((ROOT / "docs/estimates.md").read_text().split())
     for run in table.PUBLISHED_RUNS:
-        assert run.shape is None or count_params(run.shape).total == pytest.approx(run.params, rel=0.02)
+        assert run.shape is None or count_params(run.shape).total == pytest.approx(
+            run.params, rel=0.02
+        )
     for predicted in shares:
         for is_small in (True, False):
             runs = [run for run in table.PUBLISHED_RUNS if run.is_small is is_small]
@@ -148,21 +166,41 @@ def test_the_page_says_how_many_published_runs_lie_inside(table, shares):
 def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
     assert PUBLISHED.share(1e6, 989e12, 8) == PROXY_MFU
     run = MainRun(
-        shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16", layout=ONE
+        shape=MODELS["llama-3-8b"].shape,
+        num_tokens=2**40,
+        batch_tokens=2**22,
+        precision="bfloat16",
+        layout=ONE,
     )
-    small = dataclasses.replace(run.shape, num_layers=2, width=128, num_heads=2, num_kv_heads=2, ffn_width=256,
-                                vocab_size=256, seq_len=512)  # fmt: skip
+    small = dataclasses.replace(
+        run.shape,
+        num_layers=2,
+        width=128,
+        num_heads=2,
+        num_kv_heads=2,
+        ffn_width=256,
+        vocab_size=256,
+        seq_len=512,
+    )
     tiny = dataclasses.replace(run, shape=small)
     said = main_body(estimate_main(tiny, MachineOptions(num_gpus=8)))["warnings"]
     assert any("--tokens-per-second" in text and "within a factor of" in text for text in said)
     measured = main_body(estimate_main(tiny, MachineOptions(num_gpus=8, tokens_per_gpu_second=1e6)))
     assert not any("within a factor" in text for text in measured["warnings"])
     assert not any(
-        "within a factor" in text for text in main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"]
+        "within a factor" in text
+        for text in main_body(estimate_main(run, MachineOptions(num_gpus=8)))["warnings"]
     )
 
 
-ON_GPUS = ("--set", "cluster.backend=ray", "--set", "cluster.worker_gpus=1.0", "--set", "cluster.num_workers=8")
+ON_GPUS = (
+    "--set",
+    "cluster.backend=ray",
+    "--set",
+    "cluster.worker_gpus=1.0",
+    "--set",
+    "cluster.num_workers=8",
+)
 
 
 def test_a_wide_price_names_what_narrows_it(tmp_path):

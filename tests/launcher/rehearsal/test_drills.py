@@ -1,4 +1,5 @@
-"""Each drill passes on the embedded trainer, and fails on a trainer broken in the way that it looks for.
+"""Each drill passes on the embedded trainer, and fails on a trainer broken in the way that it looks
+for.
 
 On one rank in this process, but for what kills; the runs under torchrun are in test_rehearse.
 """
@@ -74,7 +75,9 @@ def test_a_wrong_resume_fails_the_drills_that_resume(stage, monkeypatch, fault):
 
 
 def test_a_drill_that_sees_no_difference_fails(stage, monkeypatch):
-    """Controls that end as the uninterrupted run would: the comparison, not the trainer, is broken."""
+    """Controls that end as the uninterrupted run would: the comparison, not the trainer, is
+    broken.
+    """
     monkeypatch.setattr(FaultInjector, "begin", lambda self, run, step, carried: None)
     assert_fails(resume, stage, "all 84 tensors", "no proof")
 
@@ -99,7 +102,9 @@ def test_stepping_on_nan_fails(stage, monkeypatch):
 def test_a_deaf_trainer_fails(stage, monkeypatch):
     monkeypatch.setattr(faults, "SIGNAL_SECONDS", 0.0)
     gradients = Trainer.gradients
-    monkeypatch.setattr(Trainer, "gradients", lambda self, step: (*gradients(self, step)[:2], False))
+    monkeypatch.setattr(
+        Trainer, "gradients", lambda self, step: (*gradients(self, step)[:2], False)
+    )
     assert_fails(sigterm, stage, "finished, exit 0")
 
 
@@ -115,7 +120,9 @@ def test_another_run_than_the_proxys_fails_the_loss(stage, monkeypatch, mutant):
         monkeypatch.setattr(Trainer, "first_sequence", lambda self, step: first(self, step) + 1)
     else:
         monkeypatch.setattr(
-            training, "set_rates", lambda optimizer, groups, share: rates(optimizer, groups, 1.1 * share)
+            training,
+            "set_rates",
+            lambda optimizer, groups, share: rates(optimizer, groups, 1.1 * share),
         )
     shutil.rmtree(stage.path("reference"))
     assert_fails(loss, stage)
@@ -140,8 +147,14 @@ class Ended(HereStage):
         for fault in faults:
             if self.is_struck:
                 fired(self.path(name), fault.kind).touch()
-        return LaunchOutcome(event="finished", exit_code=0, step=16, reason="", validation_loss_nats=1.0,
-                             num_restarts=self.num_restarts)  # fmt: skip
+        return LaunchOutcome(
+            event="finished",
+            exit_code=0,
+            step=16,
+            reason="",
+            validation_loss_nats=1.0,
+            num_restarts=self.num_restarts,
+        )
 
     def apart(self, one, other, step=None):
         tensors = saved_tensors(folder_of(self.path(one) / CHECKPOINTS, 16))
@@ -172,4 +185,7 @@ def test_faults_are_read_back_as_they_were_given():
     given = [Fault(kind="kill", step=10), Fault(kind="sigterm", step=9, supervisor_pid=77)]
     words = arguments(given)
     assert words == ["--fault", "kill:10:0", "--fault", "sigterm:9:77"]
-    assert parsed(["--config", "x", *words, "--stop-after", "3"]) == (given, ["--config", "x", "--stop-after", "3"])
+    assert parsed(["--config", "x", *words, "--stop-after", "3"]) == (
+        given,
+        ["--config", "x", "--stop-after", "3"],
+    )

@@ -1,4 +1,6 @@
-"""What the verb makes of its drills, which are made up here: attested, told, and signed only when all were held."""
+"""What the verb makes of its drills, which are made up here: attested, told, and signed only when
+all were held.
+"""
 
 import json
 
@@ -52,7 +54,9 @@ def test_all_passed_is_attested_for_this_config_and_no_other(held):
     assert len(read_attestation(path, held.decision.digest)["drills"]) == 9
     other = rehearsal_of(held.folder, "1" * 64)
     assert not other.rehearsed and f"for the digest {held.decision.digest[:16]}" in other.sentence
-    (event,) = [entry for entry in chronicle.entries(held.folder / "run") if entry.kind == "rehearsed"]
+    (event,) = [
+        entry for entry in chronicle.entries(held.folder / "run") if entry.kind == "rehearsed"
+    ]
     assert event.digest == held.decision.digest
     assert not (held.folder / "rehearsal").exists()
 
@@ -61,7 +65,11 @@ def test_one_that_fails_fails_the_rehearsal_and_says_what_to_do(held):
     held.outcomes["nan"] = "failed"
     code, out, _ = held.rehearse()
     assert code == 3
-    assert DRILLS["nan"].limit in out and DRILLS["nan"].advice in out and str(held.folder / "rehearsal") in out
+    assert (
+        DRILLS["nan"].limit in out
+        and DRILLS["nan"].advice in out
+        and str(held.folder / "rehearsal") in out
+    )
     assert not held.standing.rehearsed and held.standing.body["failed"] == ["nan"]
     held.outcomes.clear()
     assert held.rehearse()[0] == 0

@@ -1,4 +1,6 @@
-"""The whole rehearsal under torchrun, ended from outside at one drill and another: no process stays."""
+"""The whole rehearsal under torchrun, ended from outside at one drill and another: no process
+stays.
+"""
 
 import json
 import os
@@ -26,11 +28,22 @@ def frozen(corpus, tmp_path):
 
 
 class Started:
-    """A rehearsal in a process of its own, whose descendants are known by a mark in their environment."""
+    """A rehearsal in a process of its own, whose descendants are known by a mark in their
+    environment.
+    """
 
     def __init__(self, folder, corpus, *options):
         self.mark = f"FORERUN_TEST_{uuid.uuid4().hex}"
-        command = [sys.executable, "-m", "launcher", "rehearse", str(folder), "--data", str(corpus), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "launcher",
+            "rehearse",
+            str(folder),
+            "--data",
+            str(corpus),
+            *options,
+        ]
         environment = {**os.environ, self.mark: "1"}
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -84,7 +97,9 @@ def test_every_drill_passes_and_a_second_rehearsal_meanwhile_is_refused(frozen):
     out, _ = first.process.communicate(timeout=500)
     assert first.process.returncode == 0, out[-3000:]
     assert first.left() == []
-    assert {drill["name"]: drill["outcome"] for drill in json.loads(out)["drills"]} == dict.fromkeys(DRILLS, "passed")
+    assert {
+        drill["name"]: drill["outcome"] for drill in json.loads(out)["drills"]
+    } == dict.fromkeys(DRILLS, "passed")
     standing = rehearsal_of(folder, decision.digest)
     assert standing.rehearsed, standing.sentence
     line = forerun("launch", folder, "--data", corpus, "--dry-run", "--json")

@@ -38,11 +38,18 @@ def test_a_config_that_cannot_be_rehearsed_is_refused_in_words(frozen, tmp_path)
 
 def test_verify_says_whether_it_was_rehearsed_and_minds_no_run_under_way(frozen, tmp_path):
     _, _, decision = frozen
-    folder = write_frozen(tmp_path / "frozen", decision, {kind: {"of": kind} for kind in ATTESTED}).parent
+    folder = write_frozen(
+        tmp_path / "frozen", decision, {kind: {"of": kind} for kind in ATTESTED}
+    ).parent
     (folder / "rehearsal").mkdir()
     code, body = ask("verify", folder)
     assert (code, body["rehearsed"], body["not_proven"]) == (0, None, [])
-    assert forerun("verify", folder)[1].splitlines()[-1] == f"next: forerun rehearse {shown_name(folder)}"
-    record = RehearsalAttestation(outcome="passed", copy={"kind": "full"}, machine={}, seconds=1.0, drills=())
+    assert (
+        forerun("verify", folder)[1].splitlines()[-1]
+        == f"next: forerun rehearse {shown_name(folder)}"
+    )
+    record = RehearsalAttestation(
+        outcome="passed", copy={"kind": "full"}, machine={}, seconds=1.0, drills=()
+    )
     attest(folder, "rehearsal", decision.digest, canon.to_json(record))
     assert ask("verify", folder)[1]["rehearsed"]["outcome"] == "passed"

@@ -1,4 +1,6 @@
-"""The copy is the parametrization's own at a small shape; its corpus is a cut; a config's standing is told as it is."""
+"""The copy is the parametrization's own at a small shape; its corpus is a cut; a config's standing
+is told as it is.
+"""
 
 import dataclasses
 import importlib
@@ -25,10 +27,22 @@ from proxies.parametrization.parametrization import forward_numbers, parameter_t
 
 
 def wide(manifest, **changes):
-    base = Shape(num_layers=3, width=64, num_heads=4, num_kv_heads=2, ffn_width=176, vocab_size=300, seq_len=64,
-                 **{key: changes.pop(key) for key in ("family", "tied", "qk_norm") if key in changes})  # fmt: skip
+    base = Shape(
+        num_layers=3,
+        width=64,
+        num_heads=4,
+        num_kv_heads=2,
+        ffn_width=176,
+        vocab_size=300,
+        seq_len=64,
+        **{key: changes.pop(key) for key in ("family", "tied", "qk_norm") if key in changes},
+    )
     spec = dataclasses.replace(
-        spec_of(manifest.data_id), shape=base.at_width(256), base_shape=base, batch_tokens=16 * 64, **changes
+        spec_of(manifest.data_id),
+        shape=base.at_width(256),
+        base_shape=base,
+        batch_tokens=16 * 64,
+        **changes,
     )
     return spec, decision_of(spec, manifest)
 
@@ -40,9 +54,17 @@ VARIANTS = {
     "gpt2-tied": {"family": "gpt2", "tied": True},
     "qk-norm": {"qk_norm": True},
     "unclipped": {"hparams": Hparams(learning_rate=2**-5, weight_decay=0.1, clip_norm=None)},
-    "wsd-growing": {"schedule": Schedule(kind="wsd", num_steps=1000, warmup_steps=10, decay_steps=200,
-                                         batch_warmup_steps=100, batch_warmup_stages=4)},
-}  # fmt: skip
+    "wsd-growing": {
+        "schedule": Schedule(
+            kind="wsd",
+            num_steps=1000,
+            warmup_steps=10,
+            decay_steps=200,
+            batch_warmup_steps=100,
+            batch_warmup_stages=4,
+        )
+    },
+}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -50,7 +72,9 @@ def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shap
     spec, decision = wide(manifest, **VARIANTS[name])
     copy = scaled_copy(decision, manifest)
     for field, value in dataclasses.asdict(spec.hparams).items():
-        assert getattr(_implied(decision), field) == (value and pytest.approx(value, rel=1e-9)), field
+        assert getattr(_implied(decision), field) == (value and pytest.approx(value, rel=1e-9)), (
+            field
+        )
     assert [g.pattern for g in copy.decision.groups] == [g.pattern for g in decision.groups]
     small = dataclasses.replace(copy.spec, hparams=spec.hparams)
     table = {p.name: p for p in parameter_table(small)}
@@ -58,11 +82,16 @@ def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shap
     for kind in {p.kind for p in table.values()}:
         rates = {p.learning_rate for p in table.values() if p.kind == kind}
         assert by_kind[kind].learning_rate in [pytest.approx(rate) for rate in rates]
-    assert dataclasses.asdict(copy.decision.forward) == pytest.approx(dataclasses.asdict(forward_numbers(small)))
+    assert dataclasses.asdict(copy.decision.forward) == pytest.approx(
+        dataclasses.asdict(forward_numbers(small))
+    )
     shape = copy.decision.shape
     assert (shape.num_layers, shape.family, shape.tied, shape.qk_norm) == (
-        2, spec.shape.family, spec.shape.tied, spec.shape.qk_norm,
-    )  # fmt: skip
+        2,
+        spec.shape.family,
+        spec.shape.tied,
+        spec.shape.qk_norm,
+    )
     assert shape.num_heads == 2 * shape.num_kv_heads  # grouped queries stay grouped
     assert copy.decision.digest != decision.digest == copy.stands_for
 
@@ -70,14 +99,22 @@ def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shap
 def test_numbers_that_no_parametrization_gives_are_refused(manifest):
     decision = wide(manifest)[1]
     first, *rest = decision.groups
-    odd = dataclasses.replace(decision, groups=(dataclasses.replace(first, learning_rate=0.5), *rest))
-    with pytest.raises(FrozenError, match=r"learning_rate: the groups imply from 0.03125 to 0.5.*--full"):
+    odd = dataclasses.replace(
+        decision, groups=(dataclasses.replace(first, learning_rate=0.5), *rest)
+    )
+    with pytest.raises(
+        FrozenError, match=r"learning_rate: the groups imply from 0.03125 to 0.5.*--full"
+    ):
         scaled_copy(odd, manifest)
 
 
 def test_the_layout_keeps_what_two_ranks_can_hold(manifest):
-    layout = Parallelism(data_parallel_shard=8, microbatch_sequences=2, activation_checkpointing="full")
-    decision = dataclasses.replace(wide(manifest)[1], parallelism=layout, batch_tokens=16 * 64, compiled=True)
+    layout = Parallelism(
+        data_parallel_shard=8, microbatch_sequences=2, activation_checkpointing="full"
+    )
+    decision = dataclasses.replace(
+        wide(manifest)[1], parallelism=layout, batch_tokens=16 * 64, compiled=True
+    )
     copy = scaled_copy(decision, manifest).decision
     assert copy.parallelism == Parallelism(
         data_parallel_shard=2, microbatch_sequences=1, activation_checkpointing="full"
@@ -85,21 +122,42 @@ def test_the_layout_keeps_what_two_ranks_can_hold(manifest):
     assert not copy.compiled
     full = full_copy(decision, manifest).decision
     assert (full.shape, full.groups, full.parallelism, full.compiled) == (
-        decision.shape, decision.groups, layout, True,
-    )  # fmt: skip
+        decision.shape,
+        decision.groups,
+        layout,
+        True,
+    )
     assert full.learning_rate.schedule.num_steps == 16
 
 
 def test_a_short_schedule_keeps_its_form():
-    long = Schedule(kind="wsd", num_steps=1000, warmup_steps=10, decay_steps=250, batch_warmup_steps=100,
-                    batch_warmup_stages=4, final_fraction=0.1)  # fmt: skip
-    short = Schedule(kind="wsd", num_steps=16, warmup_steps=4, decay_steps=4, batch_warmup_steps=4,
-                     batch_warmup_stages=2, final_fraction=0.1)  # fmt: skip
+    long = Schedule(
+        kind="wsd",
+        num_steps=1000,
+        warmup_steps=10,
+        decay_steps=250,
+        batch_warmup_steps=100,
+        batch_warmup_stages=4,
+        final_fraction=0.1,
+    )
+    short = Schedule(
+        kind="wsd",
+        num_steps=16,
+        warmup_steps=4,
+        decay_steps=4,
+        batch_warmup_steps=4,
+        batch_warmup_stages=2,
+        final_fraction=0.1,
+    )
     assert short_schedule(long) == short
-    assert short_schedule(Schedule(kind="linear", num_steps=100)) == Schedule(kind="linear", num_steps=16)
+    assert short_schedule(Schedule(kind="linear", num_steps=100)) == Schedule(
+        kind="linear", num_steps=16
+    )
 
 
-def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(corpus, manifest, tmp_path, monkeypatch):
+def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(
+    corpus, manifest, tmp_path, monkeypatch
+):
     whole = cut_corpus(corpus, {}, tmp_path / "whole")
     assert whole.num_tokens("train") == manifest.num_tokens("train")
     monkeypatch.setattr(run, "NUM_TOKENS", 500)
@@ -116,7 +174,8 @@ def test_a_cut_holds_the_ends_of_the_corpus_and_can_be_trained_on(corpus, manife
 
 def attested(folder, decision, outcomes, outcome="passed", machine=MappingProxyType({})):
     drills = tuple(
-        DrillResult(name=name, outcome=found, said="", seen={}, limit="") for name, found in outcomes.items()
+        DrillResult(name=name, outcome=found, said="", seen={}, limit="")
+        for name, found in outcomes.items()
     )
     record = RehearsalAttestation(
         outcome=outcome, copy={"kind": "scaled"}, machine={**machine}, seconds=1.0, drills=drills
@@ -127,14 +186,29 @@ def attested(folder, decision, outcomes, outcome="passed", machine=MappingProxyT
 @pytest.mark.parametrize("name", ["forerun", "torch"])
 def test_a_rehearsal_of_other_versions_is_named(corpus, tmp_path, name):
     decision = tiny_decision(corpus)
-    here = {"forerun": importlib.metadata.version("forerun"), "torch": importlib.metadata.version("torch")}
-    attested(tmp_path, decision, {"nan": "passed"}, machine={**here, "gpus": ["NVIDIA H100", "NVIDIA H100"]})
+    here = {
+        "forerun": importlib.metadata.version("forerun"),
+        "torch": importlib.metadata.version("torch"),
+    }
+    attested(
+        tmp_path,
+        decision,
+        {"nan": "passed"},
+        machine={**here, "gpus": ["NVIDIA H100", "NVIDIA H100"]},
+    )
     sound = rehearsal_of(tmp_path, decision.digest)
     assert sound.rehearsed
-    assert "rehearsed: 1 of 1 drill passed on a scaled-down copy on 2 NVIDIA H100, 20" in sound.sentence
+    assert (
+        "rehearsed: 1 of 1 drill passed on a scaled-down copy on 2 NVIDIA H100, 20"
+        in sound.sentence
+    )
     attested(tmp_path, decision, {"nan": "passed"}, machine={**here, name: "0.0.1"})
     older = rehearsal_of(tmp_path, decision.digest)
     assert not older.rehearsed
-    assert older.sentence.startswith("UNREHEARSED with the versions installed here: 1 of 1 drill passed")
-    assert older.sentence.endswith(f"with {name} 0.0.1 (installed here: {here[name]}); forerun rehearse {tmp_path}")
+    assert older.sentence.startswith(
+        "UNREHEARSED with the versions installed here: 1 of 1 drill passed"
+    )
+    assert older.sentence.endswith(
+        f"with {name} 0.0.1 (installed here: {here[name]}); forerun rehearse {tmp_path}"
+    )
     assert older.body["other_versions"] == [f"{name} 0.0.1 (installed here: {here[name]})"]

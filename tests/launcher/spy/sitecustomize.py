@@ -1,4 +1,5 @@
-"""On PYTHONPATH, has every worker note the runs it begins in the file that FORERUN_TEST_DIARY names.
+"""On PYTHONPATH, has every worker note the runs it begins in the file that FORERUN_TEST_DIARY
+names.
 
 Where FORERUN_TEST_STEPS names one, also at which step each run is begun, is, and is saved.
 """
@@ -36,7 +37,9 @@ def wrap_host(module):
 
     def noted(host, call):
         with Path(os.environ["FORERUN_TEST_DIARY"]).open("a") as diary:
-            diary.writelines(f"{module.canon.decode(module.RunSpec, spec).id}\n" for _, spec in call.admit)
+            diary.writelines(
+                f"{module.canon.decode(module.RunSpec, spec).id}\n" for _, spec in call.admit
+            )
         return advance(host, call)
 
     module.WorkerHost.advance = noted
@@ -65,7 +68,11 @@ def wrap_resumable(module):
         note(("saved", state.header.run_id, state.header.step))
         return done
 
-    module.ResumableRuns.admit, module.ResumableRuns.advance, module.store = admitted, advanced, stored
+    module.ResumableRuns.admit, module.ResumableRuns.advance, module.store = (
+        admitted,
+        advanced,
+        stored,
+    )
 
 
 if "FORERUN_TEST_DIARY" in os.environ:

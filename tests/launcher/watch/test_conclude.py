@@ -25,7 +25,10 @@ def log(decision: Decision, folder, loss=None, last=None):
     folder.mkdir(parents=True, exist_ok=True)
     num_steps = decision.learning_rate.schedule.num_steps
     lines = [canon.to_json(dataclasses.replace(header(), digest=decision.digest))]
-    write_lines(folder / metrics.METRICS_FILE, [*lines, *(line(step) for step in range(1, (last or num_steps) + 1))])
+    write_lines(
+        folder / metrics.METRICS_FILE,
+        [*lines, *(line(step) for step in range(1, (last or num_steps) + 1))],
+    )
     if loss is not None:
         finish(folder, num_steps, loss)
     return folder
@@ -43,12 +46,16 @@ def decision(corpus):
 # Scoring
 
 
-@pytest.mark.parametrize("ending", [None, ("aborted", 3, "loss is NaN"), ("interrupted", 130, "by a signal")])
+@pytest.mark.parametrize(
+    "ending", [None, ("aborted", 3, "loss is NaN"), ("interrupted", 130, "by a signal")]
+)
 def test_a_run_without_an_end_is_refused(decision, tmp_path, ending):
     log(decision, tmp_path, last=8)
     if ending:
         event, code, reason = ending
-        metrics.write_ending(tmp_path, metrics.AttemptEnd(event=event, exit_code=code, step=8, reason=reason))
+        metrics.write_ending(
+            tmp_path, metrics.AttemptEnd(event=event, exit_code=code, step=8, reason=reason)
+        )
     with pytest.raises(NotConcludedError, match=ending[2] if ending else "step 8 of 12"):
         concluded_run(decision, reading_of(decision, tmp_path))
 
@@ -59,9 +66,13 @@ def test_another_trainers_run_needs_a_validation_loss_at_its_end(decision, tmp_p
     for added in ([], [{"step": 8, "val_loss": 2.9}]):
         with pytest.raises(NotConcludedError, match="--validation-loss-key"):
             concluded_run(decision, reading_of(decision, write_lines(path, rows + added)))
-    found = concluded_run(decision, reading_of(decision, write_lines(path, [*rows, {"step": 12, "val_loss": 2.7}])))
+    found = concluded_run(
+        decision, reading_of(decision, write_lines(path, [*rows, {"step": 12, "val_loss": 2.7}]))
+    )
     assert (found.actual_nats, found.tokens) == (2.7, 12 * 256)
-    assert found.foretold.z == pytest.approx(1.6449 * 0.4221, abs=2e-3), "log(2.7 / 2.5) over log(3.0 / 2.5), in arms"
+    assert found.foretold.z == pytest.approx(1.6449 * 0.4221, abs=2e-3), (
+        "log(2.7 / 2.5) over log(3.0 / 2.5), in arms"
+    )
     assert canon.decode(ConcludedRun, canon.parse(canon.canonical(found))) == found
 
 
@@ -84,7 +95,11 @@ def concluded(frozen, arms=0.5):
     """End so many upper arms of the interval above the forecast, and conclude."""
     decision, folder = frozen
     predicted = decision.predicted
-    log(decision, folder / "run", predicted.loss_nats * (predicted.high_nats / predicted.loss_nats) ** arms)
+    log(
+        decision,
+        folder / "run",
+        predicted.loss_nats * (predicted.high_nats / predicted.loss_nats) ** arms,
+    )
     code, body = ask("watch", folder, "--conclude")
     assert code == 0
     return body
@@ -95,7 +110,9 @@ def test_conclude_scores_attests_and_keeps_once(frozen, copied):
     body = concluded(frozen)
     predicted = decision.predicted
     assert body["z"] == pytest.approx(0.5 * ndtri((1 + predicted.level) / 2))
-    assert body["error_share"] == pytest.approx((predicted.high_nats / predicted.loss_nats) ** 0.5 - 1)
+    assert body["error_share"] == pytest.approx(
+        (predicted.high_nats / predicted.loss_nats) ** 0.5 - 1
+    )
     path = folder / "attestations" / "conclusion.json"
     assert read_attestation(path, decision.digest)["z"] == body["z"]
     (kept,) = history.concluded(Ledger.read(copied))
@@ -104,7 +121,11 @@ def test_conclude_scores_attests_and_keeps_once(frozen, copied):
     assert told.step == decision.learning_rate.schedule.num_steps
     before = path.read_bytes(), Ledger.read(copied).head_hash, chronicle.entries(folder / "run")
     assert concluded(frozen) == body
-    assert (path.read_bytes(), Ledger.read(copied).head_hash, chronicle.entries(folder / "run")) == before
+    assert (
+        path.read_bytes(),
+        Ledger.read(copied).head_hash,
+        chronicle.entries(folder / "run"),
+    ) == before
 
 
 def test_another_outcome_of_the_same_config_is_refused(frozen):

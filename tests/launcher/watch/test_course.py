@@ -1,4 +1,6 @@
-"""The band over the whole course: false alarms as said, planted departures found, the end foretold better."""
+"""The band over the whole course: false alarms as said, planted departures found, the end foretold
+better.
+"""
 
 import dataclasses
 
@@ -24,7 +26,9 @@ MEMORY = 2.0
 
 
 def drawn(rng, memory=MEMORY):
-    """A healthy run by the law of the band: an error of the end, and one of the curve that is forgotten."""
+    """A healthy run by the law of the band: an error of the end, and one of the curve that is
+    forgotten.
+    """
     scale = np.sqrt(FREEDOM / rng.chisquare(FREEDOM)) / stdtrit(FREEDOM, (1 + LEVEL) / 2)
     octaves = np.log2(SHARES)
     root = np.linalg.cholesky(np.exp(-np.abs(octaves[:, None] - octaves) / memory))
@@ -59,18 +63,28 @@ def test_looks_are_complete_before_they_count_and_the_last_ends_with_the_run():
     losses = losses_of(np.random.default_rng(2), noise=0.0)
     first = min(point.step for point in predicted().curve)
     assert (
-        course(predicted(), NUM_STEPS, STEPS[: int(first * (1 + WINDOW)) - 1], losses[: int(first * 1.15) - 1]) is None
+        course(
+            predicted(),
+            NUM_STEPS,
+            STEPS[: int(first * (1 + WINDOW)) - 1],
+            losses[: int(first * 1.15) - 1],
+        )
+        is None
     )
     for upto in (100, 517, NUM_STEPS):
         found = course(predicted(), NUM_STEPS, STEPS[:upto], losses[:upto])
         assert (found.seen_at <= upto).all() and (found.looked_at <= upto).all()
-    assert found.looked_at[-1] == pytest.approx(found.seen_at[-1]) and found.seen_at[-1] == NUM_STEPS
+    assert (
+        found.looked_at[-1] == pytest.approx(found.seen_at[-1]) and found.seen_at[-1] == NUM_STEPS
+    )
     assert np.abs(found.departure).max() < 0.2, "nothing departs in a run that is the truth"
 
 
 def test_a_short_run_and_one_without_a_curve_are_no_trouble():
     short = predicted(12)
-    assert course(short, 12, STEPS[:12], expected(STEPS[:12], 12)).looked_at[-1] == pytest.approx(12)
+    assert course(short, 12, STEPS[:12], expected(STEPS[:12], 12)).looked_at[-1] == pytest.approx(
+        12
+    )
     bare = dataclasses.replace(predicted(), curve=())
     assert course(bare, NUM_STEPS, STEPS, expected(STEPS)) is None
     assert course(predicted(), NUM_STEPS, STEPS[:0], STEPS[:0]) is None

@@ -12,7 +12,9 @@ STEPS = np.arange(1.0, 1601)
 
 
 def norms(seed=0, start=None, octaves=0.0):
-    """Falls, then rises a little, as healthy ones do; `octaves` doublings over the steps after `start`."""
+    """Falls, then rises a little, as healthy ones do; `octaves` doublings over the steps after
+    `start`.
+    """
     rng = np.random.default_rng(seed)
     healthy = 0.3 + 2 / (1 + STEPS / 30) + 1e-4 * STEPS
     grown = 1.0 if start is None else 2.0 ** (octaves * np.clip((STEPS - start) / 400, 0, None))

@@ -1,4 +1,6 @@
-"""A run looked at again and again: what is new is told once, what stands stays, what comes back is told again."""
+"""A run looked at again and again: what is new is told once, what stands stays, what comes back is
+told again.
+"""
 
 import pytest
 from planted_watch import NUM_STEPS, decision, expected
@@ -24,16 +26,24 @@ def write(folder, *spiked, last=400, first=1):
 
 @pytest.fixture
 def run(tmp_path):
-    metrics.append(tmp_path, canon.decode(metrics.Header, canon.to_json(header(digest=DECISION.digest))))
+    metrics.append(
+        tmp_path, canon.decode(metrics.Header, canon.to_json(header(digest=DECISION.digest)))
+    )
     return tmp_path
 
 
 def recorded(folder):
-    return [(entry.data["name"], entry.step) for entry in chronicle.entries(folder) if entry.kind == "alert"]
+    return [
+        (entry.data["name"], entry.step)
+        for entry in chronicle.entries(folder)
+        if entry.kind == "alert"
+    ]
 
 
 def spikes_told(following):
-    return [said for said in following.look(last=False).news if said.startswith("ALARM spike_lasts")]
+    return [
+        said for said in following.look(last=False).news if said.startswith("ALARM spike_lasts")
+    ]
 
 
 def test_an_alert_is_news_once_and_again_when_it_has_been_away(run):

@@ -1,4 +1,6 @@
-"""The whole verdict: healthy runs pass, each planted fault has its alert, exit codes are as documented."""
+"""The whole verdict: healthy runs pass, each planted fault has its alert, exit codes are as
+documented.
+"""
 
 import dataclasses
 import shlex
@@ -18,11 +20,14 @@ NOW = BEGAN.timestamp() + 500.0
 def healthy(seed=0, upto=NUM_STEPS, **given):
     rng = np.random.default_rng(seed)
     columns = {
-        "seconds": 0.5 * np.exp(0.03 * rng.standard_normal(upto)), "grad_norm": np.exp(0.2 * rng.standard_normal(upto)),
+        "seconds": 0.5 * np.exp(0.03 * rng.standard_normal(upto)),
+        "grad_norm": np.exp(0.2 * rng.standard_normal(upto)),
         "tokens_per_second": 2000 * np.exp(0.03 * rng.standard_normal(upto)),
-        "rank_seconds": 0.4 * np.exp(0.03 * rng.standard_normal((upto, 4))), "events": (started(),),
-        "header": header(), "newest_at": NOW,
-    }  # fmt: skip
+        "rank_seconds": 0.4 * np.exp(0.03 * rng.standard_normal((upto, 4))),
+        "events": (started(),),
+        "header": header(),
+        "newest_at": NOW,
+    }
     return columns_of(losses_of(rng)[:upto], **{**columns, **given})
 
 
@@ -82,8 +87,14 @@ def test_spikes_that_come_back_are_a_notice_and_one_that_lasts_an_alarm():
     assert (evidence["first_steps"], evidence["num_lasted"], judged.exit_code) == ([301, 501], 1, 0)
     lasting = healthy(upto=500)
     lasting.train_loss_nats[480:] += 2.0
-    found = alert(judge(decision(spikes=SpikePolicy(max_rollbacks=2)), lasting, now=NOW), "spike_lasts")
-    assert found.severity == "alarm" and found.first_step == 481 and " 2 times (launch.spike_rollbacks)" in found.seen
+    found = alert(
+        judge(decision(spikes=SpikePolicy(max_rollbacks=2)), lasting, now=NOW), "spike_lasts"
+    )
+    assert (
+        found.severity == "alarm"
+        and found.first_step == 481
+        and " 2 times (launch.spike_rollbacks)" in found.seen
+    )
 
 
 def test_a_loss_past_the_ceiling_and_a_slow_rise_are_alarms():
@@ -100,14 +111,25 @@ def test_a_loss_past_the_ceiling_and_a_slow_rise_are_alarms():
 
 
 def test_silence_is_an_alarm_unless_the_run_is_over():
-    assert alert(judge(decision(), healthy(upto=500), now=NOW + 3600), "stalled").severity == "alarm"
+    assert (
+        alert(judge(decision(), healthy(upto=500), now=NOW + 3600), "stalled").severity == "alarm"
+    )
     assert names(judge(decision(), healthy(), now=NOW + 3600)) == [], "its last step is there"
-    ended = {"event": "interrupted", "step": 500, "exit_code": 130, "reason": "SIGTERM", "validation_loss_nats": None}
+    ended = {
+        "event": "interrupted",
+        "step": 500,
+        "exit_code": 130,
+        "reason": "SIGTERM",
+        "validation_loss_nats": None,
+    }
     judged = judge(decision(), healthy(upto=500, events=(started(), ended)), now=NOW + 3600)
     assert names(judged) == ["interrupted"] and judged.exit_code == 0
     aborted = {**ended, "event": "aborted", "reason": "loss is nan"}
     judged = judge(decision(), healthy(upto=500, events=(started(), aborted)), now=NOW + 3600)
-    assert alert(judged, "aborted").severity == "alarm" and "loss is nan" in alert(judged, "aborted").seen
+    assert (
+        alert(judged, "aborted").severity == "alarm"
+        and "loss is nan" in alert(judged, "aborted").seen
+    )
 
 
 def test_the_end_is_held_against_the_forecast():
@@ -128,11 +150,15 @@ def test_alarms_come_first_and_every_alert_says_what_to_run():
     commands = Commands(frozen="a b/launch.json", metrics="run", run_dir="my run")
     judged = judge(decision(), columns, now=NOW + 3600, commands=commands)
     severities = [each.severity for each in judged.alerts]
-    assert severities == sorted(severities) and {"spikes", "slow", "spike_lasts", "stalled"} <= set(names(judged))
+    assert severities == sorted(severities) and {"spikes", "slow", "spike_lasts", "stalled"} <= set(
+        names(judged)
+    )
     for each in judged.alerts:
         program = shlex.split(each.next_command)[0]
         assert program in ("forerun", "nvidia-smi") and each.evidence and each.seen
-    assert alert(judged, "stalled").next_command == "forerun launch 'a b/launch.json' --out 'my run'"
+    assert (
+        alert(judged, "stalled").next_command == "forerun launch 'a b/launch.json' --out 'my run'"
+    )
 
 
 def odd_logs():
@@ -146,11 +172,16 @@ def odd_logs():
     yield "huge", columns_of(np.full(NUM_STEPS, 1e308)), "diverged"
     yield "a rank", columns_of(losses, rank_seconds=slow), "straggler"
     for end in (0.0, -1.0):
-        last = {"validation_steps": np.array([float(NUM_STEPS)]), "validation_loss_nats": np.array([end])}
+        last = {
+            "validation_steps": np.array([float(NUM_STEPS)]),
+            "validation_loss_nats": np.array([end]),
+        }
         yield f"ends at {end}", columns_of(losses, **last), "missed_end"
 
 
-@pytest.mark.parametrize(("columns", "name"), [pytest.param(*found, id=what) for what, *found in odd_logs()])
+@pytest.mark.parametrize(
+    ("columns", "name"), [pytest.param(*found, id=what) for what, *found in odd_logs()]
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_number_of_a_log_keeps_its_alarm_from_being_told(columns, name):
     judged = judge(decision(), columns, now=NOW)

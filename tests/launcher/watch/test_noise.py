@@ -1,4 +1,6 @@
-"""Noise that wanders from line to line is learned from the run: no false alarm, and what is large is still seen."""
+"""Noise that wanders from line to line is learned from the run: no false alarm, and what is large
+is still seen.
+"""
 
 import numpy as np
 import pytest
@@ -39,19 +41,27 @@ def test_slow_noise_below_the_noise_of_the_batch_raises_none_either():
         assert rise(STEPS, losses, WARMUP) is None, seed
 
 
-@pytest.mark.parametrize(("phi", "sd", "share"), [(0.0, 0.05, 1.12), (0.9, 0.05, 1.12), (0.99, 0.05, 1.08)])
+@pytest.mark.parametrize(
+    ("phi", "sd", "share"), [(0.0, 0.05, 1.12), (0.9, 0.05, 1.12), (0.99, 0.05, 1.08)]
+)
 def test_a_jump_is_seen_within_a_few_dozen_lines(phi, sd, share):
     for seed in range(4):
         losses = run(seed, phi, sd) * np.where(STEPS > 1000, share, 1.0)
         found = rise(STEPS, losses, WARMUP)
         assert found is not None and 1000 < found.seen_step <= 1064, seed
-        assert rise(STEPS[: found.seen_step], losses[: found.seen_step], WARMUP) == found, "by what lies before"
+        assert rise(STEPS[: found.seen_step], losses[: found.seen_step], WARMUP) == found, (
+            "by what lies before"
+        )
         assert rise(STEPS[: found.seen_step - 1], losses[: found.seen_step - 1], WARMUP) is None
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.9, 0.99])
 def test_the_autocorrelation_is_learned_as_an_upper_bound_and_the_noise_of_a_mean_with_it(phi):
-    known, above, wide = mean_variance(np.array(phi), np.array(0.05 * np.sqrt(1 - phi**2)), 64), 0, []
+    known, above, wide = (
+        mean_variance(np.array(phi), np.array(0.05 * np.sqrt(1 - phi**2)), 64),
+        0,
+        [],
+    )
     for seed in range(40):
         noise = learn(STEPS, run(seed, phi, 0.05))
         above += noise.phi[-1] >= phi
@@ -62,7 +72,9 @@ def test_the_autocorrelation_is_learned_as_an_upper_bound_and_the_noise_of_a_mea
 
 
 def test_a_spike_of_the_policy_that_the_noise_leads_to_is_told_apart_from_a_planted_one():
-    found = [spike for seed in range(12) for spike in spikes(STEPS, run(seed, 0.97, 0.1), SpikePolicy())]
+    found = [
+        spike for seed in range(12) for spike in spikes(STEPS, run(seed, 0.97, 0.1), SpikePolicy())
+    ]
     assert found and all(spike.within_noise for spike in found)
     losses = run(0, 0.97, 0.1)
     losses[1000:1010] += 1.0
@@ -78,7 +90,9 @@ def test_the_head_line_says_what_is_too_small_to_be_seen():
     line = headline("on the band", judged.why, judged, frozen)
     assert f"{jump:.2g} nats" in line and f"{climb:.2g}" in line and "100 logged steps" in line
     early = judge(frozen, columns_of(losses[:60]))
-    assert early.figures["smallest_jump_nats"] is None and "too small" not in headline("on the band", "", early, frozen)
+    assert early.figures["smallest_jump_nats"] is None and "too small" not in headline(
+        "on the band", "", early, frozen
+    )
     seen = 0
     for seed in range(10):
         jumped = run(seed, 0.9, 0.05)

@@ -10,9 +10,17 @@ from launcher.base.wandb_calls import DashboardError, fetch_history
 from launcher.watch.logs import sources
 
 RUN = {
-    **wandb_server.RUN, "id": "r", "name": "abc", "displayName": "d", "state": "running", "config": "{}", "group": None,
-    "jobType": None, "summaryMetrics": "{}", "tags": [],
-}  # fmt: skip
+    **wandb_server.RUN,
+    "id": "r",
+    "name": "abc",
+    "displayName": "d",
+    "state": "running",
+    "config": "{}",
+    "group": None,
+    "jobType": None,
+    "summaryMetrics": "{}",
+    "tags": [],
+}
 
 
 def answer(server, name, asked):
@@ -22,9 +30,13 @@ def answer(server, name, asked):
     if None not in bounds:
         rows = [row for row in rows if bounds[0] <= row["_step"] < bounds[1]]
     newest = server.rows[-1]["_step"] if server.rows else -1
-    run = {**RUN, "historyLineCount": len(rows), "history": [json.dumps(row) for row in rows],
-           "parquetHistory": {"liveData": rows, "parquetUrls": []},
-           "historyKeys": {"keys": {}, "sets": [], "lastStep": newest}}  # fmt: skip
+    run = {
+        **RUN,
+        "historyLineCount": len(rows),
+        "history": [json.dumps(row) for row in rows],
+        "parquetHistory": {"liveData": rows, "parquetUrls": []},
+        "historyKeys": {"keys": {}, "sets": [], "lastStep": newest},
+    }
     project = {"internalId": "1", "run": run if server.known else None}
     return {"viewer": wandb_server.VIEWER, "project": project, "serverInfo": {"features": []}}
 
@@ -44,7 +56,10 @@ def test_an_online_run_is_read_on_where_it_was_left(server, monkeypatch):
     following = reader("me/forerun/abc")
 
     def rows(last):
-        found = [{"_step": s, "_timestamp": 1e9 + s, "train/loss": loss_at(s), "gpu": 7.0} for s in range(1, last + 1)]
+        found = [
+            {"_step": s, "_timestamp": 1e9 + s, "train/loss": loss_at(s), "gpu": 7.0}
+            for s in range(1, last + 1)
+        ]
         return [*found, {"_step": last + 1, "_timestamp": 2e9, "gpu": 7.0}]
 
     server.rows = rows(10)

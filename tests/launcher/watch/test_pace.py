@@ -84,18 +84,28 @@ def test_ranks_that_take_turns_or_a_few_slow_steps_are_no_stragglers():
     for line in range(300):
         turns.rank_seconds[line, line % 4] *= 3
     assert found(straggler, turns) == []
-    assert found(straggler, ranks(slow_rank=2, by=1.0, since=270)) == [], "not yet three of four lines"
+    assert found(straggler, ranks(slow_rank=2, by=1.0, since=270)) == [], (
+        "not yet three of four lines"
+    )
     assert found(straggler, run()) == [], "nothing told of ranks"
 
 
 def test_goodput_is_kept_steps_over_wall_time():
     begun = BEGAN.timestamp()
-    columns = run(100, noise=0.0, events=(started(), started(step=60, after_seconds=60.0)), newest_at=begun + 100.0)
+    columns = run(
+        100,
+        noise=0.0,
+        events=(started(), started(step=60, after_seconds=60.0)),
+        newest_at=begun + 100.0,
+    )
     assert pace.goodput(columns) == pytest.approx(0.5), "50 s of steps in 100 s"
     sparse = columns_of(
-        np.full(10, 2.0), steps=np.arange(10.0, 101, 10), seconds=np.full(10, SECONDS), events=(started(),),
+        np.full(10, 2.0),
+        steps=np.arange(10.0, 101, 10),
+        seconds=np.full(10, SECONDS),
+        events=(started(),),
         newest_at=begun + 100.0,
-    )  # fmt: skip
+    )
     assert pace.goodput(sparse) == pytest.approx(0.5), "lines stand for the steps before them"
     quick = run(100, noise=0.0, events=(started(),), newest_at=begun + 10.0)
     assert pace.goodput(quick) == 1.0, "a clock that was set back makes no time"
@@ -106,13 +116,20 @@ def test_goodput_is_kept_steps_over_wall_time():
 def test_the_end_is_projected_from_recorded_times_and_what_was_lost():
     columns = run(100, noise=0.0, events=(started(),), newest_at=BEGAN.timestamp() + 100.0)
     found = pace.projection(columns, 300, 2)
-    assert found.remaining_seconds == pytest.approx((100.0, 100.0, 200.0)), "200 steps of 0.5 s, half of it lost so far"
+    assert found.remaining_seconds == pytest.approx((100.0, 100.0, 200.0)), (
+        "200 steps of 0.5 s, half of it lost so far"
+    )
     assert found.device_hours == pytest.approx([2 * total / 3600 for total in (200, 200, 300)])
 
 
 def test_a_stop_on_purpose_is_no_lost_pace_and_a_crash_is(tmp_path):
     begun = BEGAN.timestamp()
-    columns = run(100, noise=0.0, events=(started(), started(step=60, after_seconds=3600.0)), newest_at=begun + 3650.0)
+    columns = run(
+        100,
+        noise=0.0,
+        events=(started(), started(step=60, after_seconds=3600.0)),
+        newest_at=begun + 3650.0,
+    )
     assert pace.goodput(columns, 3590.0) == pytest.approx(50 / 60)
     projection = pace.projection(columns, 300, 2, 3590.0)
     assert projection.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
@@ -124,7 +141,9 @@ def test_a_stop_on_purpose_is_no_lost_pace_and_a_crash_is(tmp_path):
             path = folder / chronicle.CHRONICLE_FILE
             *lines, newest = path.read_text().splitlines()
             at = (BEGAN + datetime.timedelta(seconds=seconds)).isoformat()
-            path.write_text("\n".join([*lines, json.dumps({**json.loads(newest), "at": at})]) + "\n")
+            path.write_text(
+                "\n".join([*lines, json.dumps({**json.loads(newest), "at": at})]) + "\n"
+            )
         assert pace.liveness_of(folder, DIGEST).paused_seconds == expected
 
 
@@ -138,7 +157,9 @@ def test_a_launch_of_the_finished_run_is_no_attempt_and_no_lost_time(tmp_path):
         *lines, newest = path.read_text().splitlines()
         at = (BEGAN + datetime.timedelta(seconds=seconds)).isoformat()
         path.write_text("\n".join([*lines, json.dumps({**json.loads(newest), "at": at})]) + "\n")
-    assert pace.liveness_of(folder, DIGEST).paused_seconds == 3620, "all that came after the first end"
+    assert pace.liveness_of(folder, DIGEST).paused_seconds == 3620, (
+        "all that came after the first end"
+    )
     again = started(step=num_steps, after_seconds=3600.0)
     figures = judge(DECISION, run(100, events=(started(), again))).figures
     assert figures["num_attempts"] == 1
@@ -146,7 +167,8 @@ def test_a_launch_of_the_finished_run_is_no_attempt_and_no_lost_time(tmp_path):
 
 def test_the_rate_shown_is_that_of_the_projected_end():
     rng = np.random.default_rng(0)
-    seconds = np.where(rng.random(400) < 0.2, 5.0, 0.5)  # one step in five waits: the median step does not
+    # one step in five waits: the median step does not
+    seconds = np.where(rng.random(400) < 0.2, 5.0, 0.5)
     columns = run(seconds=seconds, tokens_per_second=TOKENS / seconds, mfu=0.2 / seconds)
     figures = judge(DECISION, columns).figures
     left = DECISION.learning_rate.schedule.num_steps - 400
@@ -156,7 +178,10 @@ def test_the_rate_shown_is_that_of_the_projected_end():
 
 
 def test_launch_and_watch_tell_one_time_left_in_spite_of_slow_first_steps(tmp_path):
-    lines = [log_line(step, seconds=5.0 if step <= 16 else 0.5 + 2.0 * (step % 20 == 0)) for step in range(1, 401)]
+    lines = [
+        log_line(step, seconds=5.0 if step <= 16 else 0.5 + 2.0 * (step % 20 == 0))
+        for step in range(1, 401)
+    ]
     path = write_run(tmp_path, 0)
     path.write_text(path.read_text() + "".join(json.dumps(each) + "\n" for each in lines))
     launch_pace = Watchdog(tmp_path, Limits(), 0.0).pace
@@ -184,7 +209,9 @@ def test_no_end_is_projected_from_too_little_or_of_a_run_that_stands_still():
     ended = run(100, events=(started(), {"event": "interrupted", "step": 100}), newest_at=now)
     assert pace.unix_seconds(ends(ended, None)["still_since"]) == now
     late = ends(run(100, events=(started(),), newest_at=now + 36000.0), now + 36001.0)
-    assert late["projection"] is None and late["still_since"] is None, "hours between attempts are no rate of loss"
+    assert late["projection"] is None and late["still_since"] is None, (
+        "hours between attempts are no rate of loss"
+    )
     over = run(100, events=(started(),), newest_at=now)
     assert ends(over, now + 7200.0, num_steps=100)["projection"] is not None, "nothing is left"
 
@@ -192,8 +219,9 @@ def test_no_end_is_projected_from_too_little_or_of_a_run_that_stands_still():
 def test_an_attempts_first_line_is_not_the_pace_of_the_rest():
     columns = run(100, noise=0.0)
     columns.seconds[0] = 500.0
-    assert pace.projection(columns_of(columns.train_loss_nats, seconds=columns.seconds, events=(started(),)), 200, 1
-                           ).remaining_seconds[0] == pytest.approx(50.0)  # fmt: skip
+    assert pace.projection(
+        columns_of(columns.train_loss_nats, seconds=columns.seconds, events=(started(),)), 200, 1
+    ).remaining_seconds[0] == pytest.approx(50.0)
 
 
 def silence(columns, now, **given):
@@ -215,5 +243,7 @@ def test_silence_is_allowed_as_long_as_steps_and_saves_take():
 def test_the_others_of_a_rank_are_all_but_it(num_ranks):
     table = np.random.default_rng(num_ranks).random((20, num_ranks))
     table[:3] = 0.5  # ties
-    others = np.column_stack([np.median(np.delete(table, rank, axis=1), axis=1) for rank in range(num_ranks)])
+    others = np.column_stack(
+        [np.median(np.delete(table, rank, axis=1), axis=1) for rank in range(num_ranks)]
+    )
     assert medians_of_others(table) == pytest.approx(others, abs=1e-15)

@@ -1,4 +1,6 @@
-"""A main run's log from every source, and everything that may be wrong with one: told, and never fatal."""
+"""A main run's log from every source, and everything that may be wrong with one: told, and never
+fatal.
+"""
 
 import json
 
@@ -62,17 +64,26 @@ def test_names_given_by_option(tmp_path):
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
-    rows = [(s, {"train/loss": loss_at(s), "train/grad_norm": 1.5}) for s in range(1, 31)] + [(30, {"eval/loss": 2.5})]
+    rows = [(s, {"train/loss": loss_at(s), "train/grad_norm": 1.5}) for s in range(1, 31)] + [
+        (30, {"eval/loss": 2.5})
+    ]
     files = write_wandb(tmp_path / "wb", rows, monkeypatch)
     for where in (tmp_path / "wb", f"{files}/.."):
         reading = read(where)
-        assert reading.columns.train_loss_nats.tolist() == pytest.approx([loss_at(s) for s in range(1, 31)], abs=1e-12)
+        assert reading.columns.train_loss_nats.tolist() == pytest.approx(
+            [loss_at(s) for s in range(1, 31)], abs=1e-12
+        )
         assert reading.columns.grad_norm.tolist() == [1.5] * 30
-        assert (reading.columns.validation_steps.tolist(), reading.columns.validation_loss_nats.tolist()) == (
+        assert (
+            reading.columns.validation_steps.tolist(),
+            reading.columns.validation_loss_nats.tolist(),
+        ) == (
             [30],
             [2.5],
         )
-        assert reading.columns.newest_at == pytest.approx((tmp_path / "wb").stat().st_mtime, abs=120)
+        assert reading.columns.newest_at == pytest.approx(
+            (tmp_path / "wb").stat().st_mtime, abs=120
+        )
 
 
 def test_tensorboard(tmp_path):
@@ -80,7 +91,9 @@ def test_tensorboard(tmp_path):
         (20, {"lm loss validation": 2.5})
     ]
     reading = read(write_events(tmp_path / "tb", rows))
-    assert reading.columns.train_loss_nats == pytest.approx([loss_at(s) for s in range(1, 21)], abs=1e-6)
+    assert reading.columns.train_loss_nats == pytest.approx(
+        [loss_at(s) for s in range(1, 21)], abs=1e-6
+    )
     assert reading.columns.seconds.tolist() == [0.5] * 20
     assert reading.columns.validation_steps.tolist() == [20]
     assert not any("again" in note for note in reading.notes)
@@ -102,7 +115,13 @@ def test_steps_counted_from_zero(tmp_path):
 
 
 def test_missing_fields(tmp_path):
-    lines = [json.dumps(header().__class__.__name__), line(1), {"step": 2}, {"step": 3, "grad_norm": 1.0}, line(4)]
+    lines = [
+        json.dumps(header().__class__.__name__),
+        line(1),
+        {"step": 2},
+        {"step": 3, "grad_norm": 1.0},
+        line(4),
+    ]
     lines += [
         {"train_loss_nats": 3.0, "step": "five"},
         {"train_loss_nats": 3.0, "step": -1},
@@ -116,7 +135,9 @@ def test_missing_fields(tmp_path):
 
 
 def test_steps_beyond_the_run(tmp_path):
-    reading = read(write_lines(tmp_path / "log.jsonl", [line(at) for at in (99, 100, 101, 256, 1e300)]))
+    reading = read(
+        write_lines(tmp_path / "log.jsonl", [line(at) for at in (99, 100, 101, 256, 1e300)])
+    )
     assert reading.columns.step == 100
     told(reading, "3 lines have steps outside 1 to 100")
 
@@ -127,13 +148,24 @@ def test_our_own_rewinds_are_no_fault(tmp_path):
     metrics.append(tmp_path, header(step=16))
     for step in (17, 18, 19):
         metrics.append(tmp_path, line(step, train_loss_nats=6.0))
-    back = {"event": "rolled_back", "step": 19, "to_step": 12, "skipped_sequences": 8, "clip_norm": None, "reason": "x"}
+    back = {
+        "event": "rolled_back",
+        "step": 19,
+        "to_step": 12,
+        "skipped_sequences": 8,
+        "clip_norm": None,
+        "reason": "x",
+    }
     metrics.append(tmp_path, back)
     metrics.append(tmp_path, line(13, train_loss_nats=5.0))
     reading = read(path)
     assert reading.columns.steps.tolist() == list(range(1, 14))
     assert reading.columns.train_loss_nats[-1] == 5.0
-    assert [event["event"] for event in reading.columns.events] == ["started", "started", "rolled_back"]
+    assert [event["event"] for event in reading.columns.events] == [
+        "started",
+        "started",
+        "rolled_back",
+    ]
     assert reading.notes == ()
 
 
@@ -152,18 +184,30 @@ def test_a_last_line_cut_short(tmp_path):
 
 
 def test_losses_that_are_no_numbers(tmp_path):
-    lines = [line(1), '{"step": 2, "train_loss_nats": NaN}', '{"step": 3, "train_loss_nats": "inf"}', line(4)]
+    lines = [
+        line(1),
+        '{"step": 2, "train_loss_nats": NaN}',
+        '{"step": 3, "train_loss_nats": "inf"}',
+        line(4),
+    ]
     lines.append({"step": 5, "train_loss_nats": None})
     path = write_lines(tmp_path / "log.jsonl", lines)
     reading = read(path)
     assert np.isnan(reading.columns.train_loss_nats).tolist() == [False, True, True, False, True]
     told(reading, "1 training loss is not a number")
     reading = read(write_lines(path, [*lines, line(6)]))
-    assert reading.columns.steps.tolist() == [1, 2, 3, 4, 6], "a column without a value, as numbers came after it"
+    assert reading.columns.steps.tolist() == [1, 2, 3, 4, 6], (
+        "a column without a value, as numbers came after it"
+    )
 
 
 def test_a_validation_loss_between_logged_steps_is_no_missing_loss(tmp_path):
-    lines = [line(10), {"step": 15, "val_loss": 2.5, "train_loss_nats": None}, line(20), {"step": 25, "val_loss": 2.4}]
+    lines = [
+        line(10),
+        {"step": 15, "val_loss": 2.5, "train_loss_nats": None},
+        line(20),
+        {"step": 25, "val_loss": 2.4},
+    ]
     columns = read(write_lines(tmp_path / "log.jsonl", lines)).columns
     assert columns.steps.tolist() == [10, 20]
     assert columns.validation_steps.tolist() == [15, 25]
@@ -183,7 +227,9 @@ def test_times_of_ranks_are_kept_of_the_newest_lines_alone(tmp_path, monkeypatch
     monkeypatch.setattr(sources, "NUM_RANK_LINES", 5)
     rows = [line(step, rank_seconds=[step, 1.0]) for step in range(1, 21)]
     columns = read(write_lines(tmp_path / "log.jsonl", rows)).columns
-    assert columns.rank_steps.tolist() == columns.rank_seconds[:, 0].tolist() == [16, 17, 18, 19, 20]
+    assert (
+        columns.rank_steps.tolist() == columns.rank_seconds[:, 0].tolist() == [16, 17, 18, 19, 20]
+    )
     assert len(columns) == 20
 
 
@@ -192,7 +238,11 @@ def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     keys = ColumnNames({})
-    for where in ("me/forerun/abc123", "me/forerun/runs/abc123", "https://wandb.ai/me/forerun/runs/abc123"):
+    for where in (
+        "me/forerun/abc123",
+        "me/forerun/runs/abc123",
+        "https://wandb.ai/me/forerun/runs/abc123",
+    ):
         found = source_of(where, keys)
         assert isinstance(found, OnlineRun)
         assert found._run_path == "me/forerun/abc123"

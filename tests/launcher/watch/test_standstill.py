@@ -27,8 +27,11 @@ def test_a_loss_frozen_to_the_last_digit_is_an_alarm_after_sixteen_lines():
 def test_a_rounded_log_is_not_frozen_at_any_of_its_lines(step):
     for seed in range(2):
         losses = np.round(np.round(losses_of(np.random.default_rng(seed)) / step) * step, 10)
-        ends = np.append(np.flatnonzero(np.diff(losses)) + 1, NUM_STEPS)  # a stretch is longest at its end
-        assert not any(frozen_loss(columns_of(losses[:end]), 20, NUM_STEPS) for end in ends.tolist())
+        # a stretch is longest at its end
+        ends = np.append(np.flatnonzero(np.diff(losses)) + 1, NUM_STEPS)
+        assert not any(
+            frozen_loss(columns_of(losses[:end]), 20, NUM_STEPS) for end in ends.tolist()
+        )
 
 
 def test_how_many_equal_ones_it_takes_grows_with_the_rounding():
@@ -36,7 +39,9 @@ def test_how_many_equal_ones_it_takes_grows_with_the_rounding():
     for digits in (3, 2, 1):
         losses = np.round(losses_of(np.random.default_rng(0), noise=0.08), digits)
         losses[400:] = losses[400]
-        found = (n for n in range(2, 400) if frozen_loss(columns_of(losses[: 400 + n]), 20, NUM_STEPS))
+        found = (
+            n for n in range(2, 400) if frozen_loss(columns_of(losses[: 400 + n]), 20, NUM_STEPS)
+        )
         needed.append(next(found))
     assert needed[0] == LEAST_EQUAL and needed[0] <= needed[1] < needed[2]
 
@@ -56,7 +61,9 @@ def test_losses_that_stop_while_steps_go_on_are_told(tmp_path):
     lines = [{"step": step, "loss": losses[step - 1], "grad_norm": 1.0} for step in range(1, 401)]
     silent = [{"step": step, "grad_norm": 1.0} for step in range(401, 421)]
     columns = columns_in(lines + silent)
-    assert [(each.evidence["loss"], each.first_step) for each in stopped(columns)] == [("training", 400)]
+    assert [(each.evidence["loss"], each.first_step) for each in stopped(columns)] == [
+        ("training", 400)
+    ]
     assert alarms(columns) == ["metrics_stop"]
     assert alarms(columns_in(lines + silent[:10])) == []
     bare = [{"step": step, "loss": losses[step - 1]} for step in range(401, 450)]

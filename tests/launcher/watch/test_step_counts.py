@@ -25,7 +25,10 @@ def rows_at(*steps):
 
 
 COUNTS = {
-    "0 and N": [{"iter": at, "train/loss": 3.0, "val/loss": loss} for at, loss in ((0, 3.0), (NUM_STEPS, FINAL))],
+    "0 and N": [
+        {"iter": at, "train/loss": 3.0, "val/loss": loss}
+        for at, loss in ((0, 3.0), (NUM_STEPS, FINAL))
+    ],
     "0 to N": [*rows_at(*range(NUM_STEPS + 1)), *VALIDATED],
     "0 to N - 1": [*rows_at(*range(NUM_STEPS)), *EARLY],
     "0 to N - 1, validated at N": [*rows_at(*range(NUM_STEPS)), *VALIDATED],
@@ -52,12 +55,26 @@ def test_watch_and_launch_see_a_finished_run_however_it_counts(frozen, tmp_path,
 def test_the_live_watch_of_a_finished_foreign_run_returns(frozen, tmp_path):
     rows = [{**row, "mfu": -100.0} for row in COUNTS["0 and N"]]
     path = write_lines(tmp_path / "log.jsonl", rows)
-    command = [sys.executable, "-m", "launcher", "watch", str(frozen), "--metrics", str(path), "--every", "0.2"]
+    command = [
+        sys.executable,
+        "-m",
+        "launcher",
+        "watch",
+        str(frozen),
+        "--metrics",
+        str(path),
+        "--every",
+        "0.2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 3, 4) and "the run finished; next:" in done.stdout
     final = next(line for line in done.stdout.splitlines() if "final validation loss" in line)
-    assert f": {FINAL:.3f} nats" in final and "from here" not in final, "no forecast of a loss that is known"
-    assert "next: forerun watch" not in done.stdout.partition("the run finished")[0], "no advice to look again"
+    assert f": {FINAL:.3f} nats" in final and "from here" not in final, (
+        "no forecast of a loss that is known"
+    )
+    assert "next: forerun watch" not in done.stdout.partition("the run finished")[0], (
+        "no advice to look again"
+    )
     assert not re.search(r"MFU -?\d", done.stdout) and "1 value is impossible" in done.stdout
 
 
@@ -89,8 +106,14 @@ def write_odd(path, seed):
         row = {"step": step, "loss": loss_at(step + 1)}
         if seed % 3 == 0:
             row["loss"] = rng.choice((row["loss"], row["loss"], "NaN", -1.0, None, True, 1e300))
-        row |= {"mfu": rng.choice((-100.0, 0.4, 40.0, 0.0)), "seconds": rng.choice((0.5, -1.0, 0.0, 1e12, "NaN"))}
-        row |= {"tokens_per_second": rng.choice((1e4, -1.0, 0.0)), "_timestamp": rng.choice((at, -1.0, 1e300, "inf"))}
+        row |= {
+            "mfu": rng.choice((-100.0, 0.4, 40.0, 0.0)),
+            "seconds": rng.choice((0.5, -1.0, 0.0, 1e12, "NaN")),
+        }
+        row |= {
+            "tokens_per_second": rng.choice((1e4, -1.0, 0.0)),
+            "_timestamp": rng.choice((at, -1.0, 1e300, "inf")),
+        }
         row |= {"grad_norm": rng.choice((1.0, -1.0, "Infinity"))}
         rows.append(row)
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -114,7 +137,9 @@ def test_nothing_absurd_is_printed_of_an_odd_log(decision, frozen, tmp_path, see
         assert figures["mfu"] is None or 0 <= figures["mfu"] <= 1
         projection = figures["projection"]
         if projection is not None:
-            assert min(projection["remaining_seconds"]) >= 0 and min(projection["device_hours"]) >= 0
+            assert (
+                min(projection["remaining_seconds"]) >= 0 and min(projection["device_hours"]) >= 0
+            )
 
 
 def test_an_odd_log_through_the_command_line(frozen, tmp_path):

@@ -18,7 +18,10 @@ def llm_c():
 
 
 def modded_nanogpt():
-    rows = [f"step:{s}/{NUM_STEPS} train_loss:{loss_at(s):.4f} train_time:{s}ms step_avg:1.00ms" for s in STEPS]
+    rows = [
+        f"step:{s}/{NUM_STEPS} train_loss:{loss_at(s):.4f} train_time:{s}ms step_avg:1.00ms"
+        for s in STEPS
+    ]
     ends = [
         f"step:{s}/{NUM_STEPS} val_loss:{loss:.4f} train_time:0ms step_avg:nanms"
         for s, loss in ((0, 10.9), (NUM_STEPS, FINAL))
@@ -29,8 +32,10 @@ def modded_nanogpt():
 def nanotron():
     head = "11/28/2026 09:00:00 [INFO|DP=0|PP=0|TP=0|node-1]: "
     rows = [
-        f"{head}iteration: {s} / {NUM_STEPS} | consumed_tokens: {s}.1K | elapsed_time_per_iteration_ms: 250 | "
-        f"tokens_per_sec: 4.1K | global_batch_size: 512 | lm_loss: {loss_at(s):.4f} | lr: 0.0003 | grad_norm: 1.25"
+        f"{head}iteration: {s} / {NUM_STEPS} | consumed_tokens: {s}.1K | "
+        "elapsed_time_per_iteration_ms: 250 | "
+        f"tokens_per_sec: 4.1K | global_batch_size: 512 | lm_loss: {loss_at(s):.4f} | lr: 0.0003 | "
+        "grad_norm: 1.25"
         for s in STEPS
     ]
     return BANNER + "\n".join([*rows, ""])
@@ -38,18 +43,31 @@ def nanotron():
 
 def megatron():
     rows = [
-        f" [2026-11-28 09:00:00] iteration {s:8d}/{NUM_STEPS:8d} | consumed samples: {s:12d} | elapsed time per "
-        f"iteration (ms): 250.0 | learning rate: 3.0E-04 | lm loss: {loss_at(s):.6E} | grad norm: 1.250 |"
+        f" [2026-11-28 09:00:00] iteration {s:8d}/{NUM_STEPS:8d} | consumed samples: {s:12d} | "
+        "elapsed time per "
+        f"iteration (ms): 250.0 | learning rate: 3.0E-04 | lm loss: {loss_at(s):.6E} | grad norm: "
+        "1.250 |"
         for s in STEPS
     ]
-    end = f" validation loss at iteration {NUM_STEPS} | lm loss value: {FINAL:.6E} | lm loss PPL: 8.5E+00 | "
+    end = (
+        f" validation loss at iteration {NUM_STEPS} | lm loss value: {FINAL:.6E} | lm loss PPL: "
+        "8.5E+00 | "
+    )
     return BANNER + "\n".join([*rows, "-" * 80, end, ""])
 
 
 def trainer_state():
-    rows = [{"epoch": s / 100, "grad_norm": 1.25, "learning_rate": 3e-4, "loss": loss_at(s), "step": s} for s in STEPS]
-    rows += [{"epoch": 4.0, "eval_loss": FINAL, "step": NUM_STEPS}, {"step": NUM_STEPS, "train_loss": 3.0}]
-    return json.dumps({"global_step": NUM_STEPS, "log_history": rows, "max_steps": NUM_STEPS}, indent=2)
+    rows = [
+        {"epoch": s / 100, "grad_norm": 1.25, "learning_rate": 3e-4, "loss": loss_at(s), "step": s}
+        for s in STEPS
+    ]
+    rows += [
+        {"epoch": 4.0, "eval_loss": FINAL, "step": NUM_STEPS},
+        {"step": NUM_STEPS, "train_loss": 3.0},
+    ]
+    return json.dumps(
+        {"global_step": NUM_STEPS, "log_history": rows, "max_steps": NUM_STEPS}, indent=2
+    )
 
 
 def table(delimiter):
@@ -60,7 +78,10 @@ def table(delimiter):
 
 
 def llama_factory():
-    rows = [{"current_steps": s, "total_steps": NUM_STEPS, "loss": loss_at(s), "grad_norm": 1.25} for s in STEPS]
+    rows = [
+        {"current_steps": s, "total_steps": NUM_STEPS, "loss": loss_at(s), "grad_norm": 1.25}
+        for s in STEPS
+    ]
     return "\ufeff" + "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -70,7 +91,11 @@ LOGS = {
     "nanotron": ("train.log", nanotron, None),
     "Megatron-LM": ("out.txt", megatron, FINAL),
     "trainer_state.json": ("trainer_state.json", trainer_state, FINAL),
-    "Megatron-LM under torchrun": ("out.txt", lambda: "[W1128 09:00:00] warning\n" + megatron(), FINAL),
+    "Megatron-LM under torchrun": (
+        "out.txt",
+        lambda: "[W1128 09:00:00] warning\n" + megatron(),
+        FINAL,
+    ),
     "LLaMA-Factory": ("trainer_log.jsonl", llama_factory, None),
     "CSV": ("metrics.csv", lambda: table(","), FINAL),
     "TSV": ("metrics.tsv", lambda: table("\t"), FINAL),
@@ -87,14 +112,18 @@ def test_a_trainers_log_is_read(tmp_path, trainer):
     assert columns.steps.tolist() == list(STEPS)
     assert columns.train_loss_nats == pytest.approx([loss_at(s) for s in STEPS], abs=1e-4)
     assert trainer == "modded-nanogpt" or set(columns.grad_norm.tolist()) == {1.25}
-    assert columns.validation_loss_nats.tolist()[-1:] == ([] if final is None else [pytest.approx(final, abs=1e-4)])
+    assert columns.validation_loss_nats.tolist()[-1:] == (
+        [] if final is None else [pytest.approx(final, abs=1e-4)]
+    )
     if trainer == "nanotron" or trainer.startswith("Megatron-LM"):
         assert set(columns.seconds.tolist()) == {0.25}
 
 
 def test_units_of_nanotron(tmp_path):
     (tmp_path / "train.log").write_text(nanotron())
-    assert set(read(tmp_path / "train.log", num_steps=NUM_STEPS).columns.tokens_per_second.tolist()) == {4100.0}
+    assert set(
+        read(tmp_path / "train.log", num_steps=NUM_STEPS).columns.tokens_per_second.tolist()
+    ) == {4100.0}
 
 
 @pytest.mark.parametrize("trainer", ["llm.c", "trainer_state.json", "CSV"])
@@ -116,7 +145,11 @@ def test_a_folder_with_the_log_and_a_half_written_end(frozen, tmp_path, trainer)
 UNKNOWN = {
     "prose": ("train.log", b"loading the model\ndone\n", "'loading the model'"),
     "garbage": ("log.jsonl", bytes(range(1, 256)) * 40, r"'\x01\x02"),
-    "gzip": ("log.jsonl.gz", gzip.compress(b'{"step": 1, "loss": 3.0}\n'), "is compressed: unpack it"),
+    "gzip": (
+        "log.jsonl.gz",
+        gzip.compress(b'{"step": 1, "loss": 3.0}\n'),
+        "is compressed: unpack it",
+    ),
     "other names": ("log.jsonl", b'{"s": 1, "l": 3.0}\n', "none of the names looked for"),
     "other columns": ("metrics.csv", b"s,l\n1,3.0\n", "'s,l'"),
     "JSON without a history": ("state.json", b'{"a": [1, 2]}', "is no log that forerun knows"),

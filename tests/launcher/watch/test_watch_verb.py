@@ -1,4 +1,6 @@
-"""`forerun watch`: its exit codes, its words, its memory in the chronicle, and a run followed while it is written."""
+"""`forerun watch`: its exit codes, its words, its memory in the chronicle, and a run followed while
+it is written.
+"""
 
 import json
 import shutil
@@ -47,7 +49,10 @@ def test_bad_input(decision, frozen, tmp_path):
     run_of(decision, frozen, 40)
     write_run(frozen / "run", 50, first=41, digest="cd" * 32)
     code, body = ask("watch", frozen, "--once")
-    assert (code, body["error"]) == (2, "OtherRunError") and "the config cdcdcdcdcdcdcdcd..." in body["message"]
+    assert (code, body["error"]) == (
+        2,
+        "OtherRunError",
+    ) and "the config cdcdcdcdcdcdcdcd..." in body["message"]
     for options in (
         ("--once", "--conclude"),
         ("--study", tmp_path, "--once"),
@@ -56,7 +61,9 @@ def test_bad_input(decision, frozen, tmp_path):
     ):
         assert ask("watch", frozen, *options)[0] == 2
     assert ask("watch", tmp_path / "nowhere", "--once")[0] == 2
-    (frozen / "launch.json").write_text((frozen / "launch.json").read_text().replace('"seed": 7', '"seed": 8'))
+    (frozen / "launch.json").write_text(
+        (frozen / "launch.json").read_text().replace('"seed": 7', '"seed": 8')
+    )
     assert ask("watch", frozen, "--once")[0] == 5
 
 
@@ -67,7 +74,9 @@ def test_bad_input(decision, frozen, tmp_path):
 def watching(frozen):
     """The verb at work in a process of its own; gone after the test."""
     command = [sys.executable, "-m", "launcher", "watch", str(frozen), "--every", "0.2", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
         yield job
         job.kill()
 
@@ -80,7 +89,10 @@ def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
         run_of(decision, frozen, 200)
         time.sleep(2.5)
         for step in range(201, NUM_STEPS + 1):
-            metrics.append(frozen / "run", line(step, train_loss_nats=loss_at(step) + (2.0 if step > 220 else 0.0)))
+            metrics.append(
+                frozen / "run",
+                line(step, train_loss_nats=loss_at(step) + (2.0 if step > 220 else 0.0)),
+            )
             time.sleep(0.002)
         time.sleep(1.5)
         finish(frozen / "run", NUM_STEPS, 4.0)
@@ -97,16 +109,26 @@ def test_a_run_is_followed_while_it_is_written(decision, frozen, watching):
     assert lines[1] == "CANNOT TELL at step 0 of 400: nothing is logged yet"
     assert any(line.startswith("ON THE BAND at step 200 of 400") for line in lines)
     for name in names(body):
-        assert sum(line.startswith(("ALARM", "NOTICE")) and f" {name}, from step" in line for line in lines) == 1, name
+        assert (
+            sum(
+                line.startswith(("ALARM", "NOTICE")) and f" {name}, from step" in line
+                for line in lines
+            )
+            == 1
+        ), name
     assert {entry.data["name"] for entry in chronicle.entries(frozen / "run")} >= set(names(body))
 
 
-def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(decision, frozen, watching):
+def test_a_log_of_another_run_is_waited_out_and_ctrl_c_leaves_the_last_standing(
+    decision, frozen, watching
+):
     path = write_run(frozen / "run", 50, digest="cd" * 32)
     assert any(line.startswith("not judged") for line in iter(watching.stderr.readline, ""))
     path.unlink()
     run_of(decision, frozen, 300)
-    assert any(line.startswith("ON THE BAND at step 300") for line in iter(watching.stderr.readline, ""))
+    assert any(
+        line.startswith("ON THE BAND at step 300") for line in iter(watching.stderr.readline, "")
+    )
     watching.send_signal(signal.SIGINT)
     out, _ = watching.communicate(timeout=60)
     assert watching.returncode == 130
@@ -124,7 +146,10 @@ def test_a_real_run_watched_and_concluded(two_ranks, corpus, tmp_path):
     assert body["figures"]["step"] == 12
     assert (body["names_digest"], body["notes"], body["ending"]["event"]) == (True, [], "finished")
     code, body = ask("watch", frozen, "--conclude")
-    assert (code, body["actual_nats"]) == (0, metrics.read_ending(frozen / "run").validation_loss_nats)
+    assert (code, body["actual_nats"]) == (
+        0,
+        metrics.read_ending(frozen / "run").validation_loss_nats,
+    )
     assert body["tokens"] == decision.num_tokens
     attested = sorted(path.name for path in (frozen / "attestations").iterdir())
     assert attested == sorted(f"{kind}.json" for kind in (*ATTESTED, "conclusion"))

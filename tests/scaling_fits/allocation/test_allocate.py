@@ -39,7 +39,9 @@ def test_the_optimum_is_the_closed_form(exact):
     assert found.params == pytest.approx(params, rel=1e-3)
     assert 6 * found.params * found.tokens == pytest.approx(flops)
     assert found.tokens_per_param == pytest.approx(found.tokens / found.params)
-    assert found.loss_nats == pytest.approx(law_loss(CHINCHILLA, params, flops / 6 / params), rel=1e-6)
+    assert found.loss_nats == pytest.approx(
+        law_loss(CHINCHILLA, params, flops / 6 / params), rel=1e-6
+    )
 
 
 def test_the_best_size_is_the_middle_of_the_draws_own():
@@ -72,7 +74,9 @@ def test_flat_range_ends_at_three_per_mille(noisy):
     best = math.log(found.params)
     assert low < found.params < high
     for end in (low, high):
-        more = expected_along(noisy, found.spending, math.log(end)) - expected_along(noisy, found.spending, best)
+        more = expected_along(noisy, found.spending, math.log(end)) - expected_along(
+            noisy, found.spending, best
+        )
         assert more == pytest.approx(math.log(1.003), abs=1e-7)
 
 
@@ -96,7 +100,9 @@ def test_no_number_without_a_law(exact):
         allocate(exact, 1e14, inference_tokens=1e20)
 
 
-@pytest.mark.parametrize("terms", [{"inference_tokens": 3e7}, {"unique_tokens": 3e5, "inference_tokens": 3e6}])
+@pytest.mark.parametrize(
+    "terms", [{"inference_tokens": 3e7}, {"unique_tokens": 3e5, "inference_tokens": 3e6}]
+)
 def test_under_any_terms_no_size_the_budget_pays_for_is_better(noisy, terms):
     found = allocate(noisy, 1e13, **terms)
     spending = found.spending
@@ -122,7 +128,9 @@ def test_intervals_of_the_best_size_grow_with_the_reach(noisy):
 
 
 def test_a_best_run_that_nobody_would_build_is_doubted(noisy):
-    lopsided = fit_runs(ladder({**CHINCHILLA, "A": 1e6, "alpha": 0.9}, **WIDE), "chinchilla", bootstrap=0)
+    lopsided = fit_runs(
+        ladder({**CHINCHILLA, "A": 1e6, "alpha": 0.9}, **WIDE), "chinchilla", bootstrap=0
+    )
     found = allocate(lopsided, 1e15)
     assert not 1 <= found.tokens_per_param <= 1e4
     assert any("tokens per parameter" in doubt for doubt in found.doubts)

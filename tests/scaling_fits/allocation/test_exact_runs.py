@@ -17,7 +17,9 @@ def fitted():
 
 
 def option(allocation, seq_len=2048):
-    return choose_shape(ShapeRequest(params=allocation.params, vocab_size=1024, seq_len=seq_len)).option
+    return choose_shape(
+        ShapeRequest(params=allocation.params, vocab_size=1024, seq_len=seq_len)
+    ).option
 
 
 def test_training_alone(fitted):
@@ -33,8 +35,13 @@ def test_serving_costs_a_third_a_token(fitted):
     best = allocate(fitted, FLOPS, inference_tokens=3e7)
     shape = option(best)
     run = exact_run(fitted, best, shape)
-    assert run.tokens * shape.flops_per_token + 3e7 * shape.flops_per_token / 3 == pytest.approx(FLOPS)
-    assert exact_run(fitted, allocate(fitted, FLOPS, inference_tokens=1e10), option(best, 10**7)) is None
+    assert run.tokens * shape.flops_per_token + 3e7 * shape.flops_per_token / 3 == pytest.approx(
+        FLOPS
+    )
+    assert (
+        exact_run(fitted, allocate(fitted, FLOPS, inference_tokens=1e10), option(best, 10**7))
+        is None
+    )
 
 
 def test_repeats_count_for_less(fitted):

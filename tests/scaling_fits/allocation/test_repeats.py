@@ -1,4 +1,6 @@
-"""What repeats are worth: the published curve, its limits, and what a limit on data does to a choice."""
+"""What repeats are worth: the published curve, its limits, and what a limit on data does to a
+choice.
+"""
 
 import csv
 import math
@@ -13,7 +15,9 @@ from scaling_fits.allocation.allocate import allocate
 from scaling_fits.forecast.uncertainty import expected_log_loss, fit_runs
 from scaling_fits.laws.table import from_columns
 
-PUBLIC = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "datablations" / "runs.csv"
+PUBLIC = (
+    Path(__file__).resolve().parents[3].parent / "shared" / "data" / "datablations" / "runs.csv"
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,10 @@ def test_on_public_repeated_runs_it_is_on_the_safe_side():
     """Laws of the runs of one epoch, asked for those of up to 15."""
     with PUBLIC.open() as file:
         rows = list(csv.DictReader(file))
-    n, d, u, loss = (np.array([float(row[k]) for row in rows]) for k in ("params", "tokens", "unique_tokens", "loss"))
+    n, d, u, loss = (
+        np.array([float(row[k]) for row in rows])
+        for k in ("params", "tokens", "unique_tokens", "loss")
+    )
     once = d <= 1.01 * u
     fitted = fit_runs(from_columns(n[once], d[once], loss[once]), bootstrap=0)
 
@@ -77,7 +84,12 @@ def test_on_public_repeated_runs_it_is_on_the_safe_side():
 
     fill = [repeats.fitting_params(fitted, unique) for unique in u]
     counted = [
-        np.exp([repeats.counted(np.log(np.array([x])), limit, half)[0][0] for x, limit in zip(of, limits, strict=True)])
+        np.exp(
+            [
+                repeats.counted(np.log(np.array([x])), limit, half)[0][0]
+                for x, limit in zip(of, limits, strict=True)
+            ]
+        )
         for of, limits, half in ((n, fill, repeats.PARAMS_HALF), (d, u, repeats.TOKENS_HALF))
     ]
     for kept in (~once & (d <= 5 * u), (d > 5 * u) & (d <= 15 * u)):

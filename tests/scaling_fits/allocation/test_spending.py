@@ -9,11 +9,13 @@ from proxies.core.checks import SpecError
 from scaling_fits.allocation.spending import Spending, log_best_params
 from scaling_fits.laws import law
 
-THETAS = np.array([
-    [math.log(1.7), math.log(480), math.log(2100), 0.35, 0.37, 1.0],
-    [math.log(1.2), math.log(30), math.log(900), 0.28, 0.45, 0.7],
-    [-30.0, math.log(3e3), math.log(1e9), 0.8, 1.0, 0.095],
-])  # fmt: skip
+THETAS = np.array(
+    [
+        [math.log(1.7), math.log(480), math.log(2100), 0.35, 0.37, 1.0],
+        [math.log(1.2), math.log(30), math.log(900), 0.28, 0.45, 0.7],
+        [-30.0, math.log(3e3), math.log(1e9), 0.8, 1.0, 0.095],
+    ]
+)
 TERMS = {
     "plain": Spending(flops=1e20),
     "served": Spending(flops=1e20, inference_tokens=2e11),

@@ -1,4 +1,6 @@
-"""Runs whose best size, learning rate and batch are known, and the public IsoFLOP points where they are at hand."""
+"""Runs whose best size, learning rate and batch are known, and the public IsoFLOP points where they
+are at hand.
+"""
 
 import csv
 from pathlib import Path
@@ -28,19 +30,32 @@ def best_loss(flops):
 
 def runs(params, tokens, loss, flops=None, **extra):
     params, tokens, loss = (np.asarray(column, dtype=float) for column in (params, tokens, loss))
-    return RunTable(params=params, tokens=tokens, loss=loss, flops=6 * params * tokens if flops is None else flops,
-                    weight=np.ones(len(params)), flops_given=flops is not None, **extra)  # fmt: skip
+    return RunTable(
+        params=params,
+        tokens=tokens,
+        loss=loss,
+        flops=6 * params * tokens if flops is None else flops,
+        weight=np.ones(len(params)),
+        flops_given=flops is not None,
+        **extra,
+    )
 
 
 def isoflop_runs(budgets, num_sizes=7, half_width=1.4, noise=0.0, seed=0, shift=0.0):
     """Sizes evenly about each budget's best, moved by up to `shift` in log N."""
     rng = np.random.default_rng(seed)
     flops = np.repeat(budgets, num_sizes)
-    off = np.concatenate([np.linspace(-half_width, half_width, num_sizes) + rng.uniform(-shift, shift)
-                          for _ in budgets])  # fmt: skip
+    off = np.concatenate(
+        [
+            np.linspace(-half_width, half_width, num_sizes) + rng.uniform(-shift, shift)
+            for _ in budgets
+        ]
+    )
     params = best_params(flops) * np.exp(off)
     tokens = flops / 6 / params
-    return runs(params, tokens, loss_at(params, tokens) * np.exp(noise * rng.standard_normal(len(params))))
+    return runs(
+        params, tokens, loss_at(params, tokens) * np.exp(noise * rng.standard_normal(len(params)))
+    )
 
 
 LR_LAW, BATCH_LAW = (1.8, -0.7, 0.3), (0.6, 0.0, 0.57)
@@ -51,17 +66,22 @@ def law_at(law, params, tokens):
 
 
 def grid_runs(cells, noise=0.0, scatter=0.0, seed=0, batches=True):
-    """A grid of learning rates and batches about the best of each (N, D), in a tilted bowl of log2 of both."""
+    """A grid of learning rates and batches about the best of each (N, D), in a tilted bowl of log2
+    of both.
+    """
     rng = np.random.default_rng(seed)
     rows = []
     for params, tokens in cells:
         lr, batch = (
-            np.log2(law_at(law, params, tokens)) + scatter * rng.standard_normal() for law in (LR_LAW, BATCH_LAW)
+            np.log2(law_at(law, params, tokens)) + scatter * rng.standard_normal()
+            for law in (LR_LAW, BATCH_LAW)
         )
         for i in np.round(lr) + np.arange(-3, 4):
             for j in np.round(batch) + np.arange(-2, 3) if batches else [18.0]:
                 x, y = i - lr, j - batch if batches else 0.0
-                loss = 2.5 * np.exp(0.004 * x * x + 0.003 * y * y - 0.002 * x * y + noise * rng.standard_normal())
+                loss = 2.5 * np.exp(
+                    0.004 * x * x + 0.003 * y * y - 0.002 * x * y + noise * rng.standard_normal()
+                )
                 rows.append((params, tokens, loss, 2.0**i, 2.0**j))
     params, tokens, loss, lr, batch = np.array(rows).T
     return runs(params, tokens, loss, extra={"lr": lr, "batch_tokens": batch})
@@ -84,7 +104,12 @@ def porian_setups():
                 ends = float(row["n_exponent_lo95"]), float(row["n_exponent_hi95"])
                 published.setdefault(key, {})["interval"] = ends
     return {
-        key: (runs(*([float(row[name]) for row in rows] for name in ("params", "tokens", "loss")),
-                   flops=np.array([float(row["flops"]) for row in rows])), published[key])
+        key: (
+            runs(
+                *([float(row[name]) for row in rows] for name in ("params", "tokens", "loss")),
+                flops=np.array([float(row["flops"]) for row in rows]),
+            ),
+            published[key],
+        )
         for key, rows in tables.items()
-    }  # fmt: skip
+    }

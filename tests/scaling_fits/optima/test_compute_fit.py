@@ -27,7 +27,9 @@ def test_questions_without_an_answer():
 
 
 def test_intervals_grow_with_the_reach():
-    """A clean law of optima says little of a budget a thousand times the largest: laws of sizes bend."""
+    """A clean law of optima says little of a budget a thousand times the largest: laws of sizes
+    bend.
+    """
     fit = fit_isoflop(isoflop_runs(BUDGETS), bootstrap=50)
     widths = []
     for times in (1, 30, 1000):
@@ -38,10 +40,14 @@ def test_intervals_grow_with_the_reach():
 
 
 def test_hindcasts_stretch_intervals_of_a_law_that_turns():
-    """N* of the dear half grows with another exponent: what the cheap half says of them must not look sure."""
+    """N* of the dear half grows with another exponent: what the cheap half says of them must not
+    look sure.
+    """
     table = isoflop_runs(BUDGETS)
     straight = fit_isoflop(table, bootstrap=100)
-    bend = np.where(6 * table.params * table.tokens > 2e18, 0.3, 0.0) * np.log(6 * table.params * table.tokens / 2e18)
+    bend = np.where(6 * table.params * table.tokens > 2e18, 0.3, 0.0) * np.log(
+        6 * table.params * table.tokens / 2e18
+    )
     loss = loss_at(table.params * np.exp(-bend), table.tokens * np.exp(bend))
     turned = fit_isoflop(runs(table.params, table.tokens, loss), bootstrap=100)
     assert turned.status == straight.status == "converged"

@@ -23,11 +23,15 @@ def test_planted_laws_are_found(form):
 def test_intervals_hold_noise_and_scatter():
     covered = {"exponents": [], "value": []}
     for seed in range(40):
-        fit = fit_runs_law(grid_runs(CELLS, noise=0.001, scatter=0.2, seed=seed), "learning_rate", bootstrap=100)
+        fit = fit_runs_law(
+            grid_runs(CELLS, noise=0.001, scatter=0.2, seed=seed), "learning_rate", bootstrap=100
+        )
         for index, exponent in enumerate(LR_LAW[1:]):
             low, high = fit.law.exponent_interval(index, 0.9)
             covered["exponents"].append(low <= exponent <= high)
-        true = law_at(LR_LAW, 3e9, 1e11) * 2 ** (0.2 * np.random.default_rng(seed + 1000).standard_normal())
+        true = law_at(LR_LAW, 3e9, 1e11) * 2 ** (
+            0.2 * np.random.default_rng(seed + 1000).standard_normal()
+        )
         low, high = predict_value(fit, 3e9, 1e11).interval
         covered["value"].append(low <= true <= high)
     assert 0.8 <= np.mean(covered["exponents"]) <= 0.98
@@ -37,8 +41,18 @@ def test_intervals_hold_noise_and_scatter():
 @pytest.mark.parametrize(
     ("cells", "design", "left_out", "elsewhere"),
     [
-        ([(1e8, 4e9 * 2**i) for i in range(4)], "tokens", "the exponent of N is left out", (2e8, 8e9)),
-        ([(1e8 * 2**i, 20e8 * 2**i) for i in range(4)], "ratio", "N and D grow together", (1e9, 2e11)),
+        (
+            [(1e8, 4e9 * 2**i) for i in range(4)],
+            "tokens",
+            "the exponent of N is left out",
+            (2e8, 8e9),
+        ),
+        (
+            [(1e8 * 2**i, 20e8 * 2**i) for i in range(4)],
+            "ratio",
+            "N and D grow together",
+            (1e9, 2e11),
+        ),
     ],
 )
 def test_what_the_design_does_not_identify_is_left_out(cells, design, left_out, elsewhere):
@@ -46,7 +60,10 @@ def test_what_the_design_does_not_identify_is_left_out(cells, design, left_out, 
     assert (fit.status, fit.design) == ("converged", design)
     assert len(fit.law.exponents) == 1
     assert any(left_out in warning for warning in fit.warnings)
-    inside = cells[-1][0] * (1 if design == "tokens" else 2), cells[-1][1] * (1 if design == "params" else 2)
+    inside = (
+        cells[-1][0] * (1 if design == "tokens" else 2),
+        cells[-1][1] * (1 if design == "params" else 2),
+    )
     assert predict_value(fit, *inside).value == pytest.approx(law_at(LR_LAW, *inside), rel=0.02)
     with pytest.raises(CannotTellError, match="run cells that vary"):
         predict_value(fit, *elsewhere)
@@ -77,7 +94,9 @@ def test_every_bad_input_at_once():
     lr = table.extra["lr"].copy()
     lr[:2] = -1, np.nan
     with pytest.raises(OptimaError) as error:
-        fit_runs_law(runs(table.params, table.tokens, table.loss, extra={"lr": lr}), "learning_rate", level=2)
+        fit_runs_law(
+            runs(table.params, table.tokens, table.loss, extra={"lr": lr}), "learning_rate", level=2
+        )
     assert len(error.value.problems) == 3
     fit = fit_runs_law(grid_runs(CELLS), "batch", bootstrap=0)
     with pytest.raises(LawError, match=r"params = -1.*tokens = nan"):

@@ -2,7 +2,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from planted_optima import PARAMS_EXPONENT, best_loss, best_params, isoflop_runs, porian_setups, runs
+from planted_optima import (
+    PARAMS_EXPONENT,
+    best_loss,
+    best_params,
+    isoflop_runs,
+    porian_setups,
+    runs,
+)
 
 from scaling_fits.compute.isoflop import fit_isoflop
 from scaling_fits.compute.optima import OptimaError, predict_at
@@ -17,7 +24,9 @@ def test_planted_optima_are_found():
     assert np.abs(off).max() < 0.002
     assert fit.params_law.exponents[0] == pytest.approx(PARAMS_EXPONENT, abs=0.002)
     assert fit.tokens_law.exponents[0] == pytest.approx(1 - PARAMS_EXPONENT, abs=0.002)
-    assert [at.loss_nats for at in fit.optima] == pytest.approx([best_loss(at.flops) for at in fit.optima], rel=1e-4)
+    assert [at.loss_nats for at in fit.optima] == pytest.approx(
+        [best_loss(at.flops) for at in fit.optima], rel=1e-4
+    )
     far = predict_at(fit, 1e21)
     assert far.params * far.tokens * 6 == pytest.approx(1e21, rel=1e-2)
 
@@ -27,8 +36,11 @@ def test_intervals_cover_noisy_runs():
     for seed in range(20):
         table = isoflop_runs(BUDGETS, noise=0.002, seed=seed, shift=0.3)
         fit = fit_isoflop(table, bootstrap=100, seed=seed)
-        optima += [at.params_interval[0] <= best_params(at.flops) <= at.params_interval[1]
-                   for at in fit.optima if at.status == "ok"]  # fmt: skip
+        optima += [
+            at.params_interval[0] <= best_params(at.flops) <= at.params_interval[1]
+            for at in fit.optima
+            if at.status == "ok"
+        ]
         low, high = fit.params_law.exponent_interval(0, 0.9)
         exponents.append(low <= PARAMS_EXPONENT <= high)
         low, high = predict_at(fit, 3e20).params_interval
@@ -55,7 +67,10 @@ def test_what_has_no_optimum_is_refused_and_says_what_to_run():
     assert [at.status for at in fit.optima] == ["too_few", "too_few", "edge", "ok"]
     assert (fit.status, fit.params_law) == ("unidentified", None)
     assert "4 of the 5 sizes needed: add 1 more" in fit.optima[0].reason
-    assert any("1 of 4 budgets with an optimum: there must be at least 3" in warning for warning in fit.warnings)
+    assert any(
+        "1 of 4 budgets with an optimum: there must be at least 3" in warning
+        for warning in fit.warnings
+    )
 
 
 def test_budgets_are_flops_within_a_few_percent_or_the_column():
@@ -64,7 +79,9 @@ def test_budgets_are_flops_within_a_few_percent_or_the_column():
     near = runs(table.params, tokens, table.loss)
     assert len(fit_isoflop(near, bootstrap=50).optima) == len(BUDGETS)
     spread = runs(
-        table.params, table.tokens * np.exp(np.random.default_rng(0).uniform(-0.2, 0.2, table.num_runs)), table.loss
+        table.params,
+        table.tokens * np.exp(np.random.default_rng(0).uniform(-0.2, 0.2, table.num_runs)),
+        table.loss,
     )
     assert fit_isoflop(spread, bootstrap=50).status == "unidentified"
     fit = fit_isoflop(dataclasses.replace(spread, budget=np.repeat(BUDGETS, 7)), bootstrap=50)
@@ -74,8 +91,12 @@ def test_budgets_are_flops_within_a_few_percent_or_the_column():
 def test_flops_are_the_tables_own():
     """Twice the FLOPs at the same runs: the same N* and D*, half the coefficient to the power."""
     table = isoflop_runs(BUDGETS)
-    ours, theirs = (fit_isoflop(runs(table.params, table.tokens, table.loss, flops=scale * table.flops), bootstrap=50)
-                    for scale in (1.0, 2.0))  # fmt: skip
+    ours, theirs = (
+        fit_isoflop(
+            runs(table.params, table.tokens, table.loss, flops=scale * table.flops), bootstrap=50
+        )
+        for scale in (1.0, 2.0)
+    )
     assert [at.params for at in theirs.optima] == pytest.approx([at.params for at in ours.optima])
     assert [at.tokens for at in theirs.optima] == pytest.approx([at.tokens for at in ours.optima])
     assert theirs.params_law.at(2e21) == pytest.approx(ours.params_law.at(1e21))
@@ -91,7 +112,9 @@ def test_no_bootstrap_no_intervals_and_every_bad_option_at_once():
 
 
 def test_published_exponents_of_porian():
-    """Window against the published interpolation: 95 % intervals that overlap, one of ten may miss by chance."""
+    """Window against the published interpolation: 95 % intervals that overlap, one of ten may miss
+    by chance.
+    """
     met = {}
     for key, (table, published) in porian_setups().items():
         law = fit_isoflop(table, bootstrap=30).params_law
