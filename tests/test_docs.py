@@ -161,3 +161,10 @@ def test_the_site_is_built_strictly_and_asks_nobody_else(tmp_path):
     )
     outside = re.compile(r"@import|url\([\"']?(?:https?:)?//")
     assert [path.name for path in tmp_path.rglob("*.css") if outside.search(path.read_text())] == []
+
+
+def test_the_changelog_is_one_page_until_the_first_release():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", text, re.M)
+    assert headings == ["0.1.0 (unreleased)"]
+    assert len(text.split()) <= 700
