@@ -90,6 +90,7 @@ def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunS
         num_layers=2, width=32, num_heads=2, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=SEQ_LEN
     )  # fmt: skip
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
         parametrization=named("mup"),
@@ -109,7 +110,9 @@ def engine(store: TokenStore, width: int, num_slots: int, **mode: Any) -> Steps:
     # Process-wide: torch would keep the last engine's.
     precision, threads = numerics.matmul_precision, numerics.num_threads
     one: Solo | Bank = (
-        Solo(store, device="cpu") if num_slots == 0 else Bank(spec.shape, BATCH_TOKENS, numerics, store, device="cpu")
+        Solo(store, device="cpu")
+        if num_slots == 0
+        else Bank(spec.shape, BATCH_TOKENS, numerics, store, optimizer="adamw", device="cpu")
     )
     for slot in range(max(1, num_slots)):
         one.admit(slot, dataclasses.replace(spec, seed=slot))
@@ -129,7 +132,7 @@ def vmapped(store: TokenStore, width: int, num_slots: int, *, compiled: bool) ->
     module, multipliers = built[0].module, built[0].multipliers
     weights = {name: weight.detach() for name, weight in weights.items()}
     first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-    rates = {n.name: (n.learning_rate, n.eps) for n in built[0].numbers}
+    rates = {n.name: (n.learning_rate, n.settings["eps"]) for n in built[0].numbers}
 
     def loss(one: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
         return functional_call(module, one, (ids_BT[:, :-1], multipliers, ids_BT[:, 1:]))

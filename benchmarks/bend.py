@@ -309,12 +309,16 @@ def train(corpus: Path) -> None:
     )  # fmt: skip
     for num_steps in (50, 100, 200, 400, 800, 1600, 3200):
         schedule = Schedule(kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 10, decay_steps=0)
-        bank, todo = Bank(shape, 1024, numerics, store), list(itertools.product((0, 1), range(-8, -2)))
+        bank, todo = (
+            Bank(shape, 1024, numerics, store, optimizer="adamw"),
+            list(itertools.product((0, 1), range(-8, -2))),
+        )
         slots: dict[int, tuple[int, int]] = {}
         while todo or slots:
             for slot in bank.free_slots[: len(todo)]:
                 slots[slot] = seed, rate = todo.pop(0)
                 bank.admit(slot, RunSpec(
+                    optimizer="adamw",
                     shape=shape, base_shape=shape, parametrization=named("mup"), batch_tokens=1024, seed=seed,
                     hparams=Hparams(learning_rate=2.0**rate, clip_norm=1.0), data_id=store.manifest.data_id,
                     numerics=numerics, schedule=schedule,

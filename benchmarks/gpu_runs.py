@@ -42,6 +42,7 @@ def run_spec(
         vocab_size=vocab_size, seq_len=seq_len,
     )  # fmt: skip
     return RunSpec(
+        optimizer="adamw",
         shape=shape, base_shape=shape, parametrization=named("mup"), hparams=Hparams(learning_rate=1e-3),
         schedule=Schedule(kind="constant", num_steps=num_steps), batch_tokens=batch * seq_len,
         data_id=data_id, seed=0, numerics=numerics,
@@ -105,7 +106,7 @@ def engine(spec: RunSpec, store: Any) -> Any:
         return Solo(store)
     from proxies.training.bank import Bank
 
-    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
 
 
 def timed(advance: Callable[[float], int], seconds: float) -> None:

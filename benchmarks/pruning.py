@@ -87,13 +87,14 @@ def trained(corpus: Path, kind: ScheduleKind, seed: int, points: Sequence[tuple[
         rate, warmup, clip = point
         steps = whole_warmup(warmup, NUM_STEPS, decay)
         return RunSpec(
+            optimizer="adamw",
             shape=shape, base_shape=shape, parametrization=named("mup"), batch_tokens=1024, seed=seed,
             hparams=Hparams(learning_rate=rate, clip_norm=clip), data_id=store.manifest.data_id, numerics=numerics,
             schedule=Schedule(kind=kind, num_steps=NUM_STEPS, warmup_steps=steps, decay_steps=decay),
         )  # fmt: skip
 
     curves, final = np.full((len(points), NUM_STEPS), np.nan, np.float32), np.full(len(points), np.nan)
-    bank, todo, slots = Bank(shape, 1024, numerics, store), list(enumerate(points)), dict[int, int]()
+    bank, todo, slots = Bank(shape, 1024, numerics, store, optimizer="adamw"), list(enumerate(points)), dict[int, int]()
     while todo or slots:
         for slot in bank.free_slots[: len(todo)]:
             slots[slot], point = todo.pop(0)

@@ -76,6 +76,7 @@ class Case:
             seq_len=SEQ_LEN,
         )
         return RunSpec(
+            optimizer="adamw",
             shape=base_shape.at_width(self.width), base_shape=base_shape, parametrization=named(self.parametrization),
             hparams=Hparams(learning_rate=2.0**self.log2_rate, clip_norm=1.0),
             schedule=Schedule(
@@ -236,7 +237,7 @@ def memory_row(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
     out = subprocess.run(line, check=True, capture_output=True, text=True).stdout
     shape = case.spec("0" * 64).shape
     degrees = Parallelism(data_parallel_shard=1)
-    estimate = memory_per_rank(shape, degrees, "float32", BATCH_TOKENS // SEQ_LEN)
+    estimate = memory_per_rank(shape, degrees, "float32", BATCH_TOKENS // SEQ_LEN, optimizer="adamw")
     return {
         "vocab_size": vocab_size, "width": width, "measured_mb": float(out.split()[-1]),
         "estimate_mb": estimate.total_bytes / 2**20, "moment": estimate.moment,

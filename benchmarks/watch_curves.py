@@ -58,6 +58,7 @@ def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
         num_layers=2, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=SEQ_LEN
     )  # fmt: skip
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
         parametrization=named("mup"),
@@ -72,7 +73,9 @@ def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
 
 def recorded(store: TokenStore, width: int, num_steps: int, seeds: range) -> dict[str, np.ndarray]:
     """The curves of one size, a row a seed."""
-    bank = Bank(run_of(store, width, num_steps, 0).shape, BATCH_TOKENS, Numerics(num_slots=NUM_SLOTS), store)
+    bank = Bank(
+        run_of(store, width, num_steps, 0).shape, BATCH_TOKENS, Numerics(num_slots=NUM_SLOTS), store, optimizer="adamw"
+    )
     rows = {}
     for first in range(seeds.start, seeds.stop, NUM_SLOTS):
         waiting = min(NUM_SLOTS, seeds.stop - first)

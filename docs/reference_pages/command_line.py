@@ -134,7 +134,7 @@ def exit_codes_page() -> str:
     """exit-codes.md."""
     errors, lines = _list_errors(), []
     for code in ExitCode:
-        names = "<br>".join(f"`{name}`: {cell(text)}" for name, text in errors.get(code.name, {}).items())
+        names = "<br>".join(f"`{name}`: {cell(text)}" for name, text in sorted(errors.get(code.name, {}).items()))
         lines.append(f"| {code} | {code.meaning} | {names} |")
     after = "\n\n## An error as JSON\n\nWith `--json` an error is one object too, "
     after += "`forerun note --study no/such/study --json` for one:\n\n"

@@ -19,7 +19,6 @@ from launcher.base.metrics import Following
 from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import RUN_WIDE
 from proxies.core.plain_files import open_plain
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _settings(decision: Decision) -> dict[str, Json]:
         "digest": decision.digest, "shape": canon.to_json(decision.shape), "batch_tokens": decision.batch_tokens,
         "num_tokens": decision.num_tokens, "num_steps": decision.learning_rate.schedule.num_steps,
         "num_ranks": decision.parallelism.num_ranks, "precision": decision.precision, "seed": decision.seed,
-        **{name: getattr(decision, name) for name in RUN_WIDE}, "predicted_loss_nats": predicted.loss_nats,
+        **decision.run_wide, "predicted_loss_nats": predicted.loss_nats,
         "predicted_low_nats": predicted.low_nats, "predicted_high_nats": predicted.high_nats,
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
 from proxies.core.notation import counted
+from proxies.core.optimizers import RECIPES
 from proxies.core.rules import decay_problems
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.growth import Edge, grown, open_edges, probes, ranked
@@ -46,7 +47,7 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
                 found = [
                     f"{problem} at width {run.shape.width} and {counted(run.schedule.num_steps, 'step')}"
                     for run in make(point)  # at every size and duration, a step must leave something of a weight
-                    for problem in decay_problems(run.parametrization, run.ratios, run.hparams)
+                    for problem in decay_problems(run.parametrization, RECIPES[run.optimizer], run.ratios, run.hparams)
                 ]
             except SpecError as error:
                 found = error.problems

@@ -18,18 +18,14 @@ from pathlib import Path
 import proxies
 import proxies.core
 import proxies.core.muon
-import proxies.core.numbers
-import proxies.core.optimizers
-import proxies.core.shape
 import proxies.data
 import proxies.model
 import proxies.model.muon
 from launcher.exporters.view import proof_steps
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
-from proxies.core import canon, checks, notation, plain_files, schedule
+from proxies.core import canon, checks, errors, notation, plain_files, schedule
 from proxies.core.canon import Json
-from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.data import mixture, permutation, tokens, windows
 
 NUMBERS_FILE = "forerun.json"
@@ -39,15 +35,12 @@ _INDENT = r"\n +"
 """In no JSON text: there a new line is an escape."""
 _SHARED = ("forerun_numbers.py", "forerun_torch.py")
 _READER = (
-    proxies, proxies.core, proxies.data, canon, checks, mixture, notation, permutation, plain_files, schedule, tokens,
-    windows,
+    proxies, proxies.core, proxies.data, canon, checks, errors, mixture, notation, permutation, plain_files, schedule,
+    tokens, windows,
 )  # fmt: skip
 """What reads a corpus and gives the learning rates, with numpy and the standard library alone."""
-_MUON = (
-    proxies.model, proxies.model.muon, proxies.core.muon, proxies.core.numbers, proxies.core.optimizers,
-    proxies.core.shape,
-)  # fmt: skip
-"""What steps by Muon as the embedded trainer does."""
+_CARRIED = {"muon": (proxies.model, proxies.model.muon, proxies.core.muon)}
+"""By optimizer that no trainer has, the modules that step by it as the embedded trainer does."""
 
 
 def template(name: str) -> str:
@@ -77,7 +70,9 @@ def write_export(
     }
     texts = {name: template(name) for name in _SHARED}
     texts |= {name: template(source) for name, source in programs.items()}
-    for module in (*_READER, *(_MUON if OPTIMIZERS[decision.optimizer].rates_by_shape else ())):
+    optimizers = {group.optimizer for group in decision.groups}
+    carried = [module for name, modules in _CARRIED.items() if name in optimizers for module in modules]
+    for module in (*_READER, *carried):
         path = module.__name__.replace(".", "/")
         texts[path + ("/__init__.py" if hasattr(module, "__path__") else ".py")] = inspect.getsource(module)
     write_files(out_dir, {**texts, NUMBERS_FILE: _readable({**body, "sha256": canon.content_id(body)}), **files})
@@ -124,9 +119,16 @@ def _readable(body: Mapping[str, Json]) -> str:
 
 
 def groups_of(patterns: Iterable[tuple[str, ParameterGroup]]) -> list[Json]:
-    """Optimizer groups by a trainer's patterns, as `templates/forerun_torch.py` reads them."""
-    names = (*GROUP_NUMBERS, "init_std")
-    return [{"pattern": pattern, **{name: getattr(group, name) for name in names}} for pattern, group in patterns]
+    """Return optimizer groups by a trainer's patterns, as `templates/forerun_torch.py` reads them."""
+    return [
+        {
+            "pattern": pattern,
+            "optimizer": group.optimizer,
+            "settings": {**group.settings},
+            "init_std": group.init_std,
+        }
+        for pattern, group in patterns
+    ]
 
 
 def run_numbers(decision: Decision) -> dict[str, Json]:

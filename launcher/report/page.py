@@ -92,11 +92,21 @@ def _chosen(value: Any) -> Markup:
     return typeset(notation.format_count(value) if float(value).is_integer() else notation.format_number(value))
 
 
+def _list_group_columns(groups: Iterable[Any]) -> list[str]:
+    """Return the optimizer, the initial std, and every setting that some parameter group has."""
+    return ["optimizer", "init_std", *sorted({name for group in groups for name in group["settings"]})]
+
+
 def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
-    """Parameter groups with the same numbers as one: its kinds, its patterns, and the first group's numbers."""
+    """Return parameter groups with the same values of `keys` as one: kinds, patterns, the first group's values.
+
+    A value is None where the group's optimizer has no such setting.
+    """
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
-        row = merged.setdefault(tuple(group[key] for key in keys), {"kinds": [], "patterns": [], "numbers": group})
+        values = {**dict.fromkeys(keys), **group["settings"], **group}
+        found: dict[str, Any] = {"kinds": [], "patterns": [], "numbers": values}
+        row = merged.setdefault(tuple(values[key] for key in keys), found)
         row["kinds"] += [kind for kind in [numbers.words(group["kind"])] if kind not in row["kinds"]]
         row["patterns"] += group["pattern"].split("|")
     return list(merged.values())
@@ -113,7 +123,7 @@ def environment() -> Environment:
         "nearest": lambda curve, step: min(curve, key=lambda point: abs(point["step"] - step)),
         "has_optimum": has_optimum,
         "chip": lambda outcome: typeset(Outcome(outcome)), "code": lambda text: Markup("<code>{}</code>").format(text),
-        "merged": _merged, "svg": lambda panel: Markup(svg_of(panel)),
+        "merged": _merged, "group_columns": _list_group_columns, "svg": lambda panel: Markup(svg_of(panel)),
     }  # fmt: skip
     made.globals |= {
         "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.frozen.frozen import Decision
-from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS, Hparams
 from proxies.core.numbers import Kind, ParameterNumbers
+from proxies.core.optimizers import RECIPES
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS
 from proxies.parametrization.parametrization import Parameter, table_of
@@ -66,7 +67,7 @@ def kind_of(here: HookParameter, there: HookParameter) -> Kind:
 def hparams_of(decision: Decision) -> Hparams:
     """The hyperparameters at the base width, as the command is told them."""
     assert decision.own is not None
-    told = {name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in OF_EVERY_OPTIMIZER}
+    told = {name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in USER_TRAINER_HPARAMS}
     return Hparams(**{name: HYPERPARAMETERS[name].off if value is None else value for name, value in told.items()})  # type: ignore[arg-type]
 
 
@@ -100,4 +101,7 @@ def frozen_numbers(
         own = kind in ("hidden", "readout")
         multiplier = 1.0 if at_base else one.fan_in / other.fan_in if own else ratios.width
         found.append(Parameter(name=one.name, size=one.shape, kind=kind, width_multiplier=multiplier, base_std=1.0))
-    return {row.name: row for row in table_of(decision.parametrization, found, ratios, hparams_of(decision))}
+    return {
+        row.name: row
+        for row in table_of(decision.parametrization, RECIPES[decision.optimizer], found, ratios, hparams_of(decision))
+    }

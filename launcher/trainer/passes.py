@@ -69,7 +69,12 @@ class Exchange:
             return
         whole_bytes = MASTER_BYTES * sum(parameter.numel() for parameter in model.parameters())
         memory = memory_per_rank(
-            decision.shape, layout, cast(Precision, decision.precision), sequences, passes, decision.optimizer
+            decision.shape,
+            layout,
+            cast(Precision, decision.precision),
+            sequences,
+            passes,
+            optimizer=decision.optimizer,
         )
         needed, there = memory.total_bytes + whole_bytes, (1 - RESERVED) * _device_bytes()
         fits = torch.tensor(needed <= there, dtype=torch.int32, device=next(model.parameters()).device)

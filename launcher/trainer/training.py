@@ -248,7 +248,7 @@ class Trainer:
 
         def prove() -> None:
             decision = self.decision
-            if wrong := assembly.mismatches(self.model, self.optimizer, decision.groups, lr_share, decision.optimizer):
+            if wrong := assembly.mismatches(self.model, self.optimizer, decision.groups, decision.optimizer, lr_share):
                 raise FrozenError("live optimizer", wrong)
 
         together(prove)

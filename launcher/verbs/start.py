@@ -12,7 +12,7 @@ from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set
 from launcher.plan.presets import PRESETS
 from proxies.core import canon
 from proxies.core.notation import counted, format_count, format_flops, format_main_run_share
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS
+from proxies.core.optimizers import RECIPES
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 @click.command(epilog="Presets: " + "; ".join(f"{name}: {preset.about}" for name, preset in PRESETS.items()) + ".")
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Preset for a typical situation, listed below.")
 @click.option("--quick", "preset", flag_value="demo", help="A plan that ends in minutes: --preset demo.")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default=DEFAULT, show_default=True,
-              help="Optimizer. Where one has two learning rates, both are searched and tested.")  # fmt: skip
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(RECIPES)),
+    help="Optimizer. Default: the plan's. Where one has two learning rates, both are searched and tested.",
+)
 @click.option("--data", "data", default="corpus", show_default=True, help="Corpus folder, relative to the plan.")
 @click.option("--budget-flops", type=AMOUNT, help="Training FLOPs of the main run. Default: the preset's, else 1e13.")
 @click.option(

@@ -19,7 +19,6 @@ from typing import Literal
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.notation import format_learning_rate
-from proxies.core.optimizers import GROUP_NUMBERS, OptimizerName
 from proxies.core.powers import UNSCALED, Powers, Ratios
 
 Scale = Literal["linear", "log2", "log2_complement"]
@@ -29,6 +28,8 @@ Scaling = Literal["learning_rate", "weight_decay", "eps", "moments"]
 SetBy = Literal["search", "proxy", "axes"]
 """Where a plan sets it: a range of its own in `[search]`; a value in `[proxy]`, and a range in `[search] axes` if it is
 to be searched; or only there."""
+AppliedTo = Literal["gradient", "loss"]
+"""What a run-wide setting is applied to: the gradient before an update, or the loss that is differentiated."""
 LEARNING_RATE = "learning_rate"
 """The one that every study is about: always searched, always tested for transfer."""
 WARMUP = "warmup_fraction"
@@ -85,11 +86,12 @@ class Hyperparameter:
     """Axes over which a plan that says nothing tests it."""
     scaling: Scaling | None = None
     """None: the same number at every shape."""
-    optimizer: OptimizerName | None = None
-    """The one that has it; None: all."""
-    sets: str = ""
-    """The number of a group (`proxies.core.optimizers.GroupNumbers`) that it is, for parameters that AdamW steps beside
-    Muon; empty: the one of its own name, if any."""
+    zero_means: str = ""
+    """Name of the hyperparameter whose value it takes where it is 0; empty: 0 is a value of its own."""
+    user_trainer: bool = True
+    """Whether a user's own trainer, which brings its own optimizer, is given it."""
+    applied_to: AppliedTo | None = None
+    """What it is applied to if it is one number for the whole run (a run-wide setting); else None."""
     multiplies: str = ""
     """The forward multiplier (`proxies.core.numbers.ForwardNumbers`) that it is part of."""
     convention: Convention | None = None
@@ -169,6 +171,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             Hyperparameter(
                 name="clip_norm", meaning="Largest gradient norm.", default=1.0, above=0,
                 set_by="search", range=(0.25, 4.0), can_be_off=True, off=None, tested_over=("width",),
+                applied_to="gradient",
                 convention=Convention(value=1.0, source=_DECODERS),
                 aliases=("clip", "grad_clip", "max_grad_norm"), short="clip",
             ),
@@ -191,17 +194,17 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="momentum", meaning="Muon's.", default=0.95, scale="log2_complement", above=0, below=1,
-                set_by="proxy", optimizer="muon",
+                set_by="proxy", user_trainer=False,
             ),
             Hyperparameter(
                 name="adamw_learning_rate",
                 meaning="Under Muon the peak learning rate of what AdamW steps; 0: as that of hidden matrices.",
-                default=0.0, least=0, set_by="proxy", scaling="learning_rate", optimizer="muon", sets=LEARNING_RATE,
-                short="adamw lr",
+                default=0.0, least=0, set_by="proxy", scaling="learning_rate", zero_means=LEARNING_RATE,
+                user_trainer=False, short="adamw lr",
             ),
             Hyperparameter(
                 name="adamw_weight_decay", meaning="Under Muon the weight decay of what AdamW steps.", default=0.0,
-                least=0, set_by="proxy", scaling="weight_decay", optimizer="muon", sets="weight_decay",
+                least=0, set_by="proxy", scaling="weight_decay", user_trainer=False,
             ),
             Hyperparameter(
                 name="embedding_multiplier", meaning="Of the embeddings' output.", default=1.0, above=0,
@@ -296,8 +299,9 @@ class Hparams:
 
     @property
     def unclipped(self) -> Hparams:
-        """The same without a limit on the gradient."""
-        return dataclasses.replace(self, clip_norm=None)
+        """The same hyperparameters, with nothing applied to the gradient."""
+        off = {name: HYPERPARAMETERS[name].off for name in RUN_WIDE if HYPERPARAMETERS[name].applied_to == "gradient"}
+        return dataclasses.replace(self, **off)  # type: ignore[arg-type]
 
     @property
     def run_wide(self) -> dict[str, float | None]:
@@ -312,24 +316,16 @@ class Hparams:
 
 HPARAMS = tuple(field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS)
 """Names of its fields that the registry knows."""
-OF_EVERY_OPTIMIZER = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].optimizer is None)
-"""Those that mean something whatever the optimizer; a user's own trainer is told no others."""
-
-
-BESIDE = {one.sets: one.name for one in HYPERPARAMETERS.values() if one.sets}
-"""By the number of a group: the hyperparameter that sets it where AdamW steps beside Muon."""
-
-
-def has_it(optimizer: OptimizerName, name: str) -> bool:
-    """Whether a hyperparameter means something under an optimizer."""
-    return hyperparameter_named(name).optimizer in (None, optimizer)
-
-
-RUN_WIDE = tuple(
-    one.name for one in map(HYPERPARAMETERS.__getitem__, HPARAMS)
-    if one.name not in GROUP_NUMBERS and not one.multiplies and not one.sets
-)  # fmt: skip
-"""Those of a frozen config's own keys, beside the numbers of groups and the forward multipliers."""
+ADDED_HPARAMS = tuple(
+    field.name
+    for field in dataclasses.fields(Hparams)
+    if field.name in HYPERPARAMETERS and canon.UNLESS_DEFAULT.items() <= field.metadata.items()
+)
+"""Names of those that records leave out at their default: records made before they were there keep their ids."""
+USER_TRAINER_HPARAMS = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].user_trainer)
+"""Names of those that a user's own trainer is given."""
+RUN_WIDE = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].applied_to is not None)
+"""Names of the run-wide settings, which are fields of a frozen config."""
 
 
 def warmup_of(point: Mapping[str, float]) -> float:

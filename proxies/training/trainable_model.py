@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,5 +61,5 @@ def our_model(spec: RunSpec) -> DecoderModel:
     parameters = dict(module.named_parameters())
     for parameter in numbers:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))
-    multipliers = Multipliers(**dataclasses.asdict(forward))
+    multipliers = Multipliers.of_run(forward, spec.hparams.run_wide)
     return DecoderModel(module=module, numbers=numbers, multipliers=multipliers)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core import canon
-from proxies.core.hyperparameters import HPARAMS, has_it
+from proxies.core.hyperparameters import HPARAMS
+from proxies.core.optimizers import has_hyperparameter
 from proxies.core.spec import Run
 from sweeps.store.errors import DiskFull, SweepError
 from sweeps.store.ledger import Ledger
@@ -87,7 +88,7 @@ def _row(run: Run, imported: bool) -> dict[str, Any]:
         **{name: getattr(spec.shape, name) for name in (*_SHAPE, "family")},
         "base_width": spec.base_shape.width,
         "optimizer": spec.optimizer,
-        **{name: getattr(spec.hparams, name) if has_it(spec.optimizer, name) else None for name in HPARAMS},
+        **{name: getattr(spec.hparams, name) if has_hyperparameter(spec.optimizer, name) else None for name in HPARAMS},
         "schedule": spec.schedule.kind,
         "warmup_steps": spec.schedule.warmup_steps,
         "num_steps": result.num_steps,

@@ -59,6 +59,7 @@ def write_corpus(folder: Path, seed: int = 0) -> Manifest:
 def spec_of(data_id: str, **hparams: float) -> RunSpec:
     base = Shape(num_layers=2, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=32)
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(32),
         base_shape=base,
         parametrization=named("mup"),

@@ -10,10 +10,11 @@ import jsonschema
 import pytest
 from test_hook import own_decision
 
+from launcher.frozen.frozen import SCHEMA_VERSION
 from proxies.core import canon
 
 ROOT = Path(__file__).parents[2]
-GOLDENS = sorted((ROOT / "tests" / "launcher" / "goldens").glob("launch-*.json"))
+GOLDENS = [ROOT / "tests" / "launcher" / "goldens" / f"launch-{SCHEMA_VERSION}.json"]
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "launch.schema.json").read_text())
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
 
@@ -48,7 +49,10 @@ def _set(path, value):
         _set(["decision", "seed"], "7"), _set(["decision", "more"], 1), _set(["digest"], "short"),
         _set(["decision", "schema_version"], 4), _set(["decision", "predicted", "loss_nats"], "NaN"),
         _set(["decision", "optimizer"], "sgd"), _set(["decision", "shape", "width"], 1.5),
-        lambda config: config["decision"].pop("clip_norm"), lambda config: config["decision"]["groups"][0].pop("eps"),
+        lambda config: config["decision"].pop("clip_norm"),
+        lambda config: config["decision"]["groups"][0]["settings"].pop("eps"),
+        _set(["decision", "groups", 0, "settings", "momentum"], 0.9),
+        _set(["decision", "groups", 0, "optimizer"], "muon"),
     ],
 )  # fmt: skip
 def test_it_refuses_a_planted_fault(fault):

@@ -50,7 +50,7 @@ def differences(decision: Decision) -> dict[str, TrainerView]:
     forward = dataclasses.replace(decision.forward, output=decision.forward.output * 1.25)
     few = dataclasses.replace(view, steps=view.steps[:3], rates=tuple(row[:3] for row in view.rates))
     found = {
-        f"{HIDDEN}: {field} is ": held(view, HIDDEN, **{field: getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)})
+        f"{HIDDEN}: {field} is ": held(view, HIDDEN, **{field: view.parameters[HIDDEN].settings[field] * (1 + 1e-8)})
         for field in ("learning_rate", "eps", "beta2")
     }
     return found | {

@@ -42,6 +42,7 @@ def command(template=TEMPLATE, **changes):
 def command_spec(its_command=None, *, num_steps=NUM_STEPS, width=32, seed=0, vocab_size=256, **hparams):
     base = Shape(num_layers=2, width=32, num_heads=4, num_kv_heads=2, ffn_width=64, vocab_size=vocab_size, seq_len=16)
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
         parametrization=named("mup"),

@@ -44,6 +44,7 @@ def spec_of(shape, base=BASE, parametrization="mup", hparams=HPARAMS, *, batch_r
     batch = 4 * shape.seq_len * batch_ratio
     timed = {"base_batch_tokens": 4 * shape.seq_len, "base_num_tokens": 36 * batch // duration_ratio}
     return RunSpec(
+        optimizer="adamw",
         shape=shape, base_shape=base, parametrization=rules, hparams=hparams, batch_tokens=batch, data_id="none",
         schedule=Schedule(kind="constant", num_steps=36), numerics=Numerics(), seed=0,
         **(timed if rules.needs_tokens else {}),
@@ -110,7 +111,9 @@ def is_mups(shape, base):
         for name, parameter in named_parameters.items():
             row, group = rows[name], group_of[id(parameter)]
             wanted = pytest.approx([group["lr"], group["weight_decay"], group["eps"], *group["betas"]], rel=1e-14)
-            assert [row.learning_rate, row.weight_decay, row.eps, row.beta1, row.beta2] == wanted, name
+            assert [
+                row.settings[name] for name in ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
+            ] == wanted, name
     for name, parameter in named_parameters.items():
         assert mine[name].width_multiplier == parameter.infshape.width_mult(), name
         std = at_base[name].init_std
@@ -153,8 +156,9 @@ def completedp_is_completep(shape, base):
         # Weights 1 / m as large take the same path at a rate 1 / m as large, and eps and decay m times as large.
         factor = multiplier if wanted.kind == "readout" else 1.0
         for field in ("init_std", "learning_rate", "weight_decay", "eps"):
-            there = getattr(wanted, field) * (factor if field in ("init_std", "learning_rate") else 1 / factor)
-            assert getattr(mine, field) == pytest.approx(there, rel=1e-14), (mine.name, field)
+            ours, theirs = ({"init_std": row.init_std, **row.settings}[field] for row in (mine, wanted))
+            there = theirs * (factor if field in ("init_std", "learning_rate") else 1 / factor)
+            assert ours == pytest.approx(there, rel=1e-14), (mine.name, field)
     assert parting(Model.of(multiplied), Model.of(direct), token_ids(shape)) < 1e-10
 
 

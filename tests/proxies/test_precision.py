@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from proxies.core.numbers import ForwardNumbers
 from proxies.model import decoder
 from proxies.model.decoder import Block, Decoder, Linear, Multipliers
 from proxies.model.loss import token_loss
@@ -21,7 +22,7 @@ from proxies.training.trainable_model import our_model
 
 NUMBERS = Multipliers(embedding=1.7, attention=0.3, residual=0.6, output=0.7)
 PER_TRIAL = Multipliers(
-    **{field.name: torch.full((1, 1, 1), getattr(NUMBERS, field.name)) for field in dataclasses.fields(Multipliers)}
+    **{field.name: torch.full((1, 1, 1), getattr(NUMBERS, field.name)) for field in dataclasses.fields(ForwardNumbers)}
 )
 BFLOAT16 = PRECISIONS["bfloat16"]
 IDS, TARGETS = token_ids(3), token_ids(3, seed=2)
@@ -125,7 +126,10 @@ def curves(store):
     """Of one run alone and in a bank."""
     numbers = {"clip_norm": 0.5, "num_steps": 4}
     alone, beside = (run_spec(store.manifest.data_id, num_slots=k, **numbers) for k in (1, 2))
-    solo, bank = Solo(store, device="cpu"), Bank(TINY, beside.batch_tokens, beside.numerics, store, device="cpu")
+    solo, bank = (
+        Solo(store, device="cpu"),
+        Bank(TINY, beside.batch_tokens, beside.numerics, store, optimizer="adamw", device="cpu"),
+    )
     solo.admit(0, alone)
     bank.admit(0, beside)
     return [engine.advance(4)[0][2] for engine in (solo, bank)]

@@ -50,7 +50,7 @@ def train(spec, store, **options):
 def in_bank(spec, store, num_slots=4):
     """The same trial among empty neighbours."""
     spec = dataclasses.replace(spec, numerics=dataclasses.replace(spec.numerics, num_slots=num_slots))
-    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
     bank.admit(num_slots - 1, spec)
     ((_, result, curve),) = bank.advance(10**6)
     return result, curve
@@ -64,8 +64,8 @@ def by_hand(spec, store):
         for n in numbers:
             parameters[n.name].copy_(initial_tensor(n, spec.seed))
     adamw = torch.optim.AdamW(
-        [{"params": [parameters[n.name]], "lr": 0.0, "weight_decay": n.weight_decay, "eps": n.eps,
-          "betas": (n.beta1, n.beta2)} for n in numbers]
+        [{"params": [parameters[n.name]], "lr": 0.0, "weight_decay": n.weight_decay, "eps": n.settings["eps"],
+          "betas": (n.settings["beta1"], n.settings["beta2"])} for n in numbers]
     )  # fmt: skip
 
     def loss_of(ids):

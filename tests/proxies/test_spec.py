@@ -19,6 +19,7 @@ from proxies.core.spec import MAX_SEED, Curve, Numerics, Run, RunResult, RunSpec
 ROOT = Path(__file__).parents[2]
 
 GOLDEN = RunSpec(
+    optimizer="adamw",
     shape=Shape(num_layers=2, width=64, num_heads=4, num_kv_heads=2, ffn_width=160, vocab_size=256, seq_len=64),
     base_shape=Shape(num_layers=2, width=32, num_heads=2, num_kv_heads=1, ffn_width=80, vocab_size=256, seq_len=64),
     parametrization=named("mup"),

@@ -93,8 +93,10 @@ def test_the_order_of_a_single_source_is_of_seed_and_epoch_alone(small):
     assert (across[2 : 2 + num_windows] == batch).all(), "a batch over the end of an epoch, and into a third one"
 
 
-EXPORTED = ("__init__", "core/__init__", "core/canon", "core/checks", "core/notation", "core/plain_files",
-            "data/__init__", "data/mixture", "data/permutation", "data/tokens", "data/windows")  # fmt: skip
+EXPORTED = (
+    "__init__", "core/__init__", "core/canon", "core/checks", "core/errors", "core/notation", "core/plain_files",
+    "data/__init__", "data/mixture", "data/permutation", "data/tokens", "data/windows",
+)  # fmt: skip
 READ = """
 import sys
 from pathlib import Path

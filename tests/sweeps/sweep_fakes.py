@@ -24,6 +24,7 @@ STEPS_PER_CALL = 3
 def make_spec(*, log2_lr: float = -8.0, seed: int = 0, width: int = 32, num_steps: int = 4, num_slots: int = 3):
     shape = Shape(num_layers=1, width=width, num_heads=2, num_kv_heads=2, ffn_width=64, vocab_size=256, seq_len=8)
     return RunSpec(
+        optimizer="adamw",
         shape=shape,
         base_shape=shape,
         parametrization=named("mup"),

@@ -15,7 +15,15 @@ from typing import Any
 import forerun_versions  # noqa: F401  (before torchtitan: it refuses other versions)
 import torch
 from forerun_numbers import open_corpus, read_numbers
-from forerun_torch import gradient_norm, initial_value, muon, optimizer_arguments, read_rows, set_value
+from forerun_torch import (
+    gradient_norm,
+    initial_value,
+    muon,
+    optimizer_arguments,
+    read_rows,
+    set_value,
+    uses_muon,
+)
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.dataloader import BaseDataLoader
@@ -46,7 +54,7 @@ SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
 VALIDATION_SEQUENCES = 64
 """Number of windows of the validation split in one validation, if there are as many."""
 MUON = "forerun's Muon"
-OPTIMIZER = MUON if any(group["momentum"] for group in FROZEN.groups) else "AdamW"
+OPTIMIZER = MUON if uses_muon(FROZEN.groups) else "AdamW"
 
 
 class MultEmbedding(Embedding):

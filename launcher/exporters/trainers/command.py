@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import cast
 
 from launcher.exporters.export_writer import write_files
-from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport, Judgement, judged
+from launcher.exporters.fidelity import ExportError, Expressible, FidelityReport, Judgement, judge_fields
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
+from proxies.core.hyperparameters import RUN_WIDE, USER_TRAINER_HPARAMS
 from proxies.core.programs import PLACES, placeholders_in
 from proxies.external.command import filled
 
 VERSIONS = (importlib.metadata.version("forerun"),)
 VALUES_FILE, YAML_FILE, OVERRIDES_FILE = "run.json", "run.yml", "overrides.txt"
+EXPRESSIBLE = Expressible(optimizers={}, run_wide=tuple(name for name in RUN_WIDE if name in USER_TRAINER_HPARAMS))
 _UNSEEN: Judgement = (
     "equivalent",
     "forerun passes the values and does not see what your trainer makes of them",
@@ -25,8 +27,9 @@ _UNSEEN: Judgement = (
 _AROUND: Judgement = ("equivalent", "no value of the command: your trainer's own, or `forerun watch`'s")
 _JUDGEMENTS: dict[str, Judgement] = {
     "own": ("exact", ""),
-    "shape": _UNSEEN, "base_shape": _UNSEEN, "learning_rate": _UNSEEN, "clip_norm": _UNSEEN, "batch_tokens": _UNSEEN,
+    "shape": _UNSEEN, "base_shape": _UNSEEN, "learning_rate": _UNSEEN, "batch_tokens": _UNSEEN,
     "num_tokens": _UNSEEN, "seed": _UNSEEN, "data": _UNSEEN, "groups": _UNSEEN, "forward": _UNSEEN,
+    **dict.fromkeys(RUN_WIDE, _UNSEEN),
 }  # fmt: skip
 
 
@@ -65,7 +68,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     }
     write_files(out_dir, files)
     judgements = dict.fromkeys((field for field in Decision.__dataclass_fields__), _AROUND) | _JUDGEMENTS
-    entries: tuple[FidelityEntry, ...] = judged(decision, judgements)
+    entries = judge_fields(decision, judgements, EXPRESSIBLE)
     return FidelityReport(trainer="command", version=version, entries=entries)
 
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from launcher.exporters.export_writer import PROVE_FILE, run_script, write_export
-from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
+from launcher.exporters.fidelity import ADAMW, Expressible, FidelityReport, Judgement, rank_sequences, refuse, report
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
     WSD_STYLES,
@@ -30,6 +30,7 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
 from proxies.core.notation import counted
+from proxies.core.numbers import GroupSettings
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
@@ -146,6 +147,7 @@ def _machine(decision: Decision) -> Arguments:
 
 
 VERSIONS = ("0.19.2",)
+EXPRESSIBLE = Expressible(optimizers={"adamw": ADAMW}, run_wide=("clip_norm",))
 SPEC_MODULE = "forerun_megatron_spec"
 """Of the layers with a residual multiplier, in the export's folder."""
 ARGUMENTS_FILE = "arguments.txt"
@@ -176,7 +178,7 @@ _MODULES = {
 
 def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> FidelityReport:
     """Write `arguments.txt`, the scripts of data, seed, proof and run, their numbers and the corpus reader."""
-    refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
+    refuse("megatron-lm", decision, version, VERSIONS, _problems(decision), EXPRESSIBLE)
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
     programs = {SEED_FILE: SEED_FILE, DATA_FILE: DATA_FILE, PROVE_FILE: "prove_megatron_lm.py"}
@@ -189,7 +191,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         programs=programs | ({} if decision.forward.residual == 1.0 else {f"{SPEC_MODULE}.py": f"{SPEC_MODULE}.py"}),
         files={ARGUMENTS_FILE: argument_lines(decision, flags, scheduler), RUN_FILE: _run_text(decision, version)},
     )
-    return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off))
+    return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off), EXPRESSIBLE)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -210,7 +212,9 @@ def foretold(decision: Decision) -> RunNumbers:
     """
     schedule, shape, flags = decision.learning_rate.schedule, decision.shape, flags_of(decision)
     numbers = {
-        name: numbers_of(flags, shape.width, sort) for sort, members in sorts(decision).items() for name, _ in members
+        name: GroupSettings(optimizer=group.optimizer, settings=numbers_of(flags, shape.width, sort))
+        for sort, members in sorts(decision).items()
+        for name, group in members
     }
     scheduler, _ = scheduler_of(decision, flags)
     return RunNumbers(numbers=numbers, shares=tuple(scheduler.share(step) for step in proof_steps(schedule)))

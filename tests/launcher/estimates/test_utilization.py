@@ -64,7 +64,12 @@ def test_the_page_says_how_many_published_runs_lie_inside(table):
 def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
     assert PUBLISHED.share(1e6, 989e12) == PROXY_MFU
     run = MainRun(
-        shape=MODELS["llama-3-8b"].shape, num_tokens=2**40, batch_tokens=2**22, precision="bfloat16", layout=ONE
+        shape=MODELS["llama-3-8b"].shape,
+        num_tokens=2**40,
+        batch_tokens=2**22,
+        precision="bfloat16",
+        layout=ONE,
+        optimizer="adamw",
     )
     small = dataclasses.replace(run.shape, num_layers=2, width=128, num_heads=2, num_kv_heads=2, ffn_width=256,
                                 vocab_size=256, seq_len=512)  # fmt: skip
