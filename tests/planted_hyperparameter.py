@@ -30,7 +30,9 @@ NAME, ALIAS, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
 
 def plan():
-    """The tiny study's by Lion, which searches the new ones, and tests one of them over width alone."""
+    """The tiny study's by Lion, which searches the new ones, and tests one of them over width
+    alone.
+    """
     text = PLAN.replace("tie_seeds = 0", f"tie_seeds = 0\naxes = {{ {NAME} = [0.5, 2.0], z_loss = [1e-4, 1e-1] }}")
     text = text.replace("[proxy]", '[proxy]\noptimizer = "lion"')
     text = text.replace('hyperparameters = { clip_norm = ["width"] }', f'hyperparameters = {{ {NAME} = ["width"] }}')

@@ -160,7 +160,8 @@ CHANGES = {
         ('residual=rule["residual"].at(ratios)', " * hparams.residual_multiplier", 1),
     ],
 }
-"""One more hyperparameter, optimizer, and run-wide setting: by file, what text is put before (0) or after (1) which."""
+"""One more hyperparameter, optimizer, and run-wide setting: by file, what text is put before (0) or
+after (1) which."""
 
 
 @pytest.fixture(scope="module")

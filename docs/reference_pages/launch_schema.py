@@ -38,7 +38,9 @@ def launch_schema() -> str:
 
 
 def _settings(spec: OptimizerSpec) -> dict[str, Any]:
-    """Return the schema of a group that an optimizer steps: it has all of its settings, and no others."""
+    """Return the schema of a group that an optimizer steps: it has all of its settings, and no
+    others.
+    """
     settings = {
         "properties": {name: {"type": "number"} for name in spec.settings},
         "required": [*spec.settings],

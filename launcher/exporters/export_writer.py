@@ -40,7 +40,7 @@ _READER = (
 )  # fmt: skip
 """What reads a corpus and gives the learning rates, with numpy and the standard library alone."""
 _CARRIED = {"muon": (proxies.model, proxies.model.muon, proxies.core.muon)}
-"""By optimizer that no trainer has, the modules that step by it as the embedded trainer does."""
+"""Modules that an export carries, by the optimizer that they step and no trainer has."""
 
 
 def template(name: str) -> str:

@@ -53,10 +53,12 @@ JUDGEMENTS: dict[str, Judgement] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expressible:
-    """What an export can write of what the registries of optimizers and hyperparameters declare."""
+    """Optimizers and run-wide settings that an export can write, of those that the registries
+    declare.
+    """
 
     optimizers: Mapping[str, tuple[str, ...]]
-    """By optimizer, the settings that the export writes."""
+    """Settings that the export writes, by optimizer."""
     run_wide: tuple[str, ...]
     """Run-wide settings that the export writes."""
 
@@ -108,7 +110,9 @@ def refuse(
 
 
 def list_inexpressible(decision: Decision, expressible: Expressible) -> list[str]:
-    """Return the optimizers, their settings, and the run-wide settings of a decision that an export cannot write."""
+    """Return the optimizers, their settings, and the run-wide settings of a decision that an export
+    cannot write.
+    """
     written = " and ".join(expressible.optimizers)
     problems: dict[str, None] = {}
     for group in decision.groups:
@@ -242,58 +246,40 @@ def exporter(trainer: str) -> Exporter:
     return cast(Exporter, importlib.import_module(f"launcher.exporters.trainers.{MODULES[trainer]}"))
 
 
-KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "": (
-        "schema_version", "transfer", "multiplier_form", "groups", "optimizer", "weight_decay_form", "batch_tokens",
-        "num_tokens", "seed", "precision", "compiled", "own", "model",
-    ),
-    **dict.fromkeys(
-        ("shape", "base_shape"),
-        (
-            "num_layers", "width", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len", "family", "tied",
-            "qk_norm",
-        ),
-    ),
-    "parametrization": (
-        "name", "width", "attention", "output", "depth_alpha", "weight_decay", "decayed", "embedding_rate", "eps",
-        "rate_batch_power", "rate_duration_power", "moments", "muon_rate", "muon_width_power",
-    ),
-    "transfer": (
-        "hyperparameter", "axis", "power", "source", "outcome", "measured_power", "measured_low", "measured_high",
-        "regret_nats", "regret_low_nats", "regret_high_nats", "level",
-    ),
-    "forward": ("embedding", "attention", "residual", "output"),
-    "groups": ("pattern", "kind", "optimizer", "init_std"),
-    "learning_rate": ("step_convention", "samples", "table_sha256"),
-    "learning_rate.schedule": (
-        "kind", "num_steps", "warmup_steps", "decay_steps", "final_fraction", "batch_warmup_steps",
-        "batch_warmup_stages", "decay_shape",
-    ),
-    "data": ("data_id", "tokenizer", "vocab_size", "num_train_tokens", "weights", "order"),
-    "parallelism": (
-        "data_parallel_shard", "data_parallel_replicate", "tensor", "pipeline", "context", "microbatch_sequences",
-        "activation_checkpointing",
-    ),
-    "checkpointing": ("every_steps", "keep"),
-    "predicted": ("loss_nats", "low_nats", "high_nats", "level", "extrapolation", "curve", "memory_octaves"),
-    "predicted.curve": ("step", "loss_nats", "low_nats", "high_nats"),
-    "abort": ("on_non_finite", "train_loss_above_nats"),
-    "spikes": (
-        "rollback_steps", "skip_batches", "clip_share", "max_rollbacks", "window_steps", "threshold", "least_nats",
-        "patience_steps",
-    ),
-    "monitoring": ("validate_every_steps", "layers_every_steps", "replay_every_steps"),
-    "own": ("values", "resume", "num_params"),
-    "own.values": (ANY_FIELD,),
-    "own.command": (
-        "template", "metrics_format", "metrics_path", "step_key", "train_loss_key", "validation_loss_key",
-        "grad_norm_key", "own", "train_loss_unit", "validation_loss_unit", "bytes_per_token",
-    ),
-    "model": ("values", "num_params", "blocks", "embeddings", "readouts"),
-    "model.values": (ANY_FIELD,),
-    "model.factory": ("target", "source_sha256", "dimensions"),
-}  # fmt: skip
-"""By record of a decision, the leaf fields that the judgements were written for."""
+_SHAPE_FIELDS = "num_layers width num_heads num_kv_heads ffn_width vocab_size seq_len family tied qk_norm"
+_FIELDS = {
+    "": "schema_version transfer multiplier_form groups optimizer weight_decay_form batch_tokens num_tokens seed "
+    "precision compiled own model",
+    "shape": _SHAPE_FIELDS,
+    "base_shape": _SHAPE_FIELDS,
+    "parametrization": "name width attention output depth_alpha weight_decay decayed embedding_rate eps "
+    "rate_batch_power rate_duration_power moments muon_rate muon_width_power",
+    "transfer": "hyperparameter axis power source outcome measured_power measured_low measured_high regret_nats "
+    "regret_low_nats regret_high_nats level",
+    "forward": "embedding attention residual output",
+    "groups": "pattern kind optimizer init_std",
+    "learning_rate": "step_convention samples table_sha256",
+    "learning_rate.schedule": "kind num_steps warmup_steps decay_steps final_fraction batch_warmup_steps "
+    "batch_warmup_stages decay_shape",
+    "data": "data_id tokenizer vocab_size num_train_tokens weights order",
+    "parallelism": "data_parallel_shard data_parallel_replicate tensor pipeline context microbatch_sequences "
+    "activation_checkpointing",
+    "checkpointing": "every_steps keep",
+    "predicted": "loss_nats low_nats high_nats level extrapolation curve memory_octaves",
+    "predicted.curve": "step loss_nats low_nats high_nats",
+    "abort": "on_non_finite train_loss_above_nats",
+    "spikes": "rollback_steps skip_batches clip_share max_rollbacks window_steps threshold least_nats patience_steps",
+    "monitoring": "validate_every_steps layers_every_steps replay_every_steps",
+    "own": "values resume num_params",
+    "own.values": ANY_FIELD,
+    "own.command": "template metrics_format metrics_path step_key train_loss_key validation_loss_key grad_norm_key own "
+    "train_loss_unit validation_loss_unit bytes_per_token",
+    "model": "values num_params blocks embeddings readouts",
+    "model.values": ANY_FIELD,
+    "model.factory": "target source_sha256 dimensions",
+}
+KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {record: tuple(names.split()) for record, names in _FIELDS.items()}
+"""Leaf fields that the judgements were written for, by record of a decision."""
 UNKNOWN: Judgement = ("not_expressible", "this export does not know the field")
 
 

@@ -54,7 +54,9 @@ class TamperedError(FrozenError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup(GroupSettings):
-    """Parameters that one optimizer steps with the same settings, and whose initial values have one std."""
+    """Parameters that one optimizer steps with the same settings, and whose initial values have one
+    std.
+    """
 
     optimizer: OptimizerName
     """Name of the optimizer that steps them (`proxies.core.optimizers.OPTIMIZERS`)."""
@@ -274,7 +276,8 @@ class Decision:
     """As when clip was searched: absorbed in the weights, gradients would have another norm, clip another meaning."""
     groups: tuple[ParameterGroup, ...]
     optimizer: RecipeName
-    """Name of the recipe that assigned an optimizer to each group (`proxies.core.optimizers.RECIPES`)."""
+    """Name of the recipe that assigned an optimizer to each group
+    (`proxies.core.optimizers.RECIPES`)."""
     weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
     """A step multiplies a weight by 1 - lr(t) * weight_decay."""
     learning_rate: LearningRate
@@ -328,7 +331,9 @@ class Decision:
         checks.done()
 
     def _check_settings(self, checks: Checks) -> None:
-        """Check run-wide settings against their bounds, and each group's optimizer against the recipe."""
+        """Check run-wide settings against their bounds, and each group's optimizer against the
+        recipe.
+        """
         for one in map(HYPERPARAMETERS.__getitem__, RUN_WIDE):
             if getattr(self, one.name) is not None or one.off is not None:
                 checks.number(one.name, above=one.above, least=one.least, below=one.below, most=one.most)

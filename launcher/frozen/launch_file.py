@@ -127,7 +127,7 @@ LAUNCH_FILE = "launch.json"
 RUN_FILE = "run.sh"
 """What starts an export."""
 _READERS = {5: "181fb6e"}
-"""By schema version of older launch files, the commit that reads it."""
+"""Commits that read older launch files, by schema version."""
 _OLDEST_READER = "7aa3a7b"
 """Commit that reads those before."""
 MOST_CHARS = 2000

@@ -202,7 +202,9 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
 
 
 def _groups_by_hyperparameter(decision: Decision) -> dict[str, tuple[str, list[ParameterGroup]]]:
-    """Return, by hyperparameter, the setting that it sets and the groups that have that setting from it."""
+    """Return, by hyperparameter, the setting that it sets and the groups that have that setting
+    from it.
+    """
     recipe = RECIPES[decision.optimizer]
     found: dict[str, tuple[str, list[ParameterGroup]]] = {}
     for group in decision.groups:
@@ -220,7 +222,9 @@ def _fixed(name: str, value: float | int | str) -> OwnValue:
 
 
 def _share(groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...], setting: str) -> float:
-    """Return the ratio of the frozen values of a setting to the table's, which is the same for every group."""
+    """Return the ratio of the frozen values of a setting to the table's, which is the same for
+    every group.
+    """
     shares = [group.settings[setting] / _member(group, table).settings[setting] for group in groups]
     if max(shares) - min(shares) > AGREE * max(shares):
         problem = (

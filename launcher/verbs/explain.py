@@ -66,7 +66,9 @@ _RATE = 0.01
 
 
 def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for each hyperparameter that sets something of an optimizer, with its conventional value."""
+    """Add an option for each hyperparameter that sets something of an optimizer, with its
+    conventional value.
+    """
     names = dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.hyperparameters)
     for name in reversed(names):
         one = hyperparameter_named(name)

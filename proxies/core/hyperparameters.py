@@ -29,7 +29,8 @@ SetBy = Literal["search", "proxy", "axes"]
 """Where a plan sets it: a range of its own in `[search]`; a value in `[proxy]`, and a range in `[search] axes` if it is
 to be searched; or only there."""
 AppliedTo = Literal["gradient", "loss"]
-"""What a run-wide setting is applied to: the gradient before an update, or the loss that is differentiated."""
+"""Target of a run-wide setting: the gradient before an update, or the loss that is
+differentiated."""
 LEARNING_RATE = "learning_rate"
 """The one that every study is about: always searched, always tested for transfer."""
 WARMUP = "warmup_fraction"
@@ -87,11 +88,12 @@ class Hyperparameter:
     scaling: Scaling | None = None
     """None: the same number at every shape."""
     zero_means: str = ""
-    """Name of the hyperparameter whose value it takes where it is 0; empty: 0 is a value of its own."""
+    """Name of the hyperparameter whose value it takes where it is 0; empty: 0 is a value of its
+    own."""
     user_trainer: bool = True
     """Whether a user's own trainer, which brings its own optimizer, is given it."""
     applied_to: AppliedTo | None = None
-    """What it is applied to if it is one number for the whole run (a run-wide setting); else None."""
+    """Target of a run-wide setting, which is one number for the whole run; None for all others."""
     multiplies: str = ""
     """The forward multiplier (`proxies.core.numbers.ForwardNumbers`) that it is part of."""
     convention: Convention | None = None
@@ -321,7 +323,8 @@ ADDED_HPARAMS = tuple(
     for field in dataclasses.fields(Hparams)
     if field.name in HYPERPARAMETERS and canon.UNLESS_DEFAULT.items() <= field.metadata.items()
 )
-"""Names of those that records leave out at their default: records made before they were there keep their ids."""
+"""Names of those that records leave out at their default: records made before they were there keep
+their ids."""
 USER_TRAINER_HPARAMS = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].user_trainer)
 """Names of those that a user's own trainer is given."""
 RUN_WIDE = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].applied_to is not None)

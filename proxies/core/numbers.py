@@ -29,7 +29,9 @@ def kind_of(name: str) -> Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
-    """What an optimizer steps parameters with. The numbers are absolute: nothing is left to multiply."""
+    """An optimizer and its settings for some parameters. Values are absolute: nothing is left to
+    multiply.
+    """
 
     optimizer: str
     """Name of the optimizer (`proxies.core.optimizers.OPTIMIZERS`)."""

@@ -1,5 +1,4 @@
-"""The registries of optimizers and of recipes, which assign an optimizer to each kind of parameter. Standard library
-only.
+"""The registries of optimizers, and of recipes, which assign them to kinds of parameters. Standard library only.
 
 To add an optimizer: an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in `proxies.model`, and its line in
 `proxies.model.optimizer`. Plans, searches, frozen configs, explanations and estimates read both registries. An exporter
@@ -19,7 +18,7 @@ from proxies.core.numbers import KINDS, Kind, kind_of
 from proxies.core.shape import Shape, parameter_shapes
 
 WEIGHT_DECAY = "weight_decay"
-"""A setting that every optimizer has, as the learning rate: a step multiplies a weight by 1 - lr * weight_decay."""
+"""Setting that every optimizer has: a step multiplies a weight by 1 - lr * weight_decay."""
 
 
 def _no_flops(size: tuple[int, ...]) -> float:
@@ -28,7 +27,7 @@ def _no_flops(size: tuple[int, ...]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSpec:
-    """One optimizer, as everything but its update knows it."""
+    """Description of an optimizer: all but its update."""
 
     name: str
     """Name in frozen configs and exports."""
@@ -37,21 +36,22 @@ class OptimizerSpec:
     source: str
     """Paper or page that defines it."""
     settings: tuple[str, ...]
-    """Names of its settings. Each is a hyperparameter, which declares its meaning, bounds, default, and scaling."""
+    """Names of its settings. Each is a hyperparameter, which declares its meaning, bounds, default,
+    and scaling."""
     num_moments: int
     """Numbers that it keeps for each weight from step to step."""
     step_copies: int
-    """Copies of the weights that exist while it steps them, beside weights, gradients, and moments."""
+    """Copies of the weights during a step, beside weights, gradients, and moments."""
     kinds: tuple[Kind, ...] = KINDS
     """Kinds of parameters that it may step."""
     only_matrices: bool = False
     """Whether it may step parameters of two dimensions only."""
     rates_by_shape: bool = False
-    """Whether a matrix's learning rate follows the matrix's shape (`proxies.core.muon.MuonRate`)."""
+    """Whether the learning rate of a matrix follows its shape (`proxies.core.muon.MuonRate`)."""
     step_flops: Callable[[tuple[int, ...]], float] = _no_flops
     """FLOPs that it adds to every step for a parameter of that size, whatever the batch."""
     gathered_bytes: int = 0
-    """Bytes of each weight of the one whole matrix that a rank holds while it steps; 0 if it gathers none."""
+    """Bytes per weight of the one whole matrix that a rank gathers for its step; 0 if it does not."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.settings if name not in HYPERPARAMETERS]
@@ -66,7 +66,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Which optimizer steps which kind of parameter: what `proxy.optimizer` of a plan names."""
+    """An assignment of optimizers to kinds of parameters, which a plan names in `proxy.optimizer`."""
 
     name: str
     label: str
@@ -74,12 +74,15 @@ class Recipe:
     default: str
     """Optimizer of all parameters that `by_kind` gives to no other."""
     by_kind: Mapping[Kind, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Optimizers of single kinds. A parameter that its optimizer cannot step gets the default one."""
+    """Optimizers of single kinds. A parameter that its optimizer cannot step gets the default
+    one."""
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    """By optimizer and setting, the hyperparameter that sets it where that is not the one of the setting's name."""
+    """Hyperparameters that set a setting of another name, by optimizer and setting."""
 
     def optimizer_for(self, kind: Kind, size: tuple[int, ...] | None = None) -> OptimizerSpec:
-        """Return the optimizer that steps parameters of a kind; `size` is the parameter's, if it is known."""
+        """Return the optimizer that steps parameters of a kind; `size` is the parameter's, if it is
+        known.
+        """
         chosen = OPTIMIZERS[self.by_kind.get(kind, self.default)]
         return chosen if chosen.can_step(kind, size) else OPTIMIZERS[self.default]
 
@@ -90,7 +93,9 @@ class Recipe:
 
     @property
     def main(self) -> OptimizerSpec:
-        """The optimizer whose learning rate the search is about: of hidden matrices where they have their own."""
+        """The optimizer whose learning rate the search is about: of hidden matrices where they have
+        their own.
+        """
         return self.optimizers[0]
 
     @property
@@ -104,13 +109,15 @@ class Recipe:
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:
-        """Names of the hyperparameters that set some setting of its optimizers, those of the main one first."""
+        """Names of the hyperparameters that set some setting of its optimizers, those of the main
+        one first.
+        """
         names = (self.hyperparameter_for(spec.name, name) for spec in self.optimizers for name in spec.settings)
         return tuple(dict.fromkeys(names))
 
     @property
     def renamed_hyperparameters(self) -> dict[str, str]:
-        """By hyperparameter that sets what has another name, the name of the setting."""
+        """Names of settings by the hyperparameter that sets them under another name."""
         return {name: setting for by_setting in self.renamed.values() for setting, name in by_setting.items()}
 
     def value_at_base(self, hparams: Hparams, optimizer: str, setting: str) -> float:
@@ -177,7 +184,9 @@ else:  # the registries' names are spelled out nowhere else
 
 
 def has_hyperparameter(recipe: str, name: str) -> bool:
-    """Return whether a hyperparameter has a meaning under a recipe: it sets something there, or no optimizer at all."""
+    """Return whether a hyperparameter has a meaning under a recipe: it sets something there, or no
+    optimizer at all.
+    """
     own = RECIPES[recipe].hyperparameters
     return name in own or not any(name in other.hyperparameters for other in RECIPES.values())
 
@@ -193,7 +202,9 @@ def is_renamed(name: str) -> bool:
 
 
 def find_recipe(*, rates_by_shape: bool) -> Recipe:
-    """Return the first recipe whose hidden matrices have rates that follow their shape, or have not."""
+    """Return the first recipe whose hidden matrices have rates that follow their shape, or have
+    not.
+    """
     return next(recipe for recipe in RECIPES.values() if recipe.rates_by_shape == rates_by_shape)
 
 

@@ -134,7 +134,9 @@ class Parametrization:
 
     @property
     def rates_by_shape(self) -> bool:
-        """Whether the learning rates of hidden matrices follow their shape, as an optimizer such as Muon needs."""
+        """Whether the learning rates of hidden matrices follow their shape, as an optimizer such as
+        Muon needs.
+        """
         return self.muon_rate != "none"
 
     @property
@@ -283,7 +285,9 @@ def _noise(p: Parametrization) -> tuple[Powers, Powers]:
 def decay_share(
     parametrization: Parametrization, recipe: Recipe, kind: Kind, ratios: Ratios, hparams: Hparams
 ) -> float:
-    """Return the share of a weight that a step removes at the peak: the decay times the rate, or the decay itself."""
+    """Return the share of a weight that a step removes at the peak: the decay times the rate, or
+    the decay itself.
+    """
     spec = recipe.optimizer_for(kind)
     by_shape = spec.rates_by_shape and parametrization.rates_by_shape  # a plan may have only one of them
     rule = kind_rule(parametrization, kind, by_shape=by_shape)
@@ -307,7 +311,9 @@ def _eps(p: Parametrization, kind: Kind) -> Powers:
 
 
 def follows_shape(name: str) -> bool:
-    """Return whether a setting scales with a matrix's own shape where its optimizer's rates do: rate and decay."""
+    """Return whether a setting scales with a matrix's own shape where its optimizer's rates do:
+    rate and decay.
+    """
     return HYPERPARAMETERS[name].scaling in ("learning_rate", "weight_decay")
 
 
@@ -380,7 +386,9 @@ def moments(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) 
 
 
 def decay_problems(parametrization: Parametrization, recipe: Recipe, ratios: Ratios, hparams: Hparams) -> list[str]:
-    """Return the problem of the first kind of parameter of which a step at the peak would remove a whole weight."""
+    """Return the problem of the first kind of parameter of which a step at the peak would remove a
+    whole weight.
+    """
     for kind in KINDS:
         if not decays(parametrization, kind):
             continue

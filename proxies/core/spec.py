@@ -92,7 +92,8 @@ class RunSpec(_KeepsId):
     seed: int
     numerics: Numerics = field(metadata=canon.SHARED)
     optimizer: RecipeName
-    """Name of the recipe that assigns an optimizer to each parameter (`proxies.core.optimizers.RECIPES`)."""
+    """Name of the recipe that assigns an optimizer to each parameter
+    (`proxies.core.optimizers.RECIPES`)."""
     base_batch_tokens: int | None = None
     """The base run's, where the parametrization scales with batch or duration; else None."""
     base_num_tokens: int | None = None

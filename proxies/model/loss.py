@@ -23,22 +23,26 @@ from torch.nn import functional
 from proxies.model.precision import wide_of, widened
 
 LossWeights = Mapping[str, float | Tensor]
-"""By name of a loss term, its weight: a number, or one per trial as a tensor [K]."""
+"""Weights of loss terms by name: a number, or one per trial as a tensor [K]."""
 NO_TERMS: LossWeights = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTerm:
-    """A term that a run-wide setting adds to the loss that is differentiated. The reported loss stays without it."""
+    """A term that a run-wide setting adds to the loss that is differentiated. The reported loss
+    stays without it.
+    """
 
     value: Callable[[Tensor, Tensor], Tensor]
-    """Returns the term of each token, [..., N], from logits [..., N, V] in float32 at least and targets [..., N]."""
+    """Returns the term of each token, [..., N], from logits [..., N, V] in float32 at least and
+    targets [..., N]."""
     gradient: Callable[[Tensor, Tensor], Tensor]
     """Returns its gradient by the logits, [..., N, V]."""
 
 
 LOSS_TERMS: dict[str, LossTerm] = {}
-"""By run-wide setting that is applied to the loss (`proxies.core.hyperparameters.RUN_WIDE`), which is its weight."""
+"""Loss terms by the run-wide setting that is their weight
+(`proxies.core.hyperparameters.RUN_WIDE`)."""
 
 
 def loss_weights(run_wide: Mapping[str, float | None]) -> dict[str, float | Tensor]:

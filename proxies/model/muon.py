@@ -60,7 +60,9 @@ def by_shape(matrices: Sequence[Tensor]) -> dict[tuple[int, ...], list[int]]:
 
 
 def is_muon_group(group: Mapping[str, Any]) -> bool:
-    """Return whether `Muon` steps one of torch's parameter groups by Muon: it has a `momentum`, and no `betas`."""
+    """Return whether `Muon` steps one of torch's parameter groups by Muon: it has a `momentum`, and
+    no `betas`.
+    """
     return MOMENTUM in group
 
 

@@ -32,7 +32,9 @@ _BETAS = ("beta1", "beta2")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation:
-    """What steps the parameters of a recipe: one model's, and those of the trials of a bank."""
+    """The optimizers that step the parameters of a recipe: one model's, and those of a bank's
+    trials.
+    """
 
     build: Callable[..., torch.optim.Optimizer]
     """Builds the optimizer of one model from torch's parameter groups."""
@@ -41,7 +43,8 @@ class Implementation:
     bank: Callable[..., BankAdamW]
     """Builds the optimizer of a bank."""
     name_of: Callable[[Mapping[str, Any]], str]
-    """Returns the name of the optimizer (`OPTIMIZERS`) that steps one of torch's parameter groups."""
+    """Returns the name of the optimizer (`OPTIMIZERS`) that steps one of torch's parameter
+    groups."""
     variants: tuple[str, ...] = ()
     """Options of a group that make another optimizer of it."""
     fused: Mapping[str, bool] = field(default_factory=dict)
@@ -84,7 +87,9 @@ def skips_on(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> bool:
 
 
 def not_plain(recipe: str, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return how a live optimizer differs from the recipe's own class and variant; empty if it does not."""
+    """Return how a live optimizer differs from the recipe's own class and variant; empty if it does
+    not.
+    """
     chosen = IMPLEMENTATIONS[recipe]
     variants = {key for key in chosen.variants for group in optimizer.param_groups if group.get(key)}
     if type(optimizer) is chosen.kind and not variants:
@@ -94,7 +99,9 @@ def not_plain(recipe: str, optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def live_settings(recipe: str, group: Mapping[str, Any]) -> GroupSettings:
-    """Return what one of torch's parameter groups holds, and which optimizer of the recipe steps it."""
+    """Return what one of torch's parameter groups holds, and which optimizer of the recipe steps
+    it.
+    """
     name = IMPLEMENTATIONS[recipe].name_of(group)
     return GroupSettings(optimizer=name, settings=_from_torch(group, OPTIMIZERS[name].settings))
 
@@ -149,7 +156,8 @@ def _adamw_direction(group: Mapping[str, Any], state: Mapping[str, Tensor]) -> T
 
 
 APPLIED_TO_GRADIENT = ("clip_norm",)
-"""Run-wide settings that are applied to the gradient, by the functions below and by the optimizers of banks."""
+"""Run-wide settings that are applied to the gradient, by the functions below and by the optimizers
+of banks."""
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], hparams: Hparams, norm: Tensor) -> None:
@@ -223,4 +231,4 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         name_of=lambda group: "muon" if is_muon_group(group) else "adamw",
     ),
 }
-"""By name of the recipe (`RECIPES`)."""
+"""Implementations by the name of the recipe (`RECIPES`)."""

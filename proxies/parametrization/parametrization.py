@@ -189,7 +189,8 @@ def _numbers(
     # A matrix scales with its own fan-in, everything else with the width.
     own = kind in ("hidden", "readout")
     scale = dataclasses.replace(ratios, width=parameter.width_multiplier) if own else ratios
-    # A width rule by shape is a function of the matrix's own shape; decay takes the share lr * wd as given.
+    # A width rule by shape is a function of the matrix's own shape; decay takes the share lr * wd
+    # as given.
     factor = _shape_factor(parametrization, parameter) if by_shape else 1.0
     rated = dataclasses.replace(scale, width=1.0) if by_shape else scale
     learning_rate = base[LEARNING_RATE] * rule.learning_rate.at(rated) * factor

@@ -1,4 +1,5 @@
-"""Groups that name their optimizer: what is proven, what an export refuses, what a report does not know, old files."""
+"""Groups that name their optimizer: what is proven, what an export refuses, what a report does not
+know, old files."""
 
 import dataclasses
 import json
@@ -10,7 +11,7 @@ import torch
 from export_case import wide_decision
 from main_run import by_muon, decision_of
 from test_hook import own_decision
-from tiny_study import ask
+from tiny_study import ask, set_gates
 
 from launcher.exporters import fidelity
 from launcher.exporters.fidelity import ADAMW, MUON, ExportError, Expressible, judge_fields, list_inexpressible
@@ -155,6 +156,34 @@ def test_an_older_config_is_refused_by_its_schema_version(tmp_path):
     ):
         code, body = ask(*words)
         assert code == 2 and "schema_version = 5" in body["message"], words
+
+
+def as_version_5(path):
+    """Rewrite a launch file, and name its folder, as version 5 of the schema had them."""
+    body = json.loads(path.read_text())["decision"]
+    for group in body["groups"]:
+        group.update(group.pop("settings"))
+        del group["optimizer"]
+    body["schema_version"] = 5
+    digest = canon.content_id(body)
+    path.write_bytes(canon.pretty({"digest": digest, "decision": body}))
+    return path.parent.rename(path.parents[1] / digest)
+
+
+def test_a_study_with_an_older_config_is_read_and_frozen_anew(frozen_once, tmp_path, monkeypatch):
+    study = tmp_path / "study"
+    shutil.copytree(frozen_once, study)
+    (there,) = (study / "frozen").iterdir()
+    digest, old = there.name, as_version_5(there / "launch.json")
+    assert ask("status", study)[0] == 0
+    assert ask("report", study)[0] == 0
+    set_gates(monkeypatch)
+    accept = [part for gate in ("coordinates", "transfer") for part in ("--accept", gate)]
+    code, body = ask("freeze", study, *accept, "--reason", "planted")
+    assert (code, body["digest"]) == (0, digest), body
+    assert {folder.name for folder in (study / "frozen").iterdir()} == {digest, old.name}
+    code, body = ask("verify", old)
+    assert code == 2 and "schema_version = 5" in body["message"]
 
 
 def test_an_old_body_that_claims_the_new_version_is_refused(tmp_path):

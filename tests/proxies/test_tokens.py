@@ -94,9 +94,19 @@ def test_the_order_of_a_single_source_is_of_seed_and_epoch_alone(small):
 
 
 EXPORTED = (
-    "__init__", "core/__init__", "core/canon", "core/checks", "core/errors", "core/notation", "core/plain_files",
-    "data/__init__", "data/mixture", "data/permutation", "data/tokens", "data/windows",
-)  # fmt: skip
+    "__init__",
+    "core/__init__",
+    "core/canon",
+    "core/checks",
+    "core/errors",
+    "core/notation",
+    "core/plain_files",
+    "data/__init__",
+    "data/mixture",
+    "data/permutation",
+    "data/tokens",
+    "data/windows",
+)
 READ = """
 import sys
 from pathlib import Path

@@ -82,14 +82,18 @@ def uses_muon(groups: list[dict[str, Any]]) -> bool:
 
 
 def muon() -> Any:
-    """Return the embedded trainer's Muon, which exports carry where it steps a group. It steps the rest by AdamW."""
+    """Return the embedded trainer's Muon, which exports carry where it steps a group. It steps the
+    rest by AdamW.
+    """
     from proxies.model.muon import Muon
 
     return Muon
 
 
 def built_optimizer(groups: list[dict[str, Any]], members: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return the optimizer of the frozen groups, each with its parameters: torch's AdamW, or `muon`."""
+    """Return the optimizer of the frozen groups, each with its parameters: torch's AdamW, or
+    `muon`.
+    """
     made = [
         {"params": list(parameters), **optimizer_arguments(group)}
         for group, parameters in zip(groups, members, strict=True)
@@ -134,7 +138,9 @@ def rates_of(
 
 
 def held_settings(optimizer: torch.optim.Optimizer, group: dict[str, Any], peak: str) -> dict[str, Any]:
-    """Return the optimizer that steps a built optimizer's group, and its settings, as frozen groups have them."""
+    """Return the optimizer that steps a built optimizer's group, and its settings, as frozen groups
+    have them.
+    """
     settings = {"learning_rate": group[peak], "weight_decay": group["weight_decay"]}
     if type(optimizer) is torch.optim.AdamW:
         by_muon = False

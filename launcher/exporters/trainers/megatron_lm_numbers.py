@@ -130,7 +130,9 @@ def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
 
 
 def differences(decision: Decision, flags: Flags) -> dict[str, str]:
-    """Return, by AdamW's setting, where Megatron's number is not the frozen one; nothing for settings that agree."""
+    """Return, by AdamW's setting, where Megatron's number is not the frozen one; nothing for
+    settings that agree.
+    """
     found: dict[str, dict[str, None]] = {}
     for sort, members in sorts(decision).items():
         for field, theirs in numbers_of(flags, decision.shape.width, sort).items():

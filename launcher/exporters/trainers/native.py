@@ -74,7 +74,9 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 
 
 def _entries(decision: Decision) -> tuple[FidelityEntry, ...]:
-    """Return one entry for each field of the decision, and one for each leaf field that the trainer does not know."""
+    """Return one entry for each field of the decision, and one for each leaf field that the trainer
+    does not know.
+    """
     judgements: dict[str, Judgement] = {field.name: ("exact", "") for field in dataclasses.fields(decision)}
     leaves = judge_fields(decision, judgements, EXPRESSIBLE)
     lost = tuple(entry for entry in leaves if entry.verdict != "exact")
