@@ -171,6 +171,8 @@ def _laws(rules: Parametrization, kind: Kind) -> dict[str, str]:
         depth = _of_size(dataclasses.replace(rule.learning_rate, width=0.0))
         said["learning_rate"] = by_shape if depth == "1" else f"{by_shape} {depth}"
         said |= {} if independent else {"weight_decay": f"1 / ({by_shape})"}
+    settings = find_recipe(rates_by_shape=rules.rates_by_shape).optimizer_for(kind).settings
+    said |= {name: "none" for name in _RULED[1:] if name not in settings}
     if kind.endswith(("gain", "bias")):
         said["init_std"] = "ones" if kind.endswith("gain") else "zeros"
     elif rules.width == "none" and kind != "embedding":
