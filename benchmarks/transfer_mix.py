@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ LATE_SHARE, LATE_DRIFT_OCTAVES = 0.1, 0.5
 """Share of grids whose optimum begins to drift at the largest width, and its drift per doubling."""
 RATIOS = ((1.0, 1.5), (1.5, 2.0), (2.0, 3.0), (3.0, 4.0))
 """Bins of the target over the largest width."""
+MARGIN_NATS = Question(target_size=2, base_size=1).margin_nats
+CHANCES = ((0.0, 0.1), (0.1, 0.4), (0.4, 0.7), (0.7, 1.01))
+"""Bins of the stated probability that a round decides; below 0.1 none is stated."""
 NUM_GRIDS = 500
 NUM_BOOTSTRAP = 2000
 
@@ -91,6 +94,8 @@ class MixGrid:
     target_optimum: float
     late: bool
     """Whether a drift begins at the largest size."""
+    late_octaves: float
+    """Part of the target's optimum that this drift makes."""
     spike: tuple[int, float, int, float] | None
     """Size, rate, seed and nats of one run's spike."""
 
@@ -147,8 +152,8 @@ def draw_grid(number: int) -> MixGrid:
     at_base = float(rng.uniform(-8, -5))
     doublings = np.log2([*sizes, target]) - math.log2(sizes[0])
     optima = at_base + drift * doublings + scatter * rng.standard_normal(num_sizes + 1)
-    if late:
-        optima[-1] += rng.choice([-1, 1]) * LATE_DRIFT_OCTAVES * math.log2(target / sizes[-1])
+    late_octaves = float(rng.choice([-1, 1]) * LATE_DRIFT_OCTAVES * math.log2(target / sizes[-1])) if late else 0.0
+    optima[-1] += late_octaves
     # A user centers the grid near the optimum that is known, and one in five is off by two steps more.
     center = at_base + drift * doublings[:-1].mean() + rng.uniform(-1, 1) * step
     center += 2 * step * rng.choice([-1, 1]) if rng.random() < 0.2 else 0.0
@@ -176,6 +181,7 @@ def draw_grid(number: int) -> MixGrid:
         target_size=target,
         target_optimum=float(optima[-1]),
         late=late,
+        late_octaves=late_octaves,
         spike=spike,
     )
 
@@ -201,8 +207,21 @@ class Row:
     """Of a verdict after the round, as the first verdict says."""
     cost: float | None = None
     """Of the round, in multiples of what was spent; None without a round."""
+    expected_false: float | None = None
+    """Probability that this *holds* is false (`expect_false_hold`); None for other verdicts."""
     outcome_after: str | None = None
     false_after: bool | None = None
+    true_nats: float | None = None
+    """True regret at the target, of the value that the last verdict would transfer; None without one."""
+
+    @property
+    def cause(self) -> str:
+        """Why the grid cannot be told at first: the first of several that applies."""
+        if any(status != "ok" for status in self.statuses):
+            return "a size without an optimum"
+        if self.true_nats is not None and MARGIN_NATS / 2 < self.true_nats < 2 * MARGIN_NATS:
+            return "true regret within a factor of 2 of the margin"
+        return "target beyond twice the largest width" if self.ratio > 2 else "noise or coarse rates"
 
 
 def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
@@ -212,6 +231,20 @@ def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
     true = grid.regret(grid.target_size, verdict.transferred_log2)
     above = true > grid.question.margin_nats
     return (verdict.outcome == "holds" and above) or (verdict.outcome == "drifts" and not above), true
+
+
+def expect_false_hold(grid: MixGrid, log2_value: float) -> float:
+    """Return the probability that a *holds* is false, over whether a drift begins late and its direction.
+
+    No run depends on that, and so no verdict: this is the share of false *holds* without the luck of which grids drift.
+    """
+    plain = grid.target_optimum - grid.late_octaves
+    late = LATE_DRIFT_OCTAVES * math.log2(grid.ratio)
+    false = []
+    for octaves in (0.0, -late, late):
+        moved = replace(grid, target_optimum=plain + octaves)
+        false.append(moved.regret(grid.target_size, log2_value) > MARGIN_NATS)
+    return (1 - LATE_SHARE) * false[0] + LATE_SHARE * (false[1] + false[2]) / 2
 
 
 def add_runs(grid: MixGrid, points: Sequence[Point], suggestions: Sequence[Suggestion]) -> list[Point]:
@@ -250,17 +283,22 @@ def measure(grid: MixGrid, draws: int, with_round: bool) -> Row:
         else regret.low - 1e-12 <= min(true, regret.most) <= regret.high,
         "statuses": tuple(optimum.status for optimum in verdict.optima),
         "upper_nats": regret.high if regret else None,
-        "largest_ratio": getattr(verdict, "largest_ratio", None),
+        "largest_ratio": verdict.largest_ratio,
+        "true_nats": true,
     }
+    if verdict.outcome == "holds" and verdict.transferred_log2 is not None:
+        row["expected_false"] = expect_false_hold(grid, verdict.transferred_log2)
     if with_round and verdict.outcome == "cannot_tell" and verdict.what_to_run:
         spent = sum((point.size / grid.sizes[0]) ** 2 for point in points)
         after = judge(add_runs(grid, points, verdict.what_to_run), grid.question, draws=draws)
+        false_after, true_after = is_false(grid, after)
         row |= {
+            "true_nats": true if true_after is None else true_after,
             "asked_runs": sum(s.num_seeds for s in verdict.what_to_run),
             "cost": sum(s.relative_cost for s in verdict.what_to_run) / spent,
             "probability": stated_probability(verdict),
             "outcome_after": after.outcome,
-            "false_after": is_false(grid, after)[0],
+            "false_after": false_after,
         }
     return Row(**row)
 
@@ -279,6 +317,13 @@ def share_with_interval(flags: Sequence[bool]) -> dict[str, Any]:
     means = rng.binomial(len(flags), np.mean(flags), NUM_BOOTSTRAP) / len(flags)
     low, high = np.quantile(means, [0.05, 0.95]).tolist()
     return {"value": float(np.mean(flags)), "interval": [low, high], "num": len(flags), "count": int(np.sum(flags))}
+
+
+def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
+    """Return a mean with its 90 % bootstrap interval over grids."""
+    drawn = np.random.default_rng(0).choice(np.array(values), size=(NUM_BOOTSTRAP, len(values)))
+    low, high = np.quantile(drawn.mean(axis=1), [0.05, 0.95]).tolist()
+    return {"value": statistics.fmean(values), "interval": [low, high], "num": len(values)}
 
 
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
@@ -300,9 +345,14 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "num_grids": len(rows),
         "false_holds": share_with_interval([row.false for row in holds]),
+        "expected_false_holds": mean_with_interval([row.expected_false or 0.0 for row in holds]),
+        "num_late": sum(row.late for row in rows),
         "by_ratio": {
             name: {
                 "false_holds": share_with_interval([row.false for row in group if row.outcome == "holds"]),
+                "expected_false_holds": mean_with_interval(
+                    [row.expected_false or 0.0 for row in group if row.outcome == "holds"] or [0.0]
+                ),
                 "cannot_tell": share_with_interval([row.outcome == "cannot_tell" for row in group]),
                 "covered": share_with_interval([row.covered for row in group if row.covered is not None]),
             }
@@ -317,13 +367,28 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             "over_100_runs": sum(row.asked_runs > 100 for row in open_rows),
             "false_after": share_with_interval([bool(r.false_after) for r in open_rows if r.outcome_after]),
             "decided_by_kind": {
-                kind: share_with_interval(
-                    [row.outcome_after in ("holds", "drifts") for row in open_rows if row.kind == kind]
-                )
+                kind: share_decided([row for row in open_rows if row.kind == kind])
                 for kind in ("plain", "edge", "spike")
+            },
+            "decided_by_cause": {
+                cause: share_decided([row for row in open_rows if row.cause == cause])
+                for cause in sorted({row.cause for row in open_rows})
+            },
+            "decided_by_chance": {
+                f"{low:g} to {min(high, 1):g}": share_decided(
+                    [row for row in open_rows if row.cost is not None and low <= (row.probability or 0) < high]
+                )
+                for low, high in CHANCES
             },
         },
     }
+
+
+def share_decided(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the share that one round decides, with the mean of the probability that was stated."""
+    stated = [row.probability or 0.0 for row in rows]
+    decided = share_with_interval([row.outcome_after in ("holds", "drifts") for row in rows])
+    return {**decided, "stated": statistics.fmean(stated) if stated else None}
 
 
 def main() -> None:

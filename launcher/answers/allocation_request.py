@@ -116,7 +116,7 @@ def _wish(asked: Typed, found: Collected) -> BudgetRequest | None:
 
 def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
     from launcher.base import reference
-    from launcher.estimates.utilization import PUBLISHED
+    from launcher.estimates.utilization import MIDDLE_GPUS, PUBLISHED
     from scaling_fits.allocation.budgets import BudgetMachine
 
     mfu = _stated("mfu", asked["mfu"], found)
@@ -131,7 +131,8 @@ def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
         if price is None and asked["price_usd"] is None and name in reference.PRICES_USD:
             price = _known(reference.PRICES_USD[name])
         if mfu is None and asked["mfu"] is None:
-            mfu = _known(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops))
+            num_gpus = max(1, asked["gpus"] or MIDDLE_GPUS)
+            mfu = _known(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops, num_gpus))
         return None if mfu is None else BudgetMachine(name=name, peak_flops=gpu.peak_flops, mfu=mfu, price_usd=price)
     return None
 

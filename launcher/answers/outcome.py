@@ -14,6 +14,7 @@ from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.aspect import aspect_text
 from launcher.views.batch import judged_text
+from launcher.views.main_run import describe_outcome
 from launcher.views.numbers import listed, words
 from launcher.views.transfer import estimate
 from launcher.views.wider import wider_text
@@ -26,12 +27,17 @@ from proxies.core.notation import (
     format_learning_rate,
     format_loss,
     format_rough_duration,
+    format_significant,
     format_usd,
 )
 
+MAX_TIMES_SPENT = 2.0
+"""Cost of further runs, over what the study has spent, above which the line that proposes them says so."""
+
 
 def outcome_line(body: Any, after: Any) -> str:
-    """The sentence that a study's user came for: whether to launch, and what; before there is a choice, how far it is.
+    """The sentence that a study's user came for: whether to launch, and what; before there is a choice, how far it is;
+    after the main run, its measured loss beside the predicted one.
 
     Args:
         body: `report.json`.
@@ -39,6 +45,14 @@ def outcome_line(body: Any, after: Any) -> str:
     """
     closed = open_gates(body)
     failed = [gate["name"] for gate in closed if gate["outcome"] == "failed"]
+    if outcome := describe_outcome(body):
+        accepted = list_accepted_failures(body["gates"], body["accepted"])
+        leads = [
+            f"{lead}: gate{'s' * (len(names) > 1)} {listed(names)} failed; "
+            for lead, names in (("not accepted", failed), ("accepted failure", accepted))
+            if names
+        ]
+        return "".join([*leads, outcome])
     if failed:
         return f"do not launch: gate{'s' * (len(failed) > 1)} {listed(failed)} failed"
     if not body["choice"]:
@@ -79,6 +93,8 @@ def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
     costs = [f"+{counted(after['num_runs'], 'run')}{least}"]
     costs += [f"about {format_rough_duration(after['seconds'])[0]} here"] if after["seconds"] else []
     costs += [format_usd(after["usd"])] if after["usd"] is not None else []
+    if after["times_spent"] and after["times_spent"] > MAX_TIMES_SPENT:
+        costs.append(f"{format_significant(after['times_spent'])} times what the study has spent")
     return f"to decide{which}: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
 
 

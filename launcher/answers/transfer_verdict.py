@@ -13,7 +13,7 @@ from proxies.core.canon import Json
 from proxies.core.notation import format_factor
 from proxies.core.tables.table_files import Source
 from transfer.question import AXES, Axis, Hyperparameter, Question, TransferError, at_size
-from transfer.tables.columns import VALUE_COLUMNS
+from transfer.tables.columns import OPTIMUM_COLUMNS
 
 if TYPE_CHECKING:
     from transfer.tables.table import RunTable
@@ -47,7 +47,7 @@ def table_options(command: _Command) -> _Command:
             "--axis", type=click.Choice(AXES), help="With --runs: what grows (default: what varies).",
         ),
         click.option(
-            "--hyperparameter", type=click.Choice(list(VALUE_COLUMNS)), metavar="NAME",
+            "--hyperparameter", type=click.Choice(list(OPTIMUM_COLUMNS)), metavar="NAME",
             help="With --runs: what must stay put (default: the learning rate, or what varies).",
         ),
         click.option(

@@ -64,25 +64,25 @@ class Following:
 
 
 class RecordedSteps:
-    """The steps and the newest save that a run's metrics hold, read on as the file grows."""
+    """The steps and the saves that a run's metrics hold, read on as the file grows."""
 
     def __init__(self) -> None:
         self.last = 0
         """Last step that has a line."""
-        self.saved = 0
-        """Step of the newest save that is reported; 0 if there is none."""
+        self.saves: list[int] = []
+        """Steps of the saves that are reported, oldest first."""
         self._gaps: list[range] = []
 
     def take(self, lines: list[dict[str, Json]], *, begins: bool) -> None:
         """Add lines as `Following.read` returns them; the first lines of a replaced file begin anew."""
         if begins:
-            self.last, self.saved, self._gaps = 0, 0, []
+            self.last, self.saves, self._gaps = 0, [], []
         for line in lines:
             step = line.get("step")
             if not isinstance(step, int):
                 continue
             if line.get("event") == "saved":
-                self.saved = step
+                self.saves.append(step)
             elif "train_loss_nats" in line:
                 if step > self.last + 1:
                     self._gaps.append(range(self.last + 1, step))

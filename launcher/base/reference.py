@@ -71,13 +71,6 @@ GPUS: MappingProxyType[str, Gpu] = MappingProxyType(
     }
 )
 
-MFU = Published(
-    value=0.35, low=0.25, high=0.45,
-    source="default: dense BF16 training, attention's whole square counted; published runs lie at 0.29 to 0.39 "
-    "(torchtitan, 8 to 256 H100), 0.38 to 0.43 (Llama 3, arXiv 2407.21783), 0.46 (PaLM), 0.47 (OPT-175B), "
-    "0.55 (MegaScale, arXiv 2402.15627), 0.21 (GPT-3, by PaLM's table 3)",
-)  # fmt: skip
-
 PRICES_USD: MappingProxyType[str, Published] = MappingProxyType(
     {
         "H100": Published(

@@ -102,10 +102,8 @@ class Machine:
     num_gpus: int
     peak_flops: float
     memory_gb: float
-    mfu: Span
-    """While it steps."""
-    measured: bool
-    """Whether the MFU is of the user's own throughput, not that of published runs."""
+    mfu: Span | None
+    """Share of the peak while it steps, by the user's own throughput; None unless it is given."""
     price_usd: Span | None
 
 
@@ -119,7 +117,7 @@ def machine_of(given: MachineOptions, flops_per_token: float) -> Machine:
     """
     name, found = reference.gpu(given.gpu)
     peak = found.peak_flops
-    mfu = _span(reference.MFU)
+    mfu = None
     if given.tokens_per_gpu_second is not None:
         mfu = exactly(given.tokens_per_gpu_second * flops_per_token / peak, "measured throughput, as given")
         if mfu.value > 1:
@@ -133,7 +131,6 @@ def machine_of(given: MachineOptions, flops_per_token: float) -> Machine:
         price = _span(reference.PRICES_USD[name])
     return Machine(
         name=name, num_gpus=given.num_gpus, peak_flops=peak, memory_gb=found.memory_gb, mfu=mfu, price_usd=price,
-        measured=given.tokens_per_gpu_second is not None,
     )  # fmt: skip
 
 

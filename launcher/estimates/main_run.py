@@ -9,7 +9,7 @@ from typing import cast
 from launcher.base.policy import Recomputed
 from launcher.estimates.layout import layout_problems, microbatches
 from launcher.estimates.machine import MFU_CONVENTION, Machine, MachineOptions, Span, exactly, gpu_hours, machine_of
-from launcher.estimates.utilization import SMALLEST_PUBLISHED, paid_share
+from launcher.estimates.utilization import SMALLEST_PUBLISHED, estimate_step_mfu, paid_share
 from launcher.frozen.frozen import Parallelism
 from proxies.core import canon
 from proxies.core.canon import Json
@@ -218,6 +218,8 @@ class MainEstimate:
     machine: Machine
     memory: Memory | None
     """The fullest rank's; None where the layout does not divide the run."""
+    mfu: Span
+    """Share of the peak while it steps."""
     utilization: Span
     """Share of the peak over all hours paid."""
     gpu_hours: Span
@@ -239,11 +241,12 @@ def estimate_main(run: MainRun, given: MachineOptions) -> MainEstimate:
         passes = microbatches(run.layout, run.shape, run.batch_tokens)
         memory = memory_per_rank(run.shape, run.layout, run.precision, *passes, optimizer=run.optimizer)
     # A measured throughput has the optimizer's share in it.
-    flops = exactly(run.flops[MFU_CONVENTION] + (0.0 if machine.measured else run.optimizer_flops))
+    flops = exactly(run.flops[MFU_CONVENTION] + (0.0 if machine.mfu else run.optimizer_flops))
     share = paid_share(machine, count_params(run.shape).total)
-    steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (machine.mfu, share))
+    mfu = estimate_step_mfu(machine, share)
+    steps, paid = (gpu_hours(flops, machine.peak_flops, each) for each in (mfu, share))
     return MainEstimate(
-        run=run, machine=machine, memory=memory, utilization=share,
+        run=run, machine=machine, memory=memory, mfu=mfu, utilization=share,
         gpu_hours=paid, usd=None if machine.price_usd is None else paid.times(machine.price_usd),
         days=paid.scaled(1 / (24.0 * machine.num_gpus)),
         step_seconds=steps.scaled(3600.0 * run.batch_tokens / run.num_tokens / machine.num_gpus),
@@ -264,7 +267,7 @@ def main_body(found: MainEstimate) -> dict[str, Json]:
         "optimizer_flops": run.optimizer_flops,
         "machine": {
             "gpu": machine.name, "num_gpus": machine.num_gpus, "peak_flops": machine.peak_flops,
-            "memory_gb": machine.memory_gb, "mfu": machine.mfu.told(), "mfu_convention": MFU_CONVENTION,
+            "memory_gb": machine.memory_gb, "mfu": found.mfu.told(), "mfu_convention": MFU_CONVENTION,
             "utilization": found.utilization.told(),
             "price_usd": None if machine.price_usd is None else machine.price_usd.told(),
         },
@@ -296,7 +299,7 @@ def _warnings(found: MainEstimate) -> list[str]:
             f"hours are for {counted(machine.num_gpus, 'GPU')}, memory is for the layout's "
             f"{counted(run.layout.num_ranks, 'rank')}"
         )
-    if params < SMALLEST_PUBLISHED and not machine.measured:
+    if params < SMALLEST_PUBLISHED and machine.mfu is None:
         notes.append(
             f"{format_count(params)} parameters: no run below {format_count(SMALLEST_PUBLISHED)} is published with "
             "its hours"

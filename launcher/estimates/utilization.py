@@ -1,9 +1,9 @@
 """The share of the peak that a run reaches over all the hours that are paid, by the runs that were published.
 
-Its log is a line in the log of the parameters, and lower on accelerators of H100's class, with errors of Student's t at
-4 degrees of freedom, so that one run which took six times as long does not set everybody's interval. Fitted by
-maximum likelihood to the runs of `benchmarks/published_runs.py`; evaluations, restarts, stragglers and repeated steps
-are in it as far as they are in the hours that its authors gave.
+Its log is a line in the logs of the parameters and of the number of accelerators, and lower on accelerators of H100's
+class, with errors of Student's t at 4 degrees of freedom, so that one run which took six times as long does not set
+everybody's interval. Fitted by maximum likelihood to the runs of `benchmarks/published_runs.py`; evaluations, restarts,
+stragglers and repeated steps are in it as far as they are in the hours that its authors gave.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ FAST = (
     5e14  # peak FLOP/s from which an accelerator is of H100's class: A100 and TPUv4 lie below, H100 and all later above
 )
 MIDDLE = 1e10  # parameters at which the line is centred
+MIDDLE_GPUS = 128
+"""Number of accelerators at which the line is centered."""
+MIN_PUBLISHED_GPUS = 8
+MAX_PUBLISHED_GPUS = 16_384
+"""Ends of the published numbers of accelerators: beyond them the middle stays, and the interval widens."""
+MAX_PUBLISHED_SHARE = 0.75
+"""Highest share that a published run reached: no estimate is above it."""
 SMALLEST_PUBLISHED = 5e7
 """Parameters: below, no run's hours are published, and the share is what is assumed of proxies."""
 PROXY_MFU = Span(
@@ -45,34 +52,72 @@ class UtilizationLine:
     """What is added from `FAST` on."""
     slope: float
     """In the log of the parameters."""
+    gpus_slope: float
+    """In the log of the number of accelerators."""
     scale: float
     """Scale of the errors."""
     num_runs: int
 
-    def share(self, params: float, peak_flops: float) -> Span:
-        """Return the share for a run of so many parameters on accelerators of such a peak."""
+    def share(self, params: float, peak_flops: float, num_gpus: float) -> Span:
+        """Return the share that a run reaches.
+
+        Args:
+            params: Parameters of the model.
+            peak_flops: Peak of one accelerator, in FLOP/s.
+            num_gpus: Number of accelerators that train it.
+        """
         if params < SMALLEST_PUBLISHED:
             return PROXY_MFU
-        middle = self.middle + self.fast * (peak_flops >= FAST) + self.slope * math.log(params / MIDDLE)
-        half = _QUANTILE * self.scale
+        nearest = min(max(num_gpus, MIN_PUBLISHED_GPUS), MAX_PUBLISHED_GPUS)
+        middle = self.middle + self.fast * (peak_flops >= FAST)
+        middle += self.slope * math.log(params / MIDDLE)
+        middle += self.gpus_slope * math.log(nearest / MIDDLE_GPUS)
+        middle = min(middle, math.log(MAX_PUBLISHED_SHARE))
+        # Beyond the published numbers, the trend may go on or reverse.
+        half = _QUANTILE * self.scale + abs(self.gpus_slope * math.log(num_gpus / nearest))
+        source = (
+            "over all hours paid, attention's whole square counted: "
+            f"{counted(self.num_runs, 'published run')}, {format_percent(LEVEL)} of them in this "
+            "interval (docs/estimates.md)"
+        )
+        if num_gpus != nearest:
+            source += (
+                f"; widened, because none is published below {MIN_PUBLISHED_GPUS} or above {MAX_PUBLISHED_GPUS:,} GPUs"
+            )
         return Span(
-            value=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half),
-            source="over all hours paid, attention's whole square counted: "
-            f"{counted(self.num_runs, 'published run')}, {format_percent(LEVEL)} of them in this interval "
-            "(docs/estimates.md)",
-        )  # fmt: skip
+            value=math.exp(middle),
+            low=math.exp(middle - half),
+            high=min(MAX_PUBLISHED_SHARE, math.exp(middle + half)),
+            source=source,
+        )
 
 
 PUBLISHED = UtilizationLine(
-    middle=-1.0406051212342933, fast=-0.39212209372076573, slope=0.07287207841366715, scale=0.24100941505825926,
-    num_runs=34,
-)  # fmt: skip
+    middle=-0.7993180678849168,
+    fast=-0.2336955266791633,
+    slope=0.11850987689527342,
+    gpus_slope=-0.16205434772251695,
+    scale=0.33371017953081095,
+    num_runs=56,
+)
 """As `benchmarks/published_runs.py` fits it; a test holds both together."""
 
 
 def paid_share(machine: Machine, params: float) -> Span:
     """The share over all hours paid on a machine: by its measured throughput, else as published."""
-    if machine.measured:
+    if machine.mfu is not None:
         source = f"MFU {machine.mfu.source}, and steps in 0.9 to 1 of the hours paid"
         return replace(machine.mfu.times(PROGRESS), source=source)
-    return PUBLISHED.share(params, machine.peak_flops)
+    return PUBLISHED.share(params, machine.peak_flops, machine.num_gpus)
+
+
+def estimate_step_mfu(machine: Machine, share: Span) -> Span:
+    """Return the share of the peak while a run steps: measured, or from its share over all hours paid."""
+    if machine.mfu is not None:
+        return machine.mfu
+    return Span(
+        value=min(1.0, share.value / PROGRESS.value),
+        low=share.low / PROGRESS.value,
+        high=min(1.0, share.high / PROGRESS.value),
+        source=f"the share of all hours paid, over {PROGRESS.value:g} of them in which a run steps",
+    )

@@ -31,6 +31,8 @@ def main_run(report: Body) -> Panel:
     curve = part(report, "decision", "the study has not reached one yet")["predicted"]["curve"]
     if not curve:
         raise MissingError("the ladder has too few runs to predict a curve")
+    if not run["steps"]:
+        raise MissingError("the main run was not trained by the embedded trainer in its usual place")
     at = [point["step"] for point in curve]
     left = max(1.0, min(run["steps"][-1], at[0]) / 3)  # what lies before the band dwarfs it
     seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]

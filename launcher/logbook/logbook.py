@@ -12,6 +12,7 @@ import itertools
 import os
 import pwd
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,7 @@ LOGBOOK_FILE = "logbook.md"
 MOST_SHOWN = 1000
 """Characters of one event."""
 _MARKUP = re.compile(r"[\\`*_\[\]|~$]")
+_EMPTY = "Nothing has happened yet."
 _UNDATED = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
@@ -177,27 +179,56 @@ def dated(event: Event) -> datetime.datetime:
 def page(events: list[Event]) -> str:
     """The logbook as Markdown: days, oldest first, and under each its events; times in UTC."""
     lines = ["# Logbook", ""]
-    for day, those in itertools.groupby(sorted(events, key=dated), key=lambda event: dated(event).date()):
-        lines += [f"## {day}" if day != _UNDATED.date() else "## Undated", ""]
-        for event in those:
-            time = f"{dated(event):%H:%M} " if day != _UNDATED.date() else ""
-            lines.append(f"- {time}**{plain(event.kind.replace('_', ' '))}**{_where(event)} {plain(event.text)}")
+    for day, of_day in _group_by_day(events):
+        lines += [f"## {day}", ""]
+        for time, event in of_day:
+            lines.append(f"- {time}**{plain(_name_kind(event))}**{_where(event, plain)} {plain(event.text)}")
         lines.append("")
     if not events:
-        lines += ["Nothing has happened yet.", ""]
+        lines += [_EMPTY, ""]
     return "\n".join(lines)
 
 
-def _where(event: Event) -> str:
-    parts = [f"run {plain(event.digest[:8])}"] if event.digest else []
+def format_text(events: list[Event]) -> str:
+    """Return the logbook as plain text for a terminal, in the order of `page`."""
+    lines = []
+    for day, of_day in _group_by_day(events):
+        lines.append(day)
+        for time, event in of_day:
+            kind = f"{_to_one_line(_name_kind(event))}{_where(event, _to_one_line)}"
+            lines.append(f"- {time}{kind}: {_to_one_line(event.text)}")
+        lines.append("")
+    return "\n".join(lines[:-1]) or _EMPTY
+
+
+def _group_by_day(events: list[Event]) -> Iterator[tuple[str, list[tuple[str, Event]]]]:
+    """Yield each day in words, and its events with their times; `Undated`, without times, comes first."""
+    for day, of_day in itertools.groupby(sorted(events, key=dated), key=lambda event: dated(event).date()):
+        if day == _UNDATED.date():
+            yield "Undated", [("", event) for event in of_day]
+        else:
+            yield str(day), [(f"{dated(event):%H:%M} ", event) for event in of_day]
+
+
+def _name_kind(event: Event) -> str:
+    return event.kind.replace("_", " ")
+
+
+def _where(event: Event, write: Callable[[str], str]) -> str:
+    parts = [f"run {write(event.digest[:8])}"] if event.digest else []
     parts += [f"step {event.step:,}"] if event.step is not None else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def _to_one_line(text: str) -> str:
+    """Return a text on one line without control characters, cut where it is long."""
+    left = len(text) - MOST_SHOWN
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[:MOST_SHOWN]).split())
+    return line + (f" ... ({counted(left, 'character')} more)" if left > 0 else "")
+
+
 def plain(text: str) -> str:
     """A text as one line of Markdown that shows it and does nothing: no markup, no link, no control character."""
-    left = len(text) - MOST_SHOWN
-    shown = " ".join("".join(c if c.isprintable() else " " for c in text[:MOST_SHOWN]).split())
-    shown = _MARKUP.sub(r"\\\g<0>", shown).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    shown = shown.replace("://", r":\/\/").replace("www.", r"www\.")
-    return shown + (f" ... ({counted(left, 'character')} more)" if left > 0 else "")
+    shown = _MARKUP.sub(r"\\\g<0>", _to_one_line(text))
+    shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return shown.replace("://", r":\/\/").replace("www.", r"www\.")

@@ -6,10 +6,8 @@ import datetime
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from launcher.base.study_names import shown_name
-from launcher.frozen.launch_file import path_of, read_attestation
 from launcher.plan.study import PLAN_FILE, Study
 from launcher.rehearsal.status import rehearsal_of
 from launcher.study.gates import open_gates
@@ -95,9 +93,6 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
         return f"forerun freeze {study}"
     named = shlex.quote(shown_name(frozen))
     event = None if body["main_run"] is None else body["main_run"]["event"] or "running"
-    if body["own_run"] is not None and path_of(frozen, "launch").is_file():
-        launched: Any = read_attestation(path_of(frozen, "launch"), body["digest"])
-        event = launched["outcome"]["event"]
     if event in ("finished", "running"):  # or killed, which `watch` finds out
         return f"forerun watch {named}{' --conclude' if event == 'finished' else ''}"
     # At most some steps, on purpose.

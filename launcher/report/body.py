@@ -14,7 +14,7 @@ from launcher.experiments.ladder import stage_specs
 from launcher.experiments.search import num_asked
 from launcher.experiments.transferred_values import asked, transfer_body
 from launcher.experiments.wider import branches_body
-from launcher.logbook.logbook import LOGBOOK_FILE
+from launcher.logbook.logbook import LOGBOOK_FILE, RUN_DIR
 from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
 from launcher.study import decide
@@ -22,6 +22,7 @@ from launcher.study.decide import Choice
 from launcher.study.evidence import StudyFindings, decision_of, gather
 from launcher.study.finding_cache import cached, key_of
 from launcher.study.gates import Gate, forecast_warnings
+from launcher.study.history import CONCLUDED
 from launcher.study.ladder_checks import checks_body
 from launcher.study.next_runs import next_runs
 from launcher.study.own_model import own_run
@@ -39,25 +40,44 @@ from sweeps.store.ledger import DRIVEN, Ledger
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
 
-# The main run in `report.json`: its log, which the page draws over the expected curve.
 
+def main_run(study: Study, ledger: Ledger, digest: str) -> Json:
+    """Return the main run in `report.json`; None if nothing is known of one.
 
-def main_run(study: Study, digest: str) -> Json:
-    """What the embedded trainer logged so far, if it was launched into its usual place."""
+    The embedded trainer's log is read if it was launched into its usual place. The end of another run comes from
+    the attestation of its launch, or from the record of a concluded run (`forerun watch --conclude`).
+    """
     from launcher.base import metrics
 
-    folder = study.study_dir / "frozen" / digest / "run"
-    lines = [line for line in metrics.read(folder) if "train_loss_nats" in line] if folder.is_dir() else []
-    if not lines:
+    folder = study.study_dir / "frozen" / digest
+    lines = metrics.read(folder / RUN_DIR) if study.plan.command is None else []
+    lines = [line for line in lines if "train_loss_nats" in line]
+    if lines:
+        ending = metrics.read_ending(folder / RUN_DIR)
+        event, loss = (None, None) if ending is None else (ending.event, ending.validation_loss_nats)
+    else:
+        event, loss = _launched(folder, digest)
+    if (record := ledger.find(CONCLUDED, digest)) is not None:
+        event, loss = "finished", cast(Any, record.body)["actual_nats"]
+    if not lines and event is None:
         return None
-    ending = metrics.read_ending(folder)
     steps, losses = ([cast(Any, line[key]) for line in lines] for key in ("step", "train_loss_nats"))
-    return {
-        "steps": steps,
-        "train_loss_nats": losses,
-        "validation_loss_nats": None if ending is None else ending.validation_loss_nats,
-        "event": None if ending is None else ending.event,
-    }
+    return {"steps": steps, "train_loss_nats": losses, "validation_loss_nats": loss, "event": event}
+
+
+def _launched(folder: Path, digest: str) -> tuple[Any, Any]:
+    """Return how the last launch ended, and its validation loss in nats; None where that is not known."""
+    from launcher.frozen.frozen import TamperedError
+    from launcher.frozen.launch_file import path_of, read_attestation
+
+    if not (path := path_of(folder, "launch")).is_file():
+        return None, None
+    try:
+        outcome = cast(Any, read_attestation(path, digest))["outcome"]
+    except TamperedError as error:
+        say(f"forerun: the report has no outcome of the main run: {error}")
+        return None, None
+    return outcome["event"], outcome["validation_loss_nats"]
 
 
 _NO_EVIDENCE = ("accepted", "driver", DRIVEN)
@@ -99,7 +119,7 @@ def body_and_next(
     gates = tuple(canon.decode(Gate, gate) for gate in cast(list[Json], body["gates"]))
     return body | {
         "accepted": accepted(ledger, gates),  # by the ledger, whatever was kept
-        "main_run": None if body["digest"] is None else main_run(study, str(body["digest"])),
+        "main_run": None if body["digest"] is None else main_run(study, ledger, str(body["digest"])),
         "has_logbook": (study.study_dir / LOGBOOK_FILE).is_file(),
     }, after
 

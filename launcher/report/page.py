@@ -26,6 +26,7 @@ from launcher.study.own_model import own_text
 from launcher.views import numbers, tables, transfer
 from launcher.views.aspect import aspect_text
 from launcher.views.batch import judged_text, law_text, looks_rows
+from launcher.views.main_run import describe_outcome, measured_loss
 from launcher.views.numbers import Body, Outcome, arm_name
 from launcher.views.search import sentences
 from launcher.views.wider import wider_text
@@ -129,7 +130,8 @@ def environment() -> Environment:
         "plots": plots, "tables": tables, "transfer": transfer, "main_arm": main_arm, "arm_name": arm_name,
         "findings": findings, "points": points, "aspect_text": aspect_text,
         "judged_text": judged_text, "law_text": law_text, "looks_rows": looks_rows,
-        "wider_text": wider_text, "forecast_warnings": forecast_warnings,
+        "wider_text": wider_text, "measured_loss": measured_loss, "describe_outcome": describe_outcome,
+        "forecast_warnings": forecast_warnings,
         "forecast_doubts": forecast_doubts,
         "own_text": own_text, "search_sentences": sentences, "flat": flat,
         "logbook_file": LOGBOOK_FILE, "light_variables": LIGHT_VARIABLES,

@@ -9,6 +9,7 @@ from typing import cast
 
 from launcher.base.talk import say
 from launcher.plan.study import DEPTH, Study
+from launcher.study.gates import describe_check
 from proxies.coordinates.coordinates import CoordinateCheck, CoordinateProbe, RunReadings, check_coordinates
 from proxies.coordinates.verdict import Axis
 from proxies.core import canon
@@ -61,8 +62,7 @@ def checks_of(
         if name not in ledger.records_for_plan("coordinates"):
             found = _check(study, name, runs, workers(), check_stop, advance)
             ledger.append_for_plan("coordinates", name, found)
-            expected = ", as it should" if name == "sp" and own != "sp" and found.outcome == "blows_up" else ""
-            say(f"coordinate check ({name}): {found.outcome.replace('_', ' ')}{expected}")
+            say(f"coordinate check ({name}): {describe_check(name, found.outcome, own)}")
     return ledger.records_for_plan("coordinates")
 
 

@@ -103,6 +103,18 @@ def coordinate_gate(checks: Mapping[str, Any], parametrization: str) -> Gate:
     return Gate(name="coordinates", outcome=worst(found), reason="; ".join(notes))
 
 
+def describe_check(name: str, outcome: str, parametrization: str) -> str:
+    """Return what one coordinate check found, in words.
+
+    Args:
+        name: Parametrization that was checked, or `depth`.
+        outcome: Outcome of the check.
+        parametrization: Parametrization of the study; the standard one beside it should not pass.
+    """
+    is_control = name == "sp" and parametrization != "sp"
+    return outcome.replace("_", " ") + (", as it should" if is_control and outcome == "blows_up" else "")
+
+
 def check_advice(outcome: str) -> str:
     """Return what to do after a coordinate check that did not pass.
 

@@ -55,6 +55,7 @@ def next_runs(
     Returns:
         gates: those that it is for. sets: plan values of the child study; empty where `transfer --spend` runs them.
         num_runs, flops: what it takes, at least. seconds, usd: the same by the study's own rate; null if unknown.
+        times_spent: the FLOPs over those of the study so far; null if unknown.
     """
     if found.transferred is None or found.verdicts is None:
         return None
@@ -152,4 +153,5 @@ def _taking(
         "num_runs": len(every), "flops": sum(every),
         "seconds": seconds * share or None,
         "usd": None if so_far.usd is None else so_far.usd * share,
+        "times_spent": share or None,
     }  # fmt: skip

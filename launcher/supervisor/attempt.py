@@ -81,6 +81,8 @@ class AttemptSpec:
     num_steps: int
     keeps_ending: bool = True
     """Whether this supervisor is the one that clears the last attempt's ending away: of several machines' one."""
+    num_checkpoints: int = 1
+    """Number of the newest checkpoints that the run keeps at least."""
 
     @property
     def remote(self) -> bool:

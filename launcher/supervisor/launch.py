@@ -148,6 +148,7 @@ def launch(
     spec = AttemptSpec(
         command=command, run_dir=out_dir, log=own_dir / LOG_FILE, limits=limits or Limits(),
         num_steps=decision.learning_rate.schedule.num_steps,
+        num_checkpoints=decision.checkpointing.keep,
         keeps_ending=nodes.rank == 0,
     )  # fmt: skip
     signals = signals or Signals()
@@ -172,7 +173,7 @@ class _Supervisor:
         from_step = _newest_step(spec.run_dir)
         self._record("launched", f"launched from step {from_step} of {spec.num_steps}", from_step,
                      {"command": shlex.join(spec.command)})  # fmt: skip
-        record = RunRecord(spec.run_dir, from_step) if spec.keeps_ending else None
+        record = RunRecord(spec.run_dir, from_step, spec.num_checkpoints) if spec.keeps_ending else None
         num_deaths, num_idle, last = 0, 0, None  # in a row
         while not self._signals.save.is_set():
             saved = _saved(spec.run_dir)

@@ -17,6 +17,7 @@ from launcher.base.talk import say
 from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
 from launcher.supervisor.launch import LaunchOutcome
 from launcher.supervisor.run_folder import RunFolder
+from launcher.supervisor.run_record import UserRunRecord
 from proxies.core import canon
 from proxies.core.errors import InputError
 from proxies.core.notation import format_loss
@@ -126,10 +127,13 @@ def _attempts(
 ) -> LaunchOutcome:  # fmt: skip
     """One after another, while they die and may be restarted."""
     idle = restarts = last = 0
+    record = UserRunRecord()
     while True:
         metrics = MetricFiles(own.command, own.metrics_at(places.run_dir.resolve()))
         kept = start_own(decision, places, resume=begun)
-        ended = _attempt(kept, metrics, decision.learning_rate.schedule.num_steps, signals, hang_seconds, run_folder)
+        record.begin(is_resumed=begun)
+        num_steps = decision.learning_rate.schedule.num_steps
+        ended = _attempt(kept, metrics, num_steps, signals, hang_seconds, run_folder, record)
         step = metrics.logged().last_step or 0
         outcome = _outcome(decision, metrics, ended, restarts, places.run_dir / LOG_FILE)
         run_folder.check()
@@ -138,13 +142,25 @@ def _attempts(
         if run_folder.is_removed:
             reason = run_folder.describe_lost_files(0)
             return dataclasses.replace(outcome, event="failed", exit_code=2, reason=reason)
-        if outcome.event != "failed" or not own.resume:
-            return outcome
+        losses = record.describe_losses(metrics)
+        if outcome.event != "failed" or not own.resume or (losses and ended == 0):
+            return _add_losses(outcome, losses)
         idle, last = (0 if step > last else idle + 1), max(last, step)
         if idle >= max_restarts:
-            return outcome
+            return _add_losses(outcome, losses)
         restarts, begun = restarts + 1, True
-        say(f"forerun: {outcome.reason}; restart {restarts} with {own.resume}")
+        log = places.run_dir / LOG_FILE
+        failure = outcome.reason.removesuffix(log_end(log))  # the last attempt's log is shown at the end
+        say(f"forerun: {failure}; restart {restarts} with {own.resume} (log: {log})")
+
+
+def _add_losses(outcome: LaunchOutcome, losses: str) -> LaunchOutcome:
+    """Return the outcome with what the logs lost while the run trained, which is no success."""
+    if not losses:
+        return outcome
+    reason = f"{losses}; {outcome.reason}" if outcome.reason else losses
+    exit_code = 2 if outcome.event in ("finished", "failed") else outcome.exit_code
+    return dataclasses.replace(outcome, exit_code=exit_code, reason=reason)
 
 
 class _Silence:
@@ -176,15 +192,18 @@ def _attempt(
     signals: Signals,
     hang_seconds: float,
     run_folder: RunFolder,
+    record: UserRunRecord,
 ) -> int | str:
     """How one attempt ended: its exit code, -N for signal N, or `interrupted`, `aborted` or `hung` by us."""
     told, stopped, silence = time.monotonic(), "", _Silence(hang_seconds)
     while not kept.wait(_POLL_SECONDS):
-        metrics.read(num_steps)
+        has_more = metrics.read(num_steps)
         run_folder.check()
         if run_folder.is_removed or run_folder.new_holder:
             kept.stop()
             return "removed"
+        if not has_more:
+            record.check(metrics)
         step = metrics.logged().last_step
         ending = {"interrupted": signals.save.is_set(), "aborted": metrics.logged().bad, "hung": silence.hangs(step)}
         if stopped := next((how for how, true in ending.items() if true), ""):
@@ -199,6 +218,7 @@ def _attempt(
     while metrics.read(num_steps):
         pass
     metrics.end(num_steps)
+    record.check(metrics, is_over=True)
     return stopped or (kept.ended if kept.ended is not None else "it did not end")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from proxies.core.errors import ExitCode
 from proxies.core.notation import counted
 
 if TYPE_CHECKING:
+    from launcher.dashboards.records import RunRecord
     from launcher.dashboards.wandb_writer import UploadState
 
 """Exit code."""
@@ -50,7 +52,7 @@ def dashboards(
         "arrived": arrived and canon.to_json(arrived),
     }  # fmt: skip
     notes = [
-        f"W&B: {counted(len(folders), 'run')} in {study_dir / 'wandb'}, {len(written)} written now",
+        f"W&B: {describe_runs(runs)} in {study_dir / 'wandb'}, {len(written)} written now",
         f"the study itself is run {runs[0].run_id} in {path}",
     ]  # fmt: skip
     notes += _arrived_lines(arrived)
@@ -58,6 +60,14 @@ def dashboards(
     answer(as_json, body, "\n".join([*notes, "this copy can be made again; the study's ledger is the source of truth"]))
     if arrived is not None and arrived.lacking:
         raise SystemExit(ExitCode.INPUT)
+
+
+def describe_runs(runs: Sequence[RunRecord]) -> str:
+    """Return the number of runs that W&B shows, and what they stand for; the first is the study itself."""
+    num_main = sum(run.group == "main run" for run in runs)
+    parts = [f"{counted(len(runs) - num_main - 1, 'proxy run')}"]
+    parts += [counted(num_main, "main run")] if num_main else []
+    return f"{counted(len(runs), 'run')} ({', '.join(parts)}, and one for the study itself)"
 
 
 def _arrived_lines(arrived: UploadState | None) -> list[str]:

@@ -56,8 +56,8 @@ def fit(
 ) -> None:  # fmt: skip
     """Fit scaling laws to RUNS: a study folder, or a table of params, tokens, loss.
 
-    A table is a .csv, .tsv, .parquet or .jsonl file, or a pipe (- is standard input). The forms learning_rate and batch
-    also read the columns learning_rate (or lr) and batch_tokens (or batch).
+    A table is a .csv, .tsv, .txt, .md, .parquet, .jsonl or .ndjson file, or a pipe (- is standard input). The forms
+    learning_rate and batch also read the columns learning_rate (or lr) and batch_tokens (or batch).
     """
     if out is not None:
         _check_out(out, runs)

@@ -247,6 +247,12 @@ def report(
         return
     if out is not None:
         raise click.UsageError("--out works only with --compare A B: a study's report is written to its own folder")
+    body, following = write_current_report(study_dir)
+    answer(as_json, body, f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}\n{following}")
+
+
+def write_current_report(study_dir: Path) -> tuple[dict[str, Json], str]:
+    """Write the report of a study as it is now, and return its data and the line that says what comes next."""
     from launcher.base.talk import say
     from launcher.frozen.frozen_folder import edited
     from launcher.report.about import about, next_line
@@ -262,10 +268,20 @@ def report(
         say(f"forerun: {problem}")
     body, after = body_and_next(study, ledger)
     at_work = is_held(study_dir) is not False
-    shown = about(study, ledger, body, after, live, at_work=at_work)
-    write_report(study_dir, body, shown)
-    text = f"wrote {study_dir / 'report.html'} and {study_dir / 'report.json'}"
-    answer(as_json, body, f"{text}\n{next_line(body, after, study_dir, at_work=at_work)}")
+    write_report(study_dir, body, about(study, ledger, body, after, live, at_work=at_work))
+    return body, next_line(body, after, study_dir, at_work=at_work)
+
+
+def rewrite_report(study_dir: Path) -> None:
+    """Bring a report that was written before up to date; a study whose report cannot be made now is told."""
+    from launcher.base.talk import say
+
+    if not (study_dir / "report.html").is_file():
+        return
+    try:
+        write_current_report(study_dir)
+    except Exception as error:  # the main run has ended, whatever is wrong with the study's records
+        say(f"warning: {study_dir / 'report.html'} is as it was before the main run: {error}")
 
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:

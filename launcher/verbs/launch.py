@@ -255,10 +255,11 @@ def _tell_exported(
 
 
 def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
-    """Attest the launch, and bring the study's logbook up to date."""
+    """Attest the launch, and bring the study's logbook and the report of a finished run up to date."""
     from launcher.frozen.frozen_folder import study_of
     from launcher.frozen.launch_file import attest
     from launcher.logbook.logbook import write_logbook
+    from launcher.verbs.freeze import rewrite_report
 
     if not folder.is_dir():
         say(f"warning: {folder} was removed while the run trained: the launch is not recorded there")
@@ -267,6 +268,8 @@ def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -
     attest(folder, "launch", decision.digest, {"outcome": body, "line": line})
     if (study_dir := study_of(folder)) is not None:
         write_logbook(study_dir)
+        if outcome.event == "finished":
+            rewrite_report(study_dir)
 
 
 def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -25,9 +26,10 @@ MOST_NOTE = 10_000
 def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     """Add TEXT, dated and signed with your user name, to the logbook of a study and its main run.
 
-    The logbook is written anew from all records, day by day, times in UTC. Without TEXT it is printed.
+    The logbook is written anew from all records, day by day, times in UTC. Without TEXT it is printed: as plain text
+    on a terminal, as Markdown elsewhere.
     """
-    from launcher.logbook.logbook import add_note, dated, events_of, write_logbook
+    from launcher.logbook.logbook import add_note, dated, events_of, format_text, write_logbook
     from proxies.core.redaction import secret_in
     from sweeps.store.ledger import LEDGER_NAME
 
@@ -36,8 +38,9 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     if text is None:
         path = write_logbook(study_dir)
         events = sorted(events_of(study_dir), key=dated)
-        answer(as_json, {"path": str(path), "events": cast(Json, [canon.to_json(event) for event in events])},
-               read_plain(path).decode("utf-8").rstrip("\n"))  # fmt: skip
+        body = {"path": str(path), "events": cast(Json, [canon.to_json(event) for event in events])}
+        markdown = read_plain(path).decode("utf-8").rstrip("\n")
+        answer(as_json, body, format_text(events) if sys.stdout.isatty() else markdown)
         return
     _check(text, secret_in(text))
     events_of(study_dir)  # refuses what is no study's file before anything is written

@@ -121,7 +121,21 @@ def _follow(study_dir: Path) -> None:
 
 def now_text(body: dict[str, Any], study_dir: Path, share: str = "") -> str:
     """The same for people; `share`: of the main run's FLOPs, where findings tell it."""
-    return "\n\n".join(filter(None, [_driver_text(body, study_dir), _widths_text(body), _spent_text(body, share)]))
+    driver = "\n".join(filter(None, [_driver_text(body, study_dir), _checks_text(body["coordinates"])]))
+    return "\n\n".join(filter(None, [driver, _widths_text(body), _spent_text(body, share)]))
+
+
+def _checks_text(coordinates: dict[str, Any]) -> str:
+    """Return the outcome of the coordinate checks; empty before the first."""
+    from launcher.study.gates import describe_check
+
+    if coordinates["outcome"] is None:
+        return ""
+    outcomes = (
+        f"{name} {describe_check(name, outcome, coordinates['parametrization'])}"
+        for name, outcome in coordinates["checks"].items()
+    )
+    return f"coordinate check: {coordinates['outcome'].replace('_', ' ')} ({'; '.join(outcomes)})"
 
 
 def _driver_text(body: dict[str, Any], study_dir: Path) -> str:

@@ -38,9 +38,9 @@ def transfer(
 ) -> None:  # fmt: skip
     """Measure learning-rate curves of PLAN over every axis, and judge transfer; or, with --runs, judge a table.
 
-    A table (.csv, .tsv, .jsonl, .parquet, or a pipe: - is standard input) has the columns width, lr, loss and
-    optionally seed, or width and lr_optimum; other axes and hyperparameters by their names. Exit 3 if the optimum
-    drifts, 4 if it cannot tell.
+    A table (.csv, .tsv, .txt, .md, .jsonl, .ndjson, .parquet, or a pipe: - is standard input) has the columns width,
+    lr, loss and optionally seed, or width and lr_optimum; other axes and hyperparameters by their names. Exit 3 if the
+    optimum drifts, 4 if it cannot tell.
     """
     if plan_path is None and runs_path is None and _DEFAULT_PLAN.exists():
         plan_path = _DEFAULT_PLAN

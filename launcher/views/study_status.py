@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from launcher.plan.plan import Plan
+from launcher.study.gates import coordinate_gate
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.spec import Run, Status
@@ -36,12 +37,23 @@ def now_body(study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Pl
         "num_runs": _by_status(runs),
         "num_imported": len(ledger.imported()),
         "num_lost_executions": len(ledger.records(LOST)),
+        "coordinates": _checks(ledger, plan.proxy.parametrization),
         "by_width": [_at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})],
         "at_work": held,
         "driver": None if live is None else _driver(live, held),
         "spent": canon.to_json(spent_now(ledger, live, caps)),
         "caps": canon.to_json(caps),
         "target_flops": plan.target.budget_flops,
+    }
+
+
+def _checks(ledger: Ledger, parametrization: str) -> dict[str, Json]:
+    """Return the gate's outcome of the coordinate checks made so far, and each one's own; null before the first."""
+    checks = cast(dict[str, dict[str, Json]], ledger.records_for_plan("coordinates"))
+    return {
+        "parametrization": parametrization,
+        "outcome": coordinate_gate(checks, parametrization).outcome if checks else None,
+        "checks": {name: check["outcome"] for name, check in checks.items()},
     }
 
 

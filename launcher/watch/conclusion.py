@@ -172,4 +172,5 @@ def next_lines(found: Conclusion) -> list[str]:
     if found.study is None:
         return ["the config lies in no study, so no ledger keeps the run: name a study with --study STUDY"]
     study = shlex.quote(str(found.study))
-    return [f"the ledger of {found.study} keeps the run: `forerun fit {study}` adds it to the ladder"]
+    uses = f"`forerun fit {study}` adds it to the ladder, `forerun report {study}` shows it beside its forecast"
+    return [f"the ledger of {found.study} keeps the run: {uses}"]

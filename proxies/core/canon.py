@@ -13,8 +13,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 
 from proxies.core.errors import InputError
@@ -173,6 +175,47 @@ def parse(text: str | bytes) -> Json:
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and integers of absurd length
         raise CanonError(f"not JSON: {error}") from error
     return loaded
+
+
+MAX_DEPTH = 64
+"""Depth of objects and lists that `parse_deep` keeps where a text has more than Python's parser allows."""
+_STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+
+
+def parse_deep(text: str, decode: Callable[[str], object] = json.loads) -> object:
+    """Read JSON of any depth.
+
+    Python's parser allows some 1,000 levels. Of a deeper text, objects and lists below `MAX_DEPTH` are read as empty.
+
+    Args:
+        text: The JSON.
+        decode: Parser to use.
+
+    Raises:
+        ValueError: The text is not JSON.
+    """
+    try:
+        return decode(text)
+    except RecursionError:
+        return decode(_empty_deep_values(text))
+
+
+def _empty_deep_values(text: str) -> str:
+    """Return a JSON text without the content of objects and lists below `MAX_DEPTH`."""
+    parts: list[str] = []
+    depth = start = 0
+    for match in _STRINGS_AND_BRACKETS.finditer(text):
+        if match[0] in ("[", "{"):
+            depth += 1
+            if depth == MAX_DEPTH + 1:
+                parts.append(text[start : match.end()])
+        elif match[0] in ("]", "}"):
+            if depth == MAX_DEPTH + 1:
+                start = match.start()
+            depth -= 1
+    if depth > MAX_DEPTH:
+        raise ValueError("a bracket does not close")
+    return "".join([*parts, text[start:]])
 
 
 def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -73,7 +73,8 @@ def format_percent(share: float | None, digits: int = 3, *, is_signed: bool = Fa
 
 def format_main_run_share(share: float) -> str:
     """Return FLOPs beside those of the main run: `85.6 % of the main run's FLOPs`, `1.2 times the main run's FLOPs`."""
-    amount = f"{format_factor(share)} times" if share >= 1 else f"{format_percent(share)} of"
+    factor = format_factor(share)
+    amount = f"{factor} times" if share >= 1 and factor != "1" else f"{format_percent(share)} of"
     return f"{amount} the main run's FLOPs"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxies.core.notation import counted
-from proxies.data.dataset_folder import describe_splits, split_by_name
+from proxies.data.dataset_folder import split_by_name
 from proxies.data.document_split import SplitJob, SplitProgress, write_source
 from proxies.data.documents import (
     RAW,
@@ -27,7 +27,7 @@ from proxies.data.documents import (
 )
 from proxies.data.mixture import weight_problems
 from proxies.data.pretokenized import check_range, dtype_of, vocabulary_of
-from proxies.data.shards import check_same_settings, publish, unfinished
+from proxies.data.shards import another_corpus, check_same_settings, publish, read_published, unfinished
 from proxies.data.tokenizer import (
     MAX_BPE_VOCAB,
     MIN_BPE_VOCAB,
@@ -87,9 +87,10 @@ def tokenize(
     """
     named = _name_sources(sources)
     _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
-    listings = {name: _sort_out(find_files(paths, suffixes, excluded, out)) for name, paths in named.items()}
-    files = {name: _check_files(name, listing, suffixes, say) for name, listing in listings.items()}
-    every = [file for each in files.values() for file in each]
+    published = _check_published(out, named, weights, bpe_vocab_size, say)
+    found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
+    listings = {name: _sort_out(name, listing, suffixes, say) for name, listing in found.items()}
+    every = [file for listing in listings.values() for file in listing.files]
     options = ReaderOptions(text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype)
     with unfinished(out) as folder:
         if bpe_vocab_size:
@@ -97,9 +98,9 @@ def tokenize(
         chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
         job = SplitJob(
             folder=folder, tokenizer=chosen, reading=reading, validation_fraction=validation_fraction,
-            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every),
+            progress=progress, say=say, total_bytes=sum(file.num_bytes for file in every), out=out, published=published,
         )  # fmt: skip
-        written = _write_sources(job, files, out, is_mixture=isinstance(sources, Mapping))
+        written = _write_sources(job, listings, is_mixture=isinstance(sources, Mapping))
         manifest = _manifest(job, written, weights, listings)
         publish(folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None)
     return manifest
@@ -110,22 +111,27 @@ def _name_sources(sources: Iterable[Path | str] | Mapping[str, Sequence[Path | s
     return {name: list(paths) for name, paths in by_name.items()}
 
 
-def _check_files(
-    name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
-) -> list[SourceFile]:
-    """Say which files of a source are read and which are not, and return the former."""
-    files, num_bytes = listing.files, sum(file.num_bytes for file in listing.files)
-    say(f"{name}: {told(files)}; {counted(num_bytes, 'byte')}")
-    if listing.not_read:
-        say(f"{name}: not read: {describe_not_read(listing.not_read)}; --suffix adds suffixes to read")
-    if sentence := describe_splits(files):
+def _sort_out(name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]) -> FoundFiles:
+    """Assign the files of a source to splits by their names, and say which files are read and which are not.
+
+    Cards and test splits move to the files that are not read.
+    """
+    sorted_files, left = split_by_name(listing.files), Leftovers()
+    for kind, others in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
+        for file in others:
+            left.add(kind, file.relative_name, file.num_bytes)
+    files, not_read = sorted_files.files, (*left.to_records(), *listing.not_read)
+    say(f"{name}: {told(files)}; {counted(sum(file.num_bytes for file in files), 'byte')}")
+    if not_read:
+        say(f"{name}: not read: {describe_not_read(not_read)}; --suffix adds suffixes to read")
+    if sentence := sorted_files.describe():
         say(f"{name}: {sentence}")
     if not files:
         raise DataError(
             f"source {name!r}: 0 documents with text found: of folders, files ending in {', '.join(suffixes)} are "
             "read; --suffix names others, also .bin"
         )
-    return files
+    return FoundFiles(files, not_read)
 
 
 def describe_not_read(kinds: Sequence[NotRead]) -> str:
@@ -152,15 +158,6 @@ def _describe(kind: NotRead) -> str:
     return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
 
 
-def _sort_out(listing: FoundFiles) -> FoundFiles:
-    """Assign files to splits by their names, and move cards and test splits to the files that are not read."""
-    sorted_files, left = split_by_name(listing.files), Leftovers()
-    for kind, files in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
-        for file in files:
-            left.add(kind, file.relative_name, file.num_bytes)
-    return FoundFiles(sorted_files.files, (*left.to_records(), *listing.not_read))
-
-
 def _check(
     named: Mapping[str, list[Path | str]],
     validation_fraction: float,
@@ -180,6 +177,35 @@ def _check(
         problems += weight_problems(tuple(named), weights)
     if problems:
         raise DataError(*problems)
+
+
+def _check_published(
+    out: Path,
+    named: Mapping[str, list[Path | str]],
+    weights: Mapping[str, float] | None,
+    bpe_vocab_size: int | None,
+    say: Callable[[str], None],
+) -> Manifest | None:
+    """Say that `out` holds a corpus, and return its manifest; refuse it if the new one is known to differ.
+
+    Raises:
+        DataError: The corpus has other sources, shares of them, or another tokenizer, or it cannot be read.
+    """
+    published = read_published(out)
+    if published is None:
+        return None
+    check_same_settings(out, published, {"names": tuple(named)})
+    shares = {source.name: float(source.num_tokens("train")) for source in published.sources}
+    expected = published.reweighted(shares if weights is None else weights)
+    check_same_settings(out, published, {"weights": expected.weights})
+    if bpe_vocab_size and not published.tokenizer.startswith("sha256:"):
+        raise another_corpus(out, f"with tokenizer {published.tokenizer}, not a trained one")
+    say(
+        f"{out} holds a corpus of {counted(published.num_documents, 'document')}, {published.num_tokens('train'):,} "
+        f"training and {published.num_tokens('validation'):,} validation tokens: the same text repairs its shards, "
+        "other text is refused at the first token that differs (name another --out for it)"
+    )
+    return published
 
 
 def _bpe_problems(bpe_vocab_size: int | None, tokenizer: str, end_token: str | None) -> list[str]:
@@ -262,12 +288,18 @@ def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Calla
     say(f"end of a document in ids: {end}")
 
 
-def _write_sources(
-    job: SplitJob, files: Mapping[str, Sequence[SourceFile]], out: Path, *, is_mixture: bool
-) -> list[Source]:
-    """Write the shards of every source, unless `out` holds a corpus of other settings."""
-    check_same_settings(out, _settings(job))
-    return [write_source(job, name, each, f"{name}-" if is_mixture else "") for name, each in files.items()]
+def _write_sources(job: SplitJob, listings: Mapping[str, FoundFiles], *, is_mixture: bool) -> list[Source]:
+    """Write the shards of every source, unless `job.out` holds a corpus of other settings."""
+    if job.published is not None:
+        check_same_settings(job.out, job.published, _settings(job))
+        if job.published.source_bytes not in (0, job.total_bytes):
+            job.say(
+                f"{job.out} was made from {counted(job.published.source_bytes, 'byte')}, and the sources have "
+                f"{job.total_bytes:,}: a new document in them is refused when it is reached"
+            )
+    return [
+        write_source(job, name, listing.files, f"{name}-" if is_mixture else "") for name, listing in listings.items()
+    ]
 
 
 def _settings(job: SplitJob) -> dict[str, Any]:
@@ -290,4 +322,7 @@ def _manifest(
         **_settings(job),
     )
     not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
-    return replace(manifest.reweighted(shares if weights is None else weights), not_read=not_read)
+    num_bytes = sum(file.num_bytes for listing in listings.values() for file in listing.files)
+    return replace(
+        manifest.reweighted(shares if weights is None else weights), not_read=not_read, source_bytes=num_bytes
+    )

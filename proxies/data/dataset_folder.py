@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -12,6 +13,7 @@ from typing import Literal
 from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
 from proxies.data.documents import SourceFile
+from proxies.data.tokens import MAX_EXAMPLES
 
 _NamedSplit = Literal["train", "validation", "test"]
 _WORDS: dict[str, _NamedSplit] = {
@@ -29,6 +31,8 @@ _WORDS: dict[str, _NamedSplit] = {
 """The words of Hugging Face's `datasets` (data_files.py), between characters that are no letters."""
 _CARD = re.compile(r"(readme|licen[sc]e|citation|changelog|notice|data(set)?[-_]?card)\b.*|readme_.*", re.IGNORECASE)
 """Names of files that describe data."""
+_FREE_SUFFIXES = (".md", ".py")
+"""Suffixes of texts whose names may mean anything: train.py is code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,60 +45,143 @@ class SplitFiles:
     """Files of a test split, which are not read."""
     cards: list[SourceFile]
     """README files that describe the data, which are not read."""
+    unmarked: list[SourceFile]
+    """Files for training whose names do not say so, beside files that are named for validation."""
+    ambiguous: list[SourceFile]
+    """Texts that are split by content although their names have the word of another split than training."""
+
+    def describe(self) -> str:
+        """Describe what the names of the files decide; empty if nothing."""
+        counts = Counter(file.split for file in self.files)
+        sentences = []
+        if counts["validation"]:
+            num_named = counts["train"] - len(self.unmarked)
+            sentences.append(f"split by their names: {num_named} for training, {counts['validation']} for validation")
+            if self.unmarked:
+                sentences.append(f"files without a split's name are for training: {_list_names(self.unmarked)}")
+            if counts[None]:
+                sentences.append(f"{counted(counts[None], 'other')} by content")
+        elif self.test:
+            sentences.append("no file is named for validation: split by content")
+        if self.ambiguous:
+            sentences.append(
+                f"split by content, since a text may be about anything: {_list_names(self.ambiguous)} (val.txt is a "
+                "name for validation, test.txt one for a test split)"
+            )
+        return "; ".join(sentences)
 
 
 def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
     """Assign files to the splits that they are named by, and set cards and test splits aside.
 
-    Names count among files of one kind, where one is named for training and one for something else. Among texts, which
-    may be about anything, each must be named so, cards aside.
+    Where some file is named for validation, those that are named for no split are for training. Where none is, the
+    content of each document decides. Texts among which there is code or Markdown have no split's names.
     """
     cards = [file for file in files if _is_card(file, files)]
-    kinds = defaultdict[str, list[SourceFile]](list)
-    for file in files:
-        if file not in cards:
-            kinds["ids" if file.ids_dtype else file.format].append(file)
-    texts = [file for file in kinds["text"] if not _has_card_name(file)]
-    if _is_split([_find_split(file) for file in texts], is_text=True):
-        cards += [file for file in kinds["text"] if _has_card_name(file)]
-        kinds["text"] = texts
-    named: list[tuple[SourceFile, _NamedSplit | None]] = []
-    for kind, members in kinds.items():
-        splits = [_find_split(file) for file in members]
-        honored = _is_split(splits, is_text=kind == "text")
-        named += zip(members, splits if honored else [None] * len(splits), strict=True)
+    data = [file for file in files if file.format != "text"]
+    texts = [file for file in files if file.format == "text" and not _has_card_name(file)]
+    are_free = any(file.path.suffix in _FREE_SUFFIXES for file in texts)
+    named_texts = {} if are_free else _find_text_splits(texts)
+    splits = _complete_splits(data if are_free else [*data, *texts], _find_data_splits(data) | named_texts)
+    if any(file in splits for file in texts):
+        cards += [file for file in files if _has_card_name(file) and file not in cards]
+    named = [(file, splits.get(file)) for file in files if file not in cards]
     to_read = [replace(file, split=split) for file, split in named if split != "test"]
+    ambiguous = [file for file in texts if file not in splits and _find_split(file) not in (None, "train")]
     return SplitFiles(
         files=sorted(to_read, key=lambda file: file.split != "validation"),
         test=[file for file, split in named if split == "test"],
         cards=cards,
+        unmarked=[file for file, split in named if split == "train" and _find_split(file) != "train"],
+        ambiguous=[] if are_free or len(ambiguous) == len(named) else ambiguous,
     )
 
 
-def describe_splits(files: Sequence[SourceFile]) -> str:
-    """Describe the files whose name decides their split; empty if there are none."""
-    counts = {split: sum(file.split == split for file in files) for split in ("train", "validation")}
-    if not any(counts.values()):
-        return ""
-    num_by_content = len(files) - sum(counts.values())
-    text = f"split by their names: {counts['train']} for training, {counts['validation']} for validation"
-    return f"{text}; {counted(num_by_content, 'other')} by content" if num_by_content else text
+def _complete_splits(
+    files: Sequence[SourceFile], named: dict[SourceFile, _NamedSplit]
+) -> dict[SourceFile, _NamedSplit]:
+    """Return the split of each file that its own or another file's name decides."""
+    splits = {file: named.get(file, "train") for file in files}
+    if "train" not in splits.values():
+        return {}
+    if "validation" in splits.values():
+        return splits
+    return {file: split for file, split in splits.items() if split == "test"}
 
 
-def _find_split(file: SourceFile) -> _NamedSplit | None:
+def _find_data_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
+    """Return the splits in the names of tables, JSON lines, and ids.
+
+    Where no name says `train`, a folder's name counts only if it consists of a split's words: `dev-docs` does not.
+    """
+    splits = {file: split for file in files if (split := _find_split(file)) is not None}
+    if "train" in splits.values():
+        return splits
+    return {file: split for file in files if (split := _find_split(file, needs_bare_folders=True)) is not None}
+
+
+def _find_text_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
+    """Return the splits in the names of texts: of all, if each names one, or else of those that mean nothing else.
+
+    These are named by a split's word alone (`val.txt`, `val/1.txt`), or as another text of the source is but for the
+    word (`wiki.txt`, `wiki-val.txt`).
+    """
+    splits = {file: split for file in files if (split := _find_split(file)) is not None}
+    if len(splits) == len(files) and "train" in splits.values():
+        return splits
+    top = os.path.commonpath([PurePath(file.relative_name).parent for file in files]) if files else ""
+    stems = Counter(_strip_split(_find_stem(file)) for file in files)
+    bare: dict[SourceFile, _NamedSplit] = {}
+    for file in files:
+        folder_or_name = PurePath(file.relative_name).relative_to(top).parts[0]
+        is_folder = folder_or_name != file.path.name
+        stem = folder_or_name if is_folder else _find_stem(file)
+        has_twin = not is_folder and stems[_strip_split(stem)] > 1
+        split = _find_split_in(stem)
+        if split is not None and (_is_bare(stem) or has_twin):
+            bare[file] = split
+    return bare
+
+
+def _find_split(file: SourceFile, *, needs_bare_folders: bool = False) -> _NamedSplit | None:
     """Return the split in a file's name, or else in the name of its nearest folder below the source; None if none."""
-    if file.format == "text" and file.path.suffix in (".md", ".py"):
-        return None  # train.py is code
-    for part in reversed(PurePath(file.relative_name).parts):
-        splits = {_WORDS[word] for word in re.split(r"[^a-z]+", part.lower()) if word in _WORDS}
-        if len(splits) == 1:
-            return splits.pop()
+    if file.format == "text" and file.path.suffix in _FREE_SUFFIXES:
+        return None
+    *folders, name = PurePath(file.relative_name).parts
+    for part in (name, *reversed([folder for folder in folders if not needs_bare_folders or _is_bare(folder)])):
+        if (split := _find_split_in(part)) is not None:
+            return split
     return None
 
 
-def _is_split(splits: Sequence[_NamedSplit | None], *, is_text: bool) -> bool:
-    """Return whether names part files: some are for training and some are not."""
-    return "train" in splits and bool(set(splits) - {"train", None}) and not (is_text and None in splits)
+def _find_split_in(name: str) -> _NamedSplit | None:
+    splits = {_WORDS[word] for word in _find_words(name) if word in _WORDS}
+    return splits.pop() if len(splits) == 1 else None
+
+
+def _find_words(name: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+|\d+", name.lower())
+
+
+def _find_stem(file: SourceFile) -> str:
+    """Return a file's name without its suffixes: `wiki.val` of `wiki.val.txt.gz`."""
+    name = file.path.name.removesuffix(file.path.suffix) if file.compression else file.path.name
+    return PurePath(name).stem
+
+
+def _strip_split(name: str) -> tuple[str, ...]:
+    """Return the words of a name that are not a split's."""
+    return tuple(word for word in _find_words(name) if word not in _WORDS)
+
+
+def _is_bare(name: str) -> bool:
+    """Return whether a name consists of a split's words and numbers: `val`, `validation-00001`."""
+    return not any(word.isalpha() for word in _strip_split(name))
+
+
+def _list_names(files: Sequence[SourceFile]) -> str:
+    names = ", ".join(file.relative_name for file in files[:MAX_EXAMPLES])
+    return names + (f", ... ({len(files):,} in all)" if len(files) > MAX_EXAMPLES else "")
 
 
 def _has_card_name(file: SourceFile) -> bool:

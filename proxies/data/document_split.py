@@ -18,14 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from proxies.core.canon import parse_deep
 from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, require_plain
 from proxies.data.documents import Document, ReaderOptions, SourceFile
 from proxies.data.pretokenized import read_llm_c, read_megatron, read_npy, read_raw
 from proxies.data.remote import filesystem_of, first_line
-from proxies.data.shards import ShardWriter
+from proxies.data.shards import PublishedShards, ShardWriter, another_corpus
 from proxies.data.tokenizer import Tokenizer
-from proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
+from proxies.data.tokens import SPLITS, DataError, Dtype, Manifest, Source, Split
 
 # Readers of text: plain files, JSON lines and parquet, a document at a time, whatever their size.
 
@@ -77,7 +78,7 @@ def _character_end(text: bytes, end: int) -> int:
 def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """The strings under `reading.text_key`, one object per line; empty lines are passed over, null is an empty text.
 
-    What other keys hold is nobody's: NaN, numbers beyond a float, and doubled keys may stand there.
+    Other keys may hold NaN, numbers beyond a float, bytes that are not UTF-8, values of any depth, and doubled keys.
 
     Raises:
         DataError: the file cannot be read, or a line is too long, not JSON, not an object or without its text.
@@ -104,15 +105,17 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
     if len(line) > LINE_BYTES:
         raise DataError(f"{where} is longer than {LINE_BYTES:,} bytes: is it one object per line?")
     try:
-        value = decode(line.decode())
-    except (ValueError, RecursionError) as error:
+        value = parse_deep(line.decode(errors="surrogateescape"), decode)
+    except ValueError as error:
         if number == 1 and line.lstrip().startswith(b"["):
             raise _array_error(file, where) from error
         raise DataError(f"{where}: not JSON: {error} (each line must be one object)") from error
     if isinstance(value, list):
         raise _array_error(file, where)
     if not isinstance(value, _Object):
-        raise DataError(f"{where} is {line.strip().decode()[:40]}: must be an object with a string `{text_key}`")
+        raise DataError(
+            f"{where} is {line.strip().decode(errors='replace')[:40]}: must be an object with a string `{text_key}`"
+        )
     if value.is_doubled:
         raise DataError(f"{where}: the key `{text_key}` appears twice, so its text is not known: keep one of them")
     text = value.get(text_key, 0)
@@ -125,7 +128,7 @@ def _text_of(file: SourceFile, number: int, line: bytes, text_key: str, decode: 
     try:
         return (text or "").encode()
     except UnicodeEncodeError:
-        raise DataError(f"{where}: `{text_key}` holds half a surrogate pair, which UTF-8 cannot encode") from None
+        raise DataError(f"{where}: `{text_key}` holds bytes that are not UTF-8, or half a surrogate pair") from None
 
 
 def _array_error(file: SourceFile, where: str) -> DataError:
@@ -268,6 +271,10 @@ class SplitJob:
     progress: Callable[[SplitProgress], None]
     say: Callable[[str], None]
     total_bytes: int
+    out: Path
+    """The corpus folder that the shards will move to."""
+    published: Manifest | None
+    """The corpus that it holds already, if any: only the same one may be written."""
     bytes_done: int = 0
     seen: set[bytes] = field(default_factory=set)
     """Digests of the documents of the sources that are done."""
@@ -276,6 +283,12 @@ class SplitJob:
     def dtype(self) -> Dtype:
         """Type of the ids in shards."""
         return "uint16" if self.reading.vocab_size <= 2**16 else "uint32"
+
+    def open_writer(self, name: str, split: Split, stem: str) -> ShardWriter:
+        """Return a writer of one split of a source."""
+        old = [source for source in self.published.sources if source.name == name] if self.published else []
+        published = PublishedShards(self.out, old[0].train if split == "train" else old[0].validation) if old else None
+        return ShardWriter(self.folder, f"{stem}{split}", self.dtype, published)
 
 
 def is_held_out(digest: bytes, validation_fraction: float) -> bool:
@@ -299,7 +312,7 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
         DataError: a file cannot be read, fewer than two documents are found, or the disk is full.
     """
     by_name = any(file.split for file in files)
-    with _Pass(job, stem, lambda digest: is_held_out(digest, job.validation_fraction)) as taken:
+    with _Pass(job, name, stem, lambda digest: is_held_out(digest, job.validation_fraction)) as taken:
         taken.take_all(files)
         if len(taken.fresh) < 2:
             raise DataError(
@@ -309,27 +322,27 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
                 "be at least 2, one to train on and one to hold out"
             )
         if all(taken.num_documents.values()):
-            return taken.source(name)
+            return taken.source()
         if by_name:
             empty = next(split for split, count in taken.num_documents.items() if not count)
             raise DataError(
-                f"source {name!r}: its files named for {empty} hold no new document with text: name other files, or "
-                "rename them all, and documents are split by content"
+                f"source {name!r}: the files that their names give to {empty} hold no new document with text: name "
+                "other files, or rename them all, and documents are split by content"
             )
         taken.remove()
     smallest, largest, few = taken.smallest, taken.largest, taken.num_documents["validation"] == 0
     job.total_bytes += sum(file.num_bytes for file in files)
-    with _Pass(job, stem, lambda digest: digest == smallest if few else digest != largest) as again:
+    with _Pass(job, name, stem, lambda digest: digest == smallest if few else digest != largest) as again:
         again.take_all(files)
-        return again.source(name)
+        return again.source()
 
 
 class _Pass:
     """One pass over the files of a source."""
 
-    def __init__(self, job: SplitJob, stem: str, held_out: Callable[[bytes], bool]) -> None:
-        self._job, self._held_out = job, held_out
-        self.writers = {split: ShardWriter(job.folder, f"{stem}{split}", job.dtype) for split in SPLITS}
+    def __init__(self, job: SplitJob, name: str, stem: str, held_out: Callable[[bytes], bool]) -> None:
+        self._job, self._name, self._held_out = job, name, held_out
+        self.writers = {split: job.open_writer(name, split, stem) for split in SPLITS}
         self.num_documents: dict[Split, int] = dict.fromkeys(SPLITS, 0)
         self.fresh: set[bytes] = set()
         self.smallest, self.largest = b"\xff" * 32, b""
@@ -365,17 +378,17 @@ class _Pass:
         except OSError as error:
             raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
 
-    def source(self, name: str) -> Source:
+    def source(self) -> Source:
         """End the shards: the source that was written."""
         self._job.seen |= self.fresh
         shards = {split: writer.close() for split, writer in self.writers.items()}
         tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
         self._job.say(
-            f"{name}: {counted(len(self.fresh), 'document')}, {tokens['train']:,} training and "
+            f"{self._name}: {counted(len(self.fresh), 'document')}, {tokens['train']:,} training and "
             f"{tokens['validation']:,} validation tokens; left out: {self.num_left_out:,} without text, or identical "
             "to one before"
         )
-        return Source(name=name, weight=1.0, num_documents=len(self.fresh), **shards)
+        return Source(name=self._name, weight=1.0, num_documents=len(self.fresh), **shards)
 
     def remove(self) -> None:
         """End the shards, and delete them."""
@@ -415,6 +428,15 @@ class _Pass:
                 self.writers[split].write(self._job.tokenizer.encode(texts))
                 texts.clear()
         self._num_waiting = 0
+        self._refuse_other_text()
+
+    def _refuse_other_text(self) -> None:
+        """End the command where a written token is not the published one, unless this pass may be undone."""
+        differing = [split for split, writer in self.writers.items() if writer.differs]
+        if differing and all(self.num_documents.values()):
+            names = {"train": "training", "validation": "validation"}
+            tokens = " and ".join(names[split] for split in differing)
+            raise another_corpus(self._job.out, f"with other {tokens} tokens of source {self._name!r}")
 
     def _tell(self) -> None:
         job = self._job

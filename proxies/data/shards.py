@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -17,10 +17,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxies.core import canon
+from proxies.core.plain_files import open_plain
 from proxies.data.tokens import MANIFEST, TOKENIZER_FILE, DataError, Manifest, Shard, read_manifest
 
 SHARD_TOKENS = 2**26
 UNFINISHED = ".unfinished"
+
+
+class PublishedShards:
+    """The shards of one split that a corpus folder holds already, to compare new ones with as they are written.
+
+    Args:
+        folder: The corpus folder.
+        shards: Its shards of the split, by the manifest.
+    """
+
+    def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
+        self._folder, self._shards = folder, shards
+        self._damaged: set[int] = set()
+
+    def differ(self, index: int, offset: int, content: bytes) -> bool:
+        """Return whether content for a place in a shard is not what the corpus has there.
+
+        A damaged shard differs in nothing: it is to be repaired.
+
+        Args:
+            index: Number of the shard.
+            offset: Place of the content in the shard, in bytes.
+            content: Ids in the dtype of the corpus.
+        """
+        if index in self._damaged:
+            return False
+        if index >= len(self._shards):
+            return True
+        shard = self._shards[index]
+        try:
+            with open_plain(self._folder / shard.file) as file:
+                file.seek(offset)
+                if file.read(len(content)) == content:
+                    return False
+            is_intact = canon.file_sha256(self._folder / shard.file) == shard.sha256
+        except OSError:
+            is_intact = False
+        if not is_intact:
+            self._damaged.add(index)
+        return is_intact
 
 
 class ShardWriter:
@@ -30,10 +71,14 @@ class ShardWriter:
         folder: where the files go.
         stem: what their names begin with: `train` gives `train-00000.bin` and so on.
         dtype: `uint16` or `uint32`.
+        published: shards to compare with; None if there are none.
     """
 
-    def __init__(self, folder: Path, stem: str, dtype: str) -> None:
+    def __init__(self, folder: Path, stem: str, dtype: str, published: PublishedShards | None = None) -> None:
         self._folder, self._stem, self._dtype = folder, stem, np.dtype(dtype).newbyteorder("<")
+        self._published = published
+        self.differs = False
+        """Whether an id has been written that is not the published one at its place."""
         self._shards: list[Shard] = []
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
@@ -52,7 +97,10 @@ class ShardWriter:
         """
         while ids.size:
             part, ids = ids[: SHARD_TOKENS - self._num_tokens], ids[SHARD_TOKENS - self._num_tokens :]
-            content = part.astype(self._dtype).data
+            content = part.astype(self._dtype).tobytes()
+            if self._published is not None and not self.differs:
+                offset = self._num_tokens * self._dtype.itemsize
+                self.differs = self._published.differ(len(self._shards), offset, content)
             with _writing(self._path):
                 if self._file is None:
                     self._file = self._path.open("wb")
@@ -116,7 +164,7 @@ def unfinished(out: Path) -> Iterator[Path]:
             it cannot be made.
     """
     folder, made = out / UNFINISHED, not out.exists()
-    _check_out(out)
+    read_published(out)
     with _writing(out):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -139,37 +187,53 @@ def unfinished(out: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _check_out(out: Path) -> None:
+def read_published(out: Path) -> Manifest | None:
+    """Return the manifest of the corpus that a folder holds; None if it holds none.
+
+    Raises:
+        DataError: The folder holds a damaged manifest, or files that are named like a corpus's, or it is a file.
+    """
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file: name a folder with --out")
     if (out / MANIFEST).exists():
         try:
-            read_manifest(out)
+            return read_manifest(out)
         except DataError as error:
             raise DataError(f"{out} cannot be written: {error}; or name another --out") from error
-    elif out.is_dir() and not (out / UNFINISHED).exists():
+    if out.is_dir() and not (out / UNFINISHED).exists():
         names = [*(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in ("train", "validation")), TOKENIZER_FILE]
         if strangers := sorted(file.name for name in names for file in out.glob(name)):
             raise DataError(
                 f"{out} has no {MANIFEST} but has {strangers[0]}, which would be overwritten: name another --out"
             )
+    return None
 
 
-def check_same_settings(out: Path, settings: Mapping[str, object]) -> None:
+def check_same_settings(out: Path, published: Manifest, settings: Mapping[str, object]) -> None:
     """Refuse, before any text is read, to tokenize into a corpus that differs in its settings.
 
     Raises:
         DataError: the manifest in `out` has another value for one of these fields.
     """
-    if (out / MANIFEST).exists():
-        known = read_manifest(out)
-        if any(getattr(known, field) != value for field, value in settings.items()):
-            raise _another_corpus(out)
+    differences = [
+        f"{field} {_shorten(old)}, not {_shorten(new)}"
+        for field, new in settings.items()
+        if (old := getattr(published, field)) != new
+    ]
+    if differences:
+        raise another_corpus(out, f"with {'; '.join(differences)}")
 
 
-def _another_corpus(out: Path) -> DataError:
-    text = "holds another corpus, which runs may depend on: name another --out, or remove the folder"
-    return DataError(f"{out} {text}")
+def _shorten(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def another_corpus(out: Path, difference: str) -> DataError:
+    """Return the error that a folder holds another corpus than the one to be written."""
+    return DataError(
+        f"{out} holds another corpus ({difference}), which runs may depend on: name another --out, or remove the folder"
+    )
 
 
 def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
@@ -179,8 +243,12 @@ def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None
         DataError: `out` holds another corpus, or the disk is full.
     """
     known = (out / MANIFEST).exists()
-    if known and read_manifest(out).data_id != manifest.data_id:
-        raise _another_corpus(out)
+    if known and (published := read_manifest(out)).data_id != manifest.data_id:
+        raise another_corpus(
+            out,
+            f"of {published.num_tokens('train'):,} training and {published.num_tokens('validation'):,} validation "
+            f"tokens, not {manifest.num_tokens('train'):,} and {manifest.num_tokens('validation'):,}",
+        )
     targets = {file: out / file.name for file in sorted(folder.iterdir())}
     try:
         with _writing(out / MANIFEST):

@@ -112,6 +112,8 @@ class Manifest:
     sources: tuple[Source, ...]
     not_read: tuple[NotRead, ...] = ()
     """Files of the sources' folders that are not in it; no part of `data_id`."""
+    source_bytes: int = field(default=0, metadata=canon.UNLESS_DEFAULT)
+    """Bytes of the files that were read, no part of `data_id`; 0 if not known."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -119,6 +121,7 @@ class Manifest:
             self.schema_version == SCHEMA_VERSION, f"schema_version = {self.schema_version}: must be {SCHEMA_VERSION}"
         )
         checks.whole("vocab_size")
+        checks.whole("source_bytes", least=0)
         checks.that(bool(self.sources), "sources is empty: there must be at least one")
         names = self.names
         checks.that(len(set(names)) == len(names), f"sources are {', '.join(names)}: a name appears twice")
@@ -144,7 +147,7 @@ class Manifest:
     @property
     def data_id(self) -> str:
         """Content id of the corpus."""
-        return canon.content_id(replace(self, not_read=()))
+        return canon.content_id(replace(self, not_read=(), source_bytes=0))
 
     @property
     def names(self) -> tuple[str, ...]:

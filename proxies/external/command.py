@@ -28,7 +28,7 @@ from proxies.core.programs import Command
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 from proxies.external.growing_file import MetricsError
-from proxies.external.log_file import LOG_FILE, RedactedLog, log_end
+from proxies.external.log_file import LOG_FILE, RedactedLog, read_last_lines
 from proxies.external.metric_files import LoggedMetrics, MetricFiles
 from proxies.external.supervised_command import SupervisedCommand
 
@@ -143,6 +143,8 @@ class CommandError(InputError):
     """A command that could not begin, or gave nothing to judge. The message says why, and where to look."""
 
     cause: Cause = "user_code"
+    log_tail: str = ""
+    """Last lines of the command's log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,7 +276,9 @@ class _Running:
 
     def _failure(self, problem: str) -> CommandError:
         """Return the error of a run that gave nothing to judge, with its cause if that is not the command itself."""
-        failure = CommandError(f"{self._where()}: {problem}{log_end(self._log)}")
+        lines = read_last_lines(self._log)
+        failure = CommandError(f"{self._where()}: {problem}" + ("" if lines else f"; {LOG_FILE} is empty"))
+        failure.log_tail = "\n".join(lines)
         ended = self.kept.ended
         if self.kept.keeper_killed:
             failure.cause = "lost_worker"
@@ -291,7 +295,7 @@ class _Running:
         if self._seconds is None and time.monotonic() - self._began > self._timeout_seconds:
             self.kept.stop()
             said = f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; {self._metrics.hint()}"
-            raise CommandError(f"{self._where()}: {said}{log_end(self._log)}")
+            raise self._failure(said)
         return None
 
     def _read(self) -> bool:

@@ -59,6 +59,8 @@ class Rows(ABC):
         """Names seen in it, for the message that a wanted one is missing."""
         self.complaint = ""
         """What in the file could not be read so far."""
+        self.num_beginnings = 0
+        """Number of reads that began at the file's start: more after it was replaced or cut."""
         self._file, self._wanted = GrowingFile(path), wanted
         self._pending, self._at = b"", 0  # bytes not read yet, and the file's offset of the first
         self._damage: MetricsError | None = None
@@ -72,6 +74,7 @@ class Rows(ABC):
         data, begins = self._file.read(max_bytes)
         if begins:
             self._pending, self._at, self._damage = b"", 0, None
+            self.num_beginnings += 1
         if self._damage is not None:
             raise self._damage
         self._pending += data

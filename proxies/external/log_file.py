@@ -18,7 +18,9 @@ _READ_BYTES = 2**16  # a pipe of Linux
 _PIPE_BYTES = 2**20  # the largest pipe that Linux allows everybody
 MAX_PENDING_BYTES = 2**26
 """Maximum size of output that waits to be redacted; output beyond it is left out of the log, with a note."""
-_NUM_LINES, _LINE_CHARS, _TAIL_BYTES = 8, 200, 16384
+_LINE_CHARS, _TAIL_BYTES = 200, 16384
+NUM_LINES = 8
+"""Number of last lines of a log that a message shows."""
 
 
 class RedactedLog:
@@ -124,13 +126,18 @@ def _note_gap(num_bytes: int) -> bytes:
     return f"\n[forerun: left out here: {counted(num_bytes, 'byte')} of output]\n".encode() if num_bytes else b""
 
 
-def log_end(log: Path) -> str:
-    """The last lines of a log, as a part of a sentence."""
+def read_last_lines(log: Path) -> list[str]:
+    """Return the last lines of a log that are not blank, without control characters; none if it cannot be read."""
     with contextlib.suppress(OSError):
         with open_plain(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
         lines = ["".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()]
-        if lines := [line for line in lines if line.strip()][-_NUM_LINES:]:
-            return f"; {LOG_FILE} ends with: " + " | ".join(lines)
-    return f"; {LOG_FILE} is empty"
+        return [line for line in lines if line.strip()][-NUM_LINES:]
+    return []
+
+
+def log_end(log: Path) -> str:
+    """The last lines of a log, as a part of a sentence."""
+    lines = read_last_lines(log)
+    return f"; {LOG_FILE} ends with: " + " | ".join(lines) if lines else f"; {LOG_FILE} is empty"

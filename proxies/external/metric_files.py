@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxies.core.canon import parse_deep
 from proxies.core.notation import counted
 from proxies.core.plain_files import require_plain
 from proxies.core.programs import Command
@@ -69,12 +70,12 @@ class JsonLines(Rows):
 
 def _parsed(line: str) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_deep(line)
+    except ValueError:
         pass
     try:
-        return json.loads(_BARE.sub(lambda m: m[1].strip("+") + ("NaN" if m[2][0] in "nN" else "Infinity"), line))
-    except (ValueError, RecursionError):
+        return parse_deep(_BARE.sub(lambda m: m[1].strip("+") + ("NaN" if m[2][0] in "nN" else "Infinity"), line))
+    except ValueError:
         return None
 
 
@@ -252,6 +253,7 @@ class MetricFiles:
         self._wanted = frozenset(key for key in keys if key)
         self._files: dict[Path, tuple[Rows, LoggedMetrics]] = {}
         self._steps: dict[Path, int] = {}
+        self._held: dict[Path, set[int]] = {}  # steps with a loss that each file has now
 
     def read(self, max_step: int) -> bool:
         """Read a portion of every file; whether there is more.
@@ -265,8 +267,12 @@ class MetricFiles:
             if path not in self._files:
                 self._files[path] = (rows_of(path, self._wanted, self._command.step_key), LoggedMetrics())
             rows, logged = self._files[path]
+            num_beginnings = rows.num_beginnings
             try:
-                for row in rows.read(READ_BYTES):
+                new_rows = rows.read(READ_BYTES)
+                if rows.num_beginnings != num_beginnings:
+                    self._held[path] = set()
+                for row in new_rows:
                     self._take(path, row, logged, max_step)
             except MetricsError as error:
                 raise MetricsError(f"{path.name}: {error}") from error
@@ -294,6 +300,11 @@ class MetricFiles:
             }
             whole.nulls = {key: step for key, step in whole.nulls.items() if not losses[key]} | later.nulls
         return whole
+
+    def held_steps(self) -> set[int]:
+        """Return the steps with a loss that the files hold now, as far as they have been read; see `logged` for all."""
+        files = [steps for path, steps in self._held.items() if path.exists()]
+        return set[int]().union(*files)
 
     def hint(self) -> str:
         """What there is instead, for the message that something is missing."""
@@ -346,6 +357,7 @@ class MetricFiles:
             elif value < 0:
                 raise MetricsError(f"{key} is {value:g} at step {step}: a loss must be at least 0")
             else:
+                self._held.setdefault(path, set()).add(step)
                 series[step] = value * command.nats_per_unit(units[key])
         norm = _number(row.get(command.grad_norm_key), command.grad_norm_key, step)
         if norm is not None and math.isfinite(norm):

@@ -1,4 +1,4 @@
-"""The population of published scaling studies: the prior of a law, and how far laws are off beyond their runs.
+"""The population of scaling studies: the prior of a law, and how far laws are off beyond their runs.
 
 A study's law has six coordinates about a reference point (N0, D0), the mean of its largest runs in log N and log D:
 
@@ -6,14 +6,16 @@ A study's law has six coordinates about a reference point (N0, D0), the mean of 
 
 L0 is the loss there, e the irreducible share of it, w the share of the model's size in the rest, a and b the slopes of
 the reducible loss in log N and log D, and k the exponent that couples the two terms (k = 1: arXiv 2203.15556). Across
-published studies logit e, logit w, log a, log b, and log k vary like one multivariate t distribution, whose mean and
-covariance are this module's numbers. Where a study's runs do not determine a coordinate, this distribution does.
+studies logit e, logit w, log a, log b, and log k vary like one multivariate t distribution. Where a study's runs do not
+determine a coordinate, this distribution does.
 
-`benchmarks/forecasts.py` learns the numbers from public families and tests them on studies that it left out.
+The numbers are round and broad, stated by hand: a search that learned them from 13 public studies forecast the other
+four worse than the stated ones do (docs/log.md). `benchmarks/forecasts.py` tests them on all of them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,8 @@ from scaling_fits.laws.solver import Floats
 
 NUM_SHARED = 5
 """Coordinates that have a population: logit e, logit w, log a, log b, log k."""
+REFERENCE_FLOPS = 1e19
+"""FLOPs, 6 N0 D0, of the reference point at which the population is stated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,69 +34,66 @@ class Population:
     """How the laws of studies vary, and how wrong a law is beyond its runs."""
 
     mean: tuple[float, ...]
-    """Mean of logit e, logit w, log a, log b, log k."""
+    """Mean of logit e, logit w, log a, log b, log k at `REFERENCE_FLOPS`."""
     sd: tuple[float, ...]
     """Standard deviations of the same."""
-    correlation_e_slope: float
-    """Correlation of logit e with log a and with log b."""
-    correlation_slope_k: float
-    """Correlation of log a and of log b with log k."""
-    correlation_e_k: float
-    """Correlation of logit e with log k."""
-    correlation_slopes: float
-    """Correlation of log a with log b."""
+    correlation: float
+    """Correlation of any two of logit e, log a, log b, and log k; logit w varies alone."""
+    e_growth: float
+    """Growth of the mean of logit e with the log of the reference point's FLOPs: the reducible loss falls, the
+    irreducible loss stays."""
     noise_sd: float
     """Typical standard deviation of one run's log loss."""
     length: float
     """Distance in log N and log D over which a departure from the law fades."""
-    decay: float
-    """Log prior odds of each departure ratio in `posterior.DEPARTURES` against the one before it."""
     near: float
     """Excess of log loss over the frontier at which a run counts half."""
     error_sd: float
-    """Standard deviation of the law's error in log loss where `reach` is 1."""
-    reach_power: float
+    """Standard deviation of the law's error in log loss where the log of the extrapolation is 1."""
+    error_power: float
     """Power by which that error grows with the log of the extrapolation."""
-    scale: float = 1.0
-    """Factor on both arms of an interval of log loss under which studies that were left out are covered."""
+    error_growth: float
+    """Power by which that error grows as the reference point's FLOPs fall below `REFERENCE_FLOPS`."""
 
     @property
     def covariance(self) -> Floats:
-        """Covariance of the shared coordinates (5, 5), made positive definite."""
-        matrix = np.eye(NUM_SHARED)
-        entries = {
-            (0, 2): self.correlation_e_slope, (0, 3): self.correlation_e_slope, (2, 4): self.correlation_slope_k,
-            (3, 4): self.correlation_slope_k, (0, 4): self.correlation_e_k, (2, 3): self.correlation_slopes,
-        }  # fmt: skip
-        for (i, j), value in entries.items():
-            matrix[i, j] = matrix[j, i] = value
-        values, vectors = np.linalg.eigh(matrix)
-        matrix = (vectors * np.maximum(values, 0.05)) @ vectors.T
-        scale = np.array(self.sd) / np.sqrt(np.diag(matrix))
-        return np.asarray(matrix * np.outer(scale, scale))
+        """Covariance of the shared coordinates (5, 5)."""
+        matrix = np.full((NUM_SHARED, NUM_SHARED), self.correlation)
+        matrix[1, :] = matrix[:, 1] = 0.0
+        np.fill_diagonal(matrix, 1.0)
+        return np.asarray(matrix * np.outer(self.sd, self.sd))
 
-    def reach(self, ratio: Floats) -> Floats:
-        """Return how far an extrapolation by the factor `ratio` goes, in units of `error_sd`.
+    def mean_at(self, reference: tuple[float, float]) -> Floats:
+        """Return the mean (5,) of laws about a reference point, given by its log N and log D."""
+        return np.asarray([self.mean[0] + self.e_growth * _log_scale(reference), *self.mean[1:]])
+
+    def error_at(self, reference: tuple[float, float], ratio: Floats) -> Floats:
+        """Return the standard deviation of a law's error in log loss beyond its runs.
 
         Args:
+            reference: log N and log D of the law's reference point.
             ratio: 6 N D of the new run over the largest fitted (R,); below 1 it counts as 1.
         """
-        return np.asarray(np.log(NEXT_RUNG * np.maximum(ratio, 1.0)) ** self.reach_power)
+        reach = np.log(NEXT_RUNG * np.maximum(ratio, 1.0)) ** self.error_power
+        growth = math.exp(self.error_growth * max(0.0, -_log_scale(reference)))
+        return np.asarray(self.error_sd * growth * reach)
+
+
+def _log_scale(reference: tuple[float, float]) -> float:
+    """Return the log of a reference point's FLOPs over `REFERENCE_FLOPS`."""
+    return math.log(6.0 / REFERENCE_FLOPS) + reference[0] + reference[1]
 
 
 PUBLIC = Population(
-    mean=(0.2761, 0.0250, -1.1087, -1.1087, -0.4761),
-    sd=(0.2530, 0.7000, 0.3437, 0.3437, 0.2853),
-    correlation_e_slope=0.4977,
-    correlation_slope_k=0.5235,
-    correlation_e_k=0.4294,
-    correlation_slopes=0.7253,
-    noise_sd=0.003022,
-    length=2.3887,
-    decay=-0.4295,
-    near=0.03286,
-    error_sd=0.003582,
-    reach_power=0.8831,
-    scale=1.1,
+    mean=(0.2, 0.0, math.log(0.33), math.log(0.33), -0.3),
+    sd=(0.5, 0.7, 0.35, 0.35, 0.4),
+    correlation=0.3,
+    e_growth=0.15,  # half of a slope of 0.33: compute is split evenly between N and D
+    noise_sd=0.003,
+    length=2.0,
+    near=0.03,
+    error_sd=0.002,
+    error_power=1.5,
+    error_growth=0.1,
 )
-"""The population of the published studies in docs/public-data.md."""
+"""The population of studies of language models."""

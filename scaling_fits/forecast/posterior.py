@@ -112,7 +112,7 @@ class LawPosterior:
         residual_SR = self.cells.log_loss - solver.log_loss(self.theta, self.cells.log_params, self.cells.log_tokens)
         kernel_TR = _kernel(np.stack([n, d], axis=1), _places(self.cells), self.population.length)
         largest = float((self.cells.log_params + self.cells.log_tokens).max())
-        error_T = self.population.error_sd * self.population.reach(np.exp(n + d - largest))
+        error_T = self.population.error_at(self.cells.reference, np.exp(n + d - largest))
         sd_ST = np.empty_like(middle_ST)
         for departure in np.unique(self.departures):
             chosen = self.departures == departure
@@ -131,9 +131,7 @@ class LawPosterior:
     def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
         """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each share."""
         middle_ST, sd_ST = self.forecast(params, tokens)
-        median = mixture_quantile(middle_ST, sd_ST, 0.5)
-        ends = [median if share == 0.5 else mixture_quantile(middle_ST, sd_ST, share) for share in shares]
-        return [median + self.population.scale * (end - median) for end in ends]
+        return [mixture_quantile(middle_ST, sd_ST, share) for share in shares]
 
 
 def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
@@ -162,7 +160,7 @@ def fit_posterior(table: RunTable, *, num_draws: int, seed: int, population: Pop
         mode = problem.find_mode(starts_SP, departure)
         starts_SP = np.stack([mode.coordinates, problem.mean])
         modes.append(mode)
-    evidence = np.array([mode.log_evidence for mode in modes]) + population.decay * np.arange(len(modes))
+    evidence = np.array([mode.log_evidence for mode in modes])
     shares = np.exp(evidence - evidence.max())
     shares /= shares.sum()
     drawn = [problem.draw(mode, num_draws, rng) for mode in modes]
@@ -257,7 +255,7 @@ class _Problem:
         self.cells = cells
         reference = cells.reference
         self.n, self.d = cells.log_params - reference[0], cells.log_tokens - reference[1]
-        self.mean = np.array([np.median(cells.log_loss[cells.largest]), *population.mean])
+        self.mean = np.array([np.median(cells.log_loss[cells.largest]), *population.mean_at(reference)])
         self.prior = np.zeros((_NUM_COORDINATES, _NUM_COORDINATES))
         self.prior[0, 0] = 1e-4  # nothing is known of the level of the loss
         self.prior[1:, 1:] = np.linalg.inv(population.covariance)

@@ -25,7 +25,7 @@ from scaling_fits.laws.table import TRUNK, RunTable
 OnStep = Callable[[str, float], None]
 """Called with the name of each step of long work, and the share of the work before it."""
 
-SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, reach_power=0.6, scale=1.0)
+SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, error_power=0.6, error_growth=0.0)
 """Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9, and 5.6 % at 3, 10,
 30, and 100 times the FLOPs of public studies (`benchmarks/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3

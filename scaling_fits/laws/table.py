@@ -176,20 +176,24 @@ def read_runs(
     """
     given = dict(columns or {}) | ({"params": params_column} if params_column else {})
     cells = read_cells(Path(path) if isinstance(path, str) else path)
-    choice = column_names.choose_columns(cells.columns, (*_WANTED, *_OPTIONAL, "state", *extra), given)
+    choice = column_names.choose_columns(
+        cells.columns, (*_WANTED, *_OPTIONAL, *column_names.STATE_ROLES, *extra), given
+    )
     missing = [name for name in _WANTED if name not in choice.columns]
     problems = [f"{cells.name}: {problem}" for problem in choice.problems]
     if missing and not problems:
         problems = [f"{cells.name} {column_names.describe_missing(missing, cells.columns)}"]
     if problems:
         raise TableError(problems + cells.problems)
-    rows, dropped = column_names.drop_unfinished(cells, choice.columns.get("state"))
-    numbers = _read_numbers(cells, rows, {name: choice.columns[name] for name in choice.columns if name != "state"})
+    finished = column_names.drop_unfinished(cells, choice.columns)
+    rows, dropped = finished.rows, finished.dropped
+    names = {name: column for name, column in choice.columns.items() if name not in column_names.STATE_ROLES}
+    numbers = _read_numbers(cells, rows, names)
     diverged = numbers.is_number["loss"] & ~np.isfinite(numbers.values["loss"])
     dropped += [
         (rows[place][0], f"loss is {numbers.values['loss'][place]}: not finite") for place in np.flatnonzero(diverged)
     ]
-    problems, bad_cells = cells.problems + numbers.doubts, _find_bad_cells(rows, numbers, diverged)
+    problems, bad_cells = cells.problems + numbers.doubts, _find_bad_cells(rows, numbers, diverged) + finished.bad_cells
     if not problems and not bad_cells and diverged.all():
         problems.append(f"{cells.name} holds no run with a finite loss ({len(dropped)} dropped)")
     if problems or bad_cells:
@@ -208,7 +212,7 @@ def read_runs(
         extra={numbers.names[name]: values[name] for name in extra if name in values},
         column_names=numbers.names,
         lines=lines,
-        warnings=(*choice.notes, *column_names.describe_unknown_states(rows, choice.columns.get("state")), *odd),
+        warnings=(*choice.notes, *finished.warnings, *odd),
     ).distinct()
 
 

@@ -104,6 +104,8 @@ POLL_SECONDS = 0.5  # how soon a stop is noticed while workers are busy
 LOOK_SECONDS = 1.0
 """Between two looks at where every run is."""
 _KEPT = "Ended runs are recorded"
+NUM_LOG_LINES = 8
+"""Number of last lines of a log that are shown with a loss."""
 
 
 class Driver:
@@ -141,6 +143,7 @@ class Driver:
         self._ended: list[tuple[Attempt, RunResult, Curve]] = []  # and not yet recorded
         self._outcomes: list[Run] = []
         self._lost: list[str] = []
+        self._announced = set[tuple[str, str]]()
 
     def has_work(self) -> bool:
         """Whether any worker is busy.
@@ -170,7 +173,7 @@ class Driver:
                 self._trunks.add(attempt)
                 attempt.rungs = () if self._source.pruner is None else self._source.pruner.rungs(run_id)
                 if self._judge(attempt).failed:
-                    self._give_up(attempt, "under earlier drivers")
+                    self._give_up(attempt, None)
                 else:
                     self._backlog.add(attempt)
 
@@ -293,14 +296,11 @@ class Driver:
             killed_before, self._oom_kills = self._oom_kills, oom_kills()
             cause = "out_of_memory" if self._oom_kills > killed_before else "preempted" if stopping else cause
         held = self._crew.dismiss(report.worker, restart=not stopping)
-        problem = f"worker {report.worker}: {CAUSES[cause].words}: {error}; it held {counted(len(held), 'run')}"
-        self._lost.append(
-            "\n  | ".join([f"{problem}. What to do: {CAUSES[cause].advice}", *report.log_tail.splitlines()[-5:]])
-        )
         loss = Loss(
             cause=cause, detail=error, log_tail=report.log_tail, worker=report.worker, alone=len(held) == 1,
             kind=self._crew.kinds[report.worker],
         )  # fmt: skip
+        self._announce(loss, len(held))
         for attempt in held:
             if not (stopping and cause == "hung"):  # it may just be slow to save
                 self._lose(attempt, loss)
@@ -308,7 +308,19 @@ class Driver:
     def _lose_one(self, attempt: Attempt, error: Exception, index: int) -> None:
         """Give up on what a worker says of one run."""
         detail = f"its result is not valid: {error}"
-        self._lose(attempt, Loss(cause="error", detail=detail, log_tail="", worker=index, alone=True))
+        loss = Loss(cause="error", detail=detail, log_tail="", worker=index, alone=True)
+        self._announce(loss, 1)
+        self._lose(attempt, loss)
+
+    def _announce(self, loss: Loss, num_runs: int) -> None:
+        """Queue the words on a loss: in full the first time, in one line when the same failure comes again."""
+        lead, failure = f"worker {loss.worker}: {CAUSES[loss.cause].words}", (loss.cause, loss.message)
+        if failure in self._announced:
+            self._lost.append(f"{lead}, as before: {loss.last_line}; it held {counted(num_runs, 'run')}")
+            return
+        self._announced.add(failure)
+        line = f"{lead}: {loss.detail}; it held {counted(num_runs, 'run')}. What to do: {CAUSES[loss.cause].advice}"
+        self._lost.append("\n  | ".join([line, *loss.log_tail.splitlines()[-NUM_LOG_LINES:]]))
 
     def _lose(self, attempt: Attempt, loss: Loss) -> None:
         """Record a loss, and queue the run again or give it up."""
@@ -316,11 +328,10 @@ class Driver:
             return  # settled meanwhile, by a late result
         step = saved_step(self._study_dir, attempt.run_id)
         self._losses.record(attempt.run_id, dataclasses.replace(loss, step=step))
-        failure = f"{CAUSES[loss.cause].words}: {loss.detail}"
         if self._judge(attempt).failed:
-            self._give_up(attempt, f"the last: {failure}")
+            self._give_up(attempt, loss)
         elif self._is_broken(attempt, loss):
-            self._refuse(f"run {attempt.run_id[:12]} failed in the same way as an attempt before it: {failure}")
+            self._refuse(f"run {attempt.run_id[:12]} failed in the same way as an attempt before it")
         else:
             self._backlog.put_back(attempt)
 
@@ -345,15 +356,17 @@ class Driver:
         attempt.bank_key = self._bank_key_for(attempt.spec) + "".join(parts)
         return standing
 
-    def _give_up(self, attempt: Attempt, how: str) -> None:
+    def _give_up(self, attempt: Attempt, last: Loss | None) -> None:
         """Record that a run failed, if it may be the run that is to blame.
 
         Raises:
             RunsFail: nothing has ended well yet.
         """
         self._commit()  # what came in beside it counts
-        reason = f"lost {counted(attempt.standing.num_in_a_row, 'time')}, {how}"
+        reason = f"lost {counted(attempt.standing.num_in_a_row, 'time')}"
+        reason += "" if last else ", under earlier drivers"
         if self._has_finished():
+            reason += f", the last: {CAUSES[last.cause].words}: {last.reason}" if last else ""
             self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             self._commit()
             return

@@ -50,10 +50,20 @@ class Loss:
     """Of its worker's device (`sweeps.run.kinds`); empty: not known."""
 
     @property
+    def last_line(self) -> str:
+        """Last line of the log, or the detail if nothing was logged."""
+        return (self.log_tail or self.detail).strip().rpartition("\n")[2].rpartition(" | ")[2]
+
+    @property
     def message(self) -> str:
         """Last line of the failure without numbers and ids; equal failures have equal messages."""
-        last_line = (self.log_tail or self.detail).strip().rpartition("\n")[2].rpartition(" | ")[2]
-        return _NUMBER.sub("#", last_line)
+        return _NUMBER.sub("#", self.last_line)
+
+    @property
+    def reason(self) -> str:
+        """The failure in one line, for the outcome of a run."""
+        is_told = self.last_line in self.detail
+        return self.detail if is_told else f"{self.detail}; its log ends with: {self.last_line}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from launcher.answers.outcome import closing_text, decide_line, gate_lines, outc
 from launcher.study.gates import Gate
 
 SEEDS = {"gates": ["transfer", "ladder_tuned"], "sets": ["transfer.num_seeds=6"], "num_runs": 24, "flops": 1e12,
-         "seconds": 240.0, "usd": None}  # fmt: skip
+         "seconds": 240.0, "usd": None, "times_spent": 1.9}  # fmt: skip
 SPEND = SEEDS | {"gates": ["transfer"], "sets": [], "usd": 3.5}
 CLOSED = [{"name": name, "outcome": "cannot_tell", "reason": f"why {name}"} for name in ("transfer", "ladder_tuned")]
 
@@ -52,6 +52,8 @@ def test_what_would_decide_is_one_command_with_its_time_and_price(tmp_path):
     line = decide_line(SEEDS, tmp_path)
     assert line.count("\n") == 0 and "--fork" in line and "--set transfer.num_seeds=6" in line
     assert "+24 runs" in line and "4 min" in line and "USD" not in line
+    assert "times what the study has spent" not in line
+    assert "4.7 times what the study has spent" in decide_line(SEEDS | {"times_spent": 4.7}, tmp_path)
     assert " --spend " in decide_line(SPEND, tmp_path) and "USD 3.5" in decide_line(SPEND, tmp_path)
     assert decide_line(None, tmp_path) == ""
 

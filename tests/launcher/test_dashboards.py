@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from example_report import finished_body
-from tiny_study import ask
+from tiny_study import ask, forerun
 from wandb_case import RUN_ID, Server, log_one, read_run, small_record, small_run, small_study
 
 from launcher.base import wandb_calls
@@ -24,6 +24,7 @@ from launcher.dashboards.records import study_record
 from launcher.dashboards.runs import proxy_runs
 from launcher.dashboards.wandb_writer import LOCK_FILE, log_runs
 from launcher.study.study_folder import recorded_study
+from launcher.verbs.dashboards import describe_runs
 from proxies.core import canon
 from sweeps.store.ledger import Ledger
 
@@ -244,6 +245,9 @@ def test_the_verb_logs_a_finished_study_and_only_reads_it(finished, copied, monk
     assert found["run_id"] == canon.content_id(report["question"])[:16]
     assert found["runs"] == {"num": 6, "num_written": 6}
     assert len(runs_in(copied)) == 6 and Path(found["workspace"]["path"]).is_file()
+    assert "W&B: 6 runs (5 proxy runs, and one for the study itself) in" in forerun("dashboards", copied)[1]
+    main = dataclasses.replace(some[0], group="main run")
+    assert describe_runs([*some, main, main]) == "7 runs (4 proxy runs, 2 main runs, and one for the study itself)"
     assert (found["mode"], found["url"], Path(found["path"]).is_dir()) == ("offline", None, True)
     _, summary, _ = read_run(Path(found["path"]))
     assert summary["transfer/together/outcome"] == report["transfer"]["together"]["outcome"]

@@ -192,3 +192,31 @@ def test_a_dataset_folder_keeps_its_splits(tmp_path):
     left = {kind["suffix"]: kind["examples"] for kind in body["not_read"]}
     assert left == {"dataset card": ["README.md"], "test split": ["data/test-00000-of-00001.jsonl"]}
     assert "split by their names: 1 for training, 1 for validation" in err and "README.md" in err
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "txt"])
+def test_a_validation_file_beside_the_data_is_held_out_and_said(tmp_path, suffix):
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for name, numbers in (("data", range(40)), ("val", range(38, 50)), ("test", range(50, 60))):
+        texts = [f"document {number:02}" for number in numbers]
+        rows = [json.dumps({"text": text}) for text in texts] if suffix == "jsonl" else texts
+        (hub / f"{name}.{suffix}").write_text("\n".join(rows))
+    code, body, err = ask("tokenize", hub, "--out", tmp_path / "out")
+    (part,) = body["sources"]
+    assert code == 0 and [kind["suffix"] for kind in body["not_read"]] == ["test split"]
+    assert f"1 for validation; files without a split's name are for training: data.{suffix}" in err
+    num_held, num_train = (12, 38) if suffix == "jsonl" else (12, 40)  # a text is one document
+    assert part["num_validation_tokens"] == num_held * len("document 00\0")
+    assert part["num_train_tokens"] == num_train * len("document 00\0")
+
+
+def test_a_test_file_beside_the_data_is_left_out_and_the_rest_split_by_content(tmp_path):
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for name in ("train", "test"):
+        rows = "".join(json.dumps({"text": f"{name} {number}"}) + "\n" for number in range(40))
+        (hub / f"{name}.jsonl").write_text(rows)
+    code, body, err = ask("tokenize", hub, "--out", tmp_path / "out", "--validation-fraction", 0.3)
+    assert (code, body["num_documents"]) == (0, 40) and body["num_validation_tokens"] > 0
+    assert "test.jsonl" in err and "no file is named for validation: split by content" in err

@@ -25,7 +25,7 @@ CODES_BY_CLASS = {
     2: {
         "CanonError", "CheckpointError", "ClusterUnfit", "CommandError", "ConcludedOtherwiseError", "DashboardError",
         "DataError", "DelimitedError", "DescribeError", "DiskFull", "ExportError", "FactoryChangedError",
-        "FactoryError", "FitFileError", "FolderRemoved", "ForkRefused", "FormatError", "FrozenError", "LawError",
+        "FactoryError", "FitFileError", "ForerunError", "InputError", "FolderRemoved", "ForkRefused", "FormatError", "FrozenError", "LawError",
         "LayoutError",
         "LedgerRefused", "LedgerTooNew",
         "LedgerTooOld", "LinksOutError", "MetricsError", "MissingError", "NamesError", "NoGpuError",

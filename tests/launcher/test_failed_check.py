@@ -4,7 +4,7 @@ import dataclasses
 
 from tiny_study import ask, forerun, replay, write_plan
 
-from launcher.study import gates
+from launcher.study import coordinate_checks, gates
 from sweeps.store.ledger import Ledger
 
 
@@ -31,6 +31,41 @@ def test_run_stops_after_a_failed_check_until_it_is_accepted(tmp_path, monkeypat
     assert body["error"] == "BudgetSpent" and Ledger.read(study).num_runs == 1, "it goes on"
     code, out, _ = forerun("status", study)
     assert "accepted failure: gate coordinates" in out
+
+
+def test_status_shows_the_outcome_of_every_coordinate_check(tmp_path, monkeypatch):
+    check = coordinate_checks.check_coordinates
+
+    def blow_up(runs, *arguments, **options):
+        found = check(runs, *arguments, **options)
+        is_control = runs[0][0].parametrization.name == "sp"
+        return dataclasses.replace(found, outcome="cannot_tell" if is_control else "blows_up")
+
+    plan, study = write_plan(tmp_path), tmp_path / "study"
+    limit = ("--set", "cluster.max_runs=1")
+    monkeypatch.setattr(coordinate_checks, "check_coordinates", blow_up)
+    assert ask("run", plan, "--study", study, *limit)[1]["error"] == "GateError"
+    found = ask("status", study, "--brief")[1]["now"]["coordinates"]
+    assert found == {
+        "parametrization": "mup",
+        "outcome": "failed",
+        "checks": {"mup": "blows_up", "sp": "cannot_tell"},
+    }
+    for options in ([], ["--brief"], ["--full"]):
+        assert "coordinate check: failed (mup blows up; sp cannot tell)" in forerun("status", study, *options)[1]
+    assert ask("status", study)[1]["now"]["coordinates"] == found
+
+    passing = tmp_path / "passing"
+    monkeypatch.setattr(
+        coordinate_checks,
+        "check_coordinates",
+        lambda *arguments, **options: dataclasses.replace(check(*arguments, **options), outcome="passes", layers=()),
+    )
+    assert ask("sweep", plan, "--study", passing, *limit)[1]["error"] == "BudgetSpent"
+    assert ask("status", passing, "--brief")[1]["now"]["coordinates"]["outcome"] is None, "sweep makes none"
+    assert "coordinate check" not in forerun("status", passing, "--brief")[1]
+    assert ask("check", plan, "--study", passing)[0] == 4, "the control passes too"
+    assert "coordinate check: cannot tell (mup passes; sp passes)" in forerun("status", passing)[1]
 
 
 def test_run_stops_before_the_ladder_when_a_value_drifts(finished, found, tmp_path, monkeypatch):

@@ -355,6 +355,20 @@ def test_a_removed_checkpoint_is_no_success_and_named(scripted, tmp_path, then, 
     assert "step-00000001 was removed" in outcome.reason and left in outcome.reason
 
 
+def test_an_older_checkpoint_that_the_run_keeps_is_watched_too(scripted, tmp_path):
+    """The tiny run keeps two; what it removes itself to make room, and what was gone before, is no loss."""
+    folder = "(run / 'checkpoints' / 'step-{:08d}').rmdir()"
+    text = "step(1), save(1), step(2), save(2), step(3), time.sleep(0.3)\n"
+    text += f"(run / 'checkpoints' / 'step-00000004').mkdir(), {folder.format(1)}, time.sleep(0.3), step(4)\n"
+    text += "time.sleep(0.3), (run / 'checkpoints' / 'step-00000004').rmdir(), save(4), step(5), time.sleep(0.3)\n"
+    outcome = scripted(f"{text}end()")
+    assert (outcome.exit_code, outcome.reason) == (0, "")
+    text = f"{folder.format(2)}, time.sleep(0.3), step(13), time.sleep(0.3), end(number=13)"
+    outcome = scripted(text)
+    assert outcome.exit_code == 2 and "step-00000002 was removed" in outcome.reason and "of step 4" in outcome.reason
+    assert scripted("step(14), time.sleep(0.3), end(number=14)").exit_code == 0, "the launch before said so"
+
+
 def test_a_checkpoint_that_a_run_leaves_when_it_goes_back_is_not_lost(scripted, tmp_path):
     text = "step(1), save(1), step(2), save(2), step(3), time.sleep(0.3)\n"
     text += "(run / 'checkpoints' / 'step-00000002').rmdir(), time.sleep(0.3)\n"

@@ -1,15 +1,18 @@
 """The logbook: everything that happened is in it, once, in order; what it shows is text, whatever it holds."""
 
+import contextlib
 import getpass
 import os
 import shutil
 
 import pytest
+from test_talk import Terminal
 from tiny_study import ask, forerun
 
 from launcher.base import chronicle
+from launcher.cli.cli import main
 from launcher.logbook import logbook
-from launcher.logbook.logbook import MOST_SHOWN, Event, add_note, page, plain, write_logbook
+from launcher.logbook.logbook import MOST_SHOWN, Event, add_note, format_text, page, plain, write_logbook
 
 DIGEST = "a1" * 32
 
@@ -63,6 +66,23 @@ def _rendered(markdown):
         shown += character
         at += 1
     return shown
+
+
+def test_a_person_at_a_terminal_reads_plain_text(copied, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = "[old_run] lr_max ~ 0.01 <see http://host/a_b> & more; 2*3"
+    assert ask("note", text, "--study", copied)[0] == 0
+    piped = forerun("note", "--study", copied)[1]
+    assert text not in piped and piped.rstrip() == (copied / "logbook.md").read_text().rstrip()
+    monkeypatch.setenv("COLUMNS", "200")
+    with contextlib.redirect_stdout(terminal := Terminal()), contextlib.suppress(SystemExit):
+        main(["note", "--study", str(copied)])
+    assert f"note: {logbook.author()}: {text}" in terminal.getvalue()
+    events = [event("2026-03-01T22:00:00+00:00", text=text), event("", text="\x1b[31mred\nforged")]
+    assert format_text(events).splitlines() == [
+        "Undated", "- note: [31mred forged", "", "2026-03-01", f"- 22:00 note: {text}",
+    ]  # fmt: skip
+    assert format_text([]) == "Nothing has happened yet."
 
 
 def test_a_megabyte_takes_a_screen(tmp_path):

@@ -128,9 +128,12 @@ def test_a_broken_command_runs_twice_and_its_fix_is_accepted(tmp_path):
     text = plan.read_text()
     plan.write_text(text.replace("trainer.py", "broken.py"))
     arguments = (plan, "--study", tmp_path / "study", "--set", "cluster.max_attempts=9")
-    code, body = ask("sweep", *arguments)
+    code, out, err = forerun("sweep", *arguments, "--json")
+    body = json.loads(out)
     assert (code, body["error"]) == (2, "RunsFail") and "AssertionError" in body["message"]
     assert len((tmp_path / "starts").read_text().split()) == 2
+    shown = err + body["message"]
+    assert shown.count("it ended with exit code 1") == shown.count("  | AssertionError") == 1, shown
     plan.write_text(text)
     changed = ("--set", "model.num_layers=3")
     code, body = ask("sweep", *arguments, *changed)

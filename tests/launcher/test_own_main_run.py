@@ -4,12 +4,17 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
-from tiny_study import COMMAND, ask, plan_with
+from tiny_study import COMMAND, ask, forerun, plan_with
 
-from launcher.frozen.launch_file import read_launch
+from launcher.frozen.launch_file import path_of, read_launch
 from launcher.supervisor import own_launch
+from launcher.supervisor.run_record import UserRunRecord
+from proxies.external.metric_files import MetricFiles
 
 # A planted law with little noise. `--die N`: it dies after N steps; `--resume` goes on behind the last one logged.
 TRAINER = """
@@ -110,8 +115,15 @@ def test_it_is_launched_watched_and_concluded(frozen):
     code, body = ask("launch", frozen)
     assert (code, body["event"], body["num_restarts"]) == (0, "finished", 0), body
     assert ask("watch", frozen, "--once")[1]["figures"]["step"] == body["step"]
+    study, loss = frozen.parent.parent, body["validation_loss_nats"]
+    shown = json.loads((study / "report.json").read_text())["main_run"]
+    assert shown == {"steps": [], "train_loss_nats": [], "validation_loss_nats": loss, "event": "finished"}
+    assert "Validation loss of the main run" in (study / "report.html").read_text()
+    assert forerun("status", study)[1].startswith("the main run has finished: validation loss")
     code, score = ask("watch", frozen, "--conclude")
-    assert code == 0 and score["actual_nats"] == body["validation_loss_nats"]
+    assert code == 0 and score["actual_nats"] == loss
+    path_of(frozen, "launch").unlink()  # as of a run that another trainer made
+    assert ask("report", study)[1]["main_run"] == shown
 
 
 def test_a_trainer_that_dies_goes_on_by_its_own_option(frozen, monkeypatch):
@@ -120,6 +132,68 @@ def test_a_trainer_that_dies_goes_on_by_its_own_option(frozen, monkeypatch):
     assert (code, body["event"], body["num_restarts"]) == (0, "finished", 1), body
     steps = [json.loads(line)["step"] for line in (frozen / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps[:-1] == list(range(1, body["step"] + 1))  # no step twice
+
+
+def cut(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+
+
+def replace(path):
+    path.with_name("other").write_text('{"step": 1, "train_loss": 2.5}\n')
+    path.with_name("other").replace(path)
+
+
+@pytest.mark.parametrize("take_away", [Path.unlink, cut, replace])
+def test_lost_metrics_are_no_success_and_named(frozen, monkeypatch, capsys, take_away):
+    """The trainer holds the file open and goes on: behind a gap, or where nobody reads it."""
+    monkeypatch.setenv("STEP_SECONDS", "0.05")
+    monkeypatch.setattr(own_launch, "_POLL_SECONDS", 0.02)
+    path = frozen / "run" / "metrics.jsonl"
+
+    def act():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (path.exists() and path.read_bytes().count(b"\n") > 4):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        take_away(path)
+
+    (thread := threading.Thread(target=act)).start()
+    code, out, err = forerun("launch", frozen, "--json")
+    thread.join()
+    body = json.loads(out)
+    assert (code, body["num_restarts"]) == (2, 0), body
+    assert f"{path.resolve()} was removed, replaced or cut" in body["reason"] and "logged step" in body["reason"]
+    assert "warning: " in err and "restore it from a copy" in err, "told as soon as it is seen"
+
+
+def test_a_log_that_its_trainer_cuts_or_writes_anew_is_not_lost(finished, tmp_path, capsys):
+    path, record = tmp_path / "metrics.jsonl", UserRunRecord()
+
+    def look(*steps, is_over=False):
+        path.with_name("new").write_text("".join(f'{{"step": {step}, "train_loss": 2.0}}\n' for step in steps))
+        path.with_name("new").replace(path)
+        while metrics.read(100):
+            pass
+        record.check(metrics, is_over=is_over)
+
+    command = read_launch(finished).own.command
+    metrics = MetricFiles(command, path)
+    record.begin(is_resumed=False)
+    for steps in ([1], [1, 2], [], [1, 2, 3], [1, 2, 3, 4]):  # written anew: once it was seen half way
+        look(*steps)
+    metrics = MetricFiles(command, path)
+    record.begin(is_resumed=True)
+    for steps in ([1, 2, 3, 4], [1, 2], [1, 2, 3], [1, 2, 3, 5]):  # it resumed from step 2
+        look(*steps)
+    assert record.describe_losses(metrics) == "" and capsys.readouterr().err == ""
+    look(5, 6)
+    look(5, 6, 7)
+    assert "it lacks 3 logged steps from 1 to 3" in record.describe_losses(metrics)
+    assert capsys.readouterr().err.count("warning: ") == 1
+    look(1, 2, 3, 5, 6, 7, 8, is_over=True)
+    assert record.describe_losses(metrics) == "", "it was restored"
+    look(8, is_over=True)
+    assert "it lacks 6 logged steps from 1 to 7" in record.describe_losses(metrics)
 
 
 def test_a_loss_that_is_no_number_ends_it(frozen, monkeypatch):

@@ -69,7 +69,12 @@ def drawn_body(rng):
     widths = [
         {"width": 2**at, **{name: count() for name in STATUSES}, "best": rng.choice([None, best])} for at in (5, 12)
     ]
+    outcomes = ("passes", "blows_up", "vanishes", "cannot_tell")
     return {
+        "coordinates": {
+            "parametrization": "mup", "outcome": rng.choice([None, "passed", "failed", "cannot_tell"]),
+            "checks": {name: rng.choice(outcomes) for name in ("mup", "sp", "depth")},
+        },
         "num_runs": {name: count() for name in STATUSES}, "num_imported": count(), "num_lost_executions": count(),
         "by_width": widths, "at_work": rng.choice([True, False, None]), "driver": None, "target_flops": size(9, 26),
         "spent": {**spent, "by_kind": rng.choice([[], kinds])},

@@ -145,6 +145,10 @@ def test_published_optima_of_any_hyperparameter_are_judged(tmp_path):
     (tmp_path / "optima.csv").write_text("width,wd_optimum\n128,0.1\n256,0.1\n512,0.1\n1024,0.1\n2048,0.1\n")
     body = ask("transfer", "--runs", tmp_path / "optima.csv")[1]
     assert body["hyperparameter"] == "weight_decay" and body["outcome"] in ("holds", "cannot_tell")
+    (tmp_path / "optima.csv").write_text("params,batch_size_optimum\n1e6,32K\n2e6,64K\n4e6,128K\n8e6,256K\n")
+    body = ask("transfer", "--runs", tmp_path / "optima.csv")[1]
+    assert (body["hyperparameter"], body["axis"], body["outcome"]) == ("batch_size", "params", "drifts")
+    assert body["drift_octaves_per_doubling"]["value"] == pytest.approx(1)
     both = "width,lr_optimum,wd_optimum\n" + "".join(f"{2**k},{2.0**-k},0.1\n" for k in range(7, 12))
     (tmp_path / "optima.csv").write_text(both)
     assert ask("transfer", "--runs", tmp_path / "optima.csv")[1]["outcome"] == "drifts"

@@ -20,7 +20,7 @@ def test_what_is_wanted_at_one_size_stands_together():
     test = odd_body("undecided")["transfer"]["tests"][0]
     said = wanted(test["verdict"])
     assert len(said) < len(test["verdict"]["what_to_run"])
-    assert any("width 64 at 2^-10, 2^-9, 2^-8, 2^-7, 2^-6, 2^-2 (3 seeds each)" in sentence for sentence in said)
+    assert any("width 32 at 2^-7, 2^-6, 2^-5, 2^-4, 2^-3 (5 seeds each)" in sentence for sentence in said)
     asked = sum(sentence.split(" (")[0].count("2^") for sentence in said)
     assert asked == len(test["verdict"]["what_to_run"]), "none is lost"
     beta = odd_body("six sizes")["transfer"]["tests"][2]["verdict"]

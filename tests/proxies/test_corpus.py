@@ -21,7 +21,7 @@ from proxy_cases import documents, write_corpus
 
 from proxies.core import canon
 from proxies.data import corpus as corpus_module
-from proxies.data import tokenizer_sample
+from proxies.data import document_split, tokenizer_sample
 from proxies.data.corpus import tokenize
 from proxies.data.tokens import DataError, TokenStore, read_manifest
 
@@ -69,6 +69,56 @@ def test_tokenizing_again_gives_the_same_corpus_and_another_is_refused(texts, tm
     assert "holds another corpus" in refusal([texts], out, validation_fraction=0.2)
     assert TokenStore(out).manifest == before
     assert names(out) == ["manifest.json", "train-00000.bin", "validation-00000.bin"]
+
+
+def test_other_text_is_refused_where_it_first_differs(tmp_path, monkeypatch):
+    """The rest is never read, and a damaged shard is no other text."""
+    monkeypatch.setattr(document_split, "_BATCH_BYTES", 2000)
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    lines = [f"document {number} of several" for number in range(2000)]
+    source.write_bytes(jsonl(lines))
+    before = tokenize([source], out, validation_fraction=0.3)
+    more = [f"{line} more" for line in lines]
+    for changed in (["another document", *lines], [*lines[:1000], *more], [*lines, *more], lines[::-1]):
+        source.write_bytes(jsonl(changed) + b"this is no JSON\n")
+        message = refusal([source], out, validation_fraction=0.3)
+        assert "holds another corpus" in message and "not JSON" not in message
+    source.write_bytes(jsonl(lines) + b"this is no JSON\n")
+    for spoil in (lambda shard: shard.write_bytes(shard.read_bytes()[:-2] + b"zz"), Path.unlink):
+        spoil(out / "train-00000.bin")
+        assert "not JSON" in refusal([source], out, validation_fraction=0.3)
+    source.write_bytes(jsonl(lines))
+    lines_said = []
+    assert tokenize([source], out, validation_fraction=0.3, say=lines_said.append) == before
+    assert TokenStore(out).manifest == before and "holds a corpus of 2,000 documents" in lines_said[0]
+    assert not any("was made from" in line for line in lines_said)
+    source.write_bytes(jsonl([*lines, lines[0]]))  # nothing new
+    assert tokenize([source], out, validation_fraction=0.3, say=lines_said.append).data_id == before.data_id
+    assert any(f"was made from {before.source_bytes:,} bytes" in line for line in lines_said)
+
+
+def test_few_texts_that_are_gone_through_twice_are_no_other_corpus(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["first", "second", "third"]))
+    for fraction in (1e-5, 1 - 1e-5):
+        before = tokenize([tmp_path / "a.jsonl"], tmp_path / f"{fraction}", validation_fraction=fraction)
+        again = tokenize([tmp_path / "a.jsonl"], tmp_path / f"{fraction}", validation_fraction=fraction)
+        assert again == before
+
+
+def test_other_sources_or_weights_are_refused_before_a_file_is_looked_for(texts, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    (tmp_path / "more.jsonl").write_bytes(jsonl(f"more {number}" for number in range(40)))
+    named = {"web": [texts], "code": [tmp_path / "more.jsonl"]}
+    tokenize(named, out, validation_fraction=0.3, weights={"web": 3.0, "code": 1.0})
+    monkeypatch.setattr("proxies.data.corpus.find_files", lambda *_: pytest.fail("files were looked for"))
+    for sources, weights in (
+        (named, None),
+        (named, {"web": 1.0, "code": 1.0}),
+        ({"web": [texts]}, None),
+        ([texts], None),
+    ):
+        message = refusal(sources, out, validation_fraction=0.3, weights=weights)
+        assert "holds another corpus" in message
 
 
 def test_another_tokenizer_is_refused_before_a_text_is_read(texts, tmp_path, monkeypatch):

@@ -192,9 +192,30 @@ def test_the_splits_of_a_dataset_folder_are_honored_and_its_card_is_none_of_it(t
         {"train.jsonl": "train", "valid.jsonl": "validation", "README_de.md": "card", "dataset_card.md": "card"},
         {"citations.txt": None, "readmeter.txt": None, "a.jsonl": None},
         {"train.parquet": None, "train_2.parquet": None},
-        {"validation.parquet": None, "b.parquet": None},
-        {"train.parquet": "train", "val.parquet": "validation", "more.parquet": None},
+        {"dev-docs/0.jsonl": None, "math/0.jsonl": None},
+        {"val.jsonl": None, "test.jsonl": None},
+        {"a.py": None, "val.txt": None, "test/b.txt": None},
     ],
 )
 def test_names_that_are_no_splits_are_left_alone(tmp_path, names):
+    assert kinds_of(tmp_path, names) == names
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"data.jsonl": "train", "val.jsonl": "validation"},
+        {"data.txt": "train", "val.txt": "validation", "README.md": "card"},
+        {"corpus.parquet": "train", "validation-00000-of-00001.parquet": "validation"},
+        {"train.parquet": "train", "val.parquet": "validation", "more.parquet": "train"},
+        {"data.jsonl": "train", "dev.parquet": "validation", "notes.txt": "train", "test.txt": "test"},
+        {"en/wiki.txt": "train", "en/wiki-val.txt": "validation", "en/other.txt": "train"},
+        {"books.txt": "train", "val/1.txt": "validation", "val/2.txt": "validation"},
+        {"math/0.jsonl": "train", "dev/0.jsonl": "validation"},
+        {"a.py": None, "notes.md": None, "x/data.jsonl": "train", "x/val.jsonl": "validation"},
+        {"data.jsonl": None, "test.jsonl": "test"},
+        {"train.jsonl": None, "test.jsonl": "test"},
+    ],
+)
+def test_a_file_without_a_splits_name_is_for_training_beside_one_for_validation(tmp_path, names):
     assert kinds_of(tmp_path, names) == names

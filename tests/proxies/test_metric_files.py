@@ -87,6 +87,13 @@ def jsonl_file(tmp_path):
     return path
 
 
+def test_a_value_of_any_depth_beside_the_loss_does_not_matter(jsonl_file):
+    lines = jsonl_file.read_text().splitlines()
+    deep = 3000 * '{"a": [' + 3000 * "]}"
+    jsonl_file.write_text("".join(f'{line[:-1]}, "config": {deep}}}\n' for line in lines))
+    check(read("jsonl", jsonl_file)[0])
+
+
 def test_real_wandb(wandb_dir):
     logged, metrics = read("wandb", wandb_dir)
     check(logged)

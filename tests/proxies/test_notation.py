@@ -32,6 +32,7 @@ def test_a_share_is_signed_or_whole_where_asked():
     assert notation.format_percent(0.0307, is_signed=True) == "+3.07\u00a0%"
     assert notation.format_percent(0.0949, is_whole=True) == "9\u00a0%"
     assert notation.format_main_run_share(0.856) == "85.6\u00a0% of the main run's FLOPs"
+    assert notation.format_main_run_share(1.002) == "100\u00a0% of the main run's FLOPs"
     assert notation.format_main_run_share(1.25) == "1.25 times the main run's FLOPs"
 
 

@@ -39,8 +39,10 @@ def test_jsonl_gives_a_document_per_line(tmp_path):
         ('[{"text": "a"}]', "line 3 begins a JSON array"),
         ("5", "line 3 is 5: must be an object"),
         ('{"text": 5}', "line 3: must be an object with a string"),
-        ('{"text": "\\ud83d"}', "line 3: `text` holds half a surrogate pair"),
-        (b'{"text": "\xff"}', "line 3: not JSON"),
+        ('{"text": "\\ud83d"}', "line 3: `text` holds bytes that are not UTF-8, or half a surrogate pair"),
+        (b'{"text": "\xff"}', "line 3: `text` holds bytes that are not UTF-8"),
+        (b'{"\xff": "a"}', "line 3: must be an object with a string `text` (strings are under"),
+        (b'"\xff"', "line 3 is"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
@@ -123,8 +125,26 @@ def test_parquet_that_is_not_as_wanted_is_refused(tmp_path):
 def test_what_nobody_asked_for_may_hold_what_json_has_not(tmp_path):
     path = tmp_path / "a.jsonl"
     members = ('"score": NaN', '"score": 1e400', '"a": 1, "a": 2', '"n": ' + 5000 * "9", '"m": {"text": 1, "text": 2}')
-    path.write_text("".join(f'{{"text": "t{i}", {member}}}\n' for i, member in enumerate(members)))
-    assert contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4"]
+    members += ('"d": ' + 2000 * "[" + 2000 * "]", '"d": ' + 3000 * '{"]": [' + '"[["' + 3000 * "]}")
+    path.write_text("".join(f'{{{member}, "text": "t{i}"}}\n' for i, member in enumerate(members)))
+    assert contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4", b"t5", b"t6"]
+    path.write_bytes(b'{"text": "a", "note": "\xff"}\n')
+    assert contents(path) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("deep", "message"),
+    [
+        (2000 * "[" + 2000 * "]", "must be an object with a string"),
+        (2000 * "[" + 1990 * "]", "not JSON"),
+        (2000 * "[" + 1999 * "]" + "}", "not JSON"),
+        (2000 * "[" + r'"\"' + 2000 * "]", "not JSON"),
+    ],
+)
+def test_a_deep_text_is_refused_as_any_other_that_is_no_string(tmp_path, deep, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": {deep}}}\n')
+    assert message in refusal(path)
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"},\n  {"text": "b"}\n]'])

@@ -223,6 +223,119 @@ def test_in_a_transfer_table_a_crash_is_no_divergence(tmp_path):
         read_transfer_table(path)
 
 
+SPREADS = ("{}\t{}\t{}", "{},{},{}", "  {}   {}  {} ", "| {} | {} | {} |", "{}|{}|{}", "{};{};{}")
+
+
+@pytest.mark.parametrize("form", SPREADS)
+@pytest.mark.parametrize("suffix", [".txt", ".csv", ".md"])
+def test_the_content_of_a_text_decides_what_separates_its_cells(tmp_path, form, suffix):
+    rows = [("params", "tokens", "loss"), ("1e6", "20M", "3.25"), ("2e6", "40M", "3.0")]
+    lines = [form.format(*row) for row in rows]
+    if "|" in form:
+        lines.insert(1, form.format(":--", "---", "--:"))
+    path = tmp_path / f"runs{suffix}"
+    path.write_text("\n".join(lines) + "\n")
+    table = read_fit_table(path)
+    assert (table.params.tolist(), table.tokens.tolist()) == ([1e6, 2e6], [2e7, 4e7])
+    assert table.loss.tolist() == [3.25, 3.0]
+
+
+def test_text_before_a_markdown_table_is_refused_by_name(tmp_path):
+    (tmp_path / "runs.md").write_text("# My runs\n\n| params | tokens | loss |\n|---|---|---|\n| 1e6 | 2e7 | 3.1 |\n")
+    with pytest.raises(FormatError, match="Markdown table: keep the lines of the table"):
+        read_fit_table(tmp_path / "runs.md")
+
+
+def test_spaces_separate_cells_only_if_none_can_be_empty(tmp_path):
+    path = tmp_path / "runs.txt"
+    path.write_text("# params tokens loss\n1e6 2e7 3.1\n\n2e6 4e7 3.0\n")  # as NumPy writes it
+    assert read_fit_table(path).lines == (2, 4)
+    path.write_text("params tokens loss\n1e6 2e7 3.1\n2e6 3.0\n")
+    with pytest.raises(FormatError, match="2 in row 3"):
+        read_fit_table(path)
+    path.write_text("params tokens loss\n" + "1e6 2e7 3.1\n" * 1500 + "2e6 3.0\n")
+    with pytest.raises(TableError, match="row 1502 has 2 cells: must have 3"):
+        read_fit_table(path)
+
+
+@pytest.mark.parametrize("suffix", [".ndjson", ".txt", ".jsonl"])
+def test_json_lines_are_read_under_other_names(tmp_path, suffix):
+    path = tmp_path / f"runs{suffix}"
+    rows = [{"params": 1e6, "tokens": 2e7, "loss": 3.1}, {"params": 2e6, "tokens": 4e7, "loss": 3.0}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_fit_table(path).loss.tolist() == [3.1, 3.0]
+    path.write_text(json.dumps(rows, indent=1))
+    with pytest.raises(FormatError, match=r"JSON array.*jq"):
+        read_fit_table(path)
+
+
+def test_a_cell_that_nobody_asks_for_does_not_matter(tmp_path):
+    (tmp_path / "runs.csv").write_text(f"params,tokens,loss,config\n1e6,2e7,3.1,{'x' * 200_000}\n2e6,4e7,3.0,\n")
+    assert read_fit_table(tmp_path / "runs.csv").num_runs == 2
+    odd = ("[" * 2000 + "]" * 2000, '{"a":' * 3000 + "1" + "}" * 3000, "9" * 5000, "1e400", "NaN", '1, "x": 2')
+    rows = [f'{{"params": 1e6, "x": {value}, "tokens": 2e7, "loss": {i + 1}}}' for i, value in enumerate(odd)]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(rows))
+    assert read_fit_table(path).loss.tolist() == [1, 2, 3, 4, 5, 6]
+    for value in odd:
+        path.write_text("\n".join([*rows, f'{{"params": 1e6, "tokens": {value.replace("x", "tokens")}, "loss": 3}}']))
+        with pytest.raises(TableError, match="row 7, column 'tokens'"):
+            read_fit_table(path)
+
+
+def test_a_column_that_python_cannot_hold_matters_only_if_asked_for(tmp_path):
+    columns = {"params": [1e6, 2e6], "tokens": [2e7, 4e7], "loss": [3.1, 3.0]}
+    late = pa.array([2**40, 2**40], type=pa.int64()).cast(pa.timestamp("s"))
+    no_utf8 = pa.StringArray.from_buffers(2, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff"))
+    pq.write_table(pa.table({**columns, "date": late, "note": no_utf8}), tmp_path / "runs.parquet")
+    assert read_fit_table(tmp_path / "runs.parquet").num_runs == 2
+    assert read_fit_table(cells_of(pa.table({**columns, "date": late}))).num_runs == 2
+    with pytest.raises(TableError, match="row 2, column 'date': 'unreadable timestamp"):
+        read_fit_table(tmp_path / "runs.parquet", columns={"tokens": "date"})
+
+
+@pytest.mark.parametrize(
+    ("column", "kept", "left_out", "unclear"),
+    [
+        ("finished", (True, "true", "Yes", 1, "1.0"), (False, "FALSE", "no", 0, "0"), (None, "", "maybe", 0.5)),
+        ("crashed", (False, "false", "0"), (True, "T", 1.0), (None, "once", 2)),
+        ("exit_code", (0, "0", 0.0, "0:0"), (1, "137", -9, "1:0", "0:9"), (None, "", True, "none", 0.5)),
+        ("ExitCode", ("0",), ("2",), ("?",)),
+    ],
+)
+def test_a_flag_or_an_exit_code_says_whether_a_run_finished(column, kept, left_out, unclear):
+    def rows(states):
+        return [{"params": 1e6 * (i + 1), "tokens": 2e7, "loss": 3.1, column: state} for i, state in enumerate(states)]
+
+    table = read_fit_table(cells_of(rows([*kept, *left_out])))
+    assert [row.row for row in table.dropped] == list(range(len(kept), len(kept) + len(left_out)))
+    assert column in table.dropped[0].reason and table.num_runs == len(kept) and not table.warnings
+    for state in unclear:
+        with pytest.raises(TableError, match=f"row {len(kept)}, column '{column}'"):
+            read_fit_table(cells_of(rows([*kept, state])))
+    ignored = read_fit_table(cells_of(rows(["2026-01-01", "2026-01-02"])))
+    assert ignored.num_runs == 2 and any(f"'{column}'" in warning for warning in ignored.warnings)
+
+
+def test_every_column_of_states_counts_in_both_verbs():
+    rows = [
+        {"width": width, "lr": lr, "params": width * 1e4, "tokens": 2e7, "loss": 3.0, "finished": "true"}
+        for width in (64, 128)
+        for lr in (0.1, 0.2)
+    ]
+    rows.append(rows[0] | {"finished": "false", "loss": None})
+    rows.append(rows[0] | {"finished": "", "State": "running"})
+    for table in (read_fit_table(cells_of(rows)), read_transfer_table(cells_of(rows))):
+        assert _rows_of(table) == [4, 5]
+    rows[0]["finished"] = "perhaps"
+    with pytest.raises(TableError, match="row 0, column 'finished': 'perhaps': must be true or false"):
+        read_transfer_table(cells_of(rows))
+
+
+def _rows_of(table):
+    return [row[0] if isinstance(row, tuple) else row.row for row in table.dropped]
+
+
 def _choose(names, given=None):
     wanted = ("params", "tokens", "loss", "flops", "width", "learning_rate", "seed", "state")
     return choose_columns(names, wanted, given or {})
@@ -288,7 +401,7 @@ def test_a_user_may_name_columns():
     assert ["b" in problems[0], "nonsense" in problems[1], "twice" in problems[2]] == [True] * 3
     assert find_hyperparameter("optimizer.lr", ["learning_rate", "mine"]) == "learning_rate"
     assert find_hyperparameter("mine", ["learning_rate", "mine"]) == "mine"
-    assert drop_unfinished(cells_of([{"state": "CANCELLED by 1000"}]), "state")[0] == []
+    assert drop_unfinished(cells_of([{"state": "CANCELLED by 1000"}]), {"state": "state"}).rows == []
 
 
 def test_every_bad_cell_is_in_the_problems_and_three_of_them_in_the_message(tmp_path):

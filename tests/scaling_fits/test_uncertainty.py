@@ -40,11 +40,12 @@ def _coverage(count, bootstrap, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["auto", "chinchilla", "coupled"])
-def test_new_runs_are_covered_with_more_draws(form):
+@pytest.mark.parametrize(("form", "max_width"), [("auto", 0.2), ("chinchilla", 0.3), ("coupled", 0.55)])
+def test_new_runs_are_covered_with_more_draws(form, max_width):
+    """Exact laws are covered too often: intervals count the error that laws of real runs have."""
     covered, width = _coverage(100, 60, form)
-    assert 0.82 <= covered <= 0.99
-    assert width < 0.4
+    assert covered >= 0.82
+    assert width < max_width
 
 
 def test_predict_says_how_far_it_reaches(fitted):
@@ -107,3 +108,23 @@ def test_what_is_no_size_is_refused_and_what_is_far_is_warned_of(fitted):
         predict(fitted, 1e200, 0.5)
     assert predict(fitted, 2e6, 2e6).warnings == ()
     assert "FLOPs lie 1e+12 times beyond" in predict(fitted, 1e12, 8e11).warnings[0]
+
+
+TINY_RUNS = """
+86176 153600 4.496, 86176 409600 4.027, 86176 1024000 3.790, 144624 153600 4.314, 144624 409600 3.906,
+144624 1024000 3.630, 213312 153600 4.240, 213312 409600 3.797, 213312 1024000 3.510, 381408 153600 4.150,
+381408 409600 3.721, 381408 1024000 3.412, 590464 153600 4.086, 590464 409600 3.635, 590464 1024000 3.309
+"""
+"""Parameters, tokens, and loss of the tutorial's ladder: widths 32 to 128, a vocabulary of 1,024, one seed."""
+LONGER_TINY_RUNS = ((86176, 3.617), (213312, 3.231), (381408, 3.076), (590464, 2.972))
+"""Parameters and loss of runs of 2,822,144 tokens, trained after the forecast of the first one had failed."""
+
+
+def test_forecasts_of_tiny_models_hold_where_their_loss_falls_faster_than_that_of_published_studies():
+    params, tokens, loss = np.array([run.split() for run in TINY_RUNS.split(",")], dtype=float).T
+    fit = fit_runs(from_columns(params, tokens, loss))
+    for longer_params, measured in LONGER_TINY_RUNS:
+        forecast = predict(fit, longer_params, 2_822_144)
+        assert forecast.low < measured < forecast.high
+        assert forecast.loss_nats == pytest.approx(measured, rel=0.03)
+        assert math.log(forecast.high / forecast.low) < 0.08

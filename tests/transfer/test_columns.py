@@ -1,8 +1,9 @@
 import pytest
 
 from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.tables.columns import COLUMN_NAMES
 from transfer.tables.cells import TableError
-from transfer.tables.columns import SIZE_COLUMNS, VALUE_COLUMNS
+from transfer.tables.columns import OPTIMUM_COLUMNS, SIZE_COLUMNS, VALUE_COLUMNS
 
 
 def test_every_name_of_a_size_is_known(read):
@@ -20,6 +21,24 @@ def test_every_name_of_a_hyperparameter_is_known(read):
             else [-1.0, pytest.approx(-0.415, abs=1e-3)]
         )
         assert (found.hyperparameter, [p.log2_value for p in found.points]) == (what, values)
+
+
+def test_every_name_of_an_optimum_is_known(read):
+    names = {name: what for what, ours in OPTIMUM_COLUMNS.items() for name in COLUMN_NAMES[ours]}
+    assert {"lr_opt", "opt_lr", "best_lr", "wd_opt", "batch_size_optimum", "optimal_batch", "clip_best"} <= set(names)
+    for name, what in names.items():
+        found = read(f"params,{name},loss\n1e6,0.5,3\n2e6,0.25,2\n")
+        assert (found.hyperparameter, len(found.optima), found.points) == (what, 2, ()), name
+
+
+def test_opt_may_mean_optimizer_where_sizes_repeat(read):
+    text = "width,opt_lr,loss\n32,0.5,3\n32,0.25,2\n64,0.5,3\n64,0.25,2\n"
+    with pytest.raises(TableError, match="--column learning_rate_optimum=opt_lr or --column learning_rate=opt_lr"):
+        read(text)
+    assert len(read(text, columns={"learning_rate": "opt_lr"}).points) == 4
+    assert len(read(text, columns={"learning_rate_optimum": "opt_lr"}).optima) == 4
+    assert len(read(text.replace("opt_lr", "lr_optimum")).optima) == 4
+    assert len(read(text.replace("opt_lr", "opt/lr")).points) == 4
 
 
 def test_of_two_names_for_one_thing_the_first_is_used_and_the_other_said(read):

@@ -1,12 +1,14 @@
 import dataclasses
 import statistics
 
+import numpy as np
 import pytest
 from planted_losses import HARMFUL, HARMLESS
-from planted_market import clips, play, rates, wanted
+from planted_market import Market, clips, play, rates, wanted
 
 from transfer.basin.optimum import Optimum
-from transfer.design.next_runs import MOST_SPENT, Suggestion, again, mend, plan_round, sharpen_bounded
+from transfer.design.next_runs import MOST_SPENT, Suggestion, _larger, again, mend, plan_round, sharpen_bounded
+from transfer.design.prospects import Proposal, look_ahead
 from transfer.question import Point, Question
 from transfer.verdict.verdict import _optima, examine
 
@@ -134,3 +136,62 @@ def test_what_is_asked_for_decides_within_three_rounds():
     decided = [right == end for right, end in ends if end != "cannot_tell"]
     print(f"{len(ends)} open designs, {len(decided)} decided, {decided.count(False)} wrong")
     assert len(ends) >= 8 and len(decided) >= 0.8 * len(ends) and all(decided)
+
+
+def steep(market, sizes=(32, 64, 128)):
+    """A fourth-power basin at 2^-6.3 with rates two octaves apart: the best one's neighbors lose over a nat."""
+    return [market.run(size, x, seed) for size in sizes for x in (-10, -8, -6, -4, -2) for seed in range(2)]
+
+
+def test_where_neighbors_lose_too_much_rates_in_between_are_asked_for_and_decide():
+    market = Market(lambda x, d: 0.2 * (x + 6.3) ** 2 + 0.15 * (x + 6.3) ** 4, 32, 0.003, 0)
+    runs, q = steep(market), Question(base_size=32, target_size=192)
+    verdict = examine(runs, q, draws=400).verdict
+    assert {o.status for o in verdict.optima} == {"too_few"}
+    assert {s.size for s in verdict.what_to_run} == {32, 64, 128}
+    assert all(-8 < s.log2_value < -4 and s.log2_value != -6 for s in verdict.what_to_run)
+    after = examine(market.buy(runs, verdict.what_to_run), q, draws=400).verdict
+    assert after.outcome == "holds"
+
+
+@pytest.mark.parametrize("noise_nats", [0.01, 0.02])
+def test_a_new_size_counts_only_as_surely_as_its_own_runs_place_its_optimum(noise_nats):
+    """The line predicts the optimum of width 256; the fit of width 256 does not know the line."""
+    market, runs, q = rates(noise_nats, 0.0, 0, num_seeds=4)
+    found, _ = _optima(tuple(runs), q.level, 600, 0)
+    prospects = look_ahead(runs, found, q, [256], np.random.default_rng(0))
+    center, shares = round(float(prospects.optimum[:, -1].mean())), []
+    for octaves, num_seeds in (((-1, 0, 1), 1), ((-1, 0, 1), 4), ((-2, -1, 0, 1, 2), 2)):
+        values = tuple(float(center + x) for x in octaves)
+        proposal = Proposal(size=256, values=values, num_seeds=num_seeds, cost=1.0, reason="", is_new_grid=True)
+        fits = []
+        for seed in range(12):
+            new = [dataclasses.replace(market, seed=seed).run(256, x, k) for x in values for k in range(num_seeds)]
+            fits.append(_optima((*runs, *new), q.level, 300, 0)[0].optima[-1].status == "ok")
+        surely = float(np.mean(prospects._place_new([proposal]) >= 0.95))
+        shares.append((surely, statistics.mean(fits)))
+    print(shares)
+    assert all(abs(predicted - real) <= 0.25 for predicted, real in shares)
+    assert shares[0][0] < 0.5 and shares[2][0] > 0.9
+
+
+def test_each_run_is_asked_for_once_at_sizes_that_a_study_can_have():
+    _, runs, q = rates(0.01, 0.0, 3, sizes=(64, 128, 256), target=900, num_seeds=3)
+    asked_runs = examine(runs, dataclasses.replace(q, margin_nats=0.004), draws=400).verdict.what_to_run
+    assert asked_runs and len({(s.size, s.log2_value) for s in asked_runs}) == len(asked_runs)
+    assert all(s.size % 64 == 0 and s.size < 900 for s in asked_runs)
+    assert _larger(96, dataclasses.replace(q, base_size=64)) == [192, 384, 768]
+    assert _larger(256, q) == [384, 512, 768]
+
+
+def test_useless_mends_give_way_to_what_decides_and_repeats_stay():
+    _, runs, q = rates(0.005, 0.0, 0, off=2.5, target=256)
+    found, _ = _optima(tuple(runs), q.level, 600, 0)
+    assert any(optimum.status == "edge" for optimum in found.optima)
+    largest = [p for p in runs if p.size == 128]
+    useless = dataclasses.replace(again(largest[0], q), log2_value=6.0, reason="far above all optima")
+    repeat = again(largest[-1], q)
+    chosen, _ = plan_round(runs, found, q, [useless], [repeat])
+    assert any((s.size, s.log2_value) == (128, repeat.log2_value) and s.mends for s in chosen)
+    assert all(s.log2_value < 6.0 for s in chosen)
+    assert any(s.log2_value < min(p.log2_value for p in runs) and s.mends for s in chosen)

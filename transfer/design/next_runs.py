@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from proxies.core.hyperparameters import LEARNING_RATE
 from proxies.core.notation import counted, format_factor, format_significant
-from transfer.basin.optimum import MIN_RATES, Optima, Optimum, best_rate, better_end, finite_rates
+from transfer.basin.optimum import MIN_RATES, Optima, Optimum, best_rate, better_end, finite_rates, noise_is_known
 from transfer.design.prospects import Proposal, Prospects, choose_round, look_ahead
 from transfer.question import Axis, Hyperparameter, Point, Question, at_size, written
 from transfer.regret.bounded_regret import BoundedRegret
@@ -130,14 +131,12 @@ def _variance(offers: Sequence[SizeOption], seeds: Sequence[int], scatter: float
     return second / (total * second - first**2) + scatter**2
 
 
-LARGER = (2, 4, 8)
+LARGER = (1.5, 2, 3, 4, 8)
 """Times the largest size: proxies that may be proposed."""
-GRID_STEPS = (-2, -1, 0, 1, 2)
-"""Values of a new size, in steps from where the others put its optimum."""
-MIN_NEW_STEP = 1.0
-"""Octaves: with a finer grid a new size's optimum may lie outside it."""
-NEW_GRIDS = (GRID_STEPS, (-1.5, -0.5, 0.5, 1.5), (-1, 0, 1))
-"""Grids of a new size that are proposed."""
+NEW_GRIDS = ((-2, -1, 0, 1, 2), (-1.5, -0.5, 0.5, 1.5), (-2, 0, 2), (-1, 0, 1))
+"""Grids of a new size that are proposed, in octaves from where the others put its optimum."""
+CENTER_STEP = 0.5
+"""Octaves to which the center of such a grid is rounded."""
 MOST_NARROWING, LEAST_NARROWING = 0.4, 0.9
 """A round of runs aims at an interval of at least two fifths, at most nine tenths of today's width."""
 MIN_SEEDS = 2
@@ -201,6 +200,10 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
         return [_run(q, size, rate, seeds, why) for rate in (below[0], above[0])] + [
             _run(q, size, rate, max(seeds, 2), why) for rate in core
         ]
+    if optimum.status == "too_few" and len(rates) >= MIN_RATES:
+        why = "the loss changes too much between the values run to place the optimum"
+        beyond = [*(below if best == rates[0] else ()), *(above if best == rates[-1] else ())]
+        return [_run(q, size, x, seeds, why) for x in sorted([*(best + k * step for k in STEPS_BETWEEN), *beyond])]
     if optimum.status == "too_few":
         near = [x for k in (1, 2, 3) for x in (best - k * step, best + k * step)]
         new = [x for x in near if x not in rates and rates[0] - 3 * step <= x <= above[0] + 1e-9]
@@ -208,6 +211,10 @@ def mend(optimum: Optimum, points: Sequence[Point], q: Question, *, noise_known:
         return [_run(q, size, x, seeds, why) for x in new[: MIN_RATES + 1 - len(rates)]]
     why = f"the optimum may lie at or beyond the {end.name} end of the values run"
     return [_run(q, size, x, seeds, why) for x in (above if end.name == "upper" else below)]
+
+
+STEPS_BETWEEN = (-0.5, -0.25, 0.25, 0.5)
+"""New values about the best one where the others lose too much, in steps of the grid."""
 
 
 def again(point: Point, q: Question) -> Suggestion:
@@ -241,7 +248,11 @@ def _run(q: Question, size: int, log2_value: float, num_seeds: int, reason: str,
 
 
 def plan_round(
-    points: Sequence[Point], found: Optima, q: Question, first: Sequence[Suggestion] = ()
+    points: Sequence[Point],
+    found: Optima,
+    q: Question,
+    first: Sequence[Suggestion] = (),
+    repeats: Sequence[Suggestion] = (),
 ) -> tuple[list[Suggestion], str | None]:
     """Choose the runs that would likely decide, by what each of many proposals would decide per cost.
 
@@ -252,40 +263,77 @@ def plan_round(
         points: All runs of the condition.
         found: Their optima.
         q: What is asked; the target's own size is never suggested.
-        first: Runs without which there is no verdict; they are part of the round.
+        first: Runs that mend unusable optima; others take their place if these decide more.
+        repeats: Runs that check a suspicious one; they are part of the round in any case.
 
     Returns:
         The runs, cheapest first, and a sentence on their cost and what they would decide; None where nothing is known.
     """
-    larger = _larger(max(p.size for p in points), q)
+    spent = sum(_price(p.size, q) for p in points)
+    larger = [
+        size
+        for size in _larger(max(p.size for p in points), q)
+        if min(map(len, NEW_GRIDS)) * _price(size, q) <= MOST_SPENT * spent
+    ]
     prospects = look_ahead(points, found, q, larger, np.random.default_rng(0))
     if prospects is None:
-        return list(first), None
-    spent = sum(_price(p.size, q) for p in points)
-    fixed = [
-        Proposal(
-            size=s.size,
-            values=(s.log2_value,),
-            num_seeds=s.num_seeds,
-            cost=s.relative_cost,
-            reason=s.reason,
-        )
-        for s in first
-        if s.size in prospects.sizes
-    ]
-    options = _options(points, found, q, prospects)
-    chosen = choose_round(prospects, options, fixed, spent=spent, most=MOST_SPENT * spent)
-    runs = list(first)
+        return [*repeats, *first], None
+    fixed, again_fixed = (_propose(runs, prospects) for runs in ([*repeats, *first], repeats))
+    options, is_known = _options(points, found, q, prospects), noise_is_known(points)
+    # A guess of the noise that must be mended first justifies no expensive round
+    most = (1.0 if first and not is_known else MOST_SPENT) * spent
+    chosen = choose_round(prospects, options, fixed, spent=spent, most=most)
+    runs, unusable = [*repeats, *first], set[int]()
+    if first and len(fixed) == len(runs) and is_known:
+        # Other runs may place an unusable optimum too, and decide more
+        alternative = choose_round(prospects, options, again_fixed, spent=spent, most=most)
+        if alternative.value > chosen.value:
+            chosen, runs, fixed = alternative, list(repeats), again_fixed
+            unusable = {optimum.size for optimum in found.optima if optimum.status != "ok"}
     for proposal in chosen.proposals[len(fixed) :]:
-        runs += [
-            _run(q, proposal.size, value, proposal.num_seeds, proposal.reason, mends=False) for value in proposal.values
-        ]
+        mends, count = proposal.size in unusable, proposal.num_seeds
+        runs += [_run(q, proposal.size, x, count, proposal.reason, mends=mends) for x in proposal.values]
+    runs = _merge(runs)
     cost = sum(run.relative_cost for run in runs) / spent
     chance = f"would decide with a probability of about {chosen.probability:.1f}"
     if chosen.probability < LEAST_CHANCE:
-        chance = "bring a verdict nearer, but one round will hardly decide"
+        chance = "bring a verdict nearer, but one round may not decide"
     note = f"the runs to decide cost {format_factor(cost, 2)} times what was spent and {chance}"
     return sorted(runs, key=lambda run: (run.relative_cost, run.size, run.log2_value)), note if runs else None
+
+
+def _propose(runs: Sequence[Suggestion], prospects: Prospects) -> list[Proposal]:
+    """Return runs as proposals, where the posterior has their size."""
+    return [
+        Proposal(
+            size=run.size,
+            values=(run.log2_value,),
+            num_seeds=run.num_seeds,
+            cost=run.relative_cost,
+            reason=run.reason,
+        )
+        for run in runs
+        if run.size in prospects.sizes
+    ]
+
+
+def _merge(runs: Sequence[Suggestion]) -> list[Suggestion]:
+    """Return one suggestion for each size and value."""
+    merged: dict[tuple[int, float], Suggestion] = {}
+    for run in runs:
+        key = run.size, run.log2_value
+        before = merged.get(key)
+        merged[key] = (
+            run
+            if before is None
+            else dataclasses.replace(
+                before,
+                num_seeds=before.num_seeds + run.num_seeds,
+                relative_cost=before.relative_cost + run.relative_cost,
+                mends=before.mends or run.mends,
+            )
+        )
+    return list(merged.values())
 
 
 LEAST_CHANCE = 0.1
@@ -319,12 +367,11 @@ def _options(points: Sequence[Point], found: Optima, q: Question, prospects: Pro
     options: list[tuple[Proposal, ...]] = []
     options += [(proposal,) for proposals in kinds.values() for proposal in proposals]
     options += [tuple(proposals) for proposals in kinds.values() if len(proposals) > 1]
-    step = max(_step(finite_rates(by_size[found.fitted[-1]])), MIN_NEW_STEP)
     num_seeds = len({p.seed for p in by_size[found.fitted[-1]]})
     for column, size in enumerate(prospects.sizes[prospects.num_fitted :], start=prospects.num_fitted):
-        center = round(float(prospects.optimum[:, column].mean()) / step) * step
-        for count, steps in itertools.product(sorted({1, num_seeds}), NEW_GRIDS):
-            values = tuple(center + k * step for k in steps)
+        center = round(float(prospects.optimum[:, column].mean()) / CENTER_STEP) * CENTER_STEP
+        for count, octaves in itertools.product(sorted({1, 2, num_seeds}), NEW_GRIDS):
+            values = tuple(center + k for k in octaves)
             cost = len(values) * count * _price(size, q)
             reason = "a larger proxy: it shows whether the optimum moves on"
             proposal = Proposal(size=size, values=values, num_seeds=count, cost=cost, reason=reason, is_new_grid=True)
@@ -414,7 +461,9 @@ def _offer(
 
 
 def _larger(largest: int, q: Question) -> list[int]:
-    return [by * largest for by in LARGER if by * largest < q.target_size]
+    """Return larger sizes below the target, each a multiple of the base, as a width must be."""
+    sizes = [round(by * largest) for by in LARGER if by * largest < q.target_size]
+    return [size for size in sizes if size % q.base_size == 0]
 
 
 def _buy(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
-from proxies.core.tables.columns import COLUMN_NAMES, choose_columns
+from proxies.core.tables.columns import BATCH_SIZE, COLUMN_NAMES, STATE_ROLES, choose_columns
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter
 from transfer.tables.cells import TableError
 
 _Name = TypeVar("_Name", bound=str)
+_MAY_BE_OPTIMIZER = re.compile(r"opt(_|\W)", re.IGNORECASE)
 
 SIZE_COLUMNS: Mapping[Axis, tuple[str, ...]] = {axis: COLUMN_NAMES[axis] for axis in AXES}
 VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {name: COLUMN_NAMES[name] for name in WITH_OPTIMUM}
-OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {name: f"{name}_optimum" for name in WITH_OPTIMUM}
+OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {name: f"{name}_optimum" for name in (*WITH_OPTIMUM, BATCH_SIZE)}
 """Our names of the columns of optima, by hyperparameter."""
 
 
@@ -31,7 +33,10 @@ class TableColumns:
     optima: Mapping[Hyperparameter, str]
     """Columns of optima, where the table is one of optima."""
     seed: str | None
-    state: str | None
+    states: Mapping[str, str]
+    """Columns that tell whether a run has finished, by role."""
+    ambiguous_optima: frozenset[str] = frozenset()
+    """Columns of optima that may be values of the optimizer instead, since the table has a loss."""
     notes: tuple[str, ...] = ()
     """Choices among several columns whose names mean the same thing."""
 
@@ -43,7 +48,7 @@ class TableColumns:
     @property
     def used(self) -> set[str]:
         """All columns that are read."""
-        names = (*self.judgeable.values(), *self.optima.values(), self.loss, self.seed, self.state)
+        names = (*self.judgeable.values(), *self.optima.values(), self.loss, self.seed, *self.states.values())
         return {name for name in names if name is not None}
 
 
@@ -58,15 +63,18 @@ def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | 
     Raises:
         TableError: No loss (or optimum), no size, or no hyperparameter; or a choice that cannot be met.
     """
-    wanted = ("loss", *SIZE_COLUMNS, *VALUE_COLUMNS, *OPTIMUM_COLUMNS.values(), "seed", "state")
+    wanted = ("loss", *SIZE_COLUMNS, *VALUE_COLUMNS, *OPTIMUM_COLUMNS.values(), "seed", *STATE_ROLES)
     choice = choose_columns(names, wanted, given or {})
     if choice.problems:
         raise TableError(path, choice.problems)
     columns = choice.columns
+    chosen = set((given or {}).values())
     sizes = {axis: columns[axis] for axis in SIZE_COLUMNS if axis in columns}
     values = {name: columns[name] for name in VALUE_COLUMNS if name in columns}
     optima = {name: columns[ours] for name, ours in OPTIMUM_COLUMNS.items() if ours in columns}
     loss = columns.get("loss")
+    may_be_values = {name for ours, name in optima.items() if ours != BATCH_SIZE and _MAY_BE_OPTIMIZER.match(name)}
+    ambiguous = frozenset(may_be_values - chosen if loss else ())
     if loss is None or not values:
         loss = None if optima else loss
     else:
@@ -80,8 +88,9 @@ def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | 
     lacking = [(what, roles) for there, what, roles in needed if not there]
     if lacking:
         known = "; ".join(f"{role}: {', '.join(COLUMN_NAMES[role])}" for _, roles in lacking for role in roles)
+        found = ", ".join(filter(None, names)) or "none"
         problem = (
-            f"no column for {' and '.join(what for what, _ in lacking)} (found: {', '.join(names) or 'none'}); "
+            f"no column for {' and '.join(what for what, _ in lacking)} (found: {found}); "
             f"--column {lacking[0][1][0]}=NAME takes any; known names are {known}"
         )
         raise TableError(path, [problem])
@@ -91,7 +100,8 @@ def find_columns(path: Source, names: Sequence[str], given: Mapping[str, str] | 
         loss=loss,
         optima=optima,
         seed=columns.get("seed"),
-        state=columns.get("state"),
+        ambiguous_optima=ambiguous,
+        states={role: columns[role] for role in STATE_ROLES if role in columns},
         notes=tuple(choice.notes),
     )
 
@@ -120,7 +130,7 @@ def what_to_judge(
     values = columns.optima or columns.values
     given = ((axis, columns.sizes), (hyperparameter, values))
     problems = [
-        f"no column for {name} (found: {', '.join(sheet.columns)})"
+        f"no column for {name} (found: {', '.join(filter(None, sheet.columns))})"
         for name, there in given
         if name is not None and name not in there
     ]
@@ -129,9 +139,17 @@ def what_to_judge(
         varying = [a for a in sizes if len(set(cells[a])) > 1]
         axis = _only(_without_params(varying, cells) or sizes, "axis", problems)
     if hyperparameter is None:
-        there = [h for h in WITH_OPTIMUM if h in values]
+        there = [h for h in OPTIMUM_COLUMNS if h in values]
         moving = [h for h in there if len(set(cells[h])) > 1] or there
         hyperparameter = "learning_rate" if "learning_rate" in moving else _only(moving, "hyperparameter", problems)
+    if axis is not None and hyperparameter is not None:
+        name = columns.optima.get(hyperparameter, "")
+        if name in columns.ambiguous_optima and len(set(cells[axis])) < len(cells[axis]):
+            problems.append(
+                f"column {name!r} may be the optimum of each {axis}, or the optimizer's value in each run, since sizes "
+                f"repeat and there is a loss: choose with --column {OPTIMUM_COLUMNS[hyperparameter]}={name} or "
+                f"--column {hyperparameter}={name}"
+            )
     if problems or axis is None or hyperparameter is None:
         raise TableError(path, problems)
     return axis, hyperparameter

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from proxies.core.notation import counted
-from proxies.core.tables.columns import describe_unknown_states, drop_unfinished, read_columns
+from proxies.core.tables.columns import drop_unfinished, read_columns
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
@@ -152,12 +152,12 @@ def read_runs(
 ) -> RunTable:
     """Read a table, and choose the runs of one drift from it.
 
-    Columns are a `loss` (nats per token), sizes and hyperparameters (`transfer.tables.columns`) and optionally a
-    `seed` and a `state`; or sizes and optima (`lr_optimum`). A loss that is not finite, or the word `diverged`, is a
-    run that diverged; an empty one may be a run that never was, so it is refused. A run whose state says that it did
-    not finish is dropped. Without a `seed` column all runs count as one seed, and runs alike in everything as
-    replicates. Where the hyperparameter to judge is weight decay, warmup or clip, its 0 has no octave: nothing is wrong
-    with such runs, so they are left aside with a note. Any other 0 is refused.
+    Columns are a `loss` (nats per token), sizes and hyperparameters (`transfer.tables.columns`), a `seed` and a
+    `state`; or sizes and optima (`lr_optimum`). A loss that is not finite, or the word `diverged`, is a run that
+    diverged; an empty one may be a run that never was, so it is refused. A run that did not finish is dropped. Without
+    a `seed` column all runs count as one seed, and runs alike in everything as replicates. Where the hyperparameter to
+    judge is weight decay, warmup or clip, its 0 has no octave: such runs are left aside with a note. Any other 0 is
+    refused.
 
     Args:
         path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
@@ -172,35 +172,44 @@ def read_runs(
     given = dict(columns or {})
     sheet = read_sheet(path, given.values())
     names = find_columns(path, sheet.columns, given)
-    rows, dropped = drop_unfinished(sheet, names.state)
-    if not rows:
-        raise TableError(path, [f"no run has finished ({counted(len(dropped), 'row')} dropped): nothing to judge"])
-    sheet = dataclasses.replace(sheet, rows=rows)
+    finished = drop_unfinished(sheet, names.states)
+    if not finished.rows:
+        raise TableError(path, [f"no run has finished ({counted(len(finished.dropped), 'row')} dropped)"])
+    sheet = dataclasses.replace(sheet, rows=finished.rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
     axis, hyperparameter = what_to_judge(path, sheet, names, comparable, axis, hyperparameter)
     if names.optima:
         names = dataclasses.replace(names, values={**names.values, hyperparameter: names.optima[hyperparameter]})
-    runs = _runs(path, sheet, names, numbers, comparable, doubts, axis, hyperparameter)
+    bad_cells = list(finished.bad_cells)
+    runs = _runs(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
+    if bad_cells or doubts:
+        raise TableError(path, doubts, bad_cells)
     if not runs:
         raise TableError(path, [f"every {names.values[hyperparameter]} is 0: nothing to judge"])
     kept, notes = largest_alike(path, runs, axis, names.judgeable)
     if problems := _find_excess(kept, axis, names.values[hyperparameter]):
         raise TableError(path, problems)
     kept = sorted(kept, key=_content)
-    read = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in kept]
-    # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
-    points = [*dict.fromkeys(p for p in read if p.loss_nats is not None), *(p for p in read if p.loss_nats is None)]
-    if copies := len(read) - len(points):
+    points = _to_points(kept)
+    if copies := len(kept) - len(points):
         notes = [*notes, f"rows that repeat another to the last digit: {copies}; each counts once"]
-    optima = [(run.size, run.log2_value) for run in kept]
+    notes = [*_notes(sheet, names, axis, hyperparameter, len(sheet.rows) - len(runs)), *finished.warnings, *notes]
     return RunTable(
         axis=axis,
         hyperparameter=hyperparameter,
         points=() if names.loss is None else tuple(points),
-        optima=tuple(optima) if names.loss is None else (),
-        notes=(*_notes(sheet, names, axis, hyperparameter, num_off=len(sheet.rows) - len(runs)), *notes),
-        dropped=tuple(dropped),
+        optima=tuple((run.size, run.log2_value) for run in kept) if names.loss is None else (),
+        notes=tuple(notes),
+        dropped=tuple(finished.dropped),
     )
+
+
+def _to_points(runs: Sequence[TableRow]) -> list[Point]:
+    """Return the points of runs, each once."""
+    points = [Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed) for r in runs]
+    # To the last digit the same loss is the same run, copied: as evidence it counts once. Divergence has no digits.
+    with_loss = dict.fromkeys(point for point in points if point.loss_nats is not None)
+    return [*with_loss, *(point for point in points if point.loss_nats is None)]
 
 
 def _content(run: TableRow) -> tuple[float, ...]:
@@ -254,7 +263,6 @@ def _read_numbers(sheet: Cells, names: TableColumns) -> tuple[dict[str, _Column]
 def _notes(sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int) -> list[str]:
     size, value = names.sizes[axis], names.values[hyperparameter]
     notes = [f"judged: {hyperparameter} (column {value}) over {axis} (column {size})", *names.notes]
-    notes += describe_unknown_states(sheet.rows, names.state)
     if ignored := [name for name in sheet.columns if name and name not in names.used]:
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
@@ -263,17 +271,15 @@ def _notes(sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperp
 
 
 def _runs(
-    path: Source,
     sheet: Cells,
     names: TableColumns,
     numbers: Mapping[str, _Column],
     comparable: Mapping[str, Sequence[object]],
-    doubts: Sequence[str],
+    problems: list[str],
     axis: Axis,
     hyperparameter: Hyperparameter,
 ) -> list[TableRow]:
-    """Return all rows but those where the hyperparameter is off."""
-    problems: list[str] = []
+    """Return all rows but those where the hyperparameter is off, and add what is wrong with a cell to `problems`."""
     others = [what for what in names.judgeable if what not in (axis, hyperparameter)]
     size_name, value_name = names.sizes[axis], names.values[hyperparameter]
     runs = []
@@ -294,6 +300,4 @@ def _runs(
         if value is not None:
             held = {what: comparable[what][place] for what in others}
             runs.append(TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=held))
-    if problems or doubts:
-        raise TableError(path, doubts, problems)
     return runs

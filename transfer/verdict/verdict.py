@@ -243,20 +243,21 @@ def _judge_optima(
 def _plan_next_runs(judged: _Judgement, points: Sequence[Point], q: Question, found: Optima, seed: int) -> None:
     """Ask for the runs that would decide; a suspicious run is repeated, and others are chosen as if it were gone."""
     noise = None if found.basins is None else found.basins.noise_nats
-    suspect = None if noise is None else find_suspect(points, noise)
+    suspect, repeats = None if noise is None else find_suspect(points, noise), list[Suggestion]()
     if suspect is not None and noise is not None:
         rest = [point for point in points if point is not suspect.point]
         without, at_target = _measure(rest, q, SUSPECT_DRAWS, seed)
         if without.basins is not None and without.basins.noise_nats < SUSPECT_NOISE_SHARE * noise:
             judged.reasons.append(say.is_suspicious(suspect, q))
-            judged.todo = [again(suspect.point, q), *_mend_all(rest, q, without)]
+            repeats, judged.todo = [again(suspect.point, q)], _mend_all(rest, q, without)
             value = at_target.transferred_log2 if at_target else None
             regret = regret_of(at_target, value, q.level) if at_target and value is not None else None
             usable = all(optimum.status == "ok" for optimum in without.optima)
             if usable and regret is not None and decide(regret, q.margin_nats) != "cannot_tell":
+                judged.todo = repeats
                 return
             points, found = rest, without
-    judged.todo, note = plan_round(points, found, q, judged.todo)
+    judged.todo, note = plan_round(points, found, q, judged.todo, repeats)
     judged.reasons += [note] if note else []
 
 

@@ -13,9 +13,11 @@ from functools import cache
 
 from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
 from proxies.core.optimizers import OPTIMIZERS
-from proxies.core.tables.numerals import NumberColumn, NumberKind, has_grouped_dot, read_numbers
+from proxies.core.tables.numerals import NumberColumn, NumberKind, has_grouped_dot, read_numbers, to_number
 from proxies.core.tables.table_files import Cells, Rows
 
+BATCH_SIZE = "batch_size"
+"""Name of the batch as a hyperparameter, of which a table may hold optima; as a size it is the role `batch`."""
 _TOKENS = (
     "tokens",
     "num_tokens",
@@ -26,13 +28,23 @@ _TOKENS = (
     "training_tokens",
     "token_count",
 )
+_BATCH = ("batch_tokens", "batch", "batch_size")
+_OPTIMUM_FORMS = (
+    "{}_optimum",
+    "optimal_{}",
+    "best_{}",
+    "{}_opt",
+    "opt_{}",
+    "{}_best",
+    "{}_optimal",
+    "optimum_{}",
+)
 _OPTIMA = {
-    f"{name}_optimum": tuple(
-        form.format(alias)
-        for form in ("{}_optimum", "optimal_{}", "best_{}")
-        for alias in (*HYPERPARAMETERS[name].aliases, name)
-    )
-    for name in WITH_OPTIMUM
+    f"{name}_optimum": tuple(form.format(alias) for form in _OPTIMUM_FORMS for alias in aliases)
+    for name, aliases in {
+        **{name: (*HYPERPARAMETERS[name].aliases, name) for name in WITH_OPTIMUM},
+        BATCH_SIZE: _BATCH,
+    }.items()
 }
 COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
     "params": (
@@ -54,15 +66,20 @@ COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
     "weight": ("weight",),
     "seed": ("seed", "random_seed"),
     "state": ("state", "run_state", "trial_state", "status", "run_status"),
+    "finished": ("finished", "is_finished", "has_finished", "completed", "is_completed"),
+    "failed": ("failed", "is_failed", "has_failed", "crashed", "is_crashed", "has_crashed"),
+    "exit_code": ("exit_code", "exitcode", "exit_status", "return_code", "returncode"),
     "width": ("width", "d_model", "n_embd"),
     "depth": ("depth", "layers", "num_layers", "n_layer"),
-    "batch": ("batch_tokens", "batch", "batch_size"),
+    "batch": _BATCH,
     "duration": ("duration", *_TOKENS, "steps", "num_steps"),
     **{name: (name, *hyperparameter.aliases) for name, hyperparameter in HYPERPARAMETERS.items()},
     **_OPTIMA,
 }
 """Names of the column of each role, the preferred one first. Case and the character between words do not count."""
 
+STATE_ROLES = ("state", "finished", "failed", "exit_code")
+"""Roles of the columns that tell whether a run has finished."""
 _EXACT_CASE = {"N", "D", "duration"}
 """Names that must match in case: W&B's `Duration` is in seconds, and `n` may count anything."""
 _SECTIONS = {
@@ -99,7 +116,7 @@ _IS_PLANNED = 2
 _MARKED = {"params", "tokens", "flops"}
 """Roles that some tables have twice: as planned and as measured."""
 _KINDS: Mapping[str, NumberKind] = {
-    **dict.fromkeys(("params", "tokens", "flops", "budget", "batch", "duration"), "amount"),
+    **dict.fromkeys(("params", "tokens", "flops", "budget", "batch", "duration", BATCH_SIZE), "amount"),
     **dict.fromkeys(("width", "depth", "seed"), "whole"),
 }
 _OPTUNA_OBJECTIVE = "value"
@@ -116,6 +133,9 @@ _FINISHED = re.compile(
     "clos|complete|converg|diverg|done$|end|finish|good$|inactive|ok$|pass|publish|succe|terminat|valid"
 )
 """The same for states in which it has one."""
+_FLAGS = {"true": True, "t": True, "yes": True, "y": True, "false": False, "f": False, "no": False, "n": False}
+_SLURM_EXIT_CODE = re.compile("([0-9]+):([0-9]+)")
+"""Exit code and signal, as Slurm's `sacct` writes them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,35 +234,68 @@ def find_hyperparameter(name: str, known: Collection[str]) -> str | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def drop_unfinished(cells: Cells, column: str | None) -> tuple[Rows, list[tuple[int, str]]]:
-    """Return the rows of finished runs, and (row, reason) of the rows that are left out.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRows:
+    """The rows of a table whose runs have finished."""
+
+    rows: Rows
+    dropped: list[tuple[int, str]]
+    """(row, reason) of the rows that are left out."""
+    bad_cells: list[str]
+    """Cells of a column of `STATE_ROLES` that do not tell whether the run has finished, though others do."""
+    warnings: list[str]
+    """Columns that are not used, and states that are not known."""
+
+
+def drop_unfinished(cells: Cells, columns: Mapping[str, str]) -> FinishedRows:
+    """Leave out the rows of runs that did not finish.
 
     Args:
         cells: The table.
-        column: Column with the state of each run; None if there is none.
+        columns: Column by role; those of `STATE_ROLES` count.
     """
-    if column is None:
-        return cells.rows, list(cells.dropped)
-    rows: Rows = []
-    dropped = list(cells.dropped)
-    for line, record in cells.rows:
-        state = str(record.get(column) or "").strip()
-        if _is_unfinished(state):
-            dropped.append((line, f"{column} is {state!r}: the run did not finish"))
-        else:
-            rows.append((line, record))
-    return rows, sorted(dropped)
+    dropped = dict(cells.dropped)
+    unclear: list[tuple[int, str]] = []
+    warnings: list[str] = []
+    for role in (role for role in STATE_ROLES if role in columns):
+        name = columns[role]
+        states = {line: _read_state(role, record.get(name)) for line, record in cells.rows}
+        texts = {line: _to_text(record.get(name)) for line, record in cells.rows}
+        if role != "state" and all(state is None for state in states.values()):
+            if example := next(filter(None, texts.values()), ""):
+                warnings.append(
+                    f"column {name!r} does not tell whether a run has finished ({example[:40]!r}): not used"
+                )
+            continue
+        for line, state in states.items():
+            if state is False:
+                dropped.setdefault(line, f"{name} is {texts[line]!r}: the run did not finish")
+            elif state is None and role != "state":
+                must = "a whole number" if role == "exit_code" else "true or false"
+                shown = repr(texts[line][:40]) if texts[line] else "missing"
+                unclear.append((line, f"column {name!r}: {shown}: must be {must}"))
+    rows = [(line, record) for line, record in cells.rows if line not in dropped]
+    return FinishedRows(
+        rows=rows,
+        dropped=sorted(dropped.items()),
+        bad_cells=[f"row {line}, {problem}" for line, problem in sorted(unclear) if line not in dropped],
+        warnings=[*warnings, *_describe_unknown_states(rows, columns.get("state"))],
+    )
 
 
-def describe_unknown_states(rows: Rows, column: str | None) -> list[str]:
+def _describe_unknown_states(rows: Rows, column: str | None) -> list[str]:
     """Return a warning if the state of a run that counts is not known to mean that it has finished."""
-    states = Counter(str(record.get(column) or "").strip() for _, record in rows) if column is not None else Counter()
-    unknown = [state for state in states if _is_unfinished(state) is None]
+    states = Counter(_to_text(record.get(column)) for _, record in rows) if column is not None else Counter()
+    unknown = [state for state in states if _read_state("state", state) is None]
     if not unknown:
         return []
     named = ", ".join(f"{state[:40]!r} ({states[state]})" for state in unknown[:5]) + (", ..." if unknown[5:] else "")
     warning = f"column {column!r} has states that forerun does not know, with their rows: {named}"
     return [f"{warning}. They count as finished: remove those that did not finish"]
+
+
+def _to_text(cell: object) -> str:
+    return "" if cell is None else str(cell).strip()
 
 
 def read_columns(cells: Cells, rows: Rows, columns: Mapping[str, str]) -> tuple[dict[str, NumberColumn], list[str]]:
@@ -317,9 +370,17 @@ def _rank_name(name: str, role: str) -> tuple[int, int, int] | None:
     return (planned, num_sections, names.index(word))
 
 
-def _is_unfinished(state: str) -> bool | None:
-    """Return whether a run in a state has no final loss; None: a state that is not known."""
-    words = re.findall("[a-z]+", state.lower())
+def _read_state(role: str, cell: object) -> bool | None:
+    """Return whether the run of a cell in a column of `STATE_ROLES` has finished; None if the cell does not tell."""
+    text, number = _to_text(cell).lower(), to_number(cell)
+    if role == "exit_code":
+        if match := _SLURM_EXIT_CODE.fullmatch(text):
+            return int(match[1]) == int(match[2]) == 0
+        return number == 0 if number is not None and number.is_integer() else None
+    if role in ("finished", "failed"):
+        flag = _FLAGS.get(text) if number is None else {0.0: False, 1.0: True}.get(number)
+        return flag if flag is None or role == "finished" else not flag
+    words = re.findall("[a-z]+", text)
     if any(map(_UNFINISHED.match, words)):
-        return True
-    return False if not state or any(map(_FINISHED.match, words)) else None
+        return False
+    return True if not text or any(map(_FINISHED.match, words)) else None

@@ -5,11 +5,17 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator
 
 from proxies.core.errors import InputError
 
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+SPACES = " "
+"""Delimiter of a table whose cells are separated by one or more spaces or tabs."""
+_RULE_CELL = re.compile(r":?-[-+]*:?")
+"""Cell of the line below the header of a Markdown table."""
+_RULE_LINE = re.compile(r"^[ \t]*\|?[ \t]*:?-+:?[ \t]*\|", re.MULTILINE)
 _NUM_LINES_TRIED = 1000
 """Lines at the head of a table whose cells are counted to find the delimiter."""
 _ENCODINGS = (
@@ -44,18 +50,44 @@ def decode_text(data: bytes) -> str:
 def find_delimiter(text: str) -> str:
     """Return the only delimiter that splits the header; of several, the one that splits each row into as many cells.
 
+    Spaces separate cells where no other delimiter does.
+
     Raises:
-        DelimitedError: Several delimiters fit, or none of several.
+        DelimitedError: Several delimiters fit, or none of several, or rows have different numbers of words, or there
+            is text before a Markdown table.
     """
     widths = {delimiter: _count_cells(text, delimiter) for delimiter in DELIMITERS}
     in_header = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
-    if len(in_header) < 2:
-        return (in_header or [","])[0]
+    if not in_header and _RULE_LINE.search(text):
+        raise DelimitedError("has other lines before its Markdown table: keep the lines of the table alone")
+    if not in_header:
+        return _check_words(text)
+    if len(in_header) == 1:
+        return in_header[0]
     regular = [delimiter for delimiter in in_header if len(set(widths[delimiter])) == 1]
     if len(regular) == 1:
         return regular[0]
     names = " and ".join(DELIMITERS[delimiter] for delimiter in in_header)
     raise DelimitedError(f"has {names} in its header, and either may separate its cells: write it with commas alone")
+
+
+def _check_words(text: str) -> str:
+    """Return the delimiter of a table whose header has no other one than spaces; a comma if it has a single word.
+
+    Raises:
+        DelimitedError: Some row has another number of words than the header: an empty cell would not be seen.
+    """
+    rows = list(split_rows(text[: _find_end(text, _NUM_LINES_TRIED)], SPACES))
+    num_columns = len(rows[0][1]) if rows else 0
+    if num_columns < 2:
+        return ","
+    for line, cells in rows:
+        if len(cells) != num_columns:
+            raise DelimitedError(
+                f"has spaces between its cells, {num_columns} in the header and {len(cells)} in row {line}: separate "
+                "the cells by commas, empty ones too"
+            )
+    return SPACES
 
 
 def _count_cells(text: str, delimiter: str) -> list[int]:
@@ -78,16 +110,26 @@ def _find_end(text: str, num_lines: int) -> int:
 
 
 def split_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line number, stripped cells) of each row that is not a blank line.
+    """Yield (line number, stripped cells) of each row that is neither blank nor the rule of a Markdown table.
+
+    A header that begins with `#`, as NumPy writes it before the names, is read without it.
 
     Raises:
         DelimitedError: A quote does not end.
     """
+    if delimiter == SPACES:
+        for line, text_line in enumerate(text.splitlines(), start=1):
+            if words := text_line.split():
+                yield line, words[words[0] == "#" :]
+        return
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # any cell of a table that is small enough
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        for cells in reader:
-            if cells and (len(cells) > 1 or cells[0].strip()):
-                yield reader.line_num, [cell.strip() for cell in cells]
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            is_rule = delimiter == "|" and any(cells) and all(map(_RULE_CELL.fullmatch, filter(None, cells)))
+            if not is_rule and (len(cells) > 1 or any(cells)):
+                yield reader.line_num, cells
 
     except csv.Error as error:
         raise DelimitedError(f"cannot be read: row {reader.line_num}: {error}") from error

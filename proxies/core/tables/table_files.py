@@ -13,15 +13,17 @@ import math
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from proxies.core.canon import parse_deep
 from proxies.core.errors import InputError
 from proxies.core.notation import counted, with_article
 from proxies.core.plain_files import open_plain
-from proxies.core.tables.delimited import DelimitedError, decode_text, find_delimiter, split_rows
+from proxies.core.tables.delimited import SPACES, DelimitedError, decode_text, find_delimiter, split_rows
 
 Rows = list[tuple[int, dict[str, object]]]
 """(row number, cells by column) of each row; a missing cell is not in the mapping."""
@@ -29,7 +31,9 @@ Rows = list[tuple[int, dict[str, object]]]
 MAX_TABLE_BYTES = 2**29
 """Maximum size of a table: ten million rows of three numbers."""
 _CHUNK_BYTES = 2**20
-SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv")
+SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv", ".txt", ".ndjson", ".md")
+_OPEN_SUFFIXES = (".md", ".ndjson", ".txt")
+"""Suffixes of files whose content decides what they are, as that of a pipe does."""
 MAX_BAD_CELLS_SHOWN = 3
 """Maximum number of bad cells in a message; `TableError.problems` has all of them."""
 _PIPE_FOLDERS = ("/dev/fd", "/proc/self/fd")
@@ -86,9 +90,9 @@ Source = Path | Cells
 
 
 def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> Cells:
-    """Read a table from a `.csv`, `.tsv`, `.jsonl` or `.parquet` file, or from a pipe.
+    """Read a table from a file with one of `SUFFIXES`, or from a pipe.
 
-    The suffix decides the format of a file, and the content that of a pipe.
+    The suffix `.csv`, `.tsv`, `.jsonl` or `.parquet` decides the format; else, and of a pipe, the content does.
 
     Args:
         path: The file or pipe; cells that were already read are returned unchanged.
@@ -111,12 +115,13 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
         raise FormatError(path, f"cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_TABLE_BYTES:
         raise FormatError(path, f"has more than {MAX_TABLE_BYTES} bytes, the limit for a table: split it")
-    suffix = _guess_suffix(data) if _is_pipe(path) else path.suffix.lower()
-    if suffix == ".parquet":
+    suffix = path.suffix.lower()
+    is_open = _is_pipe(path) or suffix in _OPEN_SUFFIXES
+    if suffix == ".parquet" or (is_open and data.startswith(b"PAR1")):
         return _read_parquet(path, data, is_wanted)
     try:
         text = decode_text(data)
-        if suffix == ".jsonl":
+        if suffix == ".jsonl" or (is_open and text.lstrip().startswith(("{", "["))):
             return _read_jsonl(text, path.name)
         return _read_delimited(text, "\t" if suffix == ".tsv" else find_delimiter(text), path.name)
     except DelimitedError as error:
@@ -152,13 +157,6 @@ def _read_chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _guess_suffix(data: bytes) -> str:
-    """Return the suffix of a table's format by its first bytes."""
-    if data.startswith(b"PAR1"):
-        return ".parquet"
-    return ".jsonl" if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else ".csv"
-
-
 def cells_of(table: object) -> Cells:
     """Return the cells of a table in memory.
 
@@ -170,7 +168,7 @@ def cells_of(table: object) -> Cells:
     """
     given: Any = list(table) if isinstance(table, Iterator | tuple) else table
     if hasattr(given, "column_names") and hasattr(given, "columns"):  # pyarrow
-        names, columns = list(given.column_names), [column.to_pylist() for column in given.columns]
+        names, columns = list(given.column_names), [_list_cells(column) for column in given.columns]
     elif hasattr(given, "iloc") and hasattr(given, "columns"):  # pandas; by position, since a name may appear twice
         names, columns = [str(name) for name in given.columns], [list(given.iloc[:, i]) for i in range(given.shape[1])]
     elif isinstance(given, Mapping) and all(_is_column(column) for column in given.values()):
@@ -204,6 +202,14 @@ def _to_plain(cell: Any) -> object:
     return cell.item() if hasattr(cell, "item") and getattr(cell, "ndim", 0) == 0 else cell
 
 
+def _list_cells(column: Any) -> list[object]:
+    """Return the cells of a pyarrow column; texts in place of values that Python cannot hold, such as late dates."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, ArithmeticError, NotImplementedError):
+        return [f"unreadable {column.type}"] * len(column)
+
+
 def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
     lines = split_rows(text, delimiter)
     _, columns = next(lines, (0, list[str]()))
@@ -214,19 +220,19 @@ def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
         elif cells == columns:
             table.dropped.append((line, "the row repeats the header"))
         else:
-            if any(cells[len(columns) :]):
+            if any(cells[len(columns) :]) or (delimiter == SPACES and len(cells) != len(columns)):
                 table.problems.append(f"row {line} has {counted(len(cells), 'cell')}: must have {len(columns)}")
             table.rows.append((line, dict(zip(columns, cells, strict=False))))
     return table
 
 
-class _RepeatedKeys(dict[str, object]):
-    """A JSON object that has some key twice."""
-
-
 def _join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object; of a key that appears twice the value is the list of its values, which is no number."""
     record = dict(pairs)
-    return record if len(record) == len(pairs) else _RepeatedKeys(record)
+    if len(record) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        record |= {name: [value for key, value in pairs if key == name] for name in counts if counts[name] > 1}
+    return record
 
 
 def _parse_json_float(text: str) -> object:
@@ -235,22 +241,39 @@ def _parse_json_float(text: str) -> object:
     return text if math.isinf(number) else number
 
 
+def _parse_json_int(text: str) -> object:
+    """Return a whole number, or the text of one that has more digits than Python reads."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _parse_record(text: str) -> object:
+    return json.loads(text, object_pairs_hook=_join_pairs, parse_float=_parse_json_float, parse_int=_parse_json_int)
+
+
 def _read_jsonl(text: str, name: str) -> Cells:
+    """Read one object a line. What a column holds that nobody asks for does not matter.
+
+    Raises:
+        DelimitedError: The text is a JSON array.
+    """
+    if text.lstrip().startswith("["):
+        raise DelimitedError("begins a JSON array: write one object a line, such as by `jq -c '.[]' FILE > FILE.jsonl`")
     rows: Rows = []
     problems: list[str] = []
     for line, record_text in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1):
         if not record_text.strip():
             continue
         try:
-            record = json.loads(record_text, object_pairs_hook=_join_pairs, parse_float=_parse_json_float)
-        except (ValueError, RecursionError) as error:
+            record = parse_deep(record_text, _parse_record)
+        except ValueError as error:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):
             problems.append(f"row {line} is {with_article(type(record).__name__)}: must be an object")
             continue
-        if isinstance(record, _RepeatedKeys):
-            problems.append(f"row {line} has a key twice: remove one")
         rows.append((line, record))
     columns = list(dict.fromkeys(key for _, record in rows for key in record))
     return Cells(columns=columns, rows=rows, problems=problems, name=name)
@@ -266,7 +289,7 @@ def _read_parquet(path: Path, data: bytes, is_wanted: Callable[[str], bool] | No
             table = file.read(columns=None if is_wanted is None else list(filter(is_wanted, names)))
     except (pa.ArrowException, OverflowError, OSError) as error:
         raise FormatError(path, f"is not a Parquet file: {error}") from error
-    values = [column.to_pylist() for column in table.columns]  # by position: `to_pylist` refuses a repeated name
+    values = [_list_cells(column) for column in table.columns]  # by position: `to_pylist` refuses a repeated name
 
     rows = [
         (i + 2, dict(zip(table.column_names, cells, strict=True))) for i, cells in enumerate(zip(*values, strict=True))
