@@ -98,6 +98,7 @@ def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunS
         seq_len=SEQ_LEN,
     )
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
         parametrization=named("mup"),
@@ -121,7 +122,7 @@ def engine(store: TokenStore, width: int, num_slots: int, **mode: Any) -> Steps:
     one: Solo | Bank = (
         Solo(store, device="cpu")
         if num_slots == 0
-        else Bank(spec.shape, BATCH_TOKENS, numerics, store, device="cpu")
+        else Bank(spec.shape, BATCH_TOKENS, numerics, store, optimizer="adamw", device="cpu")
     )
     for slot in range(max(1, num_slots)):
         one.admit(slot, dataclasses.replace(spec, seed=slot))
@@ -141,7 +142,7 @@ def vmapped(store: TokenStore, width: int, num_slots: int, *, compiled: bool) ->
     module, multipliers = built[0].module, built[0].multipliers
     weights = {name: weight.detach() for name, weight in weights.items()}
     first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-    rates = {n.name: (n.learning_rate, n.eps) for n in built[0].numbers}
+    rates = {n.name: (n.learning_rate, n.settings["eps"]) for n in built[0].numbers}
 
     def loss(one: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
         return functional_call(module, one, (ids_BT[:, :-1], multipliers, ids_BT[:, 1:]))

@@ -410,7 +410,7 @@ def train(corpus: Path) -> None:
             kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 10, decay_steps=0
         )
         bank, todo = (
-            Bank(shape, 1024, numerics, store),
+            Bank(shape, 1024, numerics, store, optimizer="adamw"),
             list(itertools.product((0, 1), range(-8, -2))),
         )
         slots: dict[int, tuple[int, int]] = {}
@@ -420,6 +420,7 @@ def train(corpus: Path) -> None:
                 bank.admit(
                     slot,
                     RunSpec(
+                        optimizer="adamw",
                         shape=shape,
                         base_shape=shape,
                         parametrization=named("mup"),

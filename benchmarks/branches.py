@@ -64,6 +64,7 @@ class Runs:
         """One run of a trunk."""
         width, seed, rate = trunk
         return RunSpec(
+            optimizer="adamw",
             shape=BASE.at_width(width),
             base_shape=BASE,
             parametrization=named("mup"),

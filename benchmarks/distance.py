@@ -201,7 +201,7 @@ def profile(corpus: Path, width: int, num_steps: int) -> dict[str, Any]:
     plan = write_plan(corpus.parent / "profile.toml", corpus, width, num_steps + 12)
     study, store = plan_study(plan, corpus.parent / "none"), TokenStore(corpus, trusted=True)
     spec = study.trial({"learning_rate": 0.002, "warmup_fraction": 0.1, "clip_norm": 1.0})
-    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
     for slot in range(spec.numerics.num_slots):
         bank.admit(slot, replace(spec, seed=slot))
     bank.advance(6)

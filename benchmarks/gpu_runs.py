@@ -56,6 +56,7 @@ def run_spec(
         seq_len=seq_len,
     )
     return RunSpec(
+        optimizer="adamw",
         shape=shape,
         base_shape=shape,
         parametrization=named("mup"),
@@ -137,7 +138,7 @@ def engine(spec: RunSpec, store: Any) -> Any:
         return Solo(store)
     from proxies.training.bank import Bank
 
-    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
 
 
 def timed(advance: Callable[[float], int], seconds: float) -> None:

@@ -107,6 +107,7 @@ def trained(
         rate, warmup, clip = point
         steps = whole_warmup(warmup, NUM_STEPS, decay)
         return RunSpec(
+            optimizer="adamw",
             shape=shape,
             base_shape=shape,
             parametrization=named("mup"),
@@ -125,7 +126,7 @@ def trained(
         np.full(len(points), np.nan),
     )
     bank, todo, slots = (
-        Bank(shape, 1024, numerics, store),
+        Bank(shape, 1024, numerics, store, optimizer="adamw"),
         list(enumerate(points)),
         dict[int, int](),
     )

@@ -76,6 +76,7 @@ class Case:
             seq_len=SEQ_LEN,
         )
         return RunSpec(
+            optimizer="adamw",
             shape=base_shape.at_width(self.width),
             base_shape=base_shape,
             parametrization=named(self.parametrization),
@@ -255,7 +256,9 @@ def memory_row(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
     out = subprocess.run(line, check=True, capture_output=True, text=True).stdout
     shape = case.spec("0" * 64).shape
     degrees = Parallelism(data_parallel_shard=1)
-    estimate = memory_per_rank(shape, degrees, "float32", BATCH_TOKENS // SEQ_LEN)
+    estimate = memory_per_rank(
+        shape, degrees, "float32", BATCH_TOKENS // SEQ_LEN, optimizer="adamw"
+    )
     return {
         "vocab_size": vocab_size,
         "width": width,

@@ -84,6 +84,7 @@ def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
         seq_len=SEQ_LEN,
     )
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
         parametrization=named("mup"),
@@ -99,7 +100,11 @@ def run_of(store: TokenStore, width: int, num_steps: int, seed: int) -> RunSpec:
 def recorded(store: TokenStore, width: int, num_steps: int, seeds: range) -> dict[str, np.ndarray]:
     """The curves of one size, a row a seed."""
     bank = Bank(
-        run_of(store, width, num_steps, 0).shape, BATCH_TOKENS, Numerics(num_slots=NUM_SLOTS), store
+        run_of(store, width, num_steps, 0).shape,
+        BATCH_TOKENS,
+        Numerics(num_slots=NUM_SLOTS),
+        store,
+        optimizer="adamw",
     )
     rows = {}
     for first in range(seeds.start, seeds.stop, NUM_SLOTS):

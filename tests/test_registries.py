@@ -33,6 +33,8 @@ DECLARED = (
 EXPORTERS = "launcher/exporters/"
 EXCEPTIONS = {
     "forerun/hook.py": "torch's names of an optimizer group's numbers; it imports nothing of ours",
+    "proxies/core/numbers.py": "the record of a group: every optimizer has a rate and a decay",
+    "launcher/plan/sections.py": "the optimizer of a plan that names none",
     "proxies/core/rules.py": (
         "the table of powers: how decay and eps of each kind of parameter scale"
     ),
@@ -141,6 +143,38 @@ def test_other_words_are_not():
     )
 
 
+OTHER_ENTRY = """            Hyperparameter(
+                name="z_loss", meaning="Weight of the squared log of the softmax's sum.", default=0.0, least=0,
+                set_by="proxy", can_be_off=True, applied_to="loss", aliases=("zloss",),
+            ),
+"""  # noqa: E501
+OTHER_FIELD = """    z_loss: float = dataclasses.field(
+        default=HYPERPARAMETERS["z_loss"].default, metadata=canon.UNLESS_DEFAULT
+    )
+"""
+TERM = """LOSS_TERMS["z_loss"] = LossTerm(
+    value=lambda logits, targets: logits.logsumexp(dim=-1) ** 2,
+    gradient=lambda logits, targets: 2 * logits.logsumexp(dim=-1, keepdim=True) * logits.softmax(dim=-1),
+)
+"""  # noqa: E501
+SPEC = """            OptimizerSpec(
+                name="lion",
+                label="Lion",
+                source="arXiv 2302.06675",
+                settings=(LEARNING_RATE, WEIGHT_DECAY, "beta1", "beta2"),
+                num_moments=1,
+                step_copies=1,
+            ),
+"""
+RECIPE = """            Recipe(name="lion", label="Lion", default="lion"),
+"""
+IMPLEMENTATION = """    "lion": Implementation(
+        build=Lion,
+        kind=Lion,
+        bank=BankLion,
+        name_of=lambda group: "lion",
+    ),
+"""
 ENTRY = """            Hyperparameter(
                 name="residual_multiplier", meaning="Of each branch.", default=1.0, above=0, multiplies="residual",
                 aliases=("branch",),
@@ -151,18 +185,37 @@ CHANGES = {
     "proxies/core/hyperparameters.py": [
         ('            Hyperparameter(\n                name="output_multiplier"', ENTRY, 0),
         ("    output_multiplier: float", FIELD, 0),
+        (
+            '            Hyperparameter(\n                name="embedding_multiplier"',
+            OTHER_ENTRY,
+            0,
+        ),
+        ("    embedding_multiplier: float", OTHER_FIELD, 0),
+    ],
+    "proxies/model/loss.py": [("def loss_weights(", TERM, 0)],
+    "proxies/core/optimizers.py": [
+        ('            OptimizerSpec(\n                name="muon"', SPEC, 0),
+        ('            Recipe(\n                name="muon"', RECIPE, 0),
+    ],
+    "proxies/model/optimizer.py": [
+        ('    "muon": Implementation(', IMPLEMENTATION, 0),
+        ("from proxies.model.muon import", "from proxies.model.lion import BankLion, Lion\n", 0),
     ],
     "proxies/parametrization/parametrization.py": [
         ('residual=rule["residual"].at(ratios)', " * hparams.residual_multiplier", 1),
     ],
 }
-"""One more hyperparameter: by file, what text is put before (0) or after (1) which."""
+"""One more hyperparameter, optimizer, and run-wide setting: by file, what text is put before (0) or
+after (1) which."""
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Where a new swept hyperparameter is seen, of two files' declarations
+    """Where a new hyperparameter, optimizer, and run-wide setting are seen
     (`planted_hyperparameter.py`).
+
+    The optimizer is declared in three files: two entries, its updates, and the line that registers
+    them; the run-wide setting in two.
     """
     tree = tmp_path_factory.mktemp("tree")
     for package in PACKAGES:
@@ -175,6 +228,7 @@ def seen(tmp_path_factory):
             assert text.count(at) == 1, at
             text = text.replace(at, at + put if after else put + at)
         (tree / path).write_text(text, encoding="utf-8")
+    shutil.copy(ROOT / "tests" / "planted_lion.py", tree / "proxies" / "model" / "lion.py")
     script, folder = (
         ROOT / "tests" / "planted_hyperparameter.py",
         tmp_path_factory.mktemp("study") / "study",
@@ -208,3 +262,43 @@ def test_people_and_trainers_are_told_of_a_new_hyperparameter(seen):
     assert [key["key"] for key in field["source"]["plan_keys"]] == [
         "search.axes.residual_multiplier"
     ]
+
+
+def test_a_new_optimizer_trains_alone_and_in_a_bank_and_is_frozen_by_group(seen):
+    assert seen["optimizers"] == ["lion"]
+    assert seen["alone"] == pytest.approx(seen["in a bank"], abs=1e-5)
+    assert seen["alone"] != pytest.approx(seen["by adamw"], abs=1e-3)
+    for group in seen["decision"]["groups"]:
+        assert group["optimizer"] == "lion"
+        assert group["settings"].keys() == {"learning_rate", "weight_decay", "beta1", "beta2"}
+    assert seen["decision"]["optimizer"] == "lion"
+    assert seen["parity"] == [] and seen["moments"] == 1
+    assert "proxy.eps" in seen["no eps"] and "adamw" in seen["no eps"]
+
+
+def test_a_new_run_wide_setting_is_searched_applied_and_frozen(seen):
+    assert len({trial["z_loss"] for trial in seen["points"]}) == len(seen["points"])
+    first, *_, last = zip(seen["alone"], seen["with z-loss"], strict=True)
+    assert first[0] == first[1], "the reported loss is without it"
+    assert last[0] != pytest.approx(last[1], abs=1e-6), "the gradient is with it"
+    assert seen["with z-loss"] == pytest.approx(seen["with z-loss in a bank"], abs=1e-5)
+    assert seen["with z-loss"] == pytest.approx(seen["with z-loss by parts"], abs=1e-5)
+    assert seen["decision"]["z_loss"] > 0
+    assert "z_loss" not in seen["without"]
+
+
+def test_explain_knows_where_a_new_optimizer_and_a_run_wide_setting_come_from(seen):
+    told = {field["field"]: field for field in seen["all fields"]}
+    assert told["z_loss"]["source"]["kind"] == "search"
+    assert [key["key"] for key in told["z_loss"]["source"]["plan_keys"]] == ["search.axes.z_loss"]
+    assert told["groups.embedding.optimizer"]["value"] == "lion"
+    assert "groups.embedding.eps" not in told
+    assert any("arXiv 2302.06675" in rule for rule in told["optimizer"]["source"]["rules"])
+
+
+def test_every_exporter_refuses_both_by_name_or_has_them(seen):
+    exports = seen["exports"]
+    assert exports.pop("native") == {"z_loss": "exact", "groups": "exact"}
+    assert "proxy.command is empty" in exports.pop("command")
+    for trainer, said in exports.items():
+        assert "optimizer = 'lion'" in said and "z_loss = " in said, trainer

@@ -157,7 +157,7 @@ def exit_codes_page() -> str:
     errors, lines = _list_errors(), []
     for code in ExitCode:
         names = "<br>".join(
-            f"`{name}`: {cell(text)}" for name, text in errors.get(code.name, {}).items()
+            f"`{name}`: {cell(text)}" for name, text in sorted(errors.get(code.name, {}).items())
         )
         lines.append(f"| {code} | {code.meaning} | {names} |")
     after = "\n\n## An error as JSON\n\nWith `--json` an error is one object too, "

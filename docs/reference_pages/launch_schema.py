@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from launcher.frozen.frozen import SCHEMA_VERSION, Decision
 from proxies.core import canon
+from proxies.core.optimizers import OPTIMIZERS, OptimizerSpec
 from reference_pages.records import below, fields_of
 
 _DIGEST = {
@@ -26,6 +27,7 @@ def launch_schema() -> str:
     decision = TypeAdapter(Decision).json_schema(mode="serialization")
     records = {record.__name__: record for record in below(Decision)}
     parts = {name: _strict(schema, records[name]) for name, schema in decision.pop("$defs").items()}
+    parts["ParameterGroup"]["oneOf"] = [_settings(spec) for spec in OPTIMIZERS.values()]
     parts["Decision"] = _strict(decision, Decision)
     parts["Decision"]["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     schema = {
@@ -39,6 +41,18 @@ def launch_schema() -> str:
         "$defs": parts,
     }
     return json.dumps(schema, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _settings(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return the schema of a group that an optimizer steps: it has all of its settings, and no
+    others.
+    """
+    settings = {
+        "properties": {name: {"type": "number"} for name in spec.settings},
+        "required": [*spec.settings],
+        "additionalProperties": False,
+    }
+    return {"properties": {"optimizer": {"const": spec.name}, "settings": settings}}
 
 
 def _strict(schema: dict[str, Any], record: type) -> dict[str, Any]:

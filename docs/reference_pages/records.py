@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.frozen.frozen import Decision
 from proxies.core import canon
+from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 from proxies.core.spec import RunResult, RunSpec
 from reference_pages.command_line import cell
 from reference_pages.source import trees
@@ -54,12 +55,12 @@ def below(root: type) -> list[type]:
 
 def fields_of(record: type) -> list[tuple[str, str, str, str]]:
     """Name, type, default and sentence of each field, those of a record that it adds to first."""
-    rows = [
-        row
+    rows = {
+        row[0]: row
         for base in record.__bases__
         if dataclasses.is_dataclass(base)
         for row in fields_of(base)
-    ]
+    }
     tree = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
     assert isinstance(tree, ast.ClassDef)
     known = {one.name: one for one in dataclasses.fields(record)}
@@ -72,8 +73,22 @@ def fields_of(record: type) -> list[tuple[str, str, str, str]]:
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             else ""
         )
-        rows.append((one.name, _spelled_out(node.annotation, record), _default(one), said.strip()))
-    return rows
+        rows[one.name] = (
+            one.name,
+            _spelled_out(node.annotation, record),
+            _default(one),
+            said.strip(),
+        )
+    # `launcher.frozen.frozen.with_run_wide` adds fields that the class does not spell out
+    for name in RUN_WIDE:
+        if name in known and name not in rows:
+            rows[name] = (
+                name,
+                str(known[name].type),
+                _default(known[name]),
+                HYPERPARAMETERS[name].meaning,
+            )
+    return list(rows.values())
 
 
 def _default(one: dataclasses.Field[Any]) -> str:

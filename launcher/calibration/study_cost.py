@@ -24,9 +24,9 @@ from proxies.core.branches import own_flops
 from proxies.core.canon import Json
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import warmup_of, with_warmup
-from proxies.core.muon import optimizer_flops
 from proxies.core.noise_scale import look_passes
 from proxies.core.notation import counted, format_significant
+from proxies.core.optimizers import optimizer_flops
 from proxies.core.shape import Shape
 from proxies.core.spec import Run, RunSpec
 from sweeps.run.pool import num_cores

@@ -21,7 +21,6 @@ from launcher.base.metrics import Following
 from launcher.dashboards.records import ID_DIGITS, Row, RunRecord, numbers
 from proxies.core import canon
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import RUN_WIDE
 from proxies.core.plain_files import open_plain
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _settings(decision: Decision) -> dict[str, Json]:
         "num_ranks": decision.parallelism.num_ranks,
         "precision": decision.precision,
         "seed": decision.seed,
-        **{name: getattr(decision, name) for name in RUN_WIDE},
+        **decision.run_wide,
         "predicted_loss_nats": predicted.loss_nats,
         "predicted_low_nats": predicted.low_nats,
         "predicted_high_nats": predicted.high_nats,

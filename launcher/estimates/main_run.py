@@ -22,9 +22,8 @@ from launcher.frozen.frozen import Parallelism
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.flops import CONVENTIONS, Convention, count_params, flops_per_token, six_nd
-from proxies.core.muon import optimizer_flops
 from proxies.core.notation import counted, format_bytes, format_count, format_factor
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
+from proxies.core.optimizers import RECIPES, optimizer_flops
 from proxies.core.shape import Shape
 from proxies.core.spec import Precision
 
@@ -39,9 +38,6 @@ from proxies.core.spec import Precision
 
 MASTER_BYTES = 4
 """Bytes of a weight, of its gradient once reduced, and of each moment of the optimizer."""
-MATRIX_BYTES = 16
-"""Bytes a weight of a matrix that Muon makes orthogonal: gathered, stacked, and what the iteration
-holds."""
 RESERVED = 0.1
 """Share of a device's memory left to what is not counted."""
 
@@ -104,12 +100,13 @@ def memory_per_rank(
     precision: Precision,
     num_sequences: int = 1,
     num_microbatches: int = 1,
-    optimizer: OptimizerName = DEFAULT,
+    *,
+    optimizer: str,
 ) -> Memory:
-    """The fullest moment of the fullest rank, with passes of so many sequences.
+    """Return the fullest moment of the fullest rank, with passes of so many sequences.
 
-    From the second of `num_microbatches` passes of a step on, the shards of the gradients are held
-    throughout.
+    `optimizer` is the name of a recipe (`proxies.core.optimizers.RECIPES`). From the second of
+    `num_microbatches` passes of a step on, the shards of the gradients are held throughout.
     """
     stages = [
         _moments(shape, degrees, precision, index, num_sequences, num_microbatches, optimizer)
@@ -152,7 +149,7 @@ def _moments(
     index: int,
     num_sequences: int,
     num_microbatches: int,
-    optimizer: OptimizerName,
+    optimizer: str,
 ) -> list[Memory]:
     """The four fullest moments of a rank: the loss, the last block's backward pass, its end, the
     optimizer's step.
@@ -172,14 +169,11 @@ def _moments(
         for each in (mine, root)
     )
     held = mine if num_microbatches > 1 else 0.0
-    kind = OPTIMIZERS[optimizer]
-    kept_moments = (
-        kind.num_moments * (mine - root_shard) + OPTIMIZERS[DEFAULT].num_moments * root_shard
-    )
-    # Of what is stepped: torch's foreach AdamW holds one more copy, Muon two of matrices, and one
-    # of them whole.
-    copies = 2 * mine - root_shard if kind.rates_by_shape else mine
-    whole = MATRIX_BYTES * shape.width * max(shape.width, shape.ffn_width) * kind.rates_by_shape
+    matrices, others = (RECIPES[optimizer].optimizer_for(kind) for kind in ("hidden", "embedding"))
+    in_blocks = mine - root_shard
+    kept_moments = matrices.num_moments * in_blocks + others.num_moments * root_shard
+    copies = matrices.step_copies * in_blocks + others.step_copies * root_shard
+    whole = matrices.gathered_bytes * shape.width * max(shape.width, shape.ffn_width)
     activations, again, logits = _of_passes(
         shape, degrees, c, index, num_sequences, num_microbatches
     )
@@ -254,7 +248,8 @@ class MainRun:
     precision: Precision
     layout: Parallelism
     """From a frozen config, or a plan's `[launch]`."""
-    optimizer: OptimizerName = DEFAULT
+    optimizer: str
+    """Name of a recipe (`proxies.core.optimizers.RECIPES`)."""
 
     @property
     def optimizer_flops(self) -> float:
@@ -267,8 +262,11 @@ class MainRun:
     def checkpoint_bytes(self) -> int:
         """Of float32 weights and moments."""
         params = count_params(self.shape)
-        moments = OPTIMIZERS[self.optimizer].num_moments * params.non_embedding
-        moments += OPTIMIZERS[DEFAULT].num_moments * (params.total - params.non_embedding)
+        matrices, others = (
+            RECIPES[self.optimizer].optimizer_for(kind) for kind in ("hidden", "embedding")
+        )
+        moments = matrices.num_moments * params.non_embedding
+        moments += others.num_moments * (params.total - params.non_embedding)
         return MASTER_BYTES * (params.total + moments)
 
     @property

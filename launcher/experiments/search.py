@@ -20,6 +20,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
 from proxies.core.notation import counted
+from proxies.core.optimizers import RECIPES
 from proxies.core.rules import decay_problems
 from proxies.core.spec import RunResult, RunSpec
 from sweeps.search.growth import Edge, grown, open_edges, probes, ranked
@@ -53,7 +54,9 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
                     f"{counted(run.schedule.num_steps, 'step')}"
                     # at every size and duration, a step must leave something of a weight
                     for run in make(point)
-                    for problem in decay_problems(run.parametrization, run.ratios, run.hparams)
+                    for problem in decay_problems(
+                        run.parametrization, RECIPES[run.optimizer], run.ratios, run.hparams
+                    )
                 ]
             except SpecError as error:
                 found = error.problems

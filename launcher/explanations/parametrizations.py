@@ -16,6 +16,7 @@ from proxies.core.hyperparameters import Hparams
 from proxies.core.muon import SHAPE_RULES
 from proxies.core.notation import counted
 from proxies.core.numbers import KINDS, Kind
+from proxies.core.optimizers import find_recipe
 from proxies.core.powers import Powers, Ratios
 from proxies.core.rules import Parametrization, decays, forward_rule, kind_rule, refusals
 from proxies.core.shape import Shape
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from proxies.parametrization.parametrization import Parameter
 
 _RULED = ("init_std", "learning_rate", "weight_decay", "eps")
+_BETAS = ("beta1", "beta2")
 _SHARE = "weight_decay_share"
 _HEAD = ("init std", "learning rate", "weight decay", "lr*wd", "eps")
 _COLUMNS = ("init_std", "learning_rate", "weight_decay", _SHARE, "eps")
@@ -85,17 +87,25 @@ def numbers(
     if problems := refusals(rules, ratios, hparams, tied=shape.tied):
         raise SpecError("explain", problems)
     parameters = parameters_of(rules, shape, base)
-    rows = table_of(rules, parameters, ratios, hparams)
+    recipe = find_recipe(rates_by_shape=rules.rates_by_shape)
+    rows = table_of(rules, recipe, parameters, ratios, hparams)
     forward = forward_of(rules, shape, base, ratios, hparams)
     groups = _groups(rules, parameters, rows)
-    betas = f"betas {rows[0].beta1:.6g}, {rows[0].beta2:.6g}; {_NOTE}"
+    # of the embedding, which Muon does not step
+    betas = [rows[0].settings[name] for name in _BETAS]
     lines = [line for group in groups for line in _two_lines(group)]
     values = [
         (name, f"{getattr(forward, name):.6g}", law) for name, law in forward_laws(rules).items()
     ]
     parts = [
         _heading(rules, shape, base, ratios),
-        "\n".join([table(("", "m_N", *_HEAD), lines), *_besides(rules), betas]),
+        "\n".join(
+            [
+                table(("", "m_N", *_HEAD), lines),
+                *_besides(rules),
+                f"betas {betas[0]:.6g}, {betas[1]:.6g}; {_NOTE}",
+            ]
+        ),
         table(("forward multipliers", "", "law"), values),
         _choices(rules),
     ]
@@ -103,7 +113,7 @@ def numbers(
         **_answers(rules),
         "ratios": dataclasses.asdict(ratios),
         "groups": list(groups),
-        "betas": [rows[0].beta1, rows[0].beta2],
+        "betas": [*betas],
         "forward": dataclasses.asdict(forward),
     }
     return body, "\n\n".join(parts)
@@ -129,7 +139,10 @@ def _groups(
             own = rules.width == "none" and parameter.base_std == 1 / math.sqrt(row.size[-1])
             law = "" if said["init_std"] == "1" else f" {said['init_std']}"
             said["init_std"] = "1/sqrt(fan_in)" if own else f"{parameter.base_std:.4g}{law}"
-        values: dict[str, Json] = {name: getattr(row, name) for name in _RULED}
+        values: dict[str, Json] = {
+            "init_std": row.init_std,
+            **{name: row.settings.get(name) for name in _RULED[1:]},
+        }
         found.append(
             {
                 "parameters": _readable([p.name for p, _ in group]),
@@ -137,7 +150,7 @@ def _groups(
                 "kind": row.kind,
                 "width_multiplier": row.width_multiplier,
                 **values,
-                _SHARE: row.learning_rate * row.weight_decay,
+                _SHARE: row.decay_share,
                 "laws": said,
             }
         )
@@ -148,7 +161,8 @@ def _two_lines(group: dict[str, Json]) -> list[tuple[str, ...]]:
     """The numbers, and below them the laws."""
     said = group["laws"]
     assert isinstance(said, dict)
-    values = (f"{group[column]:.4g}" for column in ("width_multiplier", *_COLUMNS))
+    cells = (group[column] for column in ("width_multiplier", *_COLUMNS))
+    values = ("none" if cell is None else f"{cell:.4g}" for cell in cells)
     return [
         (str(group["parameters"]), *values),
         (f"  {group['kind']}", "", *(str(said[c]) for c in _COLUMNS)),
@@ -184,12 +198,14 @@ def _laws(rules: Parametrization, kind: Kind) -> dict[str, str]:
     independent = rules.weight_decay == "independent"
     share = rule.weight_decay if independent else rule.learning_rate.times(rule.weight_decay)
     said = {name: _of_size(getattr(rule, name)) for name in _RULED} | {_SHARE: _of_size(share)}
-    if rules.by_muon and kind == "hidden":
+    if rules.rates_by_shape and kind == "hidden":
         by_shape = SHAPE_RULES[rules.muon_rate].law
         by_shape += f" m_N^{rules.muon_width_power:g}" if rules.muon_width_power else ""
         depth = _of_size(dataclasses.replace(rule.learning_rate, width=0.0))
         said["learning_rate"] = by_shape if depth == "1" else f"{by_shape} {depth}"
         said |= {} if independent else {"weight_decay": f"1 / ({by_shape})"}
+    settings = find_recipe(rates_by_shape=rules.rates_by_shape).optimizer_for(kind).settings
+    said |= {name: "none" for name in _RULED[1:] if name not in settings}
     if kind.endswith(("gain", "bias")):
         said["init_std"] = "ones" if kind.endswith("gain") else "zeros"
     elif rules.width == "none" and kind != "embedding":

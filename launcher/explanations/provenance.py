@@ -31,10 +31,10 @@ from launcher.study.gates import forecast_warnings
 from launcher.views.numbers import listed, words
 from launcher.views.transfer import short_size, size_name, wanted
 from proxies.core import notation
-from proxies.core.hyperparameters import BESIDE, HYPERPARAMETERS, hyperparameter_named
-from proxies.core.optimizers import OPTIMIZERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
+from proxies.core.optimizers import OPTIMIZERS, RECIPES
 from proxies.core.programs import PLACEHOLDERS
-from proxies.core.rules import Parametrization, decays, kind_rule, scaling
+from proxies.core.rules import Parametrization, decays, follows_shape, kind_rule, scaling
 from transfer.question import from_log2
 from transfer.verdict.rules import TransferRule
 
@@ -191,7 +191,11 @@ ORIGINS: dict[str, Origin] = {
     ),
     **dict.fromkeys(("groups.kind", "groups.pattern"), _GROUP),
     "optimizer": _fixed(
-        "The proxies' optimizer", *(f"{one.label} ({one.source})" for one in OPTIMIZERS.values())
+        "The proxies' optimizer",
+        *(f"{recipe.label} ({recipe.main.source})" for recipe in RECIPES.values()),
+    ),
+    "groups.optimizer": _derived(
+        "The optimizer that the recipe has for parameters of this kind", "optimizer"
     ),
     "*_form": _fixed("As in torch: a step multiplies a weight by 1 - lr(t) x decay"),
     f"{_SCHEDULE}.kind": _from_key("proxy.schedule"),
@@ -495,12 +499,13 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
 
 def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
     """By which power of the ratios a group's number follows from the base's."""
-    rule = kind_rule(rules, group.kind, by_muon=group.by_muon)
+    rates_by_shape = OPTIMIZERS[group.optimizer].rates_by_shape
+    rule = kind_rule(rules, group.kind, by_shape=rates_by_shape)
     power = getattr(rule, name) if hasattr(rule, name) else scaling(rules, name, group.kind)
     what = (
         "1 - value" if hyperparameter_named(name).scale == "log2_complement" else "the base's value"
     )
-    by_shape = group.by_muon and name in BESIDE
+    by_shape = rates_by_shape and name in group.settings and follows_shape(name)
     said = (
         f", by the matrix's own shape ({sources.answer_in_words('muon_rate', rules.muon_rate)})"
         if by_shape
@@ -536,15 +541,11 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
     """What a hyperparameter set at the base becomes."""
     group, name, rules = field.of, field.key.rpartition(".")[2], known.decision.parametrization
     hyperparameter = str(hyperparameter_of(field.key))
-    if isinstance(group, ParameterGroup) and rules.by_muon:
-        if group.by_muon and name not in BESIDE and hyperparameter_named(name).optimizer is None:
-            one = OPTIMIZERS[known.decision.optimizer]
-            text = f"A constant of {one.name}, which has no other ({one.source})"
-            strength = EvidenceStrength(kind="chosen", text="No run of this study has another")
-            return OriginParts(source=ValueSource(kind="fixed", text=text), strength=strength)
-        if not group.by_muon:
-            hyperparameter = BESIDE.get(hyperparameter, hyperparameter)
-    if not isinstance(group, ParameterGroup):
+    if isinstance(group, ParameterGroup):
+        hyperparameter = RECIPES[known.decision.optimizer].hyperparameter_for(
+            group.optimizer, hyperparameter
+        )
+    else:
         steps = known.decision.learning_rate.schedule.num_steps
         by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
         return _tuned_by(known, hyperparameter, by=by)

@@ -56,7 +56,11 @@ def fields_of(decision: Decision) -> tuple[Field, ...]:
 def _walk(record: Any, path: str, key: str) -> Iterator[Field]:
     for field in canon.written_fields(record):
         name, value = field.name, getattr(record, field.name)
-        if isinstance(value, dict):
+        # shown as fields of the group
+        if isinstance(record, ParameterGroup) and name == "settings":
+            for item in value:
+                yield Field(path=f"{path}{item}", key=f"{key}{item}", value=value[item], of=record)
+        elif isinstance(value, dict):
             for item in value:
                 yield Field(
                     path=f"{path}{name}.{item}",

@@ -19,9 +19,6 @@ from pathlib import Path
 import proxies
 import proxies.core
 import proxies.core.muon
-import proxies.core.numbers
-import proxies.core.optimizers
-import proxies.core.shape
 import proxies.data
 import proxies.model
 import proxies.model.muon
@@ -30,7 +27,6 @@ from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon, checks, errors, notation, plain_files, schedule
 from proxies.core.canon import Json
-from proxies.core.optimizers import GROUP_NUMBERS, OPTIMIZERS
 from proxies.data import mixture, permutation, tokens, windows
 
 NUMBERS_FILE = "forerun.json"
@@ -55,15 +51,8 @@ _READER = (
     windows,
 )
 """What reads a corpus and gives the learning rates, with numpy and the standard library alone."""
-_MUON = (
-    proxies.model,
-    proxies.model.muon,
-    proxies.core.muon,
-    proxies.core.numbers,
-    proxies.core.optimizers,
-    proxies.core.shape,
-)
-"""What steps by Muon as the embedded trainer does."""
+_CARRIED = {"muon": (proxies.model, proxies.model.muon, proxies.core.muon)}
+"""Modules that an export carries, by the optimizer that they step and no trainer has."""
 
 
 def template(name: str) -> str:
@@ -94,7 +83,11 @@ def write_export(
     }
     texts = {name: template(name) for name in _SHARED}
     texts |= {name: template(source) for name, source in programs.items()}
-    for module in (*_READER, *(_MUON if OPTIMIZERS[decision.optimizer].rates_by_shape else ())):
+    optimizers = {group.optimizer for group in decision.groups}
+    carried = [
+        module for name, modules in _CARRIED.items() if name in optimizers for module in modules
+    ]
+    for module in (*_READER, *carried):
         path = module.__name__.replace(".", "/")
         texts[path + ("/__init__.py" if hasattr(module, "__path__") else ".py")] = (
             inspect.getsource(module)
@@ -148,10 +141,16 @@ def _readable(body: Mapping[str, Json]) -> str:
 
 
 def groups_of(patterns: Iterable[tuple[str, ParameterGroup]]) -> list[Json]:
-    """Optimizer groups by a trainer's patterns, as `templates/forerun_torch.py` reads them."""
-    names = (*GROUP_NUMBERS, "init_std")
+    """Return optimizer groups by a trainer's patterns, as `templates/forerun_torch.py` reads
+    them.
+    """
     return [
-        {"pattern": pattern, **{name: getattr(group, name) for name in names}}
+        {
+            "pattern": pattern,
+            "optimizer": group.optimizer,
+            "settings": {**group.settings},
+            "init_std": group.init_std,
+        }
         for pattern, group in patterns
     ]
 

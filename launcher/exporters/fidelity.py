@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 from launcher.frozen.frozen import Decision, ParameterGroup, assign_groups, learning_rate_of
 from proxies.core import canon
 from proxies.core.errors import InputError
-from proxies.core.optimizers import DEFAULT
+from proxies.core.hyperparameters import HYPERPARAMETERS
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
@@ -43,6 +43,7 @@ JUDGEMENTS: dict[str, Judgement] = {
     ),
     "groups": ("exact", ""),
     "groups.kind": _LABEL,
+    "groups.optimizer": ("exact", "a parameter group of that optimizer"),
     "groups.init_std": (
         "exact",
         "each initial value is drawn from (seed, name) as the embedded trainer draws it",
@@ -79,16 +80,40 @@ JUDGEMENTS: dict[str, Judgement] = {
 """What holds for every such trainer; a trainer's own table goes over it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expressible:
+    """Optimizers and run-wide settings that an export can write, of those that the registries
+    declare.
+    """
+
+    optimizers: Mapping[str, tuple[str, ...]]
+    """Settings that the export writes, by optimizer."""
+    run_wide: tuple[str, ...]
+    """Run-wide settings that the export writes."""
+
+
+ADAMW = ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
+MUON = ("learning_rate", "weight_decay", "momentum")
+"""Settings of these optimizers, as exports write them."""
+
+
 def refuse(
     trainer: str,
     decision: Decision,
     version: str,
     known: Sequence[str],
     fine: Mapping[str, bool],
-    optimizers: Sequence[str] = (DEFAULT,),
+    expressible: Expressible,
 ) -> None:
-    """See that a trainer other than ours can run a decision; `fine`: its own problems, each with
-    whether it is absent. `optimizers`: those that its export writes.
+    """Check that a trainer other than ours can run a decision.
+
+    Args:
+        trainer: name of the trainer.
+        decision: what it is to run.
+        version: version of the trainer that was asked for.
+        known: versions that the export is written for.
+        fine: the trainer's own problems, each with whether it is absent.
+        expressible: optimizers, settings, and run-wide settings that the export writes.
 
     Raises:
         ExportError: every problem at once.
@@ -102,11 +127,6 @@ def refuse(
             "trainer"
         ): (decision.precision != "float64"),
         (
-            f"optimizer = {decision.optimizer!r}: this export writes {' and '.join(optimizers)}; "
-            "use "
-            "another trainer"
-        ): (decision.optimizer in optimizers),
-        (
             "this version's learning-rate table differs from the frozen one: export with the "
             "version "
             "that froze it"
@@ -119,19 +139,48 @@ def refuse(
             "the "
             "native trainer"
         ): (decision.shape.family == "llama"),
+        **dict.fromkeys(list_inexpressible(decision, expressible), False),
         **fine,
     }
     if problems := [problem for problem, absent in checks.items() if not absent]:
         raise ExportError(trainer, problems)
 
 
+def list_inexpressible(decision: Decision, expressible: Expressible) -> list[str]:
+    """Return the optimizers, their settings, and the run-wide settings of a decision that an export
+    cannot write.
+    """
+    written = " and ".join(expressible.optimizers)
+    problems: dict[str, None] = {}
+    for group in decision.groups:
+        if group.optimizer not in expressible.optimizers:
+            problems[
+                f"optimizer = {group.optimizer!r}: this export writes {written}; use another "
+                "trainer"
+            ] = None
+            continue
+        for name in group.settings.keys() - set(expressible.optimizers[group.optimizer]):
+            problems[
+                f"{name} of {group.optimizer}: this export does not write it; use another trainer"
+            ] = None
+    for name, value in decision.run_wide.items():
+        if name not in expressible.run_wide and value != HYPERPARAMETERS[name].off:
+            problems[f"{name} = {value}: this export cannot express it; use another trainer"] = None
+    return list(problems)
+
+
 def report(
-    trainer: str, version: str, decision: Decision, own: Mapping[str, Judgement]
+    trainer: str,
+    version: str,
+    decision: Decision,
+    own: Mapping[str, Judgement],
+    expressible: Expressible,
 ) -> FidelityReport:
-    """What became of each leaf field: a trainer's `own` judgements go over the common ones."""
-    return FidelityReport(
-        trainer=trainer, version=version, entries=judged(decision, {**JUDGEMENTS, **own})
-    )
+    """Return what became of each leaf field: a trainer's `own` judgements go over the common
+    ones.
+    """
+    entries = judge_fields(decision, {**JUDGEMENTS, **own}, expressible)
+    return FidelityReport(trainer=trainer, version=version, entries=entries)
 
 
 def names_by_group(
@@ -193,6 +242,10 @@ def list_plan_remedies(fields: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(remedies.values()))
 
 
+ANY_FIELD = "*"
+"""In `KNOWN_FIELDS`, for a record whose fields have names of the user's own."""
+_SETTINGS = "groups.settings"
+"""Path of a group's settings, which reports show as fields of the group."""
 Verdict = Literal["exact", "equivalent", "not_expressible"]
 Judgement = tuple[Verdict, str]
 """A verdict with its note; every verdict but `exact` needs one."""
@@ -264,17 +317,78 @@ def exporter(trainer: str) -> Exporter:
     )
 
 
-def judged(decision: Decision, judgements: Mapping[str, Judgement]) -> tuple[FidelityEntry, ...]:
-    """Each leaf field with the judgement of its nearest named ancestor; a field without one is our
-    bug, a KeyError.
+_SHAPE_FIELDS = (
+    "num_layers width num_heads num_kv_heads ffn_width vocab_size seq_len family tied qk_norm"
+)
+_FIELDS = {
+    "": "schema_version transfer multiplier_form groups optimizer weight_decay_form batch_tokens "
+    "num_tokens seed "
+    "precision compiled own model",
+    "shape": _SHAPE_FIELDS,
+    "base_shape": _SHAPE_FIELDS,
+    "parametrization": "name width attention output depth_alpha weight_decay decayed "
+    "embedding_rate eps "
+    "rate_batch_power rate_duration_power moments muon_rate muon_width_power",
+    "transfer": "hyperparameter axis power source outcome measured_power measured_low "
+    "measured_high regret_nats "
+    "regret_low_nats regret_high_nats level",
+    "forward": "embedding attention residual output",
+    "groups": "pattern kind optimizer init_std",
+    "learning_rate": "step_convention samples table_sha256",
+    "learning_rate.schedule": "kind num_steps warmup_steps decay_steps final_fraction "
+    "batch_warmup_steps "
+    "batch_warmup_stages decay_shape",
+    "data": "data_id tokenizer vocab_size num_train_tokens weights order",
+    "parallelism": "data_parallel_shard data_parallel_replicate tensor pipeline context "
+    "microbatch_sequences "
+    "activation_checkpointing",
+    "checkpointing": "every_steps keep",
+    "predicted": "loss_nats low_nats high_nats level extrapolation curve memory_octaves",
+    "predicted.curve": "step loss_nats low_nats high_nats",
+    "abort": "on_non_finite train_loss_above_nats",
+    "spikes": (
+        "rollback_steps skip_batches clip_share max_rollbacks window_steps threshold "
+        "least_nats patience_steps"
+    ),
+    "monitoring": "validate_every_steps layers_every_steps replay_every_steps",
+    "own": "values resume num_params",
+    "own.values": ANY_FIELD,
+    "own.command": "template metrics_format metrics_path step_key train_loss_key "
+    "validation_loss_key grad_norm_key own "
+    "train_loss_unit validation_loss_unit bytes_per_token",
+    "model": "values num_params blocks embeddings readouts",
+    "model.values": ANY_FIELD,
+    "model.factory": "target source_sha256 dimensions",
+}
+KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    record: tuple(names.split()) for record, names in _FIELDS.items()
+}
+"""Leaf fields that the judgements were written for, by record of a decision."""
+UNKNOWN: Judgement = ("not_expressible", "this export does not know the field")
+
+
+def judge_fields(
+    decision: Decision, judgements: Mapping[str, Judgement], expressible: Expressible
+) -> tuple[FidelityEntry, ...]:
+    """Return an entry for each leaf field: the judgement of its nearest named ancestor.
+
+    A field that nobody declared gets the verdict `not_expressible`, whatever its ancestor has: only
+    those of `KNOWN_FIELDS`, and what the export says that it can express, were looked at when the
+    judgements were written.
     """
+    settings = {name for names in expressible.optimizers.values() for name in names}
     entries = []
     for leaf in dict.fromkeys(_leaves(canon.to_json(decision))):
-        name = leaf
-        while "." in name and name not in judgements:
-            name = name.rpartition(".")[0]
-        verdict, note = judgements[name]
-        entries.append(FidelityEntry(field=leaf, verdict=verdict, note=note))
+        record, _, name = leaf.rpartition(".")
+        declared = KNOWN_FIELDS.get(record, ())
+        is_known = name in declared or ANY_FIELD in declared or leaf in expressible.run_wide
+        is_known |= record == _SETTINGS and name in settings
+        shown = leaf.replace(f"{_SETTINGS}.", "groups.")
+        named = shown
+        while "." in named and named not in judgements:
+            named = named.rpartition(".")[0]
+        verdict, note = judgements.get(named, UNKNOWN) if is_known else UNKNOWN
+        entries.append(FidelityEntry(field=shown, verdict=verdict, note=note))
     return tuple(entries)
 
 

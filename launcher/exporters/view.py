@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from launcher.frozen.frozen import Decision, assign_groups
 from proxies.core.notation import counted
-from proxies.core.numbers import ForwardNumbers
-from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers
+from proxies.core.numbers import ForwardNumbers, GroupSettings
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.shape import parameter_shapes
 
@@ -27,7 +26,7 @@ TOLD = " (noted in its fidelity report)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerSettings(GroupNumbers):
+class OptimizerSettings(GroupSettings):
     """What the trainer's optimizer holds for one of its parameters."""
 
     num_elements: int
@@ -62,8 +61,8 @@ class TrainerView:
 class RunNumbers:
     """The numbers of a run, parameter by parameter and step by step."""
 
-    numbers: Mapping[str, Mapping[str, float]]
-    """By our parameters' names: what `GROUP_NUMBERS` names."""
+    numbers: Mapping[str, GroupSettings]
+    """Optimizer and settings by our parameters' names."""
     shares: tuple[float, ...]
     """Learning rate over its peak, at `proof_steps`."""
 
@@ -91,10 +90,7 @@ def frozen_run(decision: Decision) -> RunNumbers:
     schedule = decision.learning_rate.schedule
     assigned = assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     return RunNumbers(
-        numbers={
-            name: {field: getattr(group, field) for field in GROUP_NUMBERS}
-            for name, group in assigned.items()
-        },
+        numbers=assigned,
         shares=tuple(lr_multiplier(schedule, step) for step in proof_steps(schedule)),
     )
 
@@ -121,15 +117,15 @@ def compare(
         for field, (theirs, ours) in told.items()
         if theirs != ours
     ]
-    problems += _unequal(view.forward, dataclasses.asdict(decision.forward), "forward.")
+    problems += _unequal(
+        dataclasses.asdict(view.forward), dataclasses.asdict(decision.forward), "forward."
+    )
     problems += _parameter_differences(decision, view, names)
     for name, numbers in run.numbers.items():
         if (held := view.parameters.get(names.get(name, ""))) is not None:
-            problems += _unequal(held, numbers, f"{names[name]}: ")
+            problems += _setting_differences(names[name], held, numbers)
     peaks = {
-        names[name]: numbers["learning_rate"]
-        for name, numbers in run.numbers.items()
-        if name in names
+        names[name]: numbers.learning_rate for name, numbers in run.numbers.items() if name in names
     }
     return problems + _rate_differences(
         view, proof_steps(decision.learning_rate.schedule), peaks, run.shares
@@ -181,12 +177,23 @@ def _parameter_differences(
     return problems
 
 
-def _unequal(held: object, numbers: Mapping[str, float], prefix: str) -> list[str]:
-    """Fields whose numbers differ by more than rounding."""
+def _setting_differences(name: str, held: GroupSettings, frozen: GroupSettings) -> list[str]:
+    """Return how a parameter's optimizer, or one of its settings, differs from the frozen one."""
+    if held.optimizer != frozen.optimizer or held.settings.keys() != frozen.settings.keys():
+        theirs, ours = (
+            f"{group.optimizer} with {', '.join(sorted(group.settings))}"
+            for group in (held, frozen)
+        )
+        return [f"{name}: optimizer is {theirs}, frozen as {ours}"]
+    return _unequal(held.settings, frozen.settings, f"{name}: ")
+
+
+def _unequal(held: Mapping[str, float], numbers: Mapping[str, float], prefix: str) -> list[str]:
+    """Return the numbers that differ by more than rounding."""
     return [
-        f"{prefix}{field} is {getattr(held, field)!r}, frozen as {number!r}"
+        f"{prefix}{field} is {held[field]!r}, frozen as {number!r}"
         for field, number in numbers.items()
-        if not math.isclose(getattr(held, field), number, rel_tol=TOLERANCE)
+        if not math.isclose(held[field], number, rel_tol=TOLERANCE)
     ]
 
 

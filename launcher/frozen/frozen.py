@@ -12,17 +12,18 @@ import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from types import SimpleNamespace
+from typing import Literal, TypeVar, cast
 
 from launcher.base.policy import AbortPolicy, Checkpointing, Monitoring, Recomputed, SpikePolicy
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.errors import ExitCode, InputError
 from proxies.core.flops import count_params
-from proxies.core.hyperparameters import HYPERPARAMETERS
+from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
 from proxies.core.notation import counted
-from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers
-from proxies.core.optimizers import GROUP_NUMBERS, GroupNumbers, OptimizerName
+from proxies.core.numbers import ForwardNumbers, GroupSettings, Kind, ParameterNumbers
+from proxies.core.optimizers import OPTIMIZERS, RECIPES, OptimizerName, RecipeName
 from proxies.core.programs import PLACES, Command, Factory, placeholders_in
 from proxies.core.rules import Parametrization
 from proxies.core.schedule import STEP_CONVENTION, Schedule, lr_table
@@ -30,12 +31,11 @@ from proxies.core.shape import Shape
 from proxies.core.spec import Dtype
 from transfer.verdict.rules import TransferRule
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 NUM_LR_SAMPLES = 64
 # steps are counted out one by one
 MOST_STEPS, MOST_GROUPS, MOST_PATTERN = 20_000_000, 1000, 100_000
 _TOO_LONG = f"num_steps = {{}}: must be at most {MOST_STEPS:,}; larger batches need fewer steps"
-_NUMBERS = (*GROUP_NUMBERS, "init_std")
 _PLAIN = r"(?:[\w|]|\\\W|\\d\+|\[\w+\])*"
 
 
@@ -56,24 +56,46 @@ class TamperedError(FrozenError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterGroup(GroupNumbers):
-    """Parameters trained with the same numbers. The pattern is a regex matched against whole
-    names.
+class ParameterGroup(GroupSettings):
+    """Parameters that one optimizer steps with the same settings, and whose initial values have one
+    std.
     """
 
+    optimizer: OptimizerName
+    """Name of the optimizer that steps them (`proxies.core.optimizers.OPTIMIZERS`)."""
     pattern: str
+    """Regex matched against whole names."""
     kind: Kind
     init_std: float
     """Normal(0, init_std); gains start at one, biases at zero."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        for name in _NUMBERS:
-            checks.number(
+        checks.one_of("optimizer", tuple(OPTIMIZERS))
+        if checks.fine:
+            spec = OPTIMIZERS[self.optimizer]
+            missing = [name for name in spec.settings if name not in self.settings]
+            unknown = [name for name in self.settings if name not in spec.settings]
+            checks.that(not missing, f"settings of {self.optimizer}: missing {', '.join(missing)}")
+            checks.that(
+                not unknown,
+                f"settings of {self.optimizer}: unknown {', '.join(map(repr, unknown))}",
+            )
+            able = spec.can_step(self.kind)
+            checks.that(
+                able, f"optimizer = {self.optimizer!r}: cannot step parameters of kind {self.kind}"
+            )
+        values = SimpleNamespace(**self.settings)
+        settings = Checks(values)
+        for name in sorted(self.settings):
+            settings.number(
                 name,
                 least=0,
                 below=HYPERPARAMETERS[name].below if name in HYPERPARAMETERS else None,
             )
+        object.__setattr__(self, "settings", vars(values))  # with floats for whole numbers
+        checks.problems += settings.problems
+        checks.number("init_std", least=0)
         plain = len(self.pattern) <= MOST_PATTERN and re.fullmatch(_PLAIN, self.pattern) is not None
         checks.that(
             plain,
@@ -258,7 +280,28 @@ class OwnModel:
         checks.done()
 
 
+_SomeRecord = TypeVar("_SomeRecord")
+
+
+def with_run_wide(record: type[_SomeRecord]) -> type[_SomeRecord]:
+    """Add to a class a field for each run-wide setting that it does not spell out.
+
+    Such a field is written only where the setting is not off. So a new setting changes no digest of
+    a run without it.
+    """
+    for name in RUN_WIDE:
+        if name not in record.__annotations__:
+            record.__annotations__[name] = "float | None"
+            setattr(
+                record,
+                name,
+                field(default=HYPERPARAMETERS[name].off, metadata=canon.UNLESS_DEFAULT),
+            )
+    return record
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
+@with_run_wide
 class Decision:
     """Everything the main run computes with. Its content id is the digest."""
 
@@ -274,7 +317,9 @@ class Decision:
     """As when clip was searched: absorbed in the weights, gradients would have another norm, clip
     another meaning."""
     groups: tuple[ParameterGroup, ...]
-    optimizer: OptimizerName
+    optimizer: RecipeName
+    """Name of the recipe that assigned an optimizer to each group
+    (`proxies.core.optimizers.RECIPES`)."""
     weight_decay_form: Literal["lr_times_decay"] = "lr_times_decay"
     """A step multiplies a weight by 1 - lr(t) * weight_decay."""
     learning_rate: LearningRate
@@ -302,8 +347,7 @@ class Decision:
         checks = Checks(self)
         checks.whole("batch_tokens", "num_tokens")
         checks.whole("seed", least=0)
-        if self.clip_norm is not None:
-            checks.number("clip_norm", above=0)
+        self._check_settings(checks)
         checks.that(
             len(self.groups) <= MOST_GROUPS,
             f"{counted(len(self.groups), 'group')}: must be at most {MOST_GROUPS}",
@@ -342,6 +386,33 @@ class Decision:
             )
         checks.done()
 
+    def _check_settings(self, checks: Checks) -> None:
+        """Check run-wide settings against their bounds, and each group's optimizer against the
+        recipe.
+        """
+        for one in map(HYPERPARAMETERS.__getitem__, RUN_WIDE):
+            if getattr(self, one.name) is not None or one.off is not None:
+                checks.number(
+                    one.name, above=one.above, least=one.least, below=one.below, most=one.most
+                )
+        checks.one_of("optimizer", tuple(RECIPES))
+        names = (
+            [spec.name for spec in RECIPES[self.optimizer].optimizers]
+            if self.optimizer in RECIPES
+            else []
+        )
+        for group in self.groups:
+            problem = (
+                f"the group {group.pattern[:80]!r} has optimizer = {group.optimizer!r}: "
+                f"{self.optimizer} has none"
+            )
+            checks.that(not names or group.optimizer in names, f"{problem} but {', '.join(names)}")
+
+    @property
+    def run_wide(self) -> dict[str, float | None]:
+        """Run-wide settings by name."""
+        return {name: getattr(self, name) for name in RUN_WIDE}
+
     @property
     def num_params(self) -> int:
         """N, in the forecast and the budget 6 N D."""
@@ -372,7 +443,7 @@ def learning_rate_of(schedule: Schedule) -> LearningRate:
 
 def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]:
     """Fold a parameter table into groups: same kind and numbers, layers as one pattern."""
-    keys = {p.name: (p.kind, *(getattr(p, field) for field in _NUMBERS)) for p in table}
+    keys = {p.name: (p.kind, p.optimizer, *sorted(p.settings.items()), p.init_std) for p in table}
 
     @functools.cache
     def is_one(pattern: str) -> bool:
@@ -389,7 +460,9 @@ def groups_of(table: tuple[ParameterNumbers, ...]) -> tuple[ParameterGroup, ...]
         ParameterGroup(
             pattern="|".join(patterns),
             kind=p.kind,
-            **{field: getattr(p, field) for field in _NUMBERS},
+            optimizer=p.optimizer,
+            settings=p.settings,
+            init_std=p.init_std,
         )
         for p, patterns in members.values()
     )

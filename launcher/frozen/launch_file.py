@@ -148,6 +148,10 @@ def _tampered(path: Path, what: str) -> TamperedError:
 LAUNCH_FILE = "launch.json"
 RUN_FILE = "run.sh"
 """What starts an export."""
+_READERS = {5: "181fb6e"}
+"""Commits that read older launch files, by schema version."""
+_OLDEST_READER = "7aa3a7b"
+"""Commit that reads those before."""
 MOST_CHARS = 2000
 """Characters of what is wrong with a decision."""
 _FIX = "restore it from a copy, or freeze again"
@@ -196,10 +200,13 @@ def read_launch(path: Path) -> Decision:
     version = body.get("schema_version") if isinstance(body, dict) else None
     if version != SCHEMA_VERSION:
         what = f"schema_version = {version!r}: this version reads {SCHEMA_VERSION}"
-        old = type(version) is int and version < SCHEMA_VERSION
-        raise FrozenError(
-            str(file), [f"{what}; git commit 7aa3a7b of forerun reads older ones" if old else what]
-        )
+        if type(version) is int and version < SCHEMA_VERSION:
+            commit = _READERS.get(version, _OLDEST_READER)
+            what += (
+                f"; git commit {commit} of forerun reads it, and `forerun freeze STUDY` "
+                "freezes the study anew"
+            )
+        raise FrozenError(str(file), [what])
     named = file.parent.name
     if file.parent.parent.name == "frozen" and len(named) == canon.ID_LENGTH and named != digest:
         raise TamperedError(

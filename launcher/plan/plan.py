@@ -19,6 +19,7 @@ from launcher.plan.calibration_records import Open, Part
 from launcher.plan.keys import Count, Section, must
 from launcher.plan.search import SearchSection
 from launcher.plan.sections import (
+    DEFAULT_OPTIMIZER,
     DataSection,
     LadderSection,
     LaunchSection,
@@ -29,10 +30,10 @@ from launcher.plan.sections import (
 )
 from proxies.core import canon
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import SET_BY, has_it, hyperparameter_named
+from proxies.core.hyperparameters import ADDED_HPARAMS, SET_BY, hyperparameter_named
 from proxies.core.muon import DEFAULT_MUON_RATE
 from proxies.core.notation import counted
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS
+from proxies.core.optimizers import RECIPES, has_hyperparameter
 from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, named
 from proxies.core.schedule import Schedule, whole_warmup
@@ -208,7 +209,7 @@ class Plan(Section):
     @property
     def parametrization(self) -> Parametrization:
         """How numbers scale: the named source's answers, and the plan's own."""
-        by_shape = OPTIMIZERS[self.proxy.optimizer].rates_by_shape
+        by_shape = RECIPES[self.proxy.optimizer].rates_by_shape
         usual = {"muon_rate": DEFAULT_MUON_RATE} if by_shape else {}
         return named(
             self.proxy.parametrization,
@@ -241,7 +242,7 @@ class Plan(Section):
         """
         if self.command is not None:
             return self.command.reaches(hyperparameter_named(name).told_as)
-        return has_it(self.proxy.optimizer, name)
+        return has_hyperparameter(self.proxy.optimizer, name)
 
     @property
     def space(self) -> SearchSpace:
@@ -433,10 +434,14 @@ class Plan(Section):
             (proxy, "describe", ""),
             (ladder, "depths", []),
             (ladder, "width_per_layer", 0.0),
-            (proxy, "optimizer", DEFAULT),
+            (proxy, "optimizer", DEFAULT_OPTIMIZER),
             (rules, "muon_rate", None),
             (rules, "muon_width_power", None),
-            *((proxy, one.name, one.default) for one in SET_BY["proxy"] if one.optimizer),
+            *(
+                (proxy, one.name, one.default)
+                for one in SET_BY["proxy"]
+                if one.name in ADDED_HPARAMS
+            ),
         ):
             if section[name] == default:
                 del section[name]

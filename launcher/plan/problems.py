@@ -13,18 +13,17 @@ from launcher.base import reference
 from launcher.plan.axes import OwnAxis
 from launcher.plan.plan import ClusterSection, Plan
 from launcher.plan.search import SearchSection
-from launcher.plan.sections import ProxySection
+from launcher.plan.sections import DEFAULT_OPTIMIZER, ProxySection
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import (
     HYPERPARAMETERS,
     LEARNING_RATE,
     SET_BY,
     Hparams,
-    has_it,
     hyperparameter_named,
 )
 from proxies.core.notation import counted
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS
+from proxies.core.optimizers import RECIPES, has_hyperparameter, list_recipes_with
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS, Factory, placeholders_in, template_problems
 from proxies.core.rules import decay_problems
@@ -38,7 +37,7 @@ about 0.02 s."""
 _SIZES = {"duration": "durations", "batch": "batches", "depth": "depths"}
 """The key of `[transfer]` that has an axis's sizes."""
 _BY_SHAPE = " or ".join(
-    f'proxy.optimizer = "{one.name}"' for one in OPTIMIZERS.values() if one.rates_by_shape
+    f'proxy.optimizer = "{recipe.name}"' for recipe in RECIPES.values() if recipe.rates_by_shape
 )
 
 
@@ -148,12 +147,12 @@ def _refusals(where: str, make: Callable[[], object]) -> list[str]:
 def _optimizer_problems(plan: Plan) -> Iterator[str]:
     """What only one optimizer has, and no user's own trainer is told."""
     proxy, search = plan.proxy, plan.search
-    if proxy.command and proxy.optimizer != DEFAULT:
+    if proxy.command and proxy.optimizer != DEFAULT_OPTIMIZER:
         yield (
             f"proxy.optimizer = {proxy.optimizer!r}: your own trainer (proxy.command) brings its "
             "own optimizer"
         )
-    chosen, by_shape = proxy.rules.model_dump(), OPTIMIZERS[proxy.optimizer].rates_by_shape
+    chosen, by_shape = proxy.rules.model_dump(), RECIPES[proxy.optimizer].rates_by_shape
     for name in ("muon_rate", "muon_width_power"):
         if not by_shape and chosen[name] not in (None, "none", 0.0):
             yield f"proxy.rules.{name} = {chosen[name]!r}: only with {_BY_SHAPE}"
@@ -176,9 +175,10 @@ def _optimizer_problems(plan: Plan) -> Iterator[str]:
         if getattr(proxy, one.name) != one.default
     ]
     for key, name in named:
-        if not has_it(proxy.optimizer, name):
+        if not has_hyperparameter(proxy.optimizer, name):
             other = "; a placeholder of your own must have another name" if proxy.command else ""
-            yield f'{key}: only with proxy.optimizer = "{HYPERPARAMETERS[name].optimizer}"{other}'
+            others = " or ".join(f'"{recipe}"' for recipe in list_recipes_with(name))
+            yield f"{key}: only with proxy.optimizer = {others}{other}"
 
 
 def _proxy_problems(plan: Plan) -> list[str]:
@@ -256,7 +256,10 @@ def _decay_problems(plan: Plan) -> list[str]:
         return refused
     hparams = Hparams.at(point, plan.proxy.hyperparameters)
     return [
-        f"proxy.{problem}" for problem in decay_problems(plan.parametrization, Ratios(), hparams)
+        f"proxy.{problem}"
+        for problem in decay_problems(
+            plan.parametrization, RECIPES[plan.proxy.optimizer], Ratios(), hparams
+        )
     ]
 
 

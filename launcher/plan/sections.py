@@ -29,7 +29,7 @@ from launcher.plan.keys import (
     with_values,
 )
 from proxies.core.hyperparameters import HYPERPARAMETERS, SET_BY
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
+from proxies.core.optimizers import RECIPES, RecipeName
 from proxies.core.programs import LossUnit, MetricsFormat
 from proxies.core.rules import Name
 from proxies.core.schedule import DecayShape, ScheduleKind
@@ -49,6 +49,9 @@ def _auto_or_bool(value: object) -> object:
         return value
     raise PydanticCustomError("auto_or_bool", "must be 'auto', true or false")
 
+
+DEFAULT_OPTIMIZER = "adamw"
+"""Recipe of a plan that names none."""
 
 Slots = Annotated[
     Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_SLOTS)], BeforeValidator(_slots)
@@ -115,10 +118,10 @@ class _Recipe(Section):
         description='Replaces single choices of that source, as { choice = "answer" }: '
         "`forerun explain --parametrization NAME` lists them.",
     )
-    optimizer: OptimizerName = Field(
-        DEFAULT,
+    optimizer: RecipeName = Field(
+        DEFAULT_OPTIMIZER,
         description="Optimizer. "
-        + "; ".join(f"{one.name}: {one.label}" for one in OPTIMIZERS.values())
+        + "; ".join(f"{recipe.name}: {recipe.label}" for recipe in RECIPES.values())
         + ". A command brings its own.",
     )
     factory: str = Field(

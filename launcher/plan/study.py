@@ -249,7 +249,7 @@ class Study:
         base width.
         """
         rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
-        standard = rules.unscaled if rules.by_muon else named("sp")
+        standard = rules.unscaled if rules.rates_by_shape else named("sp")
         found: dict[str, list[list[RunSpec]]] = {
             each.name: self.check_runs(each)
             for each in (rules, *([] if rules.name == "sp" else [standard]))

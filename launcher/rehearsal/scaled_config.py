@@ -32,16 +32,9 @@ from launcher.frozen.frozen import (
     learning_rate_of,
 )
 from proxies.core.canon import Json
-from proxies.core.hyperparameters import (
-    BESIDE,
-    HYPERPARAMETERS,
-    LEARNING_RATE,
-    RUN_WIDE,
-    Hparams,
-    OwnValue,
-)
+from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams, OwnValue
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
-from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.optimizers import RECIPES
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import MAX_SEED, Numerics, RunSpec
@@ -210,13 +203,20 @@ def _own_tokens(
 
 def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
     """The hyperparameters at the base shape whose table holds the frozen numbers."""
-    schedule, groups = decision.learning_rate.schedule, decision.groups
+    schedule = decision.learning_rate.schedule
     base_batch_tokens, base_num_tokens = _own_tokens(decision, decision.batch_tokens, schedule)
-    alike = _averages(groups)
-    global_ones = {name: getattr(decision, name) for name in RUN_WIDE}
+    set_by = _groups_by_hyperparameter(decision)
+    alike = {
+        name: members[0].settings[setting]
+        for name, (setting, members) in set_by.items()
+        if HYPERPARAMETERS[name].scaling in (None, "moments")  # one number for the whole run
+    }
     # Whatever is one at the base stands in the table as the parametrization's own factor.
-    ones = dict.fromkeys((*GROUP_NUMBERS, *BESIDE.values()), 1.0) | alike | global_ones
-
+    ones = {
+        **dict.fromkeys(RECIPES[decision.optimizer].hyperparameters, 1.0),
+        **alike,
+        **decision.run_wide,
+    }
     own = tuple(_fixed(*item) for item in decision.model.keywords.items()) if decision.model else ()
 
     def table(**known: float) -> tuple[tuple[ParameterNumbers, ...], ForwardNumbers]:
@@ -224,7 +224,7 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
             shape=decision.shape,
             base_shape=decision.base_shape,
             parametrization=decision.parametrization,
-            hparams=Hparams(**{**ones, **known}, own=own),
+            hparams=Hparams(**{**ones, **known}, own=own),  # type: ignore[arg-type]
             schedule=schedule,
             batch_tokens=decision.batch_tokens,
             data_id=decision.data.data_id,
@@ -238,51 +238,36 @@ def _implied(decision: Decision, code_dir: Path = Path()) -> Hparams:
         return numbers_of(spec, code_dir), forward_numbers(spec)
 
     rows = table()[0]
-    rate = {
-        name: _share(members, rows, LEARNING_RATE)
-        for name, members in _set_by(LEARNING_RATE, groups)
+    rates = {
+        name: _share(members, rows, setting)
+        for name, (setting, members) in set_by.items()
+        if HYPERPARAMETERS[name].scaling == "learning_rate"
     }
-    rows, forward = table(**rate)
+    rows, forward = table(**rates)
     shared = {}
-    for number in GROUP_NUMBERS:
-        if number not in (LEARNING_RATE, *alike):
-            for name, members in _set_by(number, groups):
-                with_it = [group for group in members if getattr(group, number)]
-                shared[name] = _share(with_it, rows, number) if with_it else 0.0
+    for name, (setting, members) in set_by.items():
+        if name not in (*rates, *alike):
+            with_it = [group for group in members if group.settings[setting]]
+            shared[name] = _share(with_it, rows, setting) if with_it else 0.0
     multipliers = {
         one.name: getattr(decision.forward, one.multiplies) / getattr(forward, one.multiplies)
         for one in HYPERPARAMETERS.values()
         if one.multiplies
     }
-    return Hparams(**{**rate, **shared, **alike, **global_ones, **multipliers}, own=own)
+    return Hparams(**{**ones, **rates, **shared, **multipliers}, own=own)
 
 
-def _averages(groups: tuple[ParameterGroup, ...]) -> dict[str, float]:
-    """The weights of moving averages, one number each for the whole run, and none of its groups'
-    own.
+def _groups_by_hyperparameter(decision: Decision) -> dict[str, tuple[str, list[ParameterGroup]]]:
+    """Return, by hyperparameter, the setting that it sets and the groups that have that setting
+    from it.
     """
-    found = {}
-    for name in GROUP_NUMBERS:
-        if HYPERPARAMETERS[name].scaling == "moments":
-            found[name] = next(getattr(group, name) for group in groups if not group.by_muon)
-        elif HYPERPARAMETERS[name].optimizer:
-            found[name] = (
-                max(getattr(group, name) for group in groups) or HYPERPARAMETERS[name].default
-            )
+    recipe = RECIPES[decision.optimizer]
+    found: dict[str, tuple[str, list[ParameterGroup]]] = {}
+    for group in decision.groups:
+        for setting in group.settings:
+            name = recipe.hyperparameter_for(group.optimizer, setting)
+            found.setdefault(name, (setting, []))[1].append(group)
     return found
-
-
-def _set_by(
-    number: str, groups: tuple[ParameterGroup, ...]
-) -> list[tuple[str, list[ParameterGroup]]]:
-    """The hyperparameters that set a number of the groups, each with its groups."""
-    first, rest = (
-        [group for group in groups if group.by_muon],
-        [group for group in groups if not group.by_muon],
-    )
-    if not first or number not in BESIDE:
-        return [(number, rest)]
-    return [(number, first), (BESIDE[number], rest)]
 
 
 def _fixed(name: str, value: float | int | str) -> OwnValue:
@@ -293,13 +278,15 @@ def _fixed(name: str, value: float | int | str) -> OwnValue:
 
 
 def _share(
-    groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...], number: str
+    groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...], setting: str
 ) -> float:
-    """What the frozen numbers are of the table's; the same of every group."""
-    shares = [getattr(group, number) / getattr(_member(group, table), number) for group in groups]
+    """Return the ratio of the frozen values of a setting to the table's, which is the same for
+    every group.
+    """
+    shares = [group.settings[setting] / _member(group, table).settings[setting] for group in groups]
     if max(shares) - min(shares) > AGREE * max(shares):
         problem = (
-            f"{number}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base "
+            f"{setting}: the groups imply from {min(shares):.6g} to {max(shares):.6g} at the base "
             "shape, but the "
             "parametrization has one value, so no small copy can have them; --full rehearses the "
             "real shape"
@@ -318,11 +305,13 @@ def _member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> Param
 def _with_numbers(
     groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
 ) -> tuple[ParameterGroup, ...]:
-    """The frozen groups with the small table's numbers."""
-    names = (*GROUP_NUMBERS, "init_std")
+    """Return the frozen groups with the small table's numbers."""
+    rows = [_member(group, table) for group in groups]
     small = tuple(
-        dataclasses.replace(group, **{name: getattr(_member(group, table), name) for name in names})
-        for group in groups
+        dataclasses.replace(
+            group, optimizer=row.optimizer, settings=row.settings, init_std=row.init_std
+        )
+        for group, row in zip(groups, rows, strict=True)
     )
     assign_groups(small, [numbers.name for numbers in table])
     return small

@@ -103,15 +103,26 @@ def _chosen(value: Any) -> Markup:
     )
 
 
+def _list_group_columns(groups: Iterable[Any]) -> list[str]:
+    """Return the optimizer, the initial std, and every setting that some parameter group has."""
+    return [
+        "optimizer",
+        "init_std",
+        *sorted({name for group in groups for name in group["settings"]}),
+    ]
+
+
 def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
-    """Parameter groups with the same numbers as one: its kinds, its patterns, and the first group's
-    numbers.
+    """Return parameter groups with the same values of `keys` as one: kinds, patterns, the first
+    group's values.
+
+    A value is None where the group's optimizer has no such setting.
     """
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
-        row = merged.setdefault(
-            tuple(group[key] for key in keys), {"kinds": [], "patterns": [], "numbers": group}
-        )
+        values = {**dict.fromkeys(keys), **group["settings"], **group}
+        found: dict[str, Any] = {"kinds": [], "patterns": [], "numbers": values}
+        row = merged.setdefault(tuple(values[key] for key in keys), found)
         row["kinds"] += [
             kind for kind in [numbers.words(group["kind"])] if kind not in row["kinds"]
         ]
@@ -138,6 +149,7 @@ def environment() -> Environment:
         "chip": lambda outcome: typeset(Outcome(outcome)),
         "code": lambda text: Markup("<code>{}</code>").format(text),
         "merged": _merged,
+        "group_columns": _list_group_columns,
         "svg": lambda panel: Markup(svg_of(panel)),
     }
     made.globals |= {

@@ -23,6 +23,7 @@ from launcher.study.history import ConcludedRun
 from proxies.core import canon
 from proxies.core.branches import trunk_id
 from proxies.core.checks import SpecError
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.programs import PLACES
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
@@ -312,7 +313,7 @@ def decision(
         learning_rate=frozen.learning_rate_of(run.schedule),
         # What a command does not get is up to it.
         **{
-            name: value if plan.reaches(name) else None
+            name: value if plan.reaches(name) else HYPERPARAMETERS[name].off
             for name, value in run.hparams.run_wide.items()
         },  # type: ignore[arg-type]
         batch_tokens=run.batch_tokens,

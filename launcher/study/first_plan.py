@@ -30,6 +30,7 @@ from launcher.plan.file import PlanError, override
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
 from launcher.plan.problems import num_law_parameters
+from launcher.plan.sections import DEFAULT_OPTIMIZER
 from launcher.plan.study import Study
 from launcher.plan.vocabulary import (
     MIN_WIDTH_MULTIPLE,
@@ -42,7 +43,7 @@ from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
-from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, has_it, hyperparameter_named
+from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 from proxies.core.notation import (
     counted,
     format_factor,
@@ -51,7 +52,7 @@ from proxies.core.notation import (
     format_percent,
     format_usd,
 )
-from proxies.core.optimizers import DEFAULT, OptimizerName
+from proxies.core.optimizers import RECIPES
 from proxies.data.tokens import MANIFEST, Manifest, advise_corpus, read_manifest, shard_problems
 from proxies.external.command import CommandError, find_program
 from scaling_fits.allocation.shapes import published_layers
@@ -242,7 +243,7 @@ class Request:
     gpu: str | None = None
     num_gpus: int | None = None
     usd_per_gpu_hour: float | None = None
-    optimizer: OptimizerName = DEFAULT
+    optimizer: str | None = None
 
     @property
     def changes_size(self) -> bool:
@@ -304,10 +305,12 @@ def first_plan(request: Request, data: str) -> FirstPlan:
     budget = preset.budget_flops if request.budget_flops is None else request.budget_flops
     values["data"] = {"path": data}
     values["target"] = values.get("target", {}) | {"budget_flops": budget}
-    if request.optimizer != DEFAULT:
+    if request.optimizer is not None:
         values.setdefault("proxy", {})["optimizer"] = request.optimizer
-        beside = BESIDE[LEARNING_RATE]
-        if has_it(request.optimizer, beside):  # two rates: both are searched, and tested over width
+        # Two rates: both are searched, and tested over width.
+        for beside, setting in RECIPES[request.optimizer].renamed_hyperparameters.items():
+            if setting != LEARNING_RATE:
+                continue
             ranges = Plan().search.learning_rate
             values.setdefault("search", {})["axes"] = {
                 beside: values["search"].get(LEARNING_RATE, ranges)
@@ -369,7 +372,7 @@ def fit_vocabulary(
     if "transfer.margin_nats" not in given:
         wanted["transfer", "margin_nats"] = scale_margin(plan.transfer.margin_nats, vocab_size)
     # The rates and the size of another model, and the rates of Muon, were not measured.
-    is_measured = not plan.proxy.factory and plan.proxy.optimizer == DEFAULT
+    is_measured = not plan.proxy.factory and plan.proxy.optimizer == DEFAULT_OPTIMIZER
     if is_measured and "search.learning_rate" not in given:
         wanted["search", LEARNING_RATE] = learning_rate_range(plan.search.learning_rate, vocab_size)
     has_budget = request.budget_flops is not None or request.budget_usd is not None

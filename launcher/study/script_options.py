@@ -19,7 +19,7 @@ from pathlib import Path
 from launcher.plan.file import TODO
 from launcher.study.first_plan import FirstPlan
 from proxies.core.errors import InputError
-from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, WARMUP
+from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS, WARMUP
 from proxies.core.plain_files import read_plain
 from proxies.core.programs import NEEDED
 
@@ -100,7 +100,7 @@ class ScriptOption:
 def placeholder_of(name: str) -> str | None:
     """The placeholder that an option is for, if its name says so."""
     last = name.rpartition(".")[2].lower()
-    for one in map(HYPERPARAMETERS.__getitem__, (WARMUP, *OF_EVERY_OPTIMIZER)):
+    for one in map(HYPERPARAMETERS.__getitem__, (WARMUP, *USER_TRAINER_HPARAMS)):
         if last in (one.told_as, *one.aliases) or (
             last == one.name and not last.endswith("_fraction")
         ):

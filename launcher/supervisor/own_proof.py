@@ -23,9 +23,9 @@ from launcher.supervisor.own_launch import OwnPlaces, start_own
 from launcher.supervisor.own_roles import HookParameter, frozen_numbers, own_rates
 from proxies.core import canon
 from proxies.core.flops import count_params
+from proxies.core.hyperparameters import LEARNING_RATE
 from proxies.core.notation import counted, format_factor, format_percent, with_article
 from proxies.core.numbers import ParameterNumbers
-from proxies.core.optimizers import GROUP_NUMBERS
 from proxies.core.plain_files import read_plain
 from proxies.core.schedule import Schedule, lr_multiplier
 from proxies.core.shape import Shape
@@ -44,7 +44,6 @@ _GRACE_SECONDS, _ADD_IT = (
     5.0,
     "call forerun.hook.prove(model, optimizer, scheduler) in it before the first step",
 )
-RATE = GROUP_NUMBERS[0]
 _STD_SLACK = 0.02
 
 
@@ -54,7 +53,7 @@ class HookGroup:
 
     optimizer: str
     numbers: dict[str, float]
-    """By the names of `GROUP_NUMBERS`, as far as its optimizer has them."""
+    """Settings by forerun's names, as far as its optimizer has them."""
     decay_in_gradient: bool
     """As torch's Adam adds it, which is another decay than the frozen one."""
 
@@ -251,10 +250,12 @@ class _Judged:
                 one, f"{group.optimizer} adds its decay to the gradient, frozen is decay beside it"
             )
         for name, value in group.numbers.items():
-            wanted = getattr(frozen, name)
+            if name not in frozen.settings:
+                continue
+            wanted = frozen.settings[name]
             # what must not decay does not, whoever sets the number
             told = name in self._named or wanted == 0
-            if name != RATE and told and not math.isclose(value, wanted, rel_tol=SAME):
+            if name != LEARNING_RATE and told and not math.isclose(value, wanted, rel_tol=SAME):
                 why = f": {with_article(frozen.kind)} does not decay" if wanted == 0 else ""
                 self.problem(one, f"{name} is {value!r}, frozen as {wanted!r}{why}")
 

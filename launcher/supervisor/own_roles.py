@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.frozen.frozen import Decision
-from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER, Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS, Hparams
 from proxies.core.numbers import Kind, ParameterNumbers
+from proxies.core.optimizers import RECIPES
 from proxies.core.powers import Ratios
 from proxies.core.programs import PLACEHOLDERS
 from proxies.parametrization.parametrization import Parameter, table_of
@@ -70,7 +71,9 @@ def kind_of(here: HookParameter, there: HookParameter) -> Kind:
 def hparams_of(decision: Decision) -> Hparams:
     """The hyperparameters at the base width, as the command is told them."""
     assert decision.own is not None
-    told = {name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in OF_EVERY_OPTIMIZER}
+    told = {
+        name: decision.own.values[HYPERPARAMETERS[name].told_as] for name in USER_TRAINER_HPARAMS
+    }
     values = {
         name: HYPERPARAMETERS[name].off if value is None else value for name, value in told.items()
     }
@@ -115,5 +118,11 @@ def frozen_numbers(
         )
     return {
         row.name: row
-        for row in table_of(decision.parametrization, found, ratios, hparams_of(decision))
+        for row in table_of(
+            decision.parametrization,
+            RECIPES[decision.optimizer],
+            found,
+            ratios,
+            hparams_of(decision),
+        )
     }

@@ -27,11 +27,11 @@ from launcher.frozen.frozen import (
     learning_rate_of,
 )
 from launcher.trainer.ranks import device_mesh, hand_out, own_part
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE
 from proxies.core.notation import with_article
-from proxies.core.optimizers import DEFAULT, GROUP_NUMBERS, OptimizerName
 from proxies.model import optimizer as optimizers
 from proxies.model.decoder import Decoder
-from proxies.model.loss import FusedLoss, surprise_and_gradient
+from proxies.model.loss import LOSS_TERMS, FusedLoss, surprise_and_gradient
 from proxies.model.optimizer import torch_optimizer
 from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import drawn
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from launcher.trainer.trained_model import TrainedModel
 
 _OTHERS = "; export to a trainer that supports them"
+RUN_WIDE_APPLIED = (*optimizers.APPLIED_TO_GRADIENT, *LOSS_TERMS)
+"""Run-wide settings that the embedded trainer applies."""
 STD_ERRORS = 6.0
 """A measured init std farther from the frozen one than so many standard errors is another
 distribution."""
@@ -142,46 +144,44 @@ def initialize(model: nn.Module, groups: tuple[ParameterGroup, ...], seed: int) 
 
 
 def build_optimizer(
-    model: nn.Module, groups: tuple[ParameterGroup, ...], name: OptimizerName = DEFAULT
+    model: nn.Module, groups: tuple[ParameterGroup, ...], recipe: str
 ) -> torch.optim.Optimizer:
-    """The optimizer with one parameter group per frozen group, in the frozen order, at the peak
-    rates.
+    """Return the recipe's optimizer with one parameter group per frozen group, in their order, at
+    the peak rates.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
     named = dict(model.named_parameters())
     assigned = assign_groups(groups, list(named))
+    members = [
+        (group, [named[name] for name in assigned if assigned[name] == group]) for group in groups
+    ]
     fused = all(parameter.device.type == "cuda" for parameter in named.values())
-    return torch_optimizer(
-        name,
-        [
-            (group, [named[member] for member in assigned if assigned[member] == group])
-            for group in groups
-        ],
-        fused=fused,
-    )
+    return torch_optimizer(recipe, members, fused=fused)
 
 
 def mismatches(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     groups: tuple[ParameterGroup, ...],
+    recipe: str,
     lr_share: float = 1.0,
-    name: OptimizerName = DEFAULT,
 ) -> list[str]:
-    """Where the live optimizer differs from the frozen groups, with the rates at `lr_share` of
-    their peak.
+    """Return where the live optimizer differs from the frozen groups, with the rates at `lr_share`
+    of their peak.
 
     Raises:
         FrozenError: the groups do not fit the model's parameters.
     """
+    if problems := optimizers.not_plain(recipe, optimizer):
+        return problems  # its groups have other keys
     names = {
         id(parameter): parameter_name for parameter_name, parameter in model.named_parameters()
     }
     assigned = assign_groups(groups, [*names.values()])
     live = {
-        names[id(parameter)]: optimizers.live_numbers(group)
+        names[id(parameter)]: optimizers.live_settings(recipe, group)
         for group in optimizer.param_groups
         for parameter in group["params"]
         if id(parameter) in names
@@ -189,15 +189,20 @@ def mismatches(
     problems = [
         f"the optimizer lacks {parameter}" for parameter in assigned if parameter not in live
     ]
-    for parameter, numbers in live.items():
-        frozen = {field: getattr(assigned[parameter], field) for field in GROUP_NUMBERS}
-        frozen["learning_rate"] *= lr_share
+    for parameter, there in live.items():
+        frozen = assigned[parameter]
+        if there.optimizer != frozen.optimizer:
+            problems.append(
+                f"{parameter}: optimizer is {there.optimizer!r}, frozen as {frozen.optimizer!r}"
+            )
+            continue
+        wanted = {**frozen.settings, LEARNING_RATE: frozen.learning_rate * lr_share}
         problems += [
-            f"{parameter}: {field} is {numbers[field]!r}, frozen as {frozen[field]!r}"
-            for field in frozen
-            if numbers[field] != frozen[field]
+            f"{parameter}: {name} is {there.settings[name]!r}, frozen as {value!r}"
+            for name, value in wanted.items()
+            if there.settings[name] != value
         ]
-    return problems + optimizers.not_plain(name, optimizer)
+    return problems
 
 
 @torch.no_grad()
@@ -273,5 +278,10 @@ def unfit(decision: Decision) -> list[str]:
         ),
         "precision = float64: must be float32 or bfloat16": decision.precision != "float64",
         "abort.on_non_finite = false: must be true, this trainer never steps on NaN": decision.abort.on_non_finite,  # noqa: E501
+        **{
+            f"{name} = {value}: this trainer does not apply it": False
+            for name, value in decision.run_wide.items()
+            if name not in RUN_WIDE_APPLIED and value != HYPERPARAMETERS[name].off
+        },
     }
     return [problem for problem, holds in expected.items() if not holds]

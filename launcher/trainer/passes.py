@@ -85,7 +85,7 @@ class Exchange:
             cast(Precision, decision.precision),
             sequences,
             passes,
-            decision.optimizer,
+            optimizer=decision.optimizer,
         )
         needed, there = memory.total_bytes + whole_bytes, (1 - RESERVED) * _device_bytes()
         fits = torch.tensor(

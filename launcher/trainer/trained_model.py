@@ -7,7 +7,6 @@ rank builds it with its numbers as the proxies do, and hands them out parameter 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from proxies.external.construction import (
 )
 from proxies.external.factory import checked_load, hook_multipliers
 from proxies.model.decoder import Checkpointing, Decoder, Multipliers, recomputed
-from proxies.model.loss import token_loss
+from proxies.model.loss import loss_weights, token_loss
 
 MEASURED = 0.01
 """Share by which a user's initial std may be another than frozen beside its sampling error: both
@@ -122,7 +121,7 @@ class OurModel:
 
     @property
     def _multipliers(self) -> Multipliers:
-        return Multipliers(**dataclasses.asdict(self.decision.forward))
+        return Multipliers.of_run(self.decision.forward, self.decision.run_wide)
 
     def initialize(self, module: nn.Module) -> None:
         """See `TrainedModel`."""
@@ -174,7 +173,9 @@ class UserModel:
 
     def loss(self, module: nn.Module, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """See `TrainedModel`."""
-        return token_loss(self.logits(module, ids_BT), targets_BT)
+        return token_loss(
+            self.logits(module, ids_BT), targets_BT, loss_weights(self.decision.run_wide)
+        )
 
     @torch.no_grad()
     def initialize(self, module: nn.Module) -> None:

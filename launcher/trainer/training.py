@@ -290,7 +290,7 @@ class Trainer:
         def prove() -> None:
             decision = self.decision
             if wrong := assembly.mismatches(
-                self.model, self.optimizer, decision.groups, lr_share, decision.optimizer
+                self.model, self.optimizer, decision.groups, decision.optimizer, lr_share
             ):
                 raise FrozenError("live optimizer", wrong)
 

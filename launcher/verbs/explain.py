@@ -26,8 +26,8 @@ from launcher.plan import sources
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import BESIDE, LEARNING_RATE, Hparams, hyperparameter_named
-from proxies.core.optimizers import GROUP_NUMBERS
+from proxies.core.hyperparameters import LEARNING_RATE, Hparams, hyperparameter_named
+from proxies.core.optimizers import RECIPES
 from proxies.core.rules import named
 from proxies.core.shape import Family, Shape
 
@@ -84,10 +84,11 @@ _RATE = 0.01
 
 
 def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """An option for each number of a group of parameters, by its placeholder; conventional where
-    one is.
+    """Add an option for each hyperparameter that sets something of an optimizer, with its
+    conventional value.
     """
-    for name in reversed((*GROUP_NUMBERS, *BESIDE.values())):
+    names = dict.fromkeys(name for recipe in RECIPES.values() for name in recipe.hyperparameters)
+    for name in reversed(names):
         one = hyperparameter_named(name)
         default = (
             _RATE

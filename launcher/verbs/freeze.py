@@ -16,8 +16,9 @@ from launcher.frozen.launch_file import format_accepted_gates
 from launcher.study.gates import GateError, forecast_warnings
 from proxies.core.canon import Json
 from proxies.core.errors import ExitCode, InputError
-from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
+from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.notation import counted, format_learning_rate, format_loss
+from proxies.core.optimizers import RECIPES
 
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision, ParameterGroup
@@ -251,7 +252,8 @@ def _decision_lines(
     """
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     own = decision.own
-    rated = [g for g in decision.groups if g.by_muon] or decision.groups
+    main = RECIPES[decision.optimizer].main.name
+    rated = [g for g in decision.groups if g.optimizer == main] or decision.groups
     rate = max(g.learning_rate for g in rated) if own is None else cast(float, own.values["lr"])
     return [
         (
@@ -267,8 +269,8 @@ def _decision_lines(
             f"{schedule.kind}, warmup "
             f"{counted(schedule.warmup_steps, 'step')}, "
             + ", ".join(
-                f"{HYPERPARAMETERS[name].short or name} {getattr(decision, name)}"
-                for name in RUN_WIDE
+                f"{HYPERPARAMETERS[name].short or name} {value}"
+                for name, value in decision.run_wide.items()
             )
         ),
         *(

@@ -12,7 +12,7 @@ from launcher.cli.options import AMOUNT, answer, json_option, plan_argument, set
 from launcher.plan.presets import PRESETS
 from proxies.core import canon
 from proxies.core.notation import counted, format_count, format_flops, format_main_run_share
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS
+from proxies.core.optimizers import RECIPES
 
 if TYPE_CHECKING:
     from launcher.plan.plan import Plan
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--optimizer",
-    type=click.Choice(list(OPTIMIZERS)),
-    default=DEFAULT,
-    show_default=True,
-    help="Optimizer. Where one has two learning rates, both are searched and tested.",
+    type=click.Choice(list(RECIPES)),
+    help="Optimizer. Default: the plan's. Where one has two learning rates, both are searched and "
+    "tested.",
 )
 @click.option(
     "--data",

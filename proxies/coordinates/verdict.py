@@ -244,7 +244,7 @@ def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
     width grows. In small models and with few tokens, much of the alignment is noise of unrelated
     inputs. Muon's updates have no such noise: on the span of their inputs the effect is their size.
     """
-    if measured.role not in ("hidden", "readout") or _by_muon(measured, setting):
+    if measured.role not in ("hidden", "readout") or _rates_by_shape(measured, setting):
         return 0.0
     effect_SPK = measured.update if measured.role == "hidden" else measured.change
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -254,8 +254,8 @@ def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
     return NOISE_SLOPE if slopes_K is None else min(max(float(slopes_K.mean()), NOISE_SLOPE), 0.0)
 
 
-def _by_muon(measured: Measured, setting: CheckSettings) -> bool:
-    return setting.parametrization.by_muon and measured.role == "hidden"
+def _rates_by_shape(measured: Measured, setting: CheckSettings) -> bool:
+    return setting.parametrization.rates_by_shape and measured.role == "hidden"
 
 
 def expected_change(
@@ -436,7 +436,7 @@ def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | Non
     # The effect on the batch shows the rate of an embedding, whose rows are the output, and of
     # Muon, whose update keeps the size of every input in the span of its gradient; the size of its
     # elements depends on the gradient's rank.
-    is_direct = measured.role == "embedding" or _by_muon(measured, setting)
+    is_direct = measured.role == "embedding" or _rates_by_shape(measured, setting)
     size_SPK, expected = (effect_SPK if is_direct else measured.rate), (rule, rule)
     rate = _first_slope(size_SPK, setting)
     if rate is None:
@@ -467,7 +467,7 @@ def _cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Out
             else []
         )
         # Muon's rate must not change
-        grows = setting.parametrization.by_muon and rate == "blows_up"
+        grows = setting.parametrization.rates_by_shape and rate == "blows_up"
         word = "grows" if grows else _FALSE_SCALING.get(rate, "")
         mistakes += (
             [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []

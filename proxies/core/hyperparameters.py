@@ -20,7 +20,6 @@ from typing import Literal
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.notation import format_learning_rate
-from proxies.core.optimizers import GROUP_NUMBERS, OptimizerName
 from proxies.core.powers import UNSCALED, Powers, Ratios
 
 Scale = Literal["linear", "log2", "log2_complement"]
@@ -32,6 +31,9 @@ another shape."""
 SetBy = Literal["search", "proxy", "axes"]
 """Where a plan sets it: a range of its own in `[search]`; a value in `[proxy]`, and a range in
 `[search] axes` if it is to be searched; or only there."""
+AppliedTo = Literal["gradient", "loss"]
+"""Target of a run-wide setting: the gradient before an update, or the loss that is
+differentiated."""
 LEARNING_RATE = "learning_rate"
 """The one that every study is about: always searched, always tested for transfer."""
 WARMUP = "warmup_fraction"
@@ -88,11 +90,13 @@ class Hyperparameter:
     """Axes over which a plan that says nothing tests it."""
     scaling: Scaling | None = None
     """None: the same number at every shape."""
-    optimizer: OptimizerName | None = None
-    """The one that has it; None: all."""
-    sets: str = ""
-    """The number of a group (`proxies.core.optimizers.GroupNumbers`) that it is, for parameters
-    that AdamW steps beside Muon; empty: the one of its own name, if any."""
+    zero_means: str = ""
+    """Name of the hyperparameter whose value it takes where it is 0; empty: 0 is a value of its
+    own."""
+    user_trainer: bool = True
+    """Whether a user's own trainer, which brings its own optimizer, is given it."""
+    applied_to: AppliedTo | None = None
+    """Target of a run-wide setting, which is one number for the whole run; None for all others."""
     multiplies: str = ""
     """The forward multiplier (`proxies.core.numbers.ForwardNumbers`) that it is part of."""
     convention: Convention | None = None
@@ -199,6 +203,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 can_be_off=True,
                 off=None,
                 tested_over=("width",),
+                applied_to="gradient",
                 convention=Convention(value=1.0, source=_DECODERS),
                 aliases=("clip", "grad_clip", "max_grad_norm"),
                 short="clip",
@@ -254,7 +259,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 above=0,
                 below=1,
                 set_by="proxy",
-                optimizer="muon",
+                user_trainer=False,
             ),
             Hyperparameter(
                 name="adamw_learning_rate",
@@ -264,8 +269,8 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 least=0,
                 set_by="proxy",
                 scaling="learning_rate",
-                optimizer="muon",
-                sets=LEARNING_RATE,
+                zero_means=LEARNING_RATE,
+                user_trainer=False,
                 short="adamw lr",
             ),
             Hyperparameter(
@@ -275,8 +280,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 least=0,
                 set_by="proxy",
                 scaling="weight_decay",
-                optimizer="muon",
-                sets="weight_decay",
+                user_trainer=False,
             ),
             Hyperparameter(
                 name="embedding_multiplier",
@@ -393,8 +397,13 @@ class Hparams:
 
     @property
     def unclipped(self) -> Hparams:
-        """The same without a limit on the gradient."""
-        return dataclasses.replace(self, clip_norm=None)
+        """The same hyperparameters, with nothing applied to the gradient."""
+        off = {
+            name: HYPERPARAMETERS[name].off
+            for name in RUN_WIDE
+            if HYPERPARAMETERS[name].applied_to == "gradient"
+        }
+        return dataclasses.replace(self, **off)  # type: ignore[arg-type]
 
     @property
     def run_wide(self) -> dict[str, float | None]:
@@ -411,25 +420,17 @@ HPARAMS = tuple(
     field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS
 )
 """Names of its fields that the registry knows."""
-OF_EVERY_OPTIMIZER = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].optimizer is None)
-"""Those that mean something whatever the optimizer; a user's own trainer is told no others."""
-
-
-BESIDE = {one.sets: one.name for one in HYPERPARAMETERS.values() if one.sets}
-"""By the number of a group: the hyperparameter that sets it where AdamW steps beside Muon."""
-
-
-def has_it(optimizer: OptimizerName, name: str) -> bool:
-    """Whether a hyperparameter means something under an optimizer."""
-    return hyperparameter_named(name).optimizer in (None, optimizer)
-
-
-RUN_WIDE = tuple(
-    one.name
-    for one in map(HYPERPARAMETERS.__getitem__, HPARAMS)
-    if one.name not in GROUP_NUMBERS and not one.multiplies and not one.sets
+ADDED_HPARAMS = tuple(
+    field.name
+    for field in dataclasses.fields(Hparams)
+    if field.name in HYPERPARAMETERS and canon.UNLESS_DEFAULT.items() <= field.metadata.items()
 )
-"""Those of a frozen config's own keys, beside the numbers of groups and the forward multipliers."""
+"""Names of those that records leave out at their default: records made before they were there keep
+their ids."""
+USER_TRAINER_HPARAMS = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].user_trainer)
+"""Names of those that a user's own trainer is given."""
+RUN_WIDE = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].applied_to is not None)
+"""Names of the run-wide settings, which are fields of a frozen config."""
 
 
 def warmup_of(point: Mapping[str, float]) -> float:

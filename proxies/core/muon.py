@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from proxies.core.numbers import Kind, kind_of
-from proxies.core.optimizers import OPTIMIZERS, OptimizerName
-from proxies.core.shape import Shape, parameter_shapes
-
 MuonRate = Literal["none", "original", "match_rms_adamw", "spectral", "unit_rms"]
 """What multiplies the learning rate of a matrix of so many rows (its outputs) and columns; `none`:
 Muon steps nothing. The names are those of torch.optim.Muon and, for the last two, of Megatron-LM.
@@ -62,13 +58,6 @@ EPS = 1e-7
 """The least norm that a matrix is divided by."""
 
 
-def stepped_by_muon(kind: Kind, size: tuple[int, ...]) -> bool:
-    """Whether Muon, where it is the optimizer, steps such a parameter: hidden matrices; AdamW steps
-    all others.
-    """
-    return kind == "hidden" and len(size) == 2
-
-
 def shape_factor(rate: MuonRate, size: tuple[int, ...]) -> float:
     """What a rule multiplies the learning rate of a matrix of that size with."""
     return SHAPE_RULES[rate].factor(*size)
@@ -80,16 +69,3 @@ def iteration_flops(size: tuple[int, ...]) -> float:
     """
     short, long = min(size), max(size)
     return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)
-
-
-def optimizer_flops(optimizer: OptimizerName, shape: Shape) -> float:
-    """FLOPs that an optimizer adds to every step of a model, whatever its batch: Newton-Schulz's.
-    Not part of a run's training FLOPs (`proxies.core.flops`); times and hours count them.
-    """
-    if not OPTIMIZERS[optimizer].rates_by_shape:
-        return 0.0
-    return sum(
-        iteration_flops(size)
-        for name, size in parameter_shapes(shape).items()
-        if stepped_by_muon(kind_of(name), size)
-    )

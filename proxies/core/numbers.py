@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from proxies.core.optimizers import GroupNumbers
-
 Kind = Literal[
     "embedding",
     "hidden",
@@ -42,7 +40,34 @@ def kind_of(name: str) -> Kind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterNumbers(GroupNumbers):
+class GroupSettings:
+    """An optimizer and its settings for some parameters. Values are absolute: nothing is left to
+    multiply.
+    """
+
+    optimizer: str
+    """Name of the optimizer (`proxies.core.optimizers.OPTIMIZERS`)."""
+    settings: dict[str, float]
+    """All settings that this optimizer has, by name, and no others."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate at the schedule's peak."""
+        return self.settings["learning_rate"]
+
+    @property
+    def weight_decay(self) -> float:
+        """Decoupled weight decay: a step multiplies a weight by 1 - lr * weight_decay."""
+        return self.settings["weight_decay"]
+
+    @property
+    def decay_share(self) -> float:
+        """Share of a weight that a step removes at the schedule's peak."""
+        return self.learning_rate * self.weight_decay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterNumbers(GroupSettings):
     """What one parameter is trained with."""
 
     name: str

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.errors import InputError
-from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
+from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
 
 MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
 
@@ -79,7 +79,10 @@ class FactoryChangedError(InputError):
 
 
 PLACEHOLDERS = {
-    **{HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning for name in OF_EVERY_OPTIMIZER},
+    **{
+        HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning
+        for name in USER_TRAINER_HPARAMS
+    },
     "num_steps": "optimizer steps",
     "warmup_steps": "warmup steps among them",
     "decay_steps": "decay steps (wsd)",

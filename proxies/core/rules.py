@@ -19,10 +19,11 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from proxies.core import canon
 from proxies.core.checks import Checks, SpecError
-from proxies.core.hyperparameters import HYPERPARAMETERS, Hparams
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
 from proxies.core.muon import RMS_POWER, SHAPE_RULES, MuonRate
 from proxies.core.notation import with_article
 from proxies.core.numbers import KINDS, Kind
+from proxies.core.optimizers import WEIGHT_DECAY, Recipe, is_renamed
 from proxies.core.powers import Powers, Ratios
 
 Name = Literal["sp", "mup", "mup_no_wd_scaling", "completep", "completedp", "umup"]
@@ -117,12 +118,12 @@ class Parametrization:
         if checks.fine and self.width == "none":
             self._check_no_width(checks)
         said = f"muon_width_power = {self.muon_width_power}: must be 0 where muon_rate is none"
-        checks.that(self.by_muon or not self.muon_width_power, said)
+        checks.that(self.rates_by_shape or not self.muon_width_power, said)
         said = (
             "weight_decay = 'root': derived for AdamW's rates, so Muon's must be scaled, "
             "unscaled or independent"
         )
-        checks.that(not self.by_muon or self.weight_decay != "root", said)
+        checks.that(not self.rates_by_shape or self.weight_decay != "root", said)
         checks.done()
 
     def _check_no_width(self, checks: Checks) -> None:
@@ -145,8 +146,10 @@ class Parametrization:
         return self.moments == "scaled" or bool(self.rate_batch_power or self.rate_duration_power)
 
     @property
-    def by_muon(self) -> bool:
-        """Whether Muon steps hidden matrices."""
+    def rates_by_shape(self) -> bool:
+        """Whether the learning rates of hidden matrices follow their shape, as an optimizer such as
+        Muon needs.
+        """
         return self.muon_rate != "none"
 
     @property
@@ -155,7 +158,7 @@ class Parametrization:
         they were, by Muon too.
         """
         decay: DecayScaling = "independent" if self.weight_decay == "independent" else "unscaled"
-        power = RMS_POWER - SHAPE_RULES[self.muon_rate].width_power if self.by_muon else 0.0
+        power = RMS_POWER - SHAPE_RULES[self.muon_rate].width_power if self.rates_by_shape else 0.0
         return dataclasses.replace(
             PRESETS["sp"],
             decayed=self.decayed,
@@ -268,14 +271,16 @@ def _one_of(word: str, words: Iterable[str]) -> str:
 
 
 def kind_rule(
-    parametrization: Parametrization, kind: Kind, *, by_muon: bool | None = None
+    parametrization: Parametrization, kind: Kind, *, by_shape: bool | None = None
 ) -> KindRule:
-    """How the numbers of one kind of parameter scale; `by_muon`: whether Muon steps it, None: as
-    its kind says.
+    """Return how the numbers of one kind of parameter scale.
+
+    `by_shape` says whether its optimizer's rate follows a matrix's shape. None: as for most
+    parameters of the kind.
     """
     p = parametrization
     scaled = p.width == "mup"
-    muon = p.by_muon and kind == "hidden" if by_muon is None else by_muon
+    by_shape = p.rates_by_shape and kind == "hidden" if by_shape is None else by_shape
     # An absorbed readout is sized as mup's hidden matrices are, but for its init: half a power
     # more.
     absorbed = scaled and kind == "readout" and p.output == "absorbed"
@@ -285,7 +290,7 @@ def kind_rule(
         rate_width = -0.5
     alpha = p.depth_alpha if kind in IN_BLOCKS else None
     decay_width = {"scaled": 1.0, "root": 0.5}.get(p.weight_decay, 0.0) if as_hidden else 0.0
-    if muon:  # the share that decay takes, lr * wd, is that of the base in every source
+    if by_shape:  # the share that decay takes, lr * wd, is that of the base in every source
         rate_width = SHAPE_RULES[p.muon_rate].width_power + p.muon_width_power
         decay_width = 0.0 if p.weight_decay == "independent" else -rate_width
     decay, eps = _noise(p)
@@ -298,7 +303,7 @@ def kind_rule(
             duration=p.rate_duration_power,
         ),
         weight_decay=decay.times(Powers(width=decay_width)),
-        eps=Powers() if muon else eps.times(_eps(p, kind)),
+        eps=Powers() if by_shape else eps.times(_eps(p, kind)),
     )
 
 
@@ -313,23 +318,19 @@ def _noise(p: Parametrization) -> tuple[Powers, Powers]:
     return Powers(batch=half, duration=-half), Powers(batch=-0.5, duration=0.5)
 
 
-def rate_and_decay(
-    parametrization: Parametrization, hparams: Hparams, *, by_muon: bool
-) -> tuple[float, float]:
-    """The learning rate and weight decay, at the base, of what Muon steps or of all else."""
-    if by_muon or not parametrization.by_muon:
-        return hparams.learning_rate, hparams.weight_decay
-    return hparams.adamw_learning_rate or hparams.learning_rate, hparams.adamw_weight_decay
-
-
 def decay_share(
-    parametrization: Parametrization, kind: Kind, ratios: Ratios, hparams: Hparams
+    parametrization: Parametrization, recipe: Recipe, kind: Kind, ratios: Ratios, hparams: Hparams
 ) -> float:
-    """The share of a weight that a step takes at the peak: the decay times the rate, or the decay
-    itself.
+    """Return the share of a weight that a step removes at the peak: the decay times the rate, or
+    the decay itself.
     """
-    rule = kind_rule(parametrization, kind)
-    rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
+    spec = recipe.optimizer_for(kind)
+    # a plan may have only one of them
+    by_shape = spec.rates_by_shape and parametrization.rates_by_shape
+    rule = kind_rule(parametrization, kind, by_shape=by_shape)
+    rate, decay = (
+        recipe.value_at_base(hparams, spec.name, name) for name in (LEARNING_RATE, WEIGHT_DECAY)
+    )
     share = decay * rule.weight_decay.at(ratios)
     return (
         share
@@ -350,6 +351,13 @@ def _eps(p: Parametrization, kind: Kind) -> Powers:
         if kind == "embedding" or (kind == "readout" and p.output == "multiplier"):
             return Powers(width=width)
     return Powers()
+
+
+def follows_shape(name: str) -> bool:
+    """Return whether a setting scales with a matrix's own shape where its optimizer's rates do:
+    rate and decay.
+    """
+    return HYPERPARAMETERS[name].scaling in ("learning_rate", "weight_decay")
 
 
 def forward_rule(parametrization: Parametrization) -> dict[Literal["residual", "output"], Powers]:
@@ -373,8 +381,8 @@ def decays(parametrization: Parametrization, kind: Kind) -> bool:
 
 
 def scaled_kind(name: str) -> Kind:
-    """The kind of parameter that a hyperparameter's scaling is told of."""
-    return "embedding" if HYPERPARAMETERS[name].sets else "hidden"
+    """Return the kind of parameter for which a hyperparameter's scaling is shown."""
+    return "embedding" if is_renamed(name) else "hidden"
 
 
 def scaling(parametrization: Parametrization, name: str, kind: Kind | None = None) -> Powers:
@@ -429,26 +437,29 @@ def moments(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) 
     return found
 
 
-def decay_problems(parametrization: Parametrization, ratios: Ratios, hparams: Hparams) -> list[str]:
-    """Weight decay by which a step at the peak would take all of a weight, at the first kind of
-    which it does.
+def decay_problems(
+    parametrization: Parametrization, recipe: Recipe, ratios: Ratios, hparams: Hparams
+) -> list[str]:
+    """Return the problem of the first kind of parameter of which a step at the peak would remove a
+    whole weight.
     """
-    problems = []
     for kind in KINDS:
-        if (
-            not decays(parametrization, kind)
-            or (share := decay_share(parametrization, kind, ratios, hparams)) < 1
-        ):
+        if not decays(parametrization, kind):
             continue
-        rate, decay = rate_and_decay(parametrization, hparams, by_muon=kind == "hidden")
-        name = (
-            "adamw_weight_decay" if parametrization.by_muon and kind != "hidden" else "weight_decay"
+        if (share := decay_share(parametrization, recipe, kind, ratios, hparams)) < 1:
+            continue
+        optimizer = recipe.optimizer_for(kind).name
+        rate, decay = (
+            recipe.value_at_base(hparams, optimizer, name) for name in (LEARNING_RATE, WEIGHT_DECAY)
         )
-        problems.append(
-            f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of "
-            f"{with_article(kind)} weight"
-        )
-    return problems[:1]
+        name = recipe.hyperparameter_for(optimizer, WEIGHT_DECAY)
+        return [
+            (
+                f"{name} = {decay} at learning rate {rate}: a step would take {share:.3g} of "
+                f"{with_article(kind)} weight"
+            )
+        ]
+    return []
 
 
 def refusals(

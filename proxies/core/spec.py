@@ -18,7 +18,7 @@ from proxies.core import canon
 from proxies.core.checks import Checks
 from proxies.core.flops import flops_per_token
 from proxies.core.hyperparameters import Hparams
-from proxies.core.optimizers import DEFAULT, OPTIMIZERS, OptimizerName
+from proxies.core.optimizers import RECIPES, RecipeName
 from proxies.core.powers import Ratios
 from proxies.core.programs import Command, Factory
 from proxies.core.rules import Parametrization, refusals
@@ -105,7 +105,9 @@ class RunSpec(_KeepsId):
     data_id: str
     seed: int
     numerics: Numerics = field(metadata=canon.SHARED)
-    optimizer: OptimizerName = DEFAULT
+    optimizer: RecipeName
+    """Name of the recipe that assigns an optimizer to each parameter
+    (`proxies.core.optimizers.RECIPES`)."""
     base_batch_tokens: int | None = None
     """The base run's, where the parametrization scales with batch or duration; else None."""
     base_num_tokens: int | None = None
@@ -116,7 +118,7 @@ class RunSpec(_KeepsId):
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("optimizer", tuple(OPTIMIZERS))
+        checks.one_of("optimizer", tuple(RECIPES))
         checks.whole("batch_tokens")
         checks.whole("seed", least=0)
         checks.that(
@@ -135,9 +137,9 @@ class RunSpec(_KeepsId):
             "factory and command: give only one of them",
         )
         rule = self.parametrization.muon_rate
-        by_shape = self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].rates_by_shape
+        by_shape = self.optimizer in RECIPES and RECIPES[self.optimizer].rates_by_shape
         said = f"optimizer = {self.optimizer!r} with muon_rate = {rule!r}: must fit each other"
-        checks.that(by_shape == self.parametrization.by_muon, said)
+        checks.that(by_shape == self.parametrization.rates_by_shape, said)
         own = (
             "a factory's model"
             if self.factory is not None

@@ -24,7 +24,7 @@ from pathlib import Path
 from proxies.core import canon, flops
 from proxies.core.errors import InputError
 from proxies.core.failures import Cause, signal_of
-from proxies.core.hyperparameters import HYPERPARAMETERS, OF_EVERY_OPTIMIZER
+from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
 from proxies.core.notation import format_loss
 from proxies.core.programs import Command
 from proxies.core.shape import Shape
@@ -363,7 +363,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     """
     shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
     values: dict[str, canon.Json] = {
-        **{HYPERPARAMETERS[name].told_as: getattr(hparams, name) for name in OF_EVERY_OPTIMIZER},
+        **{HYPERPARAMETERS[name].told_as: getattr(hparams, name) for name in USER_TRAINER_HPARAMS},
         **spec.own_values,
         "num_steps": schedule.num_steps,
         "warmup_steps": schedule.warmup_steps,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from proxies.core.optimizers import RECIPES
 from proxies.core.programs import FactoryError
 from proxies.core.shape import Shape
 from proxies.core.spec import RunSpec
@@ -163,7 +164,9 @@ def _numbers(
         )
         for role in roles.parameters
     )
-    return table_of(spec.parametrization, parameters, spec.ratios, spec.hparams)
+    return table_of(
+        spec.parametrization, RECIPES[spec.optimizer], parameters, spec.ratios, spec.hparams
+    )
 
 
 def _factor(spec: RunSpec, numbers: ParameterNumbers, here: Spread, base: Spread) -> float:

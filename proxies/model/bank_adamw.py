@@ -128,16 +128,20 @@ class BankAdamW:
         for name, (start, stop) in self.spans.items():
             parameter = named[name]
             self.weights_KP[trial, start:stop] = weights[name].flatten().to(self.weights_KP)
-            own = (parameter.learning_rate, parameter.weight_decay, parameter.eps)
-            rates.append((0.0, 0.0, 1.0) if name in self.left_out else own)  # which change nothing
+            # which change nothing
+            rates.append((0.0, 0.0, 1.0) if name in self.left_out else self.rates_of(parameter))
         columns_3S = torch.tensor(rates, dtype=torch.float64).T
         for rate_KS, column_S in zip(
             (self.peak_lr_KS, self.decay_KS, self.eps_KS), columns_3S, strict=True
         ):
             rate_KS[trial] = column_S
         one = next(parameter for parameter in numbers if parameter.name not in self.left_out)
-        self.beta1_K1[trial], self.beta2_K1[trial] = one.beta1, one.beta2
+        self.beta1_K1[trial], self.beta2_K1[trial] = one.settings["beta1"], one.settings["beta2"]
         self.clip_K1[trial] = torch.inf if hparams.clip_norm is None else hparams.clip_norm
+
+    def rates_of(self, parameter: ParameterNumbers) -> tuple[float, float, float]:
+        """Return a tensor's peak learning rate, weight decay, and eps."""
+        return parameter.learning_rate, parameter.weight_decay, parameter.settings["eps"]
 
     def state(self, trial: int) -> dict[str, Tensor]:
         """A trial's weights and moments, [P] each: views into the buffers."""

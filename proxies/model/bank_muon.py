@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from proxies.core.hyperparameters import Hparams
-from proxies.core.muon import stepped_by_muon
 from proxies.core.numbers import ParameterNumbers, kind_of
+from proxies.core.optimizers import OPTIMIZERS
 from proxies.model.bank_adamw import BankAdamW
 from proxies.model.muon import by_shape, iteration_dtype, orthogonalized
 
@@ -38,7 +38,7 @@ class BankMuon(BankAdamW):
         matrices = {
             name: tuple(parameter.shape[1:])
             for name, parameter in model.named_parameters()
-            if stepped_by_muon(kind_of(name), tuple(parameter.shape[1:]))
+            if OPTIMIZERS["muon"].can_step(kind_of(name), tuple(parameter.shape[1:]))
         }
         self.left_out = frozenset(matrices)
         device, weights = self.weights_KP.device, self.weights_KP
@@ -78,7 +78,7 @@ class BankMuon(BankAdamW):
         for index, name in enumerate(self._names):
             self._lr_KS[trial, index] = named[name].learning_rate
             self._share_KS[trial, index] = named[name].decay_share
-            self.momentum_K1[trial] = named[name].momentum
+            self.momentum_K1[trial] = named[name].settings["momentum"]
 
     def state(self, trial: int) -> dict[str, Tensor]:
         """A trial's weights, moments and Muon's averages: views into the buffers."""

@@ -10,8 +10,8 @@ heads, E head dim, F feed-forward width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from proxies.core.numbers import ForwardNumbers
 from proxies.core.shape import Shape
-from proxies.model.loss import FusedLoss, token_loss
+from proxies.model.loss import FusedLoss, LossWeights, loss_weights, token_loss
 from proxies.model.precision import widened
 
 # Rotary position embedding (arXiv 2104.09864), halves paired as in Llama's code.
@@ -145,6 +146,13 @@ class Multipliers:
     residual: float | Tensor = 1.0
     """Of each branch, attention and feed-forward, before it joins the residual stream."""
     output: float | Tensor = 1.0
+    loss_weights: LossWeights = field(default_factory=dict)
+    """Weights of the loss terms (`proxies.model.loss.LOSS_TERMS`), one per trial as tensors [K]."""
+
+    @classmethod
+    def of_run(cls, forward: ForwardNumbers, run_wide: Mapping[str, float | None]) -> Multipliers:
+        """Return the multipliers of a run, from its forward numbers and its run-wide settings."""
+        return cls(**asdict(forward), loss_weights=loss_weights(run_wide))
 
 
 class _Products(torch.autograd.Function):
@@ -475,9 +483,14 @@ class Decoder(nn.Module):
             x_KND = block(x_KND, multipliers.attention, multipliers.residual)
         x_KND = _times(self.norm(x_KND), multipliers.output)
         if targets_KBT is not None and self.fused_loss is not None:
+            weight_KVD = self.lm_head.weight.to(x_KND.dtype)
             loss_K: Tensor = self.fused_loss(
-                x_KND, self.lm_head.weight.to(x_KND.dtype), targets_KBT
+                x_KND, weight_KVD, targets_KBT, multipliers.loss_weights
             )
             return loss_K
         logits_KNV: Tensor = self.lm_head(x_KND)
-        return logits_KNV if targets_KBT is None else token_loss(logits_KNV, targets_KBT)
+        return (
+            logits_KNV
+            if targets_KBT is None
+            else token_loss(logits_KNV, targets_KBT, multipliers.loss_weights)
+        )

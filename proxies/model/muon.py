@@ -9,7 +9,7 @@ the rest. It takes a matrix's learning rate as it is: what a rule multiplies it 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -22,6 +22,8 @@ from proxies.core.muon import COEFFICIENTS, EPS, NUM_ITERATIONS
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+MOMENTUM = "momentum"
+"""The key that only Muon's groups have among torch's parameter groups."""
 BUFFER = "momentum_buffer"
 """The name of the moving average in a parameter's state: torch's own."""
 
@@ -60,29 +62,40 @@ def by_shape(matrices: Sequence[Tensor]) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
+def is_muon_group(group: Mapping[str, Any]) -> bool:
+    """Return whether `Muon` steps one of torch's parameter groups by Muon: it has a `momentum`, and
+    no `betas`.
+    """
+    return MOMENTUM in group
+
+
 class Muon(torch.optim.Optimizer):
-    """Muon for groups whose `momentum` is above 0, AdamW for the others.
+    """One optimizer for groups of Muon and groups of AdamW.
 
     Args:
-        params: torch's parameter groups, each with `lr`, `weight_decay`, `eps`, `betas` and
-            `momentum`.
-        dtype: of the iteration; None: see `iteration_dtype`.
+        params: torch's parameter groups, each with `lr` and `weight_decay`; a group of Muon with
+            `momentum`, a group of AdamW with `betas` and `eps`.
+        dtype: dtype of the iteration; None: see `iteration_dtype`.
 
     A matrix sharded by rows, as FSDP2 has it, is gathered by one rank, made orthogonal there and
     sent back, a rank to each of so many matrices; `step` is collective then.
 
     Raises:
-        ValueError: a group of Muon's holds what is no matrix; at a step, a matrix is sharded
-            otherwise.
+        ValueError: a group has the settings of both or of neither, or a group of Muon holds what is
+            no matrix; at a step, a matrix is sharded otherwise.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
         self.kept: dict[Tensor, Tensor] | None = None
         """Where it is a dict: the last step's orthogonal matrices by parameter."""
-        super().__init__(params, {"momentum": 0.0})
+        super().__init__(params, {})
         for group in self.param_groups:
-            wrong = [tuple(p.shape) for p in group["params"] if group["momentum"] and p.dim() != 2]
+            if is_muon_group(group) == ("betas" in group):
+                raise ValueError("each group must have either momentum (Muon) or betas (AdamW)")
+            wrong = [
+                tuple(p.shape) for p in group["params"] if is_muon_group(group) and p.dim() != 2
+            ]
             if wrong:
                 raise ValueError(
                     f"Muon steps matrices only, and got parameters of shape {wrong[0]}"
@@ -100,7 +113,7 @@ class Muon(torch.optim.Optimizer):
         matrices: list[tuple[Tensor, dict[str, Any]]] = []
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None]
-            if group["momentum"]:
+            if is_muon_group(group):
                 matrices += [(p, group) for p in with_gradient]
             else:
                 self._step_adamw(with_gradient, group)
@@ -134,9 +147,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _step_muon(self, matrices: list[tuple[Tensor, dict[str, Any]]]) -> None:
-        directions = self._directions(
-            [self._averaged(p, group["momentum"]) for p, group in matrices]
-        )
+        directions = self._directions([self._averaged(p, group[MOMENTUM]) for p, group in matrices])
         for (p, group), direction in zip(matrices, directions, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
             p.add_(direction.to(p.dtype), alpha=-group["lr"])

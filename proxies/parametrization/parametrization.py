@@ -21,19 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import Hparams
-from proxies.core.muon import EPS, shape_factor, stepped_by_muon
+from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from proxies.core.muon import shape_factor
 from proxies.core.notation import counted
 from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers, kind_of
-from proxies.core.powers import Ratios
-from proxies.core.rules import (
-    Parametrization,
-    decays,
-    forward_rule,
-    kind_rule,
-    moments,
-    rate_and_decay,
-)
+from proxies.core.optimizers import RECIPES, WEIGHT_DECAY, Recipe
+from proxies.core.powers import Powers, Ratios
+from proxies.core.rules import KindRule, Parametrization, decays, forward_rule, kind_rule, moments
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.core.spec import RunSpec
 
@@ -187,57 +181,77 @@ def _base_std(name: str, size: tuple[int, ...], tied: bool) -> float:
 
 def table_of(
     parametrization: Parametrization,
+    recipe: Recipe,
     parameters: Iterable[Parameter],
     ratios: Ratios,
     hparams: Hparams,
 ) -> tuple[ParameterNumbers, ...]:
-    """The numbers of every parameter.
+    """Return the numbers of every parameter.
 
     Raises:
         SpecError: scaled betas that leave [0, 1).
     """
     averages = moments(parametrization, ratios, hparams)
-    return tuple(_numbers(parametrization, p, ratios, hparams, averages) for p in parameters)
+    return tuple(
+        _numbers(parametrization, recipe, p, ratios, hparams, averages) for p in parameters
+    )
 
 
 def _numbers(
     parametrization: Parametrization,
+    recipe: Recipe,
     parameter: Parameter,
     ratios: Ratios,
     hparams: Hparams,
     averages: dict[str, float],
 ) -> ParameterNumbers:
-    kind, muon = (
-        parameter.kind,
-        parametrization.by_muon and stepped_by_muon(parameter.kind, parameter.size),
-    )
-    rule = kind_rule(parametrization, kind, by_muon=muon)
-    base_rate, base_decay = rate_and_decay(parametrization, hparams, by_muon=muon)
+    kind, spec = parameter.kind, recipe.optimizer_for(parameter.kind, parameter.size)
+    by_shape = spec.rates_by_shape
+    rule = kind_rule(parametrization, kind, by_shape=by_shape)
+    base = {name: recipe.value_at_base(hparams, spec.name, name) for name in spec.settings}
     # A matrix scales with its own fan-in, everything else with the width.
     own = kind in ("hidden", "readout")
     scale = dataclasses.replace(ratios, width=parameter.width_multiplier) if own else ratios
-    # Muon's width rule is a function of the matrix's own shape; decay takes the share lr * wd as
-    # given.
-    by_shape = _muon_factor(parametrization, parameter) if muon else 1.0
-    rated = dataclasses.replace(scale, width=1.0) if muon else scale
-    learning_rate = base_rate * rule.learning_rate.at(rated) * by_shape
-    decay = base_decay * rule.weight_decay.at(rated) if decays(parametrization, kind) else 0.0
+    # A width rule by shape is a function of the matrix's own shape; decay takes the share lr * wd
+    # as given.
+    factor = _shape_factor(parametrization, parameter) if by_shape else 1.0
+    rated = dataclasses.replace(scale, width=1.0) if by_shape else scale
+    learning_rate = base[LEARNING_RATE] * rule.learning_rate.at(rated) * factor
+    decay = (
+        base[WEIGHT_DECAY] * rule.weight_decay.at(rated) if decays(parametrization, kind) else 0.0
+    )
+    decay /= learning_rate if parametrization.weight_decay == "independent" else factor
+    settings = {LEARNING_RATE: learning_rate, WEIGHT_DECAY: decay}
+    settings |= {
+        name: _at_shape(name, value, rule, scale, averages)
+        for name, value in base.items()
+        if name not in settings
+    }
     return ParameterNumbers(
         name=parameter.name,
         size=parameter.size,
         kind=kind,
         width_multiplier=parameter.width_multiplier,
         init_std=parameter.base_std * rule.init_std.at(scale),
-        learning_rate=learning_rate,
-        weight_decay=decay
-        / (learning_rate if parametrization.weight_decay == "independent" else by_shape),
-        eps=EPS if muon else hparams.eps * rule.eps.at(scale),
-        momentum=hparams.momentum if muon else 0.0,
-        **(dict.fromkeys(averages, 0.0) if muon else averages),
+        optimizer=spec.name,
+        settings=settings,
     )
 
 
-def _muon_factor(parametrization: Parametrization, parameter: Parameter) -> float:
+def _at_shape(
+    name: str, value: float, rule: KindRule, scale: Ratios, averages: Mapping[str, float]
+) -> float:
+    """Return a setting of the base at another shape, by the scaling of its hyperparameter."""
+    scaling = HYPERPARAMETERS[name].scaling
+    if scaling is None:
+        return value
+    if scaling == "moments":
+        return averages[name]
+    powers: Powers = getattr(rule, scaling)
+    return value * powers.at(scale)
+
+
+def _shape_factor(parametrization: Parametrization, parameter: Parameter) -> float:
     growth: float = parameter.width_multiplier**parametrization.muon_width_power
     return shape_factor(parametrization.muon_rate, parameter.size) * growth
 
@@ -248,6 +262,7 @@ def parameter_table(spec: RunSpec) -> tuple[ParameterNumbers, ...]:
     """
     return table_of(
         spec.parametrization,
+        RECIPES[spec.optimizer],
         parameters_of(spec.parametrization, spec.shape, spec.base_shape),
         spec.ratios,
         spec.hparams,
@@ -321,7 +336,7 @@ def stack_forward_numbers(
 
     from proxies.model.decoder import Multipliers
 
-    columns = {
+    columns: dict[str, Any] = {
         field.name: torch.tensor(
             [getattr(n, field.name) for n in numbers], dtype=dtype, device=device
         )[:, None, None]

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from proxies.core.errors import InputError
 from proxies.core.numbers import ForwardNumbers
-from proxies.core.optimizers import DEFAULT, OptimizerName
 from proxies.core.schedule import lr_multiplier
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, Numerics, RunResult, RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.model.bank_adamw import fail_past_recompile_limit, isolated
 from proxies.model.decoder import Decoder
-from proxies.model.optimizer import BANK_OPTIMIZERS
+from proxies.model.loss import LOSS_TERMS
+from proxies.model.optimizer import IMPLEMENTATIONS
 from proxies.model.precision import PRECISIONS
 from proxies.parametrization.parametrization import (
     forward_numbers,
@@ -115,13 +115,14 @@ class Bank:
         numerics: Numerics,
         store: TokenStore,
         *,
-        optimizer: OptimizerName = DEFAULT,
+        optimizer: str,
         device: torch.device | str | None = None,
         compile_backend: str = "inductor",
         num_microbatches: int = 1,
         steps_ahead: int | None = None,
     ) -> None:
-        """Args other than a run's own: device: where to train; None: the GPU if there is one.
+        """Args other than a run's own: optimizer: name of the runs' recipe
+        (`proxies.core.optimizers.RECIPES`). device: where to train; None: the GPU if there is one.
         compile_backend: of `torch.compile`, where the numerics ask for it. num_microbatches: passes
         that a batch is split into, gradients accumulated: the same up to rounding. steps_ahead:
         steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a
@@ -151,7 +152,7 @@ class Bank:
             fused_loss=numerics.fused_loss,
             compute=precision.compute,
         )
-        self.optimizer = BANK_OPTIMIZERS[optimizer](
+        self.optimizer = IMPLEMENTATIONS[optimizer].bank(
             self.model, num_slots, dtype, self.device, compiled=numerics.compiled
         )
         if numerics.compiled:
@@ -160,7 +161,11 @@ class Bank:
         self.noise: NoiseLooks | None = None
         """Takes the gradient noise of the runs, where somebody puts it there."""
         # What a step reads, at one place for good: a recorded one knows no other.
-        self._forward = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
+        self._weights_K = {
+            name: torch.zeros(num_slots, dtype=dtype, device=self.device) for name in LOSS_TERMS
+        }
+        stacked = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
+        self._forward = dataclasses.replace(stacked, loss_weights=self._weights_K)
         self._ids_KBT = torch.zeros(
             num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64
         ).to(self.device)
@@ -367,8 +372,14 @@ class Bank:
     def _set_forward(self) -> None:
         numbers = [_EMPTY if slot is None else slot.forward for slot in self._slots]
         fresh = stack_forward_numbers(numbers, self.optimizer.weights_KP.dtype, self.device)
-        for field in dataclasses.fields(fresh):
+        for field in dataclasses.fields(ForwardNumbers):
             getattr(self._forward, field.name).copy_(getattr(fresh, field.name))
+        for name, weight_K in self._weights_K.items():
+            values = [
+                0.0 if slot is None else slot.progress.spec.hparams.run_wide[name]
+                for slot in self._slots
+            ]
+            weight_K.copy_(torch.tensor(values))
 
 
 def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:

@@ -8,7 +8,6 @@ sequences, which it has not trained on.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -82,7 +81,7 @@ def gram(
 ) -> tuple[tuple[float, ...], ...]:
     """Products of the mean gradients of as many equal parts of the sequences, each with each."""
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-    multipliers = Multipliers(**dataclasses.asdict(forward_numbers(spec)))
+    multipliers = Multipliers.of_run(forward_numbers(spec), spec.hparams.run_wide)
     stride = -(-sum(leaf.numel() for leaf in leaves.values()) // MOST_KEPT)
     device = next(iter(leaves.values())).device
     kept = []

@@ -22,7 +22,7 @@ from proxies.core.schedule import lr_multiplier
 from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
 from proxies.data.tokens import TokenStore
 from proxies.model.bank_adamw import fail_past_recompile_limit
-from proxies.model.loss import token_loss
+from proxies.model.loss import loss_weights, token_loss
 from proxies.model.optimizer import (
     MOMENTS,
     clip_gradients,
@@ -330,7 +330,8 @@ class Solo:
     def _loss(self, trial: _Trial, ids_BT: Tensor) -> Tensor:
         if isinstance(trial.built, DecoderModel):
             return trial.built.loss(ids_BT[:, :-1], ids_BT[:, 1:])
-        return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:])
+        weights = loss_weights(trial.progress.spec.hparams.run_wide)
+        return token_loss(self._logits(trial, ids_BT[:, :-1]), ids_BT[:, 1:], weights)
 
     @torch.no_grad()
     def _validation_loss(self, trial: _Trial) -> float:

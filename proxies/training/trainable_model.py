@@ -4,7 +4,6 @@ own.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,5 +68,5 @@ def our_model(spec: RunSpec) -> DecoderModel:
     parameters = dict(module.named_parameters())
     for parameter in numbers:
         parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))
-    multipliers = Multipliers(**dataclasses.asdict(forward))
+    multipliers = Multipliers.of_run(forward, spec.hparams.run_wide)
     return DecoderModel(module=module, numbers=numbers, multipliers=multipliers)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxies.core import canon
-from proxies.core.hyperparameters import HPARAMS, has_it
+from proxies.core.hyperparameters import HPARAMS
+from proxies.core.optimizers import has_hyperparameter
 from proxies.core.spec import Run
 from sweeps.store.errors import DiskFull, SweepError
 from sweeps.store.ledger import Ledger
@@ -117,7 +118,7 @@ def _row(run: Run, imported: bool) -> dict[str, Any]:
         "base_width": spec.base_shape.width,
         "optimizer": spec.optimizer,
         **{
-            name: getattr(spec.hparams, name) if has_it(spec.optimizer, name) else None
+            name: getattr(spec.hparams, name) if has_hyperparameter(spec.optimizer, name) else None
             for name in HPARAMS
         },
         "schedule": spec.schedule.kind,

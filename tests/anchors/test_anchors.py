@@ -118,31 +118,31 @@ def live(base_shape):
     """The main run's model, and its optimizer with the groups of a base."""
     model = Decoder(MAIN.shape, device="meta")
     groups = groups_of(parameter_table(dataclasses.replace(MAIN, base_shape=base_shape)))
-    return model, assembly.build_optimizer(model, groups)
+    return model, assembly.build_optimizer(model, groups, MAIN.optimizer)
 
 
 def test_groups_of_another_base_are_not_the_frozen_ones():
     model, optimizer = live(MAIN.shape)
     wrong = [
         problem
-        for problem in assembly.mismatches(model, optimizer, FROZEN)
+        for problem in assembly.mismatches(model, optimizer, FROZEN, MAIN.optimizer)
         if "learning_rate" in problem
     ]
     number = f"{len(wrong)} of {len(list(model.parameters()))} rates: {wrong[0]}"
     told("target on its own base", "proof of the live optimizer", number, 0)
     assert wrong[0] == "layers.0.attention.wq.weight: learning_rate is 0.03125, frozen as 0.015625"
     assert len(wrong) == sum(row.kind == "hidden" for row in parameter_table(MAIN))
-    assert assembly.mismatches(*live(MAIN.base_shape), FROZEN) == []
+    assert assembly.mismatches(*live(MAIN.base_shape), FROZEN, MAIN.optimizer) == []
 
 
 def test_rates_that_a_scheduler_has_overwritten_are_not_the_frozen_ones(monkeypatch):
     """What the embedded trainer proves when it starts, and at each resume."""
     model, optimizer = live(MAIN.base_shape)
     solo.set_rates(optimizer, FROZEN, 0.5)
-    assert assembly.mismatches(model, optimizer, FROZEN, lr_share=0.5) == []
+    assert assembly.mismatches(model, optimizer, FROZEN, MAIN.optimizer, lr_share=0.5) == []
     overwritten_rates(monkeypatch)
     solo.set_rates(optimizer, FROZEN, 0.5)
-    wrong = assembly.mismatches(model, optimizer, FROZEN, lr_share=0.5)
+    wrong = assembly.mismatches(model, optimizer, FROZEN, MAIN.optimizer, lr_share=0.5)
     number = f"{len(wrong)} of {len(list(model.parameters()))} rates: {wrong[0]}"
     told("scheduler overwrites group rates", "proof of the live optimizer", number, 0)
     assert (

@@ -17,7 +17,7 @@ import pytest
 from main_run import decision_of, spec_of
 
 from launcher.base import policy
-from launcher.exporters.fidelity import ExportError, FidelityReport
+from launcher.exporters.fidelity import ADAMW, ExportError, FidelityReport
 from launcher.exporters.view import OptimizerSettings, RunNumbers, TrainerView, proof_steps
 from launcher.frozen import frozen
 from launcher.frozen.frozen import Decision, Parallelism
@@ -118,6 +118,10 @@ def leaf_fields(record: type = Decision, path: str = "") -> set[str]:
         if "unless_default" in field.metadata:  # a user's own trainer: no other takes it
             continue
         kind = typing.get_type_hints(record)[field.name]
+        # shown as fields of the group
+        if record is frozen.ParameterGroup and field.name == "settings":
+            leaves |= {f"{path}{name}" for name in ADAMW}
+            continue
         inner = [a for a in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(a)]
         name = f"{path}{field.name}"
         leaves |= leaf_fields(inner[0], f"{name}.") if inner else {name}
@@ -220,10 +224,15 @@ def planted_view(
         forward=decision.forward,
         steps=proof_steps(decision.learning_rate.schedule),
         rates=tuple(
-            tuple(numbers[name]["learning_rate"] * share for share in run.shares) for name in rows
+            tuple(numbers[name].learning_rate * share for share in run.shares) for name in rows
         ),
         parameters={
-            name: OptimizerSettings(num_elements=elements[name], rates=row, **numbers[name])
+            name: OptimizerSettings(
+                num_elements=elements[name],
+                rates=row,
+                optimizer=numbers[name].optimizer,
+                settings=numbers[name].settings,
+            )
             for name, row in rows.items()
         },
     )
@@ -231,5 +240,11 @@ def planted_view(
 
 def held(view: TrainerView, name: str, **changes: object) -> TrainerView:
     """The view with other numbers for one parameter."""
-    changed = dataclasses.replace(view.parameters[name], **changes)
+    there = view.parameters[name]
+    settings = {
+        **there.settings,
+        **{key: value for key, value in changes.items() if key in there.settings},
+    }
+    fields = {key: value for key, value in changes.items() if key not in settings}
+    changed = dataclasses.replace(there, settings=settings, **fields)
     return dataclasses.replace(view, parameters={**view.parameters, name: changed})

@@ -74,6 +74,7 @@ def spec_of(data_id: str, **hparams: float) -> RunSpec:
         seq_len=32,
     )
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(32),
         base_shape=base,
         parametrization=named("mup"),

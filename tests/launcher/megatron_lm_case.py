@@ -35,7 +35,9 @@ def decision_for(manifest: Manifest, spec: RunSpec, num_ranks: int = 1, **change
 def with_hidden_eps(decision: Decision, divisor: float) -> Decision:
     """Matrices inside the blocks with a smaller eps, as `--use-mup` gives them."""
     groups = tuple(
-        dataclasses.replace(g, eps=g.eps / divisor) if g.kind == "hidden" else g
+        dataclasses.replace(g, settings={**g.settings, "eps": g.settings["eps"] / divisor})
+        if g.kind == "hidden"
+        else g
         for g in decision.groups
     )
     return dataclasses.replace(decision, groups=groups)

@@ -31,7 +31,8 @@ def rehashed_folder(corpus, tmp_path, monkeypatch):
     decision = tiny_decision(corpus)
     folder = freeze(tmp_path / "study", decision)
     first, *remaining = decision.groups
-    first = dataclasses.replace(first, learning_rate=2 * first.learning_rate)
+    settings = {**first.settings, "learning_rate": 2 * first.learning_rate}
+    first = dataclasses.replace(first, settings=settings)
     forged = dataclasses.replace(decision, groups=(first, *remaining))
     forged_folder = write_launch(folder.parent, forged).parent
     shutil.move(folder / "attestations", forged_folder / "attestations")

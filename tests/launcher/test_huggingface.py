@@ -53,7 +53,10 @@ def disagreements(folder: Path, decision: Decision) -> list[str]:
     for name, group in frozen.assign_groups(decision.groups, list(theirs)).items():
         live = held[id(model.parameters[theirs[name]])]
         told = (live["lr"], live["weight_decay"], live["eps"], *live["betas"])
-        wanted = (group.learning_rate, group.weight_decay, group.eps, group.beta1, group.beta2)
+        wanted = tuple(
+            group.settings[name]
+            for name in ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
+        )
         problems += [f"{name}: {told} != {wanted}"] * (told != wanted)
     return problems
 

@@ -10,10 +10,11 @@ import jsonschema
 import pytest
 from test_hook import own_decision
 
+from launcher.frozen.frozen import SCHEMA_VERSION
 from proxies.core import canon
 
 ROOT = Path(__file__).parents[2]
-GOLDENS = sorted((ROOT / "tests" / "launcher" / "goldens").glob("launch-*.json"))
+GOLDENS = [ROOT / "tests" / "launcher" / "goldens" / f"launch-{SCHEMA_VERSION}.json"]
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "launch.schema.json").read_text())
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
 
@@ -53,7 +54,9 @@ def _set(path, value):
         _set(["decision", "optimizer"], "sgd"),
         _set(["decision", "shape", "width"], 1.5),
         lambda config: config["decision"].pop("clip_norm"),
-        lambda config: config["decision"]["groups"][0].pop("eps"),
+        lambda config: config["decision"]["groups"][0]["settings"].pop("eps"),
+        _set(["decision", "groups", 0, "settings", "momentum"], 0.9),
+        _set(["decision", "groups", 0, "optimizer"], "muon"),
     ],
 )
 def test_it_refuses_a_planted_fault(fault):

@@ -211,7 +211,7 @@ def our_run(decision, spec, ids):
     for numbers in parameter_table(spec):
         model.get_parameter(numbers.name).data = initial_tensor(numbers, spec.seed)
     multipliers = Multipliers(**dataclasses.asdict(forward))
-    optimizer = build_optimizer(model, decision.groups)
+    optimizer = build_optimizer(model, decision.groups, decision.optimizer)
     peaks = [group["lr"] for group in optimizer.param_groups]
     with torch.no_grad():
         logits = model(ids[0, :, :-1], multipliers).numpy()

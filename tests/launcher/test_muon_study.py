@@ -70,9 +70,9 @@ def test_the_table_of_runs_has_its_hyperparameters_and_a_study_without_it_none(f
 
 def test_the_frozen_groups_are_stepped_by_the_one_or_the_other(config):
     decision = read_launch(config)
-    muon = [group for group in decision.groups if group.by_muon]
+    muon = [group for group in decision.groups if group.optimizer == "muon"]
     assert {group.kind for group in muon} == {"hidden"}
-    assert {group.kind for group in decision.groups if not group.by_muon} >= {
+    assert {group.kind for group in decision.groups if group.optimizer == "adamw"} >= {
         "embedding",
         "readout",
         "block_gain",
@@ -88,7 +88,7 @@ def test_a_small_copy_has_the_studys_hyperparameters(config, folder):
     implied = _implied(decision)
     rates = {group.kind: group.learning_rate for group in decision.groups}
     assert implied.adamw_learning_rate == pytest.approx(rates["embedding"])
-    square = next(g for g in decision.groups if g.by_muon and "wq" in g.pattern)
+    square = next(g for g in decision.groups if g.optimizer == "muon" and "wq" in g.pattern)
     # unit_rms of a square matrix is 1
     assert implied.learning_rate == pytest.approx(square.learning_rate)
     assert (implied.momentum, implied.adamw_weight_decay) == (0.95, pytest.approx(0.1))
@@ -103,7 +103,8 @@ def test_explain_names_what_each_number_comes_from(config):
     assert f"search.axes.{BESIDE}" in keys["groups.embedding.learning_rate"]
     assert keys["groups.hidden.1.momentum"] == ["proxy.momentum"]
     assert keys["groups.readout.weight_decay"] == ["proxy.adamw_weight_decay"]
-    assert told["groups.hidden.1.beta2"]["source"]["kind"] == "fixed"
+    assert "groups.hidden.1.beta2" not in told
+    assert told["groups.hidden.1.optimizer"]["value"] == "muon"
     assert keys["parametrization.muon_rate"] == ["proxy.rules.muon_rate"]
     assert "groups.embedding.momentum" not in told
 

@@ -37,12 +37,8 @@ def disagreements(run: dict, decision: Decision) -> list[str]:
             if any(fnmatch(theirs, glob) for glob in group["params"])
         ]
         g = wanted[name]
-        numbers = {
-            "lr": g.learning_rate,
-            "weight_decay": g.weight_decay,
-            "eps": g.eps,
-            "betas": [g.beta1, g.beta2],
-        }
+        numbers = {"lr": g.learning_rate, "weight_decay": g.weight_decay, "eps": g.settings["eps"]}
+        numbers["betas"] = [g.settings["beta1"], g.settings["beta2"]]
         problems += [f"{theirs}: {found}"] * (found != [numbers])
     return problems
 

@@ -192,7 +192,7 @@ def test_a_model_of_ones_own_goes_through_every_stage(modelled, tmp_path):
     config = study / "frozen" / body["digest"]
     decision = json.loads((config / "launch.json").read_text())["decision"]
     assert decision["model"]["factory"]["target"] == "mine:build"
-    rates = {group["kind"]: group["learning_rate"] for group in decision["groups"]}
+    rates = {group["kind"]: group["settings"]["learning_rate"] for group in decision["groups"]}
     assert rates["hidden"] == pytest.approx(rates["readout"] * 8 / body["choice"]["shape"]["width"])
     assert ask("verify", config)[0] == 0
     code, rehearsed = ask("rehearse", config, "--only", "loss", "--only", "resume")

@@ -57,7 +57,7 @@ def differences(decision: Decision) -> dict[str, TrainerView]:
     )
     found = {
         f"{HIDDEN}: {field} is ": held(
-            view, HIDDEN, **{field: getattr(view.parameters[HIDDEN], field) * (1 + 1e-8)}
+            view, HIDDEN, **{field: view.parameters[HIDDEN].settings[field] * (1 + 1e-8)}
         )
         for field in ("learning_rate", "eps", "beta2")
     }

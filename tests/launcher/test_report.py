@@ -297,7 +297,7 @@ def test_the_headline_follows_the_gates(body):
 
 
 def test_equal_learning_rates_are_one_row_and_gates_that_lack_runs_one_line(body):
-    rates = {group["learning_rate"] for group in body["decision"]["groups"]}
+    rates = {group["settings"]["learning_rate"] for group in body["decision"]["groups"]}
     body["gates"] += [{"name": "ladder_tuned", "outcome": "cannot_tell", "reason": "few seeds"}]
     body["gates"][1] |= {"outcome": "cannot_tell"}
     shown = About(

@@ -34,7 +34,7 @@ def live(corpus):
     """A model and its optimizer after one update, so that there are moments."""
     decision = tiny_decision(corpus)
     model = assembly.sharded_model(OurModel(decision), decision.parallelism, "cpu")
-    optimizer = assembly.build_optimizer(model, decision.groups)
+    optimizer = assembly.build_optimizer(model, decision.groups, decision.optimizer)
     assembly.initialize(model, decision.groups, decision.seed)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

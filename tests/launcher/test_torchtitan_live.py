@@ -116,7 +116,7 @@ def trained(python: Path, export_dir: Path, corpus: Path, num_ranks: int, *optio
 def banks_curve(store: TokenStore, shape: Shape = SHAPE) -> np.ndarray:
     """Step, training loss and gradient norm of the same run in the bank."""
     spec = wide_spec(store.manifest.data_id, schedule=SCHEDULES[0], shape=shape)
-    bank = Bank(shape, spec.batch_tokens, spec.numerics, store)
+    bank = Bank(shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
     bank.admit(0, spec)
     [(_, _, curve)] = bank.advance(spec.schedule.num_steps)
     return np.array([curve.steps, curve.train_loss_nats, curve.grad_norm]).T

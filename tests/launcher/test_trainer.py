@@ -386,7 +386,7 @@ def test_a_run_whose_live_optimizer_or_weights_are_not_the_frozen_ones_never_ste
     build, initialize = assembly.build_optimizer, assembly.initialize
 
     def other(model, groups, name):
-        optimizer = build(model, groups)
+        optimizer = build(model, groups, name)
         optimizer.param_groups[1]["weight_decay"] += 0.1
         return optimizer
 

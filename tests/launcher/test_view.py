@@ -68,7 +68,7 @@ def test_what_megatron_does_otherwise_is_all_foretold(tmp_path, decision):
 @pytest.mark.parametrize("field", ["learning_rate", "weight_decay", "eps"])
 def test_another_number_in_a_field_that_is_lost_is_not_foretold(decision, field):
     view = view_of(decision, megatron_lm.foretold(decision))
-    number = getattr(view.parameters[READOUT], field) * 1.01
+    number = view.parameters[READOUT].settings[field] * 1.01
     [problem] = broken(decision, held(view, READOUT, **{field: number}))
     assert problem.startswith(f"{READOUT}: {field} is {number!r}, frozen as ")
 

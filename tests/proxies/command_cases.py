@@ -61,6 +61,7 @@ def command_spec(
         seq_len=16,
     )
     return RunSpec(
+        optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
         parametrization=named("mup"),

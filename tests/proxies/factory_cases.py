@@ -36,6 +36,7 @@ def factory_spec(
 ):
     """A run of a factory's model; the tables do not need to know which."""
     return RunSpec(
+        optimizer="adamw",
         shape=shape,
         base_shape=base_shape,
         parametrization=named(parametrization)

@@ -22,7 +22,7 @@ def stepped(shard):
     parameters = [
         torch.nn.Parameter(shard(torch.randn(size, generator=generator))) for size in SHAPES
     ]
-    group = {"lr": 0.1, "weight_decay": 0.2, "eps": 1e-7, "betas": (0.0, 0.0), "momentum": 0.9}
+    group = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9}
     optimizer = Muon([{"params": parameters, **group}])
     for _ in range(NUM_STEPS):
         for parameter, size in zip(parameters, SHAPES, strict=True):

@@ -72,6 +72,7 @@ def spec_of(
         "base_num_tokens": 36 * batch // duration_ratio,
     }
     return RunSpec(
+        optimizer="adamw",
         shape=shape,
         base_shape=base,
         parametrization=rules,
@@ -163,9 +164,10 @@ def is_mups(shape, base):
             wanted = pytest.approx(
                 [group["lr"], group["weight_decay"], group["eps"], *group["betas"]], rel=1e-14
             )
-            assert [row.learning_rate, row.weight_decay, row.eps, row.beta1, row.beta2] == wanted, (
-                name
-            )
+            assert [
+                row.settings[name]
+                for name in ("learning_rate", "weight_decay", "eps", "beta1", "beta2")
+            ] == wanted, name
     for name, parameter in named_parameters.items():
         assert mine[name].width_multiplier == parameter.infshape.width_mult(), name
         std = at_base[name].init_std
@@ -215,10 +217,11 @@ def completedp_is_completep(shape, base):
         # times as large.
         factor = multiplier if wanted.kind == "readout" else 1.0
         for field in ("init_std", "learning_rate", "weight_decay", "eps"):
-            there = getattr(wanted, field) * (
-                factor if field in ("init_std", "learning_rate") else 1 / factor
+            ours, theirs = (
+                {"init_std": row.init_std, **row.settings}[field] for row in (mine, wanted)
             )
-            assert getattr(mine, field) == pytest.approx(there, rel=1e-14), (mine.name, field)
+            there = theirs * (factor if field in ("init_std", "learning_rate") else 1 / factor)
+            assert ours == pytest.approx(there, rel=1e-14), (mine.name, field)
     assert parting(Model.of(multiplied), Model.of(direct), token_ids(shape)) < 1e-10
 
 

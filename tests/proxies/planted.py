@@ -5,7 +5,7 @@ models to check.
 import dataclasses
 from pathlib import Path
 
-from proxy_cases import TINY, run_spec
+from proxy_cases import TINY, run_spec, with_settings
 from torch import nn
 from torch.nn import functional
 
@@ -87,13 +87,18 @@ def planted_table(monkeypatch, kind, **changes):
 
     def planted(spec):
         return tuple(
-            dataclasses.replace(
-                row, **{name: f(row, spec.ratios.width) for name, f in changes.items()}
-            )
-            if row.kind == kind
-            else row
-            for row in real(spec)
+            changed(row, spec.ratios.width) if row.kind == kind else row for row in real(spec)
         )
+
+    def changed(row, ratio):
+        for name, change in changes.items():
+            value = change(row, ratio)
+            row = (
+                with_settings(row, **{name: value})
+                if name in row.settings
+                else dataclasses.replace(row, **{name: value})
+            )
+        return row
 
     monkeypatch.setattr(trainable_model, "parameter_table", planted)
 

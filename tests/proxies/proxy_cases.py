@@ -97,9 +97,15 @@ def run_spec(data_id, *, shape=TINY, base_shape=None, num_steps=12, seed=0, num_
             "data_id": data_id,
             "seed": seed,
             "numerics": numerics,
+            "optimizer": "adamw",
             **changes,
         }
     )
+
+
+def with_settings(numbers, **settings):
+    """The numbers of a parameter or group with some settings replaced."""
+    return dataclasses.replace(numbers, settings={**numbers.settings, **settings})
 
 
 class Theirs(nn.Module):
@@ -139,11 +145,14 @@ def theirs(spec):
             kind="hidden",
             width_multiplier=1.0,
             init_std=0.0,
-            learning_rate=0.01,
-            weight_decay=0.0,
-            eps=1e-8,
-            beta1=0.9,
-            beta2=0.95,
+            optimizer="adamw",
+            settings={
+                "learning_rate": 0.01,
+                "weight_decay": 0.0,
+                "eps": 1e-8,
+                "beta1": 0.9,
+                "beta2": 0.95,
+            },
         )
         for name, p in module.named_parameters()
     ]

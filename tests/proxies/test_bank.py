@@ -17,7 +17,7 @@ WIDE = TINY.at_width(32)
 
 
 def bank_for(spec, store, **options):
-    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, **options)
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", **options)
 
 
 def finish(bank):
@@ -152,7 +152,7 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
     with pytest.raises(
         ValueError, match="microbatch_tokens, activation_checkpointing: only a single trial"
     ):
-        Bank(WIDE, subject.batch_tokens, numerics, store)
+        Bank(WIDE, subject.batch_tokens, numerics, store, optimizer="adamw")
     alone_only = dataclasses.replace(
         subject,
         numerics=Numerics(),
@@ -166,12 +166,25 @@ def test_what_only_a_trial_alone_can_do_is_refused(subject, store):
 
 def test_banks_that_cannot_be_are_refused(subject, store):
     with pytest.raises(NoGpuError, match="needs a GPU, and none is visible") as error:
-        Bank(WIDE, subject.batch_tokens, Numerics(cuda_graphs=True), store, device="cpu")
+        Bank(
+            WIDE,
+            subject.batch_tokens,
+            Numerics(cuda_graphs=True),
+            store,
+            optimizer="adamw",
+            device="cpu",
+        )
     assert error.value.refuses_study, (
         "else the rest of the study would be recorded as failed, run by run"
     )
     with pytest.raises(ValueError, match=r"vocab_size = 100 is smaller than the corpus's 256"):
-        Bank(dataclasses.replace(WIDE, vocab_size=100), subject.batch_tokens, Numerics(), store)
+        Bank(
+            dataclasses.replace(WIDE, vocab_size=100),
+            subject.batch_tokens,
+            Numerics(),
+            store,
+            optimizer="adamw",
+        )
 
 
 def test_a_pruned_run_is_its_first_steps(subject, store):

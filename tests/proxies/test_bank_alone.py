@@ -6,11 +6,11 @@ import dataclasses
 from functools import partial
 
 import pytest
-from proxy_cases import TINY, run_spec
+from proxy_cases import TINY, run_spec, with_settings
 
 from proxies.core.checks import SpecError
 from proxies.model.bank_adamw import BankAdamW
-from proxies.model.optimizer import BANK_OPTIMIZERS
+from proxies.model.optimizer import IMPLEMENTATIONS
 from proxies.training import bank as bank_module
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo
@@ -64,7 +64,14 @@ def runs(store, family, **changes):
 
 def together(specs, store):
     """Outcomes by run, all in one bank."""
-    bank = Bank(specs[0].shape, specs[0].batch_tokens, specs[0].numerics, store, device="cpu")
+    bank = Bank(
+        specs[0].shape,
+        specs[0].batch_tokens,
+        specs[0].numerics,
+        store,
+        optimizer="adamw",
+        device="cpu",
+    )
     for slot, spec in enumerate(specs):
         bank.admit(slot, spec)
     return [
@@ -115,7 +122,8 @@ def largest_distance(specs, store, **numerics):
 )
 def test_in_float64_it_is_the_trial_alone(store, monkeypatch, family, fused_loss, by_row):
     """Which is torch's own AdamW after clipping (`test_solo`); in both forms of the bank's."""
-    monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=by_row))
+    built = dataclasses.replace(IMPLEMENTATIONS["adamw"], bank=partial(BankAdamW, by_row=by_row))
+    monkeypatch.setitem(IMPLEMENTATIONS, "adamw", built)
     specs = runs(store, family, dtype="float64", fused_loss=fused_loss)
     # completedp refuses tied matrices
     assert len(specs) == len(NAMES) - ("tied" in FAMILIES[family])
@@ -130,7 +138,7 @@ def swapped_rates(patch):
         real(
             optimizer,
             trial,
-            [dataclasses.replace(n, learning_rate=one) for n in numbers],
+            [with_settings(n, learning_rate=one) for n in numbers],
             weights,
             clip_norm,
         )
@@ -151,13 +159,7 @@ def one_eps(patch):
     real = BankAdamW.admit
 
     def admit(optimizer, trial, numbers, weights, clip_norm):
-        real(
-            optimizer,
-            trial,
-            [dataclasses.replace(n, eps=1e-8) for n in numbers],
-            weights,
-            clip_norm,
-        )
+        real(optimizer, trial, [with_settings(n, eps=1e-8) for n in numbers], weights, clip_norm)
 
     patch.setattr(BankAdamW, "admit", admit)
 
@@ -167,7 +169,8 @@ def one_eps(patch):
     [(swapped_rates, True), (next_slots_multipliers, True), (one_eps, True), (one_eps, False)],
 )
 def test_the_comparison_can_fail(store, monkeypatch, plant, by_row):
-    monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=by_row))
+    built = dataclasses.replace(IMPLEMENTATIONS["adamw"], bank=partial(BankAdamW, by_row=by_row))
+    monkeypatch.setitem(IMPLEMENTATIONS, "adamw", built)
     specs = runs(store, "llama", dtype="float64", eps=1e-6)
     plant(monkeypatch)
     assert largest_distance(specs, store) > 1e-9

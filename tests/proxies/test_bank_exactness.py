@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from proxies.core.failures import classify, described
 from proxies.core.spec import Numerics
 from proxies.model.bank_adamw import BankAdamW
-from proxies.model.optimizer import BANK_OPTIMIZERS
+from proxies.model.optimizer import IMPLEMENTATIONS
 from proxies.training.bank import NUM_WARMUPS, Bank, CudaGraph
 
 pytestmark = [
@@ -52,7 +52,10 @@ def case(store, monkeypatch, request):
             self.changes = {**MODES, **SLOW}[mode]
             self.backend = "inductor" if mode in SLOW else "eager"
             if mode == "rows at once":
-                monkeypatch.setitem(BANK_OPTIMIZERS, "adamw", partial(BankAdamW, by_row=False))
+                built = dataclasses.replace(
+                    IMPLEMENTATIONS["adamw"], bank=partial(BankAdamW, by_row=False)
+                )
+                monkeypatch.setitem(IMPLEMENTATIONS, "adamw", built)
 
         def spec(self, seed, **changes):
             common = {"shape": WIDE, "base_shape": TINY, "weight_decay": 0.1, **self.changes}
@@ -60,14 +63,8 @@ def case(store, monkeypatch, request):
 
         def bank(self):
             spec = self.spec(0)
-            return Bank(
-                spec.shape,
-                spec.batch_tokens,
-                spec.numerics,
-                store,
-                device="cpu",
-                compile_backend=self.backend,
-            )
+            options = {"optimizer": "adamw", "device": "cpu", "compile_backend": self.backend}
+            return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, **options)
 
     return Case
 
@@ -316,14 +313,23 @@ def test_a_gpu_trains_as_the_cpu(store, mode, dtype, near):
     """Among neighbours that end, diverge and are replaced; a recorded step knows of it."""
     common = {"shape": WIDE, "base_shape": TINY, "dtype": dtype}
     subject = run_spec(store.manifest.data_id, seed=11, **common, **mode)
-    bank = Bank(subject.shape, subject.batch_tokens, subject.numerics, store, device="cuda")
+    bank = Bank(
+        subject.shape,
+        subject.batch_tokens,
+        subject.numerics,
+        store,
+        optimizer="adamw",
+        device="cuda",
+    )
     bank.admit(0, run_spec(store.manifest.data_id, seed=1, **common, **mode, num_steps=5))
     bank.admit(3, run_spec(store.manifest.data_id, seed=2, **common, **mode, **WILD))
     bank.advance(3)
     bank.admit(2, subject)
     result, curve = finished(bank, subject)
     plain = dataclasses.replace(subject, numerics=Numerics(num_slots=4, dtype="float64"))
-    cpu = Bank(plain.shape, plain.batch_tokens, plain.numerics, store, device="cpu")
+    cpu = Bank(
+        plain.shape, plain.batch_tokens, plain.numerics, store, optimizer="adamw", device="cpu"
+    )
     cpu.admit(2, plain)
     wanted, their_curve = finished(cpu, plain)
     assert result.loss_nats == pytest.approx(wanted.loss_nats, abs=near)
@@ -336,7 +342,9 @@ def test_a_gpu_trains_as_the_cpu(store, mode, dtype, near):
 @pytest.mark.parametrize("mode", GPU_MODES[:3], ids=str)
 def test_a_step_on_a_gpu_waits_for_nothing(store, mode):
     spec = run_spec(store.manifest.data_id, shape=WIDE, base_shape=TINY, **mode)
-    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, device="cuda")
+    bank = Bank(
+        spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", device="cuda"
+    )
     bank.admit(0, spec)
     bank.advance(2)
     try:

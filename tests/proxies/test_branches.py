@@ -84,7 +84,9 @@ def engine(request, store):
     def opened(spec):
         if request.param == "alone":
             return Solo(store, device="cpu")
-        return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, device="cpu")
+        return Bank(
+            spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", device="cpu"
+        )
 
     opened.num_slots = 1 if request.param == "alone" else 3
     return opened

@@ -158,7 +158,7 @@ def test_real_engines_are_measured_and_the_answer_travels(store):
     def opened(spec):
         if spec.numerics.num_slots == 1:
             return Solo(store, device="cpu")
-        return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+        return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
 
     spec = run_spec(store.manifest.data_id, num_slots=1, learning_rate=1e-3)
     probe = CalibrationProbe(

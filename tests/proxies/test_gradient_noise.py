@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from proxy_cases import TINY, run_spec, write_corpus
+from proxy_cases import TINY, run_spec, with_settings, write_corpus
 from torch import nn
 
 from proxies.core.noise_scale import inverse_scale, look_passes, noise_scale
@@ -65,7 +65,8 @@ def test_runs_in_a_bank_are_bitwise_those_without_and_are_seen_as_alone(store):
         for seed in (0, 1)
     ]
     with_looks, without = (
-        Bank(TINY, specs[0].batch_tokens, specs[0].numerics, store) for _ in range(2)
+        Bank(TINY, specs[0].batch_tokens, specs[0].numerics, store, optimizer="adamw")
+        for _ in range(2)
     )
     noise, alone = NoiseLooks(), NoiseLooks()
     assert trained(with_looks, specs, noise) == trained(without, specs, None)
@@ -156,7 +157,7 @@ def test_least_squares_through_the_training_loop_has_the_noise_scale_of_its_form
     module = Regression()
     built = DecoderModel(
         module=module,
-        numbers=(dataclasses.replace(numbers, name="weight", learning_rate=1e-5),),
+        numbers=(with_settings(dataclasses.replace(numbers, name="weight"), learning_rate=1e-5),),
         multipliers=Multipliers(attention=1.0),
     )
     monkeypatch.setattr(solo, "our_model", lambda spec: built)

@@ -10,6 +10,7 @@ from model_cases import FAMILIES, filled, token_ids
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from proxies.core.numbers import ForwardNumbers
 from proxies.model.decoder import Decoder, Multipliers, rotate
 from proxies.model.loss import token_loss
 
@@ -18,7 +19,7 @@ NUMBERS = Multipliers(embedding=2.0, attention=0.3, residual=0.5, output=0.5)
 PER_TRIAL = Multipliers(
     **{
         field.name: torch.full((K, 1, 1), getattr(NUMBERS, field.name))
-        for field in dataclasses.fields(Multipliers)
+        for field in dataclasses.fields(ForwardNumbers)
     }
 )
 CASES = [("llama", None), ("llama-qk", K), ("gpt2", K), ("gpt2-qk", None)]
@@ -173,7 +174,7 @@ def test_grouped_heads_need_no_attention_that_holds_all_logits(dtype, num_trials
             field.name: value.cuda()
             if isinstance(value := getattr(multipliers, field.name), torch.Tensor)
             else value
-            for field in dataclasses.fields(Multipliers)
+            for field in dataclasses.fields(ForwardNumbers)
         }
     )
     with sdpa_kernel(

@@ -16,13 +16,14 @@ from proxy_cases import TINY, run_spec
 from torch.optim._muon import _adjust_lr
 
 from proxies.core import canon
-from proxies.core.muon import SHAPE_RULES, iteration_flops, optimizer_flops, shape_factor
+from proxies.core.muon import SHAPE_RULES, iteration_flops, shape_factor
+from proxies.core.optimizers import optimizer_flops
 from proxies.core.powers import Ratios
 from proxies.core.rules import named, scaling
 from proxies.core.spec import Numerics
 from proxies.model import bank_muon
 from proxies.model.muon import Muon, orthogonalized
-from proxies.model.optimizer import BANK_OPTIMIZERS
+from proxies.model.optimizer import IMPLEMENTATIONS
 from proxies.parametrization.parametrization import parameter_table
 from proxies.training.bank import Bank
 from proxies.training.solo import Solo
@@ -64,13 +65,13 @@ class Pair:
         drawn = [torch.randn(shape, generator=generator, device=device) for shape in shapes]
         self.ours, self.theirs = ([torch.nn.Parameter(d.clone()) for d in drawn] for _ in range(2))
         self.rate, self.decay, self.generator = 0.05, decay, generator
+        by_muon = {"momentum": momentum}
         matrices = [
-            self._group([one], shape_factor(adjust, tuple(one.shape)), momentum)
+            self._group([one], shape_factor(adjust, tuple(one.shape)), by_muon)
             for one in self.ours[:4]
         ]
-        self.optimizer = Muon(
-            [*matrices, self._group(self.ours[4:], 1.0, 0.0)], dtype=torch.bfloat16
-        )
+        rest = self._group(self.ours[4:], 1.0, {"betas": (0.9, 0.95), "eps": 1e-8})
+        self.optimizer = Muon([*matrices, rest], dtype=torch.bfloat16)
         self.torch = [
             torch.optim.Muon(
                 self.theirs[:4],
@@ -84,14 +85,12 @@ class Pair:
             ),
         ]
 
-    def _group(self, parameters, factor, momentum):
+    def _group(self, parameters, factor, settings):
         return {
             "params": parameters,
             "lr": self.rate * factor,
             "weight_decay": self.decay / factor,
-            "momentum": momentum,
-            "betas": (0.9, 0.95),
-            "eps": 1e-8,
+            **settings,
         }
 
     def distance_after(self, num_steps):
@@ -146,7 +145,10 @@ def test_in_float32_the_iteration_is_a_float64_one(size):
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("rate", ["original", "match_rms_adamw"])
 def test_in_a_bank_it_is_the_trial_alone(store, monkeypatch, rate, by_row):
-    monkeypatch.setitem(BANK_OPTIMIZERS, "muon", partial(BANK_OPTIMIZERS["muon"], by_row=by_row))
+    built = dataclasses.replace(
+        IMPLEMENTATIONS["muon"], bank=partial(bank_muon.BankMuon, by_row=by_row)
+    )
+    monkeypatch.setitem(IMPLEMENTATIONS, "muon", built)
     spec = spec_of(store, muon_rate=rate, dtype="float64", clip_norm=0.5)
     banked = dataclasses.replace(spec, numerics=Numerics(num_slots=4, dtype="float64"))
     bank = Bank(
@@ -161,7 +163,10 @@ def test_in_a_bank_it_is_the_trial_alone(store, monkeypatch, rate, by_row):
 
 @pytest.mark.parametrize("by_row", [True, False])
 def test_a_slots_curve_is_bitwise_the_same_beside_a_diverging_one(store, monkeypatch, by_row):
-    monkeypatch.setitem(BANK_OPTIMIZERS, "muon", partial(BANK_OPTIMIZERS["muon"], by_row=by_row))
+    built = dataclasses.replace(
+        IMPLEMENTATIONS["muon"], bank=partial(bank_muon.BankMuon, by_row=by_row)
+    )
+    monkeypatch.setitem(IMPLEMENTATIONS, "muon", built)
     numerics = Numerics(num_slots=3)
     spec = dataclasses.replace(spec_of(store), numerics=numerics)
     wild = dataclasses.replace(
@@ -205,7 +210,7 @@ def test_from_a_saved_state_it_goes_on_bit_by_bit(store, engine):
 
 
 def hidden(table):
-    return {n.name: n for n in table if n.by_muon}
+    return {n.name: n for n in table if n.optimizer == "muon"}
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -221,14 +226,10 @@ def test_the_numbers_follow_the_rule_at_every_width(store, rate):
                 0.01 * shape_factor(rate, numbers.size), rel=1e-12
             )
             assert numbers.decay_share == pytest.approx(0.01 * 0.1, rel=1e-12)
-            assert (numbers.beta1, numbers.beta2, numbers.eps) == (0.0, 0.0, 1e-7)
+            assert numbers.settings.keys() == {"learning_rate", "weight_decay", "momentum"}
         for numbers in table:
-            if not numbers.by_muon:  # under muP those rates are the same at every width
-                assert (numbers.learning_rate, numbers.weight_decay, numbers.momentum) == (
-                    0.004,
-                    0.0,
-                    0.0,
-                )
+            if numbers.optimizer == "adamw":  # under muP those rates are the same at every width
+                assert (numbers.learning_rate, numbers.weight_decay) == (0.004, 0.0)
     small, large = (
         hidden(tables[w])["layers.0.attention.wq.weight"].learning_rate for w in (16, 64)
     )

@@ -16,6 +16,7 @@ from parametrization_cases import (
     table,
     token_ids,
 )
+from proxy_cases import with_settings
 
 from proxies.core.canon import canonical
 from proxies.core.checks import SpecError
@@ -70,7 +71,10 @@ def test_parameters_are_the_modules_own(family, tied):
 def test_standard_parametrization(family):
     shape = grown(FAMILIES[family], heads=4)
     for numbers in table(shape, FAMILIES[family], "sp").values():
-        assert (numbers.learning_rate, numbers.eps) == (HPARAMS.learning_rate, HPARAMS.eps)
+        assert (numbers.learning_rate, numbers.settings["eps"]) == (
+            HPARAMS.learning_rate,
+            HPARAMS.eps,
+        )
         matrix = numbers.kind in ("hidden", "readout")
         assert numbers.weight_decay == (0.1 if matrix else 0)
         embeddings = {"tok_embeddings.weight": 1.0, "pos_embeddings.weight": 0.5}
@@ -103,8 +107,8 @@ def test_at_the_base_every_parametrization_is_the_same_function(family, tied):
             assert part > 1e-3
             assert {row.weight_decay for row in model.rows} == {0.0, 0.1 / 0.01}
             assert canonical(
-                [dataclasses.replace(row, weight_decay=0.0) for row in model.rows]
-            ) == canonical([dataclasses.replace(row, weight_decay=0.0) for row in first.rows])
+                [with_settings(row, weight_decay=0.0) for row in model.rows]
+            ) == canonical([with_settings(row, weight_decay=0.0) for row in first.rows])
         else:
             assert part < 1e-12, name
             assert canonical(list(model.rows)) == canonical(list(first.rows))
@@ -124,8 +128,10 @@ def test_completedp_with_batch_and_duration():
     assert row.init_std == pytest.approx(1 / 8)
     assert row.learning_rate == pytest.approx(0.01 / 4 * root)
     assert row.weight_decay == pytest.approx(0.1 * 4 * root)
-    assert row.eps == pytest.approx(1e-9 / 4 / 2 / root)
-    assert (1 - row.beta1, 1 - row.beta2) == pytest.approx((0.15 * 4 / 9, 0.05 * 4 / 9))
+    assert row.settings["eps"] == pytest.approx(1e-9 / 4 / 2 / root)
+    assert (1 - row.settings["beta1"], 1 - row.settings["beta2"]) == pytest.approx(
+        (0.15 * 4 / 9, 0.05 * 4 / 9)
+    )
     assert rows["lm_head.weight"].init_std == pytest.approx(1 / 16)
     assert forward_numbers(spec_of(shape, BASE, "completedp", **ratios)).residual == 0.5
     independent = table(shape, BASE, "completedp", weight_decay="independent", **ratios)[QUERY]

@@ -72,9 +72,9 @@ def test_one_wrong_power_is_noticed(monkeypatch, mutant):
     kind, number, powers, oracle = MUTANTS[mutant]
     planted = 0
 
-    def mutated(rules, asked, *, by_muon=None):
+    def mutated(rules, asked, *, by_shape=None):
         nonlocal planted
-        rule = kind_rule(rules, asked, by_muon=by_muon)
+        rule = kind_rule(rules, asked, by_shape=by_shape)
         wrong = dataclasses.replace(getattr(rule, number), **powers)
         # The other form of the readout stays as it is.
         if asked != kind or (oracle == "absorbed" and rules.output != "absorbed"):

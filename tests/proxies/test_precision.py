@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from proxies.core.numbers import ForwardNumbers
 from proxies.model import decoder
 from proxies.model.decoder import Block, Decoder, Linear, Multipliers
 from proxies.model.loss import token_loss
@@ -25,7 +26,7 @@ NUMBERS = Multipliers(embedding=1.7, attention=0.3, residual=0.6, output=0.7)
 PER_TRIAL = Multipliers(
     **{
         field.name: torch.full((1, 1, 1), getattr(NUMBERS, field.name))
-        for field in dataclasses.fields(Multipliers)
+        for field in dataclasses.fields(ForwardNumbers)
     }
 )
 BFLOAT16 = PRECISIONS["bfloat16"]
@@ -146,7 +147,7 @@ def curves(store):
     alone, beside = (run_spec(store.manifest.data_id, num_slots=k, **numbers) for k in (1, 2))
     solo, bank = (
         Solo(store, device="cpu"),
-        Bank(TINY, beside.batch_tokens, beside.numerics, store, device="cpu"),
+        Bank(TINY, beside.batch_tokens, beside.numerics, store, optimizer="adamw", device="cpu"),
     )
     solo.admit(0, alone)
     bank.admit(0, beside)

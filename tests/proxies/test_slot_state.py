@@ -48,7 +48,7 @@ def outcome(result, curve):
 
 
 def bank_of(spec, corpus, **options):
-    return Bank(spec.shape, spec.batch_tokens, spec.numerics, corpus, **options)
+    return Bank(spec.shape, spec.batch_tokens, spec.numerics, corpus, optimizer="adamw", **options)
 
 
 def finish(engine, spec):

@@ -66,7 +66,7 @@ def in_bank(spec, store, num_slots=4):
     spec = dataclasses.replace(
         spec, numerics=dataclasses.replace(spec.numerics, num_slots=num_slots)
     )
-    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
+    bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
     bank.admit(num_slots - 1, spec)
     ((_, result, curve),) = bank.advance(10**6)
     return result, curve
@@ -91,8 +91,8 @@ def by_hand(spec, store):
                 "params": [parameters[n.name]],
                 "lr": 0.0,
                 "weight_decay": n.weight_decay,
-                "eps": n.eps,
-                "betas": (n.beta1, n.beta2),
+                "eps": n.settings["eps"],
+                "betas": (n.settings["beta1"], n.settings["beta2"]),
             }
             for n in numbers
         ]

@@ -19,6 +19,7 @@ from proxies.core.spec import MAX_SEED, Curve, Numerics, Run, RunResult, RunSpec
 ROOT = Path(__file__).parents[2]
 
 GOLDEN = RunSpec(
+    optimizer="adamw",
     shape=Shape(
         num_layers=2,
         width=64,

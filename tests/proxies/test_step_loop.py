@@ -40,7 +40,13 @@ def solo(spec, store, steps_ahead, **options):
 def bank(spec, store, steps_ahead):
     """Among neighbours that end and diverge at steps of their own."""
     engine = Bank(
-        spec.shape, spec.batch_tokens, spec.numerics, store, device="cpu", steps_ahead=steps_ahead
+        spec.shape,
+        spec.batch_tokens,
+        spec.numerics,
+        store,
+        optimizer="adamw",
+        device="cpu",
+        steps_ahead=steps_ahead,
     )
     for slot, changes in enumerate(({"learning_rate": 1e30, "clip_norm": None}, {"num_steps": 5})):
         engine.admit(slot, dataclasses.replace(run_like(spec, store, **changes), seed=slot))
@@ -260,7 +266,9 @@ def test_steps_on_a_gpu_wait_for_nothing(store, made, numerics):
     if made == "solo":
         engine = Solo(store, device="cuda")
     else:
-        engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, device="cuda")
+        engine = Bank(
+            spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", device="cuda"
+        )
     engine.admit(0, spec)
     engine.advance(3)
     try:
@@ -283,7 +291,9 @@ def test_on_a_gpu_ends_are_those_of_reading_at_once(store, made, end):
             engine = Solo(store, device="cuda", steps_ahead=steps_ahead)
         else:
             options = {"device": "cuda", "steps_ahead": steps_ahead}
-            engine = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, **options)
+            engine = Bank(
+                spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", **options
+            )
         engine.admit(0, spec)
         found.append(finish(engine)[spec.id])
     (one, curve), (other, their_curve) = found

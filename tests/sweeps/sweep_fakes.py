@@ -34,6 +34,7 @@ def make_spec(
         seq_len=8,
     )
     return RunSpec(
+        optimizer="adamw",
         shape=shape,
         base_shape=shape,
         parametrization=named("mup"),

@@ -19,7 +19,6 @@ from forerun_numbers import HERE, open_corpus, other_versions, read_numbers, ref
 from forerun_torch import (
     built_optimizer,
     claimed,
-    optimizer_arguments,
     read_rows,
     set_initial_values,
     stop_before_update,
@@ -84,15 +83,10 @@ def hollow(model: Any) -> Any:
 def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     """One parameter group per frozen group, in the frozen order, at the peak rates."""
     groups, named = claimed(model, FROZEN.groups, frozen_name), dict(model.named_parameters())
-    return built_optimizer(
-        [
-            {
-                "params": [named[name] for name, g in groups.items() if g is group],
-                **optimizer_arguments(group),
-            }
-            for group in FROZEN.groups
-        ]
-    )
+    members = [
+        [named[name] for name, claim in groups.items() if claim is group] for group in FROZEN.groups
+    ]
+    return built_optimizer(FROZEN.groups, members)
 
 
 def lr_share(step: int) -> float:

@@ -88,18 +88,27 @@ def read_rows(frozen: SimpleNamespace, store: TokenStore, first: int, count: int
 
 
 def optimizer_arguments(group: dict[str, Any]) -> dict[str, Any]:
-    """A frozen group's arguments of torch.optim.AdamW, or of `Muon`."""
-    return {
-        "lr": group["learning_rate"],
-        "weight_decay": group["weight_decay"],
-        "eps": group["eps"],
-        "betas": (group["beta1"], group["beta2"]),
-        **({"momentum": group["momentum"]} if group["momentum"] else {}),
-    }
+    """Return a frozen group's settings by the names of torch's parameter groups."""
+    settings = group["settings"]
+    arguments = {"lr": settings["learning_rate"], "weight_decay": settings["weight_decay"]}
+    if group["optimizer"] == "muon":
+        return {**arguments, "momentum": settings["momentum"]}
+    if group["optimizer"] == "adamw":
+        return {
+            **arguments,
+            "eps": settings["eps"],
+            "betas": (settings["beta1"], settings["beta2"]),
+        }
+    raise ValueError(f"optimizer = {group['optimizer']!r}: must be adamw or muon")
+
+
+def uses_muon(groups: list[dict[str, Any]]) -> bool:
+    """Return whether a frozen group is stepped by Muon."""
+    return any(group["optimizer"] == "muon" for group in groups)
 
 
 def muon() -> Any:
-    """The embedded trainer's own Muon, which exports carry where it is the optimizer; it steps the
+    """Return the embedded trainer's Muon, which exports carry where it steps a group. It steps the
     rest by AdamW.
     """
     from proxies.model.muon import Muon
@@ -107,11 +116,19 @@ def muon() -> Any:
     return Muon
 
 
-def built_optimizer(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Torch's AdamW; `muon` where a group has its momentum."""
-    if any("momentum" in group for group in groups):
-        return muon()(groups)  # type: ignore[no-any-return]
-    return torch.optim.AdamW(groups, foreach=True)
+def built_optimizer(
+    groups: list[dict[str, Any]], members: Sequence[Sequence[torch.Tensor]]
+) -> torch.optim.Optimizer:
+    """Return the optimizer of the frozen groups, each with its parameters: torch's AdamW, or
+    `muon`.
+    """
+    made = [
+        {"params": list(parameters), **optimizer_arguments(group)}
+        for group, parameters in zip(groups, members, strict=True)
+    ]
+    if uses_muon(groups):
+        return muon()(made)  # type: ignore[no-any-return]
+    return torch.optim.AdamW(made, foreach=True)
 
 
 def gradient_norm(parameters: Iterable[torch.Tensor]) -> float:
@@ -156,6 +173,37 @@ def rates_of(
     return rates
 
 
+def held_settings(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], peak: str
+) -> dict[str, Any]:
+    """Return the optimizer that steps a built optimizer's group, and its settings, as frozen groups
+    have them.
+    """
+    settings = {"learning_rate": group[peak], "weight_decay": group["weight_decay"]}
+    if type(optimizer) is torch.optim.AdamW:
+        by_muon = False
+    elif type(optimizer).__module__ == "proxies.model.muon":
+        from proxies.model.muon import is_muon_group
+
+        by_muon = is_muon_group(group)
+    else:
+        raise SystemExit(
+            f"the optimizer must be AdamW or forerun's Muon, the trainer builds {optimizer}"
+        )
+    if group.get("amsgrad") or group.get("maximize"):
+        raise SystemExit(
+            "the optimizer must be plain, without amsgrad and maximize; the trainer builds "
+            f"{optimizer}"
+        )
+    if by_muon:
+        return {"optimizer": "muon", "settings": {**settings, "momentum": group["momentum"]}}
+    beta1, beta2 = group["betas"]
+    return {
+        "optimizer": "adamw",
+        "settings": {**settings, "eps": group["eps"], "beta1": beta1, "beta2": beta2},
+    }
+
+
 def answer(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -168,23 +216,11 @@ def answer(
     `peak`: the key of its groups' peak rates. `view`: the other fields of
     launcher.exporters.view.TrainerView.
     """
-    wanted = muon() if any(g.get("momentum") for g in optimizer.param_groups) else torch.optim.AdamW
-    if type(optimizer) is not wanted or any(
-        g.get("amsgrad") or g.get("maximize") for g in optimizer.param_groups
-    ):
-        raise SystemExit(
-            f"the optimizer must be a plain {wanted.__name__}, the trainer builds {optimizer}"
-        )
     names = {parameter: name for name, parameter in model.named_parameters()}
     view["parameters"] = {
         names[parameter]: {
+            **held_settings(optimizer, group, peak),
             "num_elements": parameter.numel(),
-            "learning_rate": group[peak],
-            "weight_decay": group["weight_decay"],
-            "eps": group["eps"],
-            "beta1": group["betas"][0],
-            "beta2": group["betas"][1],
-            "momentum": group.get("momentum", 0.0),
             "rates": row,
         }
         for row, group in enumerate(optimizer.param_groups)

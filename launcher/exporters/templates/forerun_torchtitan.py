@@ -24,6 +24,7 @@ from forerun_torch import (
     optimizer_arguments,
     read_rows,
     set_value,
+    uses_muon,
 )
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.checkpointer.utils import canonical_fqn
@@ -59,7 +60,7 @@ SHAPE, SCHEDULE, MESH = FROZEN.shape, FROZEN.schedule, FROZEN.parallelism
 VALIDATION_SEQUENCES = 64
 """Number of windows of the validation split in one validation, if there are as many."""
 MUON = "forerun's Muon"
-OPTIMIZER = MUON if any(group["momentum"] for group in FROZEN.groups) else "AdamW"
+OPTIMIZER = MUON if uses_muon(FROZEN.groups) else "AdamW"
 
 
 class MultEmbedding(Embedding):

@@ -13,19 +13,23 @@ from typing import cast
 from launcher.exporters.export_writer import write_files
 from launcher.exporters.fidelity import (
     ExportError,
-    FidelityEntry,
+    Expressible,
     FidelityReport,
     Judgement,
-    judged,
+    judge_fields,
 )
 from launcher.frozen.frozen import Decision
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
+from proxies.core.hyperparameters import RUN_WIDE, USER_TRAINER_HPARAMS
 from proxies.core.programs import PLACES, placeholders_in
 from proxies.external.command import filled
 
 VERSIONS = (importlib.metadata.version("forerun"),)
 VALUES_FILE, YAML_FILE, OVERRIDES_FILE = "run.json", "run.yml", "overrides.txt"
+EXPRESSIBLE = Expressible(
+    optimizers={}, run_wide=tuple(name for name in RUN_WIDE if name in USER_TRAINER_HPARAMS)
+)
 _UNSEEN: Judgement = (
     "equivalent",
     "forerun passes the values and does not see what your trainer makes of them",
@@ -39,13 +43,13 @@ _JUDGEMENTS: dict[str, Judgement] = {
     "shape": _UNSEEN,
     "base_shape": _UNSEEN,
     "learning_rate": _UNSEEN,
-    "clip_norm": _UNSEEN,
     "batch_tokens": _UNSEEN,
     "num_tokens": _UNSEEN,
     "seed": _UNSEEN,
     "data": _UNSEEN,
     "groups": _UNSEEN,
     "forward": _UNSEEN,
+    **dict.fromkeys(RUN_WIDE, _UNSEEN),
 }
 
 
@@ -94,7 +98,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     judgements = (
         dict.fromkeys((field for field in Decision.__dataclass_fields__), _AROUND) | _JUDGEMENTS
     )
-    entries: tuple[FidelityEntry, ...] = judged(decision, judgements)
+    entries = judge_fields(decision, judgements, EXPRESSIBLE)
     return FidelityReport(trainer="command", version=version, entries=entries)
 
 

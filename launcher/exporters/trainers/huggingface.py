@@ -12,19 +12,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.exporters.export_writer import PROVE_FILE, corpus_run_script, write_export
-from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
+from launcher.exporters.fidelity import (
+    ADAMW,
+    MUON,
+    Expressible,
+    FidelityReport,
+    Judgement,
+    rank_sequences,
+    refuse,
+    report,
+)
 from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.notation import counted
-from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 ACCELERATE = {"5.23.0": "1.15.0"}
 """The version of accelerate that each known one of transformers was verified with."""
 VERSIONS = tuple(ACCELERATE)
+EXPRESSIBLE = Expressible(optimizers={"adamw": ADAMW, "muon": MUON}, run_wide=("clip_norm",))
 CONFIG_FILE = "config.json"
 ARGUMENTS_FILE = "training_arguments.json"
 SCRIPT = "forerun_huggingface.py"
@@ -48,7 +57,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """Write model config, training arguments, script, `prove.py`, `run.sh`, their numbers and the
     corpus reader.
     """
-    refuse("huggingface", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
+    refuse("huggingface", decision, version, VERSIONS, _problems(decision), EXPRESSIBLE)
     assign_groups(decision.groups, list(parameter_shapes(decision.shape)))
     needs = {"transformers": version, "accelerate": ACCELERATE[version]}
     trainer = ", ".join(" ".join(each) for each in needs.items())
@@ -65,7 +74,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             RUN_FILE: corpus_run_script(decision, trainer, command=f'"$here/{SCRIPT}" "$@"'),
         },
     )
-    return report("huggingface", version, decision, _JUDGEMENTS)
+    return report("huggingface", version, decision, _JUDGEMENTS, EXPRESSIBLE)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:

@@ -15,7 +15,15 @@ import re
 from pathlib import Path
 
 from launcher.exporters.export_writer import PROVE_FILE, run_script, write_export
-from launcher.exporters.fidelity import FidelityReport, Judgement, rank_sequences, refuse, report
+from launcher.exporters.fidelity import (
+    ADAMW,
+    Expressible,
+    FidelityReport,
+    Judgement,
+    rank_sequences,
+    refuse,
+    report,
+)
 from launcher.exporters.trainers.megatron_lm_numbers import (
     SAME,
     WSD_STYLES,
@@ -32,6 +40,7 @@ from launcher.frozen.frozen import Decision, assign_groups
 from launcher.frozen.launch_file import RUN_FILE
 from proxies.core.canon import Json
 from proxies.core.notation import counted
+from proxies.core.numbers import GroupSettings
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
@@ -157,6 +166,7 @@ def _machine(decision: Decision) -> Arguments:
 
 
 VERSIONS = ("0.19.2",)
+EXPRESSIBLE = Expressible(optimizers={"adamw": ADAMW}, run_wide=("clip_norm",))
 SPEC_MODULE = "forerun_megatron_spec"
 """Of the layers with a residual multiplier, in the export's folder."""
 ARGUMENTS_FILE = "arguments.txt"
@@ -190,7 +200,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """Write `arguments.txt`, the scripts of data, seed, proof and run, their numbers and the corpus
     reader.
     """
-    refuse("megatron-lm", decision, version, VERSIONS, _problems(decision))
+    refuse("megatron-lm", decision, version, VERSIONS, _problems(decision), EXPRESSIBLE)
     flags = flags_of(decision)
     scheduler, off = scheduler_of(decision, flags)
     programs = {SEED_FILE: SEED_FILE, DATA_FILE: DATA_FILE, PROVE_FILE: "prove_megatron_lm.py"}
@@ -207,7 +217,9 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             RUN_FILE: _run_text(decision, version),
         },
     )
-    return report("megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off))
+    return report(
+        "megatron-lm", version, decision, _JUDGEMENTS | _found(decision, flags, off), EXPRESSIBLE
+    )
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -232,9 +244,11 @@ def foretold(decision: Decision) -> RunNumbers:
     """
     schedule, shape, flags = decision.learning_rate.schedule, decision.shape, flags_of(decision)
     numbers = {
-        name: numbers_of(flags, shape.width, sort)
+        name: GroupSettings(
+            optimizer=group.optimizer, settings=numbers_of(flags, shape.width, sort)
+        )
         for sort, members in sorts(decision).items()
-        for name, _ in members
+        for name, group in members
     }
     scheduler, _ = scheduler_of(decision, flags)
     return RunNumbers(

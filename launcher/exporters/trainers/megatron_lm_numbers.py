@@ -113,15 +113,15 @@ def flags_of(decision: Decision) -> Flags:
     return Flags(
         learning_rate=vector.learning_rate,
         weight_decay=matrix.weight_decay,
-        eps=matrix.eps * (1 if base_width is None else shape.width / base_width),
-        beta1=matrix.beta1,
-        beta2=matrix.beta2,
+        eps=matrix.settings["eps"] * (1 if base_width is None else shape.width / base_width),
+        beta1=matrix.settings["beta1"],
+        beta2=matrix.settings["beta2"],
         base_width=base_width,
     )
 
 
 def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
-    """What Megatron trains a sort of parameter with, by field of `ParameterGroup`."""
+    """Return what Megatron trains a sort of parameter with, by AdamW's settings."""
     scale = (
         1.0 / (width / flags.base_width)
         if flags.base_width is not None and sort == "matrix"
@@ -137,14 +137,14 @@ def numbers_of(flags: Flags, width: int, sort: Sort) -> dict[str, float]:
 
 
 def differences(decision: Decision, flags: Flags) -> dict[str, str]:
-    """By field of `ParameterGroup`, where Megatron's number is not the frozen one; nothing for
-    fields that agree.
+    """Return, by AdamW's setting, where Megatron's number is not the frozen one; nothing for
+    settings that agree.
     """
     found: dict[str, dict[str, None]] = {}
     for sort, members in sorts(decision).items():
         for field, theirs in numbers_of(flags, decision.shape.width, sort).items():
             for _, group in members:
-                ours = getattr(group, field)
+                ours = group.settings[field]
                 if not math.isclose(ours, theirs, rel_tol=SAME):
                     said = f"{group.kind}: frozen {ours:.6g}, Megatron {theirs:.6g}"
                     found.setdefault(field, {})[said] = None

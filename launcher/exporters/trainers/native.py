@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import shlex
 from pathlib import Path
 
 from launcher.exporters.export_writer import write_files
-from launcher.exporters.fidelity import ExportError, FidelityEntry, FidelityReport
+from launcher.exporters.fidelity import (
+    ExportError,
+    Expressible,
+    FidelityEntry,
+    FidelityReport,
+    Judgement,
+    judge_fields,
+)
 from launcher.frozen.frozen import Decision, FrozenError
 from launcher.frozen.launch_file import LAUNCH_FILE, RUN_FILE, read_launch
 from launcher.supervisor.launch import torchrun_command
 from launcher.trainer import assembly
 from launcher.trainer.trained_model import trained_model
 from proxies.core import canon
+from proxies.core.optimizers import OPTIMIZERS
 
 VERSIONS = (importlib.metadata.version("forerun"),)
 
+EXPRESSIBLE = Expressible(
+    optimizers={name: spec.settings for name, spec in OPTIMIZERS.items()},
+    run_wide=assembly.RUN_WIDE_APPLIED,
+)
+"""The embedded trainer steps by every registered optimizer (`proxies.model.optimizer`)."""
 _NOTES = {
     "predicted": "kept in the file; training does not read it",
     "base_shape": "kept in the file; its multipliers are in the numbers of groups and forward",
@@ -62,11 +76,27 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         raise FrozenError(
             str(out_dir / LAUNCH_FILE), ["does not read back as the decision that was written"]
         )
-    fields = [field.name for field in canon.written_fields(decision)]
-    entries = tuple(
-        FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in fields
+    return FidelityReport(trainer="native", version=version, entries=_entries(decision))
+
+
+def _entries(decision: Decision) -> tuple[FidelityEntry, ...]:
+    """Return one entry for each field of the decision, and one for each leaf field that the trainer
+    does not know.
+    """
+    judgements: dict[str, Judgement] = {
+        field.name: ("exact", "") for field in dataclasses.fields(decision)
+    }
+    leaves = judge_fields(decision, judgements, EXPRESSIBLE)
+    lost = tuple(entry for entry in leaves if entry.verdict != "exact")
+    kept = dict.fromkeys(
+        entry.field.partition(".")[0] for entry in leaves if entry.verdict == "exact"
     )
-    return FidelityReport(trainer="native", version=version, entries=entries)
+    return (
+        tuple(
+            FidelityEntry(field=name, verdict="exact", note=_NOTES.get(name, "")) for name in kept
+        )
+        + lost
+    )
 
 
 def parity(decision: Decision, code_dir: Path | None = None) -> list[str]:
@@ -81,6 +111,5 @@ def parity(decision: Decision, code_dir: Path | None = None) -> list[str]:
         FactoryError, FactoryChangedError: there is no such factory, or it is another.
     """
     model = trained_model(decision, code_dir).outline()
-    return assembly.mismatches(
-        model, assembly.build_optimizer(model, decision.groups), decision.groups
-    )
+    optimizer = assembly.build_optimizer(model, decision.groups, decision.optimizer)
+    return assembly.mismatches(model, optimizer, decision.groups, decision.optimizer)

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from launcher.exporters.export_writer import PROVE_FILE, corpus_run_script, write_export
 from launcher.exporters.fidelity import (
+    ADAMW,
+    MUON,
+    Expressible,
     FidelityReport,
     Judgement,
     any_layer,
@@ -28,12 +31,12 @@ from launcher.frozen.launch_file import RUN_FILE
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.notation import counted
-from proxies.core.optimizers import OPTIMIZERS
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 VERSIONS = ("3.0.0",)
+EXPRESSIBLE = Expressible(optimizers={"adamw": ADAMW, "muon": MUON}, run_wide=("clip_norm",))
 MODULE = "forerun_olmo_core"
 SCRIPT = "train.py"
 CONFIG_FILE = "run.json"
@@ -55,7 +58,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """Write `run.json`, its module, `train.py`, `prove.py`, `run.sh`, their numbers and the corpus
     reader.
     """
-    refuse("olmo-core", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
+    refuse("olmo-core", decision, version, VERSIONS, _problems(decision), EXPRESSIBLE)
     notes = f"""
 # Checkpoints go to outputs/{decision.digest[:16]} in the folder where it is started, which all nodes must share.
 # If a rank runs out of memory: `run.sh train_module.rank_microbatch_size={decision.shape.seq_len}` runs the same batch
@@ -83,7 +86,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
         },
         files={CONFIG_FILE: canon.pretty(run_config(decision)).decode(), RUN_FILE: launch},
     )
-    return report("olmo-core", version, decision, _JUDGEMENTS)
+    return report("olmo-core", version, decision, _JUDGEMENTS, EXPRESSIBLE)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:
@@ -259,19 +262,22 @@ def _model(decision: Decision) -> dict[str, Json]:
     }
 
 
+def _options(group: ParameterGroup) -> dict[str, Json]:
+    """Return a group's options by the names that OLMo-core's optimizers have for them."""
+    settings = group.settings
+    found: dict[str, Json] = {"lr": group.learning_rate, "weight_decay": group.weight_decay}
+    if group.optimizer == "muon":
+        return {**found, "momentum": settings["momentum"]}
+    return {**found, "eps": settings["eps"], "betas": [settings["beta1"], settings["beta2"]]}
+
+
 def _train_module(decision: Decision) -> dict[str, Json]:
     mesh, seq_len = decision.parallelism, decision.shape.seq_len
     overrides: list[Json] = [
         {
             **_config("optim.config.OptimGroupOverride"),
             "params": list(globs),
-            "opts": {
-                "lr": group.learning_rate,
-                "weight_decay": group.weight_decay,
-                "eps": group.eps,
-                "betas": [group.beta1, group.beta2],
-                **({"momentum": group.momentum} if group.by_muon else {}),
-            },
+            "opts": _options(group),
         }
         for globs, group in group_globs(decision)
     ]
@@ -286,7 +292,7 @@ def _train_module(decision: Decision) -> dict[str, Json]:
             "shard_degree": mesh.data_parallel_shard,
         }
     optimizer: dict[str, Json] = {**_config("optim.adamw.AdamWConfig"), "foreach": True}
-    if OPTIMIZERS[decision.optimizer].rates_by_shape:
+    if any(group.optimizer == "muon" for group in decision.groups):
         optimizer = {"_CLASS_": f"{MODULE}.MuonConfig"}
     told: dict[str, Json] = {
         **_config("train.train_module.transformer.config.TransformerTrainModuleConfig"),

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from launcher.exporters.export_writer import PROVE_FILE, corpus_run_script, groups_of, write_export
 from launcher.exporters.fidelity import (
+    ADAMW,
+    MUON,
+    Expressible,
     FidelityReport,
     Judgement,
     any_layer,
@@ -25,12 +28,13 @@ from launcher.exporters.fidelity import (
 )
 from launcher.frozen.frozen import Decision, ParameterGroup
 from launcher.frozen.launch_file import RUN_FILE
-from proxies.core.optimizers import OPTIMIZERS
+from proxies.core.optimizers import RECIPES
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape, parameter_shapes
 from proxies.model.decoder import NORM_EPS, ROPE_BASE
 
 VERSIONS = ("0.3.0",)
+EXPRESSIBLE = Expressible(optimizers={"adamw": ADAMW, "muon": MUON}, run_wide=("clip_norm",))
 MODULE = "forerun_torchtitan"
 _MODULES = ("torchtitan.components.dataloader", "torchtitan.components.checkpointer")
 """Modules of the release that torchtitan's main branch of August 2026 does not have."""
@@ -65,7 +69,7 @@ def _problems(decision: Decision) -> dict[str, bool]:
         f"launch.tensor = {mesh.tensor} with optimizer = {decision.optimizer!r}: must be 1, its "
         "matrices must be "
         "whole or in shards of rows": mesh.tensor == 1
-        or not OPTIMIZERS[decision.optimizer].rates_by_shape,
+        or not RECIPES[decision.optimizer].main.only_matrices,
         f"launch.tensor = {mesh.tensor} with shape.qk_norm = true: torchtitan's Llama 3 layout "
         "does not cover the "
         "norms over heads": mesh.tensor == 1 or not shape.qk_norm,
@@ -82,7 +86,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
     """Write `forerun_torchtitan.py`, `prove.py`, `run.sh`, their numbers and the corpus reader into
     `out_dir`.
     """
-    refuse("torchtitan", decision, version, VERSIONS, _problems(decision), tuple(OPTIMIZERS))
+    refuse("torchtitan", decision, version, VERSIONS, _problems(decision), EXPRESSIBLE)
     decay_ratio, decay_type = _scheduler(decision.learning_rate.schedule)
     notes = """
 # If a rank runs out of memory: `run.sh --training.local_batch_size 1` accumulates the same batch in smaller pieces."""  # noqa: E501
@@ -113,7 +117,7 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
             )
         },
     )
-    return report("torchtitan", version, decision, _JUDGEMENTS)
+    return report("torchtitan", version, decision, _JUDGEMENTS, EXPRESSIBLE)
 
 
 def parameter_names(shape: Shape) -> dict[str, str]:

@@ -28,6 +28,7 @@ LLAMA = MainRun(
     batch_tokens=2**24,
     precision="bfloat16",
     layout=Parallelism(data_parallel_shard=128, tensor=8, pipeline=14),
+    optimizer="adamw",
 )
 EIGHT = MainRun(
     shape=MODELS["llama-3-8b"].shape,
@@ -35,6 +36,7 @@ EIGHT = MainRun(
     batch_tokens=2**22,
     precision="bfloat16",
     layout=Parallelism(data_parallel_shard=8, microbatch_sequences=1),
+    optimizer="adamw",
 )
 
 
@@ -131,7 +133,9 @@ def test_the_main_run_is_laid_out_as_the_plans_launch_section_says(plan):
     assert held == [(2, 1), (1, 2)]  # 4 sequences a step on 2 ranks
     assert pieces["parallelism"]["activation_checkpointing"] == "full"
     degrees = Parallelism(data_parallel_shard=2, activation_checkpointing="full")
-    wanted = memory_per_rank(Shape(**own["shape"]), degrees, "float32", num_microbatches=2)
+    wanted = memory_per_rank(
+        Shape(**own["shape"]), degrees, "float32", num_microbatches=2, optimizer="adamw"
+    )
     assert pieces["memory"]["total_bytes"] == wanted.total_bytes < own["memory"]["total_bytes"]
     replicas = laid_out(plan, "data_parallel_shard=1", "data_parallel_replicate=2")["parallelism"]
     assert (replicas["data_parallel_shard"], replicas["data_parallel_replicate"]) == (1, 2)

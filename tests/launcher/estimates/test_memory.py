@@ -115,7 +115,7 @@ def tracked(shape, degrees, precision, num_sequences, num_microbatches):
 )
 def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing, precision, passes):
     degrees = Parallelism(data_parallel_shard=shards, activation_checkpointing=checkpointing)
-    found = memory_per_rank(shape, degrees, precision, sequences, passes)
+    found = memory_per_rank(shape, degrees, precision, sequences, passes, optimizer="adamw")
     assert found.total_bytes == pytest.approx(
         tracked(shape, degrees, precision, sequences, passes), rel=0.1
     )
@@ -126,7 +126,7 @@ def test_a_rank_holds_what_torch_tracks(shape, shards, sequences, checkpointing,
 def test_llama_3_8b_on_eight_ranks(checkpointing, gib):
     shape = MODELS["llama-3-8b"].shape
     degrees = Parallelism(data_parallel_shard=8, activation_checkpointing=checkpointing)
-    found = memory_per_rank(shape, degrees, "bfloat16")
+    found = memory_per_rank(shape, degrees, "bfloat16", optimizer="adamw")
     assert found.total_bytes == pytest.approx(tracked(shape, degrees, "bfloat16", 1, 1), rel=0.01)
     assert found.total_bytes / 2**30 == pytest.approx(gib, abs=0.1)
 
@@ -160,16 +160,25 @@ def test_a_block_keeps_what_autograd_saves(family, qk_norm, dtype):
 
 def test_every_axis_takes_its_share():
     shape = MODELS["llama-3-70b"].shape
-    alone = memory_per_rank(shape, Parallelism(data_parallel_shard=8), "bfloat16")
-    split = memory_per_rank(shape, Parallelism(data_parallel_shard=8, tensor=8), "bfloat16")
+    alone = memory_per_rank(
+        shape, Parallelism(data_parallel_shard=8), "bfloat16", optimizer="adamw"
+    )
+    split = memory_per_rank(
+        shape, Parallelism(data_parallel_shard=8, tensor=8), "bfloat16", optimizer="adamw"
+    )
     assert split.total_bytes == pytest.approx(alone.total_bytes / 8, rel=1e-3)
-    cut = memory_per_rank(shape, Parallelism(data_parallel_shard=8, context=4), "bfloat16")
+    cut = memory_per_rank(
+        shape, Parallelism(data_parallel_shard=8, context=4), "bfloat16", optimizer="adamw"
+    )
     # at another moment
     assert cut.activations_bytes == pytest.approx(alone.activations_bytes / 4, rel=0.01)
     assert cut.weights_bytes == pytest.approx(alone.weights_bytes / 4)
     assert alone.weights_bytes == pytest.approx(4 * count_params(shape).total / 8, rel=1e-6)
     replicas = memory_per_rank(
-        shape, Parallelism(data_parallel_shard=8, data_parallel_replicate=4), "bfloat16"
+        shape,
+        Parallelism(data_parallel_shard=8, data_parallel_replicate=4),
+        "bfloat16",
+        optimizer="adamw",
     )
     assert replicas == alone
 
@@ -180,10 +189,14 @@ def test_the_first_stage_holds_the_micro_batches_in_flight():
     """
     shape = MODELS["llama-3-70b"].shape
     alone = memory_per_rank(
-        shape, Parallelism(data_parallel_shard=8), "bfloat16", num_microbatches=8
+        shape, Parallelism(data_parallel_shard=8), "bfloat16", num_microbatches=8, optimizer="adamw"
     )
     staged = memory_per_rank(
-        shape, Parallelism(data_parallel_shard=8, pipeline=8), "bfloat16", num_microbatches=8
+        shape,
+        Parallelism(data_parallel_shard=8, pipeline=8),
+        "bfloat16",
+        num_microbatches=8,
+        optimizer="adamw",
     )
     blocks = 80 * 8192 * kept_per_token(shape, "none", 2)
     assert staged.activations_bytes == pytest.approx(blocks, rel=0.05)

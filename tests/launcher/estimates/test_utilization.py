@@ -171,6 +171,7 @@ def test_what_no_run_was_published_of_is_told_and_what_narrows_it():
         batch_tokens=2**22,
         precision="bfloat16",
         layout=ONE,
+        optimizer="adamw",
     )
     small = dataclasses.replace(
         run.shape,

@@ -99,9 +99,8 @@ def test_the_copys_numbers_are_those_of_the_same_hyperparameters_at_its_own_shap
 def test_numbers_that_no_parametrization_gives_are_refused(manifest):
     decision = wide(manifest)[1]
     first, *rest = decision.groups
-    odd = dataclasses.replace(
-        decision, groups=(dataclasses.replace(first, learning_rate=0.5), *rest)
-    )
+    first = dataclasses.replace(first, settings={**first.settings, "learning_rate": 0.5})
+    odd = dataclasses.replace(decision, groups=(first, *rest))
     with pytest.raises(
         FrozenError, match=r"learning_rate: the groups imply from 0.03125 to 0.5.*--full"
     ):
