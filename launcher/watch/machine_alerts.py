@@ -1,4 +1,4 @@
-"""Alerts about the machine under a run: pace, stragglers, silence, how attempts ended."""
+"""Alerts about the machine under a run: pace, stragglers, silence, and how attempts ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from proxies.core.notation import (
 )
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
-"""Shares of throughput lost, or of time that a rank takes longer than the others."""
+"""Shares of throughput lost, or of extra time that a rank takes, that raise a notice and an alarm.
+"""
 STRAGGLER_LINES = 64
+"""Newest lines in which a rank's time is compared with the other ranks'."""
 _SLOWDOWN_SDS, _STRAGGLER_QUANTILE = 5.0, 0.25
 
 
-def _severity(share: float) -> Severity:
+def _choose_severity(share: float) -> Severity:
     return "alarm" if share > ALARM_SHARE else "notice"
 
 
@@ -39,15 +41,15 @@ def _severity(share: float) -> Severity:
     "this run sustained",
 )
 def slow(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Throughput is below the run's own best, and stays there."""
+    """Find throughput that is below the run's own best and stays there."""
     columns = run.columns
-    found = pace.blocks(columns, columns.tokens_per_second)
-    if found is None:
+    blocks = pace.blocks(columns, columns.tokens_per_second)
+    if blocks is None:
         return
-    starts, levels = found
+    starts, levels = blocks
     best = float(np.minimum(levels[1:], levels[:-1]).max())
-    below = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
-    num_slow = int(np.argmin(below[::-1])) if not below.all() else len(below)
+    is_slow = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
+    num_slow = int(np.argmin(is_slow[::-1])) if not is_slow.all() else len(is_slow)
     if num_slow < pace.SUSTAINED:
         return
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
@@ -61,7 +63,7 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
             "best_tokens_per_second": best,
             "lost_share": 1 - now / best,
         },
-        severity=_severity(1 - now / best),
+        severity=_choose_severity(1 - now / best),
     )
 
 
@@ -76,7 +78,7 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     "median of those lines)",
 )
 def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Ranks that the others wait for; the slowest first."""
+    """Find ranks that the others wait for, the slowest first."""
     steps, seconds_KR = pace.comparable_ranks(run.columns)
     if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
         return
@@ -94,42 +96,46 @@ def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
         ):
             start -= pace.BLOCK_LINES
         share, first = float(shares_R[rank]), int(steps[start])
-        seconds, others = (
+        seconds, others_seconds = (
             float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR)
         )
         yield AlertFinding(
             first_step=first,
             seen=f"rank {rank} computes {format_significant(seconds)} s a step, "
             f"{format_percent(share)} longer than "
-            f"the other ranks' median of {format_significant(others)} s, since step {first} or "
-            "earlier: all "
-            "other ranks "
-            "wait for it",
+            f"the other ranks' median of {format_significant(others_seconds)} s, since step "
+            f"{first} or earlier: all other ranks wait for it",
             evidence={
                 "rank": rank,
                 "slower_share": share,
                 "seconds": seconds,
-                "others_seconds": others,
+                "others_seconds": others_seconds,
             },
-            severity=_severity(share),
+            severity=_choose_severity(share),
         )
 
 
 def medians_of_others(values_KR: Floats) -> Floats:
-    """[K, R] Return the median of each line without that rank."""
+    """Return the median of the other ranks, for each line and rank, [K, R]."""
     num_ranks = values_KR.shape[1]
-    ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
-    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
+    sorted_KR, ranks_KR = (
+        np.sort(values_KR, axis=1),
+        np.argsort(np.argsort(values_KR, axis=1), axis=1),
+    )
+    # Middle indices of the other ranks once this rank is taken out of the sorted ones.
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
     halves = [
-        np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)
+        np.where(index < ranks_KR, sorted_KR[:, [index]], sorted_KR[:, [index + 1]]) / 2
+        for index in (low, high)
     ]
-    found: Floats = halves[0] + halves[1]
-    return found
+    medians: Floats = halves[0] + halves[1]
+    return medians
 
 
 def over(columns: LogColumns, num_steps: int) -> bool:
-    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come
-    by itself.
+    """Return whether the newest attempt ended in order, or the schedule has ended.
+
+    Nothing more is to come by itself then.
     """
     return pace.done(columns, num_steps) or bool(
         columns.events and columns.events[-1].get("event") in ENDINGS
@@ -147,24 +153,24 @@ def over(columns: LogColumns, num_steps: int) -> bool:
     "rollback to the attempt's first step, one hour is allowed for loading and compiling",
 )
 def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
-    """A run that is not over and logs nothing."""
+    """Find a run that is not over and logs nothing."""
     columns, liveness = run.columns, run.liveness
     if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
         return
     seconds, allowed, starting = pace.silence(columns, run.now, liveness) or (0.0, 0.0, False)
     if seconds > allowed:
-        after = "since it was started" if starting else f"after step {columns.step}"
-        said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
+        period = "since it was started" if starting else f"after step {columns.step}"
+        supervisor_note = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
         yield AlertFinding(
             first_step=columns.step,
-            seen=f"no line for {format_duration(seconds)} {after}; at most "
-            f"{format_duration(allowed)} are normal{said}",
+            seen=f"no line for {format_duration(seconds)} {period}; at most "
+            f"{format_duration(allowed)} are normal{supervisor_note}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 
 
-def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
-    """The newest attempt ended so, and no other was launched since."""
+def _find_ending(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
+    """Find a newest attempt that ended with this event, with no other launched since."""
     columns = run.columns
     last = columns.events[-1] if columns.events else {}
     if last.get("event") == event and not run.liveness.starting(columns.newest_at):
@@ -179,13 +185,13 @@ def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
 
 @alert("aborted", "alarm", next_command="resume", when="the newest attempt stopped itself")
 def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
-    """The run stopped itself."""
-    return _ended(run, "aborted")
+    """Find a run that stopped itself."""
+    return _find_ending(run, "aborted")
 
 
 @alert(
     "interrupted", "notice", next_command="resume", when="a signal ended the newest attempt early"
 )
 def interrupted(run: WatchedRun) -> Iterator[AlertFinding]:
-    """A signal."""
-    return _ended(run, "interrupted")
+    """Find a run that a signal ended early."""
+    return _find_ending(run, "interrupted")

@@ -17,7 +17,8 @@ from launcher.base.run_files import CHECKPOINTS
 from launcher.trainer import telemetry, training
 from launcher.trainer.checkpoints import manifest_of
 from launcher.trainer.training import Trainer
-from launcher.watch.follower import figure_lines, judge
+from launcher.watch.judgment import judge
+from launcher.watch.status_text import figure_lines
 from proxies.core.noise_scale import split
 
 pytestmark = QUIET_TORCH

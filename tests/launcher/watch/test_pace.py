@@ -13,7 +13,7 @@ from launcher.base import chronicle
 from launcher.base.watchdog import START_SECONDS, Limits, Watchdog
 from launcher.watch import pace
 from launcher.watch.alerts import WatchedRun
-from launcher.watch.follower import judge
+from launcher.watch.judgment import judge
 from launcher.watch.machine_alerts import medians_of_others, slow, straggler
 from launcher.watch.pace import Liveness
 

@@ -5,7 +5,7 @@ import pytest
 from planted_watch import NUM_STEPS, columns_of, decision, losses_of
 from watched_case import read, write_lines
 
-from launcher.watch.follower import judge
+from launcher.watch.judgment import judge
 from launcher.watch.loss_alerts import LEAST_EQUAL, frozen_loss, stopped
 from launcher.watch.noise import resolution
 
