@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., object])
 _Option = Callable[[Any], Any]
 
-LARGEST_SIZE = 2 * 10**18
+MAX_SIZE = 2 * 10**18
 """Maximum size; a larger one is a typing error."""
-LARGEST_POWER = 10.0
+MAX_ABS_POWER = 10.0
 """Maximum absolute power of a rule; a larger one is a typing error."""
 MARGINS_NATS = (1e-6, 1e3)
 """Bounds of the margin in nats."""
 LEVELS = (0.5, 0.999)
 """Bounds of the level: beyond them, intervals would rest on a handful of draws."""
-LEAST_SPAN_OCTAVES = 0.1
+MIN_SPAN_OCTAVES = 0.1
 """Minimum distance from the smallest size to the largest; over less, no drift can be seen."""
 
 
@@ -231,25 +231,25 @@ def _check_options(
     level: float,
 ) -> None:
     bounded = (
-        ("power", 0.0 if power == "measured" else power, (-LARGEST_POWER, LARGEST_POWER)),
+        ("power", 0.0 if power == "measured" else power, (-MAX_ABS_POWER, MAX_ABS_POWER)),
         ("margin_nats", margin_nats, MARGINS_NATS),
         ("level", level, LEVELS),
     )
     problems = [
         f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to "
-        f"{LARGEST_SIZE:g}"
+        f"{MAX_SIZE:g}"
         for name, size in (("target_size", target), ("base_size", base))
-        if not 1 <= size <= LARGEST_SIZE
+        if not 1 <= size <= MAX_SIZE
     ]
     problems += [
         f"{name} = {value!r}: must be from {low:g} to {high:g}"
         for name, value, (low, high) in bounded
         if not low <= value <= high
     ]
-    if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
+    if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**MIN_SPAN_OCTAVES:
         problems.append(
             f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: must span a factor of "
-            f"{format_factor(2**LEAST_SPAN_OCTAVES)}"
+            f"{format_factor(2**MIN_SPAN_OCTAVES)}"
         )
     if problems:
         raise TransferError(problems)

@@ -78,9 +78,9 @@ def flat(value: Json, name: str = "") -> dict[str, Scalar]:
         parts = list(value.items())
         if value.keys() >= {"value", "interval"}:
             low, high = typing.cast(list[Json], value["interval"]) or (None, None)
-            others = [(key, part) for key, part in parts if key not in ("value", "interval")]
+            other_fields = [(key, part) for key, part in parts if key not in ("value", "interval")]
             return {name: typing.cast(Scalar, value["value"])} | flat(
-                {"low": low, "high": high, **dict(others)}, name
+                {"low": low, "high": high, **dict(other_fields)}, name
             )
     elif isinstance(value, list):
         parts = [(str(index), part) for index, part in enumerate(value)]

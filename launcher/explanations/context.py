@@ -131,7 +131,7 @@ class DecisionContext:
         ]
 
 
-def measured(
+def build_strength(
     tests: Sequence[TestEvidence], gates: Sequence[GateOutcome], *, before: str = "", **more: Any
 ) -> EvidenceStrength:
     """Return the strength of evidence from tests and gates.

@@ -120,12 +120,12 @@ def _format_block(explanation: dict[str, Any], file: Path) -> str:
             f"default{'' if study_value == default else ': ' + (default or 'empty')})"
         )
     unit = f", in {explanation['unit']}" if explanation["unit"] else ""
-    what = textwrap.wrap(explanation["what"], 100, break_on_hyphens=False)
+    description_lines = textwrap.wrap(explanation["what"], 100, break_on_hyphens=False)
     kind = explanation["value"].replace("`", "")
     return "\n".join(
         [
             f"{explanation['key']} = {value}",
-            *(f"  {line}" for line in what),
+            *(f"  {line}" for line in description_lines),
             f"  must be: {kind}{unit}",
         ]
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.explanations.context import DecisionContext, TestEvidence, measured
+from launcher.explanations.context import DecisionContext, TestEvidence, build_strength
 from launcher.explanations.origins import Origin, OriginKind, hyperparameter_of, origin_of
 from launcher.explanations.parametrizations import forward_laws
 from launcher.explanations.record import (
@@ -66,7 +66,7 @@ def records_of(known: DecisionContext) -> list[Provenance]:
 def _build_record(known: DecisionContext, field: Field, origin: Origin) -> Provenance:
     """Build the record of a field from its origin, its tests, and its gates."""
     parts = _EXPLAINERS[origin.kind](known, field, origin)
-    strength = parts.strength or measured(
+    strength = parts.strength or build_strength(
         parts.tests, known.gates(*origin.gates), before=origin.strength
     )
     change = [
@@ -344,7 +344,7 @@ def _explain_by_search(
         outcome = row["outcome"] if row else tests[0].verdict["outcome"]
         preface = f"Over all axes together: {words(outcome)}" if len(tests) > 1 else ""
         preface += f"{preface and '. '}Over {untested}: assumed, not tested" if untested else ""
-        strength = measured(tests, known.gates("transfer"), before=preface, outcome=outcome)
+        strength = build_strength(tests, known.gates("transfer"), before=preface, outcome=outcome)
     elif searched:
         text = (
             f"Searched at the base. That it stays the same{untested and f' over {untested}'} "
@@ -440,7 +440,7 @@ def _explain_fit(known: DecisionContext, field: Field, origin: Origin) -> Origin
         for label, end in spans
         if end
     ]
-    strength = measured(
+    strength = build_strength(
         (),
         known.gates(*origin.gates),
         before=". ".join(filter(None, facts)),

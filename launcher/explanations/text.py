@@ -18,9 +18,9 @@ Told = Sequence[tuple[Field, Provenance]]
 """Fields, each with its record of provenance."""
 MOST_BLOCKS = 3
 """Maximum number of fields that are shown in full; more become a table."""
-MOST_VALUE = 24
+MAX_VALUE_CHARACTERS = 24
 """Maximum number of characters of a value in a table."""
-MOST_SHOWN = 4
+MAX_VALUES_SHOWN = 4
 """Maximum number of different values of one name that are listed in a line."""
 _RATE = re.compile(rf"groups\..+\.{LEARNING_RATE}")
 _SUMMARY_FIELDS = (
@@ -68,10 +68,10 @@ def _format_values(explained: Told, name: str) -> str:
     fields: dict[str, list[str]] = {}
     for field, _ in explained:
         parts = field.path.split(".")
-        fields.setdefault(value_text(field.value, MOST_VALUE), []).append(
+        fields.setdefault(value_text(field.value, MAX_VALUE_CHARACTERS), []).append(
             ".".join(parts[1:-1]) or field.path
         )
-    if len(fields) > MOST_SHOWN:
+    if len(fields) > MAX_VALUES_SHOWN:
         return f"{name}: {counted(len(explained), 'field')}"
     return f"{name}: " + ", ".join(
         f"{value} ({', '.join(dict.fromkeys(group_names))})"
@@ -138,7 +138,11 @@ def block(field: Field, record: Provenance) -> str:
     rows += [("change" if not index else "", text) for index, text in enumerate(record.change)]
     lines = [line for name, text in rows for line in _wrap_row(name, text)]
     return "\n".join(
-        [*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines]
+        [
+            *record.warnings,
+            f"{field.path} = {value_text(field.value, 10 * MAX_VALUE_CHARACTERS)}",
+            *lines,
+        ]
     )
 
 
@@ -167,7 +171,7 @@ def table_text(explained: Told) -> str:
     rows = [
         (
             field.path,
-            value_text(field.value, MOST_VALUE),
+            value_text(field.value, MAX_VALUE_CHARACTERS),
             _SOURCES.get(record.source.kind, record.source.kind),
             _describe_evidence(record.strength),
         )

@@ -20,7 +20,7 @@ from launcher.figures.panel import (
     log_axis,
     part,
 )
-from launcher.figures.svg import INK, KINDS, raised, shade
+from launcher.figures.svg import INK, KINDS, format_power, shade
 from launcher.views.batch import law_of
 from launcher.views.numbers import Body
 from proxies.core.notation import counted, format_count, format_percent
@@ -47,7 +47,7 @@ def main_run(report: Body) -> Panel:
     # The losses before the band are so high that they would flatten it.
     left = max(1.0, min(run["steps"][-1], curve_steps[0]) / 3)
     shown_losses = [
-        point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left
+        point for point in bin_losses(run["steps"], run["train_loss_nats"]) if point[0] >= left
     ]
 
     def paint(axes: Axes) -> None:
@@ -73,7 +73,7 @@ def main_run(report: Body) -> Panel:
     )
 
 
-def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:
+def bin_losses(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:
     """Return the mean step and mean loss of each part of a decade that has losses."""
     bins: dict[int, list[tuple[int, float]]] = {}
     for step, loss in zip(steps, losses, strict=True):
@@ -106,7 +106,9 @@ def _set_flops_axis(axes: Axes, values: Iterable[float]) -> None:
         (1, 2, 5) if high - low < 2 else (1,),
     )
     ticks = {
-        e + math.log10(s): f"{s}×{raised(10, e)}".removeprefix("1×") for e in decades for s in steps
+        e + math.log10(s): f"{s}×{format_power(10, e)}".removeprefix("1×")
+        for e in decades
+        for s in steps
     }
     axes.xaxis.set_major_locator(
         FixedLocator([tick for tick in ticks if low - pad <= tick <= high + pad])

@@ -19,7 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from launcher.figures.svg import INK, finish, raised
+from launcher.figures.svg import INK, finish, format_power
 from launcher.views.numbers import Body
 from proxies.core.errors import InputError
 
@@ -172,7 +172,7 @@ def octaves(axis: Axis, low: float, high: float) -> None:
     first, last = math.ceil(low - padding), math.floor(high + padding)
     axis.set_view_interval(low - padding, high + padding, ignore=True)
     axis.set_major_locator(FixedLocator(range(first, last + 1, 1 + (last - first) // 12)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: raised(2, round(value))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_power(2, round(value))))
 
 
 def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str]) -> None:
@@ -268,7 +268,7 @@ def interval_marks(
     axes.update_datalim(points)
 
 
-def edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
+def draw_edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
     """Mark runs outside the axes: a cross for no loss, a triangle for a loss above the top."""
     bottom, top = axes.get_ylim()
     marker_height = top - 0.03 * (top - bottom)

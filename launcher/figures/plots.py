@@ -30,7 +30,7 @@ from launcher.figures.panel import (
     Panel,
     ceiling,
     draw,
-    edge_marks,
+    draw_edge_marks,
     main_arm,
     octaves,
     part,
@@ -186,7 +186,7 @@ def search(report: Body) -> Panel:
             markeredgewidth=0.4,
             label="trial",
         )
-        edge_marks(axes, ended, KINDS[0])
+        draw_edge_marks(axes, ended, KINDS[0])
         if pruned:
             axes.plot(
                 pruned,

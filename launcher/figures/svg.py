@@ -37,7 +37,7 @@ _NUMBER_PATTERN = re.compile(r"-?\d+\.\d{3,}")
 _GEOMETRY_PATTERN = re.compile(r'\b(?:d|x|y|width|height|transform)="[^"]*"')
 
 
-def raised(base: int, exponent: int) -> str:
+def format_power(base: int, exponent: int) -> str:
     """Format a power as plain text, with the exponent in superscript digits."""
     return f"{base}{str(exponent).translate(_TO_SUPERSCRIPT)}"
 

@@ -18,7 +18,7 @@ from launcher.figures.panel import (
     Panel,
     ceiling,
     draw,
-    edge_marks,
+    draw_edge_marks,
     interval_marks,
     main_arm,
     octaves,
@@ -181,7 +181,7 @@ def _draw_runs(
         markeredgewidth=0,
         label=label,
     )
-    edge_marks(axes, points, colour)
+    draw_edge_marks(axes, points, colour)
 
 
 def _draw_basin(axes: Axes, optimum: Any, colour: str, marker: str) -> None:

@@ -323,7 +323,7 @@ def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
             )
         )
     first, second = (body["question"]["proxy"] for body in (a, b))
-    values = [found for key, found in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
+    values = [limit for key, limit in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
     if "data_id" in changed_keys:
         values.append(("with_care", "the data differs, and optima may shift with it"))
     limits_by_quantity = {"losses": losses, "values": values, "forecasts": forecasts}

@@ -131,7 +131,7 @@ def _describe_replicates(body: Any) -> list[str]:
                 "repeats the best"
             )
         ]
-    best, *others = replicates["standings"]
+    best, *runners_up = replicates["standings"]
     lines = []
     if best["mean_nats"] is not None:
         mean = _format_with_error(best["mean_nats"], best["standard_error_nats"])
@@ -148,7 +148,7 @@ def _describe_replicates(body: Any) -> list[str]:
             else ": the runs do not distinguish them"
         )
         lines.append(
-            f"trial {others[0]['trial']} is worse than it by "
+            f"trial {runners_up[0]['trial']} is worse than it by "
             f"{_format_with_error(lead, error)} nats{note}"
         )
     return lines + [

@@ -35,7 +35,7 @@ from scaling_fits.forecast.loss_curves import WINDOW
 
 FALSE_ALARMS = 0.01
 """Probability that a healthy run raises an alarm at some point of its course."""
-LEAST_NATS = 1e-6
+MIN_NATS = 1e-6
 """Minimum loss in logarithms; a smaller loss (zero where every label is masked) counts as this, so
 that it is a departure."""
 FREEDOM = 6
@@ -114,7 +114,7 @@ def course(
     if not is_complete.any():
         return None
     noise = _estimate_noise(band, steps, losses, finite & (steps > warmup_steps))
-    logs = np.log(np.maximum(means[is_complete], LEAST_NATS) / band.expected_nats[is_complete])
+    logs = np.log(np.maximum(means[is_complete], MIN_NATS) / band.expected_nats[is_complete])
     sd = np.hypot(
         np.where(logs < 0, band.low_sd[is_complete], band.high_sd[is_complete]), noise[is_complete]
     )
@@ -156,7 +156,7 @@ def _estimate_noise(
         np.sqrt(window_variance(steps[is_usable], losses[is_usable], starts, num_lines))
         / band.expected_nats
     )
-    rounded = np.exp(np.ceil(np.log(np.maximum(sd, LEAST_NATS)) * 10) / 10)
+    rounded = np.exp(np.ceil(np.log(np.maximum(sd, MIN_NATS)) * 10) / 10)
     return np.where(sd < _MIN_NOISE_SHARE * band.high_sd, 0.0, rounded)
 
 

@@ -78,8 +78,8 @@ class Follower:
         """
         reading = self._readings.read(last=last)
         over = reading.ending is not None or self._is_through(reading)
-        ours = str(self._run_dir) if reading.names_digest else None
-        commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=ours)
+        log_run_dir = str(self._run_dir) if reading.names_digest else None
+        commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=log_run_dir)
         folder = liveness_of(self._run_dir, self._decision.digest)
         over = over and not folder.starting(reading.columns.newest_at)
         findings = judge(
@@ -107,9 +107,9 @@ class Follower:
             return True
         silent = (
             columns.newest_at is not None
-            and time.time() - columns.newest_at > pace.LEAST_STALL_SECONDS
+            and time.time() - columns.newest_at > pace.MIN_STALL_SECONDS
         )
-        return silent and pace.done(columns, num_steps)
+        return silent and pace.is_done(columns, num_steps)
 
     def _build_status(
         self,

@@ -200,7 +200,7 @@ def _compute_pace_figures(run: WatchedRun) -> dict[str, Json]:
         "step_seconds": pace.step_seconds(columns),
         "tokens_per_second": _estimate_rate(columns, columns.tokens_per_second),
         "mfu": _estimate_rate(columns, columns.mfu),
-        "goodput": pace.goodput(columns, paused) if pace.measured_enough(columns) else None,
+        "goodput": pace.goodput(columns, paused) if pace.has_enough_timed_steps(columns) else None,
         "projection": None if ends is None else canon.to_json(ends),
         "projection_reason": reason,
         "still_since": None
@@ -232,7 +232,7 @@ def _estimate_rate(columns: LogColumns, rates: Floats) -> float | None:
     """
     recent = slice(-pace.BLOCK_LINES, None)
     logged = rates[recent][np.isfinite(rates[recent])]
-    per_step = (rates * pace.measured(columns))[recent]
+    per_step = (rates * pace.select_step_seconds(columns))[recent]
     per_step = per_step[np.isfinite(per_step)]
     usual = pace.usual_seconds(columns)
     if not len(logged):

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from launcher.watch.alerts import AlertFinding, WatchedRun, alert
-from launcher.watch.course import FALSE_ALARMS, FREEDOM, LEAST_NATS, end_sd
+from launcher.watch.course import FALSE_ALARMS, FREEDOM, MIN_NATS, end_sd
 from launcher.watch.logs.columns import Floats, LogColumns, spacing
 from launcher.watch.loss_rises import RISE_NATS, RISE_SDS, rise
 from launcher.watch.noise import noise_of_differences, resolution
@@ -43,7 +43,7 @@ from proxies.core.schedule import Schedule
 
 # ---- Constant losses, and losses that stop while steps continue ----
 
-LEAST_EQUAL = 16
+MIN_EQUAL = 16
 """Minimum number of equal losses in a row that raises the alert."""
 NEVER_CHANGED = 64
 """Maximum number of equal losses past the warmup if the loss never changed, so that its noise is
@@ -52,7 +52,7 @@ unknown."""
 _RECENT, _MIN_LINES_BEFORE = (64, 256, 1024), 8
 # A constant loss that is rounded more coarsely than this may have been rounded into one number.
 _COARSE_NATS = 0.01
-GAPS_MISSED, LEAST_MISSED = 3, 16
+GAPS_MISSED, MIN_MISSED_LINES = 3, 16
 """Multiple of the longest earlier gap, and minimum number of lines, without a loss that raise the
 alert."""
 
@@ -69,7 +69,7 @@ def frozen_loss(columns: LogColumns, warmup_steps: int, num_steps: int) -> Alert
             min(noise_of_differences(before[-num:]) for num in _RECENT) ** 2 - rounding**2 / 4
         )
         chance = math.erf(rounding / math.sqrt(8 * variance)) if variance > 0 else 1.0
-        allowed = max(LEAST_EQUAL, _count_improbable(chance, num_steps / spacing(steps))) - 1
+        allowed = max(MIN_EQUAL, _count_improbable(chance, num_steps / spacing(steps))) - 1
         num_equal = len(losses) - start
     else:
         allowed, num_equal = NEVER_CHANGED, int((steps[start:] > warmup_steps).sum())
@@ -87,10 +87,11 @@ def frozen_loss(columns: LogColumns, warmup_steps: int, num_steps: int) -> Alert
     )
 
 
-def stopped(columns: LogColumns) -> list[AlertFinding]:
+def find_stopped_losses(columns: LogColumns) -> list[AlertFinding]:
     """Return findings if losses stop while steps continue.
 
-    They have stopped after `GAPS_MISSED` times their longest earlier gap, and `LEAST_MISSED` lines.
+    They have stopped after `GAPS_MISSED` times their longest earlier gap, and `MIN_MISSED_LINES`
+    lines.
     """
     findings = []
     for name, steps in (("training", columns.steps), ("validation", columns.validation_steps)):
@@ -98,7 +99,7 @@ def stopped(columns: LogColumns) -> list[AlertFinding]:
             continue
         lines = columns.line_steps[columns.line_steps > steps[-1]]
         has_stopped = len(lines) and lines[-1] - steps[-1] > GAPS_MISSED * np.diff(steps).max()
-        if has_stopped and len(lines) >= LEAST_MISSED:
+        if has_stopped and len(lines) >= MIN_MISSED_LINES:
             findings.append(
                 AlertFinding(
                     first_step=int(steps[-1]),
@@ -145,14 +146,14 @@ _GRAD_LINES = 32
     when="the gradient norm is more than twice that at half the step, in the same part of the "
     "schedule",
 )
-def gradients_grow(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_growing_gradients(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a gradient norm that has outgrown its own past."""
-    finding = gradient_growth(run.columns.steps, run.columns.grad_norm, run.schedule)
+    finding = find_gradient_growth(run.columns.steps, run.columns.grad_norm, run.schedule)
     if finding is not None:
         yield finding
 
 
-def part_starts(schedule: Schedule) -> list[int]:
+def list_part_starts(schedule: Schedule) -> list[int]:
     """Return the steps at which a part of the schedule begins.
 
     These are 0, the end of the warmup, and the start of a final decay.
@@ -163,7 +164,9 @@ def part_starts(schedule: Schedule) -> list[int]:
     return sorted(starts)
 
 
-def gradient_growth(steps: Floats, grad_norm: Floats, schedule: Schedule) -> AlertFinding | None:
+def find_gradient_growth(
+    steps: Floats, grad_norm: Floats, schedule: Schedule
+) -> AlertFinding | None:
     """Return where the gradient norm first was `GRAD_NORM_FACTOR` times its own past."""
     is_positive = np.isfinite(grad_norm) & (grad_norm > 0)
     kept_steps, norms = steps[is_positive], grad_norm[is_positive]
@@ -199,7 +202,7 @@ def _select_past_lines(steps: Floats, end: int, schedule: Schedule) -> slice | N
 
     The result is None if they reach beyond the part of the schedule.
     """
-    first_step = max(start for start in part_starts(schedule) if start <= steps[end - 1])
+    first_step = max(start for start in list_part_starts(schedule) if start <= steps[end - 1])
     middle = float(np.median(steps[end - _GRAD_LINES : end])) / 2
     start = int(np.searchsorted(steps, middle)) - _GRAD_LINES // 2
     if start < 0 or steps[start] <= first_step or start + _GRAD_LINES > end - _GRAD_LINES:
@@ -213,7 +216,7 @@ def _select_past_lines(steps: Floats, end: int, schedule: Schedule) -> slice | N
     next_command="resume",
     when="a training loss is not finite",
 )
-def non_finite(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_non_finite_losses(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find training losses that are not finite."""
     missing = run.columns.steps[~np.isfinite(run.columns.train_loss_nats)]
     if len(missing):
@@ -232,7 +235,7 @@ def non_finite(run: WatchedRun) -> Iterator[AlertFinding]:
     next_command="resume",
     when="a training loss is above the frozen ceiling after the warmup",
 )
-def diverged(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_divergence(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find losses above the ceiling at which the run must stop by itself."""
     limit, columns = run.decision.abort.train_loss_above_nats, run.columns
     above = columns.steps[
@@ -255,7 +258,7 @@ def diverged(run: WatchedRun) -> Iterator[AlertFinding]:
     when=f"the mean training loss near a step is farther from the predicted curve than all but "
     f"{format_percent(FALSE_ALARMS)} of healthy runs ever get, over the whole run",
 )
-def departed(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_departure(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find the first look whose departure exceeds the bound over the whole run."""
     look = run.course
     if look is None or look.departed is None:
@@ -297,13 +300,13 @@ def departed(run: WatchedRun) -> Iterator[AlertFinding]:
     when="the final validation loss is farther from the forecast than in all but "
     f"{format_percent(FALSE_ALARMS)} of healthy runs",
 )
-def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     """Compare the validation loss after the last step with its forecast."""
     columns, num_steps, predicted = run.columns, run.schedule.num_steps, run.decision.predicted
     if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
         return
     actual, (low_sd, high_sd) = float(columns.validation_loss_nats[-1]), end_sd(predicted)
-    log_error = float(np.log(max(actual, LEAST_NATS) / predicted.loss_nats))
+    log_error = float(np.log(max(actual, MIN_NATS) / predicted.loss_nats))
     departure = log_error / (low_sd if log_error < 0 else high_sd)
     if abs(departure) > stdtrit(FREEDOM, 1 - FALSE_ALARMS / 2):
         yield AlertFinding(
@@ -322,7 +325,7 @@ def missed_end(run: WatchedRun) -> Iterator[AlertFinding]:
     next_command="look",
     when="one or more spikes occurred and recovered; one notice counts them",
 )
-def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_recovered_spikes(run: WatchedRun) -> Iterator[AlertFinding]:
     """Count the spikes that recovered in one notice."""
     recovered = [spike for spike in run.spikes if spike.over]
     if recovered:
@@ -349,7 +352,7 @@ def spikes_over(run: WatchedRun) -> Iterator[AlertFinding]:
     "lasted for the policy's "
     "patience and not recovered",
 )
-def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_lasting_spike(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a spike that is not over and has lasted for the policy's patience."""
     policy, spike = run.decision.spikes, run.spikes[-1] if run.spikes else None
     if spike is None or spike.over or not spike.lasted:
@@ -380,7 +383,7 @@ def spike_lasts(run: WatchedRun) -> Iterator[AlertFinding]:
     "of 2, 4, 8, ... "
     "lines",
 )
-def rising(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_rise(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a loss that rises more slowly than a spike, and stays up."""
     columns, schedule = run.columns, run.schedule
     loss_rise = rise(
@@ -412,7 +415,7 @@ def rising(run: WatchedRun) -> Iterator[AlertFinding]:
     next_command="verify",
     when="the newest training losses are equal, more often than earlier noise and rounding explain",
 )
-def training_stands_still(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_frozen_loss(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a training loss that is constant: nothing trains, or nothing measures it."""
     finding = frozen_loss(run.columns, run.schedule.warmup_steps, run.schedule.num_steps)
     if finding is not None:
@@ -425,8 +428,8 @@ def training_stands_still(run: WatchedRun) -> Iterator[AlertFinding]:
     next_command="look",
     when=f"steps continue without a training or validation loss for {GAPS_MISSED} times its "
     "longest earlier gap and "
-    f"at least {LEAST_MISSED} lines",
+    f"at least {MIN_MISSED_LINES} lines",
 )
-def metrics_stop(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_stopped_metrics(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find losses that stop while steps continue."""
-    yield from stopped(run.columns)
+    yield from find_stopped_losses(run.columns)

@@ -35,7 +35,7 @@ from launcher.base.policy import SpikePolicy
 from launcher.trainer.spikes import MAD_TO_SIGMA, Detector
 from launcher.watch.course import FALSE_ALARMS
 from launcher.watch.logs.columns import Floats, spacing
-from launcher.watch.noise import LEAST_LINES, learn, mean_variance, resolution
+from launcher.watch.noise import MIN_LINES, learn, mean_variance, resolution
 
 _SURPRISE_SDS, _ORIGINS = 5.0, 8
 """Standard deviations above the predictions from the lines before that make a spike, and number of
@@ -116,7 +116,7 @@ def _mark_above_limit(losses: Floats, policy: SpikePolicy) -> NDArray[np.bool_]:
     return above
 
 
-def line_noise(values: Floats) -> float:
+def estimate_line_noise(values: Floats) -> float:
     """Return the standard deviation from line to line, robust to a trend."""
     return float(MAD_TO_SIGMA * np.median(np.abs(np.diff(values))) / np.sqrt(2))
 
@@ -220,7 +220,7 @@ def sight(
 ) -> Sensitivity | None:
     """Return the rises that could be found now within this many steps; None before an estimate."""
     kept_steps, loss = _select_past_warmup(steps, losses, warmup_steps)
-    if len(kept_steps) < LEAST_LINES + _LINES_AFTER:
+    if len(kept_steps) < MIN_LINES + _LINES_AFTER:
         return None
     min_nats, noise = max(RISE_NATS, resolution(loss)), learn(kept_steps, loss)
     num_lines = max(_LINES_AFTER, int((kept_steps > kept_steps[-1] - within_steps).sum()))
@@ -267,12 +267,12 @@ def scales(steps: Floats, losses: Floats, known: KnownNoise | None = None) -> It
         known: Known noise; None to learn it from the losses.
     """
     num_lines = 1
-    while (num_medians := len(losses) // num_lines) >= LEAST_LINES + _LINES_AFTER:
+    while (num_medians := len(losses) // num_lines) >= MIN_LINES + _LINES_AFTER:
         medians = np.median(
             losses[: num_medians * num_lines].reshape(num_medians, num_lines), axis=1
         )
         starts = steps[: num_medians * num_lines : num_lines]
-        at = np.arange(LEAST_LINES, num_medians - _LINES_AFTER + 1)
+        at = np.arange(MIN_LINES, num_medians - _LINES_AFTER + 1)
         phi, innovation = (
             learn(starts, medians).before(at)
             if known is None
@@ -360,9 +360,9 @@ def _estimate_climbs(
         ends = at - gap
         starts = np.maximum(ends - _LINES_BEFORE, 0)
         means = (sums[np.maximum(ends, 1)] - sums[starts]) / np.maximum(ends - starts, 1)
-        lowest = np.where(ends >= LEAST_LINES, np.minimum(lowest, means), lowest)
+        lowest = np.where(ends >= MIN_LINES, np.minimum(lowest, means), lowest)
     now = (sums[at + _LINES_AFTER] - sums[at]) / _LINES_AFTER
     variance = mean_variance(phi, innovation, _LINES_AFTER) + mean_variance(
-        phi, innovation, LEAST_LINES
+        phi, innovation, MIN_LINES
     )
     return now - lowest, np.sqrt(variance)

@@ -10,7 +10,7 @@ from launcher.base.metrics import ENDINGS
 from launcher.watch import pace
 from launcher.watch.alerts import AlertFinding, Severity, WatchedRun, alert
 from launcher.watch.logs.columns import Floats, LogColumns
-from launcher.watch.loss_rises import line_noise
+from launcher.watch.loss_rises import estimate_line_noise
 from proxies.core.notation import (
     counted,
     format_duration,
@@ -40,15 +40,15 @@ def _choose_severity(share: float) -> Severity:
     f"{format_percent(NOTICE_SHARE)} (alarm: {format_percent(ALARM_SHARE)}) below the best that "
     "this run sustained",
 )
-def slow(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_slowdown(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find throughput that is below the run's own best and stays there."""
     columns = run.columns
-    blocks = pace.blocks(columns, columns.tokens_per_second)
+    blocks = pace.split_into_blocks(columns, columns.tokens_per_second)
     if blocks is None:
         return
     starts, levels = blocks
     best = float(np.minimum(levels[1:], levels[:-1]).max())
-    is_slow = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
+    is_slow = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * estimate_line_noise(levels))
     num_slow = int(np.argmin(is_slow[::-1])) if not is_slow.all() else len(is_slow)
     if num_slow < pace.SUSTAINED:
         return
@@ -77,9 +77,9 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     f"the newest {STRAGGLER_LINES} lines (alarm: {format_percent(ALARM_SHARE)} longer at the "
     "median of those lines)",
 )
-def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_stragglers(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find ranks that the others wait for, the slowest first."""
-    steps, seconds_KR = pace.comparable_ranks(run.columns)
+    steps, seconds_KR = pace.select_comparable_ranks(run.columns)
     if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
         return
     others_KR = medians_of_others(seconds_KR)
@@ -132,12 +132,12 @@ def medians_of_others(values_KR: Floats) -> Floats:
     return medians
 
 
-def over(columns: LogColumns, num_steps: int) -> bool:
+def is_over(columns: LogColumns, num_steps: int) -> bool:
     """Return whether the newest attempt ended in order, or the schedule has ended.
 
     Nothing more is to come by itself then.
     """
-    return pace.done(columns, num_steps) or bool(
+    return pace.is_done(columns, num_steps) or bool(
         columns.events and columns.events[-1].get("event") in ENDINGS
     )
 
@@ -148,14 +148,14 @@ def over(columns: LogColumns, num_steps: int) -> bool:
     next_command="resume",
     when="no line and no write below `checkpoints/` for the longest of "
     f"{counted(pace.STALL_STEPS, 'median step')}, "
-    f"{format_duration(pace.LEAST_STALL_SECONDS)} and twice the longest step or save; from a "
+    f"{format_duration(pace.MIN_STALL_SECONDS)} and twice the longest step or save; from a "
     "launch, a restart or a "
     "rollback to the attempt's first step, one hour is allowed for loading and compiling",
 )
-def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_stall(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a run that is not over and logs nothing."""
     columns, liveness = run.columns, run.liveness
-    if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
+    if is_over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
         return
     seconds, allowed, starting = pace.silence(columns, run.now, liveness) or (0.0, 0.0, False)
     if seconds > allowed:
@@ -184,7 +184,7 @@ def _find_ending(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
 
 
 @alert("aborted", "alarm", next_command="resume", when="the newest attempt stopped itself")
-def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_abort(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a run that stopped itself."""
     return _find_ending(run, "aborted")
 
@@ -192,6 +192,6 @@ def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
 @alert(
     "interrupted", "notice", next_command="resume", when="a signal ended the newest attempt early"
 )
-def interrupted(run: WatchedRun) -> Iterator[AlertFinding]:
+def find_interruption(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find a run that a signal ended early."""
     return _find_ending(run, "interrupted")

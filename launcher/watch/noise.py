@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from launcher.trainer.spikes import MAD_TO_SIGMA
 from launcher.watch.logs.columns import Floats
 
-LEAST_LINES = 32
+MIN_LINES = 32
 """Minimum number of lines before the first estimate."""
-MOST_PHI = 0.999
+MAX_PHI = 0.999
 """Maximum phi: a correlation time of 2,000 lines, beyond which noise and trend look the same."""
 _NOISE_PHI = 0.993  # Upper bound for phi = 0.99, the largest that is promised to count as noise.
 _MAX_LINES = 4096  # The standard error of phi = 0.99 is 0.002 there.
@@ -57,7 +57,7 @@ class LossNoise:
         return np.append(np.nan, self.phi)[at], np.append(np.nan, self.innovation_nats)[at]
 
 
-def learn(steps: Floats, values: Floats, max_phi: float = MOST_PHI) -> LossNoise:
+def learn(steps: Floats, values: Floats, max_phi: float = MAX_PHI) -> LossNoise:
     """Learn the noise from ever more of these lines.
 
     Args:
@@ -66,13 +66,13 @@ def learn(steps: Floats, values: Floats, max_phi: float = MOST_PHI) -> LossNoise
         max_phi: Maximum phi; deviations that last longer do not count as noise.
     """
     num_fits = max(
-        0, int(np.floor(np.log2(max(len(values), 1) / LEAST_LINES) * _FITS_PER_OCTAVE)) + 1
+        0, int(np.floor(np.log2(max(len(values), 1) / MIN_LINES) * _FITS_PER_OCTAVE)) + 1
     )
-    ends = np.floor(LEAST_LINES * 2 ** (np.arange(num_fits) / _FITS_PER_OCTAVE)).astype(int)
+    ends = np.floor(MIN_LINES * 2 ** (np.arange(num_fits) / _FITS_PER_OCTAVE)).astype(int)
     fits = [
         _fit_noise(np.log(steps[start:end]), values[start:end], max_phi)
         for end in ends.tolist()
-        for start in [end - min(max(LEAST_LINES, end * 3 // 4), _MAX_LINES)]
+        for start in [end - min(max(MIN_LINES, end * 3 // 4), _MAX_LINES)]
     ]
     phi, innovation = np.array(fits).reshape(-1, 2).T
     return LossNoise(ends=ends, phi=phi, innovation_nats=innovation)

@@ -111,12 +111,12 @@ def unix_seconds(text: str) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
 
 
-STALL_STEPS, LEAST_STALL_SECONDS = 20, 60.0
+STALL_STEPS, MIN_STALL_SECONDS = 20, 60.0
 """A run has stalled after this many median steps, and this many seconds, without a line. Before an
 attempt's first step the limit is `START_SECONDS`."""
 BLOCK_LINES, SUSTAINED = 16, 2
 """Lines per block, and number of consecutive blocks that make up a level."""
-LEAST_GOODPUT = 0.1
+MIN_GOODPUT = 0.1
 """Minimum goodput for a projection: below it, time lost so far is not a rate to project with."""
 
 
@@ -136,11 +136,11 @@ class Projection:
 
 def step_seconds(columns: LogColumns) -> float | None:
     """Return the median seconds of a step over the comparable lines; None if unknown."""
-    seconds = measured(columns)[_comparable_lines(columns)]
+    seconds = select_step_seconds(columns)[_comparable_lines(columns)]
     return float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else None
 
 
-def measured(columns: LogColumns) -> Floats:
+def select_step_seconds(columns: LogColumns) -> Floats:
     """Return the seconds of each step, [S]; NaN where the log has an impossible value."""
     return np.where(
         (columns.seconds >= 0) & (columns.seconds < MAX_STEP_SECONDS), columns.seconds, np.nan
@@ -162,7 +162,7 @@ def goodput(columns: LogColumns, paused_seconds: float = 0.0) -> float | None:
     if not attempts or typical is None or columns.newest_at is None:
         return None
     elapsed_seconds = columns.newest_at - unix_seconds(attempts[0].started_at) - paused_seconds
-    times = measured(columns)
+    times = select_step_seconds(columns)
     seconds = np.where(np.isfinite(times), times, typical)
     useful_seconds = float((seconds * np.diff(columns.steps, prepend=attempts[0].step)).sum())
     return min(1.0, useful_seconds / elapsed_seconds) if elapsed_seconds > 0 else None
@@ -172,19 +172,19 @@ def projection(
     columns: LogColumns, num_steps: int, num_ranks: int, paused_seconds: float = 0.0
 ) -> Projection | None:
     """Estimate the time until the run ends from its step times; None if no step was timed."""
-    seconds, usual = measured(columns), usual_seconds(columns)
+    seconds, usual = select_step_seconds(columns), usual_seconds(columns)
     seconds = seconds[_comparable_lines(columns)]
     seconds = seconds[np.isfinite(seconds)]
     if usual is None:
         return None
     starts = range(0, max(1, len(seconds) - BLOCK_LINES + 1), BLOCK_LINES)
-    blocks = [seconds[start : start + BLOCK_LINES].mean() for start in starts]
+    block_means = [seconds[start : start + BLOCK_LINES].mean() for start in starts]
     steps_left, useful_share = (
         max(0, num_steps - columns.step),
         goodput(columns, paused_seconds) or 1.0,
     )
-    low = min(usual, float(np.quantile(blocks, 0.1)))
-    high = max(usual, float(np.quantile(blocks, 0.9))) / useful_share
+    low = min(usual, float(np.quantile(block_means, 0.1)))
+    high = max(usual, float(np.quantile(block_means, 0.9))) / useful_share
     attempts = headers(columns.events)
     spent_seconds = usual * columns.step
     if attempts and columns.newest_at is not None:
@@ -200,7 +200,7 @@ def projection(
 
 def usual_seconds(columns: LogColumns) -> float | None:
     """Estimate the seconds of a coming step, as `launch` does; None if no step was timed."""
-    seconds = measured(columns)
+    seconds = select_step_seconds(columns)
     is_settling = np.zeros(len(seconds), dtype=bool)
     for step in [header.step for header in headers(columns.events)] or [0]:
         start = int(np.searchsorted(columns.steps, step, side="right"))
@@ -212,7 +212,7 @@ def usual_seconds(columns: LogColumns) -> float | None:
     )
 
 
-def done(columns: LogColumns, num_steps: int) -> bool:
+def is_done(columns: LogColumns, num_steps: int) -> bool:
     """Return whether the schedule has ended.
 
     Where not every step is logged, the run is done once the next line would lie beyond the end.
@@ -220,12 +220,13 @@ def done(columns: LogColumns, num_steps: int) -> bool:
     return bool(len(columns)) and columns.step > num_steps - line_steps(columns)
 
 
-def measured_enough(columns: LogColumns) -> bool:
+def has_enough_timed_steps(columns: LogColumns) -> bool:
     """Return whether timed lines cover at least `BLOCK_LINES` steps since the ranks or the device
     last changed.
     """
     return (
-        int(np.isfinite(measured(columns)[_comparable_lines(columns)]).sum()) * line_steps(columns)
+        int(np.isfinite(select_step_seconds(columns)[_comparable_lines(columns)]).sum())
+        * line_steps(columns)
         >= BLOCK_LINES
     )
 
@@ -243,7 +244,7 @@ def still_since(
         now: Time in seconds since 1970; None if silence cannot be judged.
         found: Liveness of the run's folder.
     """
-    if done(columns, num_steps):
+    if is_done(columns, num_steps):
         return None
     silent_seconds, allowed_seconds, _ = silence(columns, now, found) or (0.0, 0.0, False)
     if now is not None and silent_seconds > allowed_seconds:
@@ -263,20 +264,20 @@ def why_no_end(
         since: Result of `still_since`.
         paused_seconds: As in `goodput`.
     """
-    if done(columns, num_steps):
+    if is_done(columns, num_steps):
         return None
     if since is not None:
         at = datetime.datetime.fromtimestamp(since, datetime.UTC)
         return f"the run stands still after step {columns.step}, since {at:%Y-%m-%d %H:%M:%S} UTC"
     if step_seconds(columns) is None:
         return "no step time is logged"
-    if not measured_enough(columns):
+    if not has_enough_timed_steps(columns):
         return f"fewer than {BLOCK_LINES} steps were timed"
     useful_share = goodput(columns, paused_seconds)
-    if useful_share is not None and useful_share < LEAST_GOODPUT:
+    if useful_share is not None and useful_share < MIN_GOODPUT:
         return (
             f"only {format_percent(useful_share)} of the time since the first start went into "
-            f"steps, at least {format_percent(LEAST_GOODPUT)} must; the steps left take "
+            f"steps, at least {format_percent(MIN_GOODPUT)} must; the steps left take "
             f"{format_duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
         )
     return None
@@ -310,11 +311,14 @@ def silence(
         _to_float(event.get("seconds")) for event in columns.events if event.get("event") == "saved"
     ]
     slowest = np.nanmax(
-        [*measured(columns), *(save for save in save_seconds if 0 <= save < MAX_STEP_SECONDS)]
+        [
+            *select_step_seconds(columns),
+            *(save for save in save_seconds if 0 <= save < MAX_STEP_SECONDS),
+        ]
     )
     stall_seconds = STALL_STEPS * line_steps(columns) * median_seconds
     last_sign_at = newest if found.saved_at is None else max(newest, min(found.saved_at, now))
-    return now - last_sign_at, max(stall_seconds, 2 * float(slowest), LEAST_STALL_SECONDS), False
+    return now - last_sign_at, max(stall_seconds, 2 * float(slowest), MIN_STALL_SECONDS), False
 
 
 def line_steps(columns: LogColumns) -> float:
@@ -322,7 +326,7 @@ def line_steps(columns: LogColumns) -> float:
     return spacing(columns.steps[-BLOCK_LINES:])
 
 
-def comparable_ranks(columns: LogColumns) -> tuple[Floats, Floats]:
+def select_comparable_ranks(columns: LogColumns) -> tuple[Floats, Floats]:
     """Return the lines since the ranks last changed that have a time of every rank.
 
     Returns:
@@ -357,7 +361,7 @@ def _find_last_change(columns: LogColumns) -> int:
     return change_steps[-1] if change_steps else -1
 
 
-def blocks(columns: LogColumns, values: Floats) -> tuple[Floats, Floats] | None:
+def split_into_blocks(columns: LogColumns, values: Floats) -> tuple[Floats, Floats] | None:
     """Return the first step and the median of each block of lines; None if there are too few.
 
     At least `SUSTAINED` + 1 whole blocks are needed. The oldest lines are left out.
