@@ -21,7 +21,7 @@ def shown_table(text_table: tables.TextTable) -> str:
     return table(text_table.head, text_table.rows)
 
 
-def _bullets(sentences: Iterable[str]) -> list[str]:
+def _format_bullets(sentences: Iterable[str]) -> list[str]:
     return [f"- {sentence}" for sentence in sentences]
 
 
@@ -49,7 +49,7 @@ def coordinate_text(checks: dict[str, Any]) -> str:
     for name, check in checks.items():
         notes = [f"{name}: {words(check['outcome'])} over {check['axis']}s {points(check)}"]
         notes += [shown_table(tables.coordinates_table(check))] if check["layers"] else []
-        notes += _bullets([*findings(check), *(f"note: {note}" for note in check["notes"])])
+        notes += _format_bullets([*findings(check), *(f"note: {note}" for note in check["notes"])])
         parts.append("\n".join(notes))
     return "\n\n".join(parts)
 
@@ -59,7 +59,9 @@ def search_text(body: dict[str, Json]) -> str:
     search: Any = body
     finished = sum(trial["loss_nats"] is not None for trial in search["trials"])
     head = f"{counted(len(search['trials']), 'trial')}, {finished} finished; the best:"
-    return "\n".join([head, shown_table(tables.trials_table(search)), *_bullets(sentences(search))])
+    return "\n".join(
+        [head, shown_table(tables.trials_table(search)), *_format_bullets(sentences(search))]
+    )
 
 
 def verdict_text(body: dict[str, Json]) -> str:
@@ -70,20 +72,22 @@ def verdict_text(body: dict[str, Json]) -> str:
     # A table of optima has none here: its reasons state the drift.
     if verdict["optima"]:
         notes.append(shown_table(tables.optima_table(verdict)))
-        notes += _bullets(tables.minimum_notes(verdict))
+        notes += _format_bullets(tables.minimum_notes(verdict))
         if drift["value"] is not None:
             moved = (
                 f"the optimum moves by {estimate(drift, '+.2f')} octaves per doubling of "
                 f"{verdict['axis']}"
             )
-            notes += _bullets([moved])
-    notes += _list_reasons(verdict) + _bullets(f"note: {note}" for note in verdict.get("notes", ()))
-    notes += _bullets(dropped_lines(verdict))
+            notes += _format_bullets([moved])
+    notes += _list_reasons(verdict) + _format_bullets(
+        f"note: {note}" for note in verdict.get("notes", ())
+    )
+    notes += _format_bullets(dropped_lines(verdict))
     return "\n".join(notes)
 
 
 def _list_reasons(verdict: Any) -> list[str]:
-    return _bullets(
+    return _format_bullets(
         [*verdict["reasons"], *(f"to decide: {sentence}" for sentence in wanted(verdict))]
     )
 
@@ -105,7 +109,10 @@ def transfer_text(body: dict[str, Json]) -> str:
         [
             *parts,
             "\n".join(
-                [shown_table(tables.values_table(values)), *_bullets(tables.value_rules(values))]
+                [
+                    shown_table(tables.values_table(values)),
+                    *_format_bullets(tables.value_rules(values)),
+                ]
             ),
         ]
     )
@@ -116,7 +123,7 @@ def ladder_text(body: dict[str, Json]) -> str:
     parts = [shown_table(tables.rungs_table(body))]
     if body.get("checks"):
         checked = ["checked at other rates:", shown_table(tables.checks_table(body))]
-        parts.append("\n".join(checked + _bullets(tables.check_sentences(body))))
+        parts.append("\n".join(checked + _format_bullets(tables.check_sentences(body))))
     return "\n\n".join(parts)
 
 

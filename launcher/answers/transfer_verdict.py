@@ -48,13 +48,13 @@ def _read_power(
 
 def table_options(command: _Command) -> _Command:
     """Add --runs and the options that go with it: `runs_path` and those of `judge_table`."""
-    options: list[_Option] = [*_question_options(), *_verdict_options(), column_option]
+    options: list[_Option] = [*_make_question_options(), *_make_verdict_options(), column_option]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def _question_options() -> tuple[_Option, ...]:
+def _make_question_options() -> tuple[_Option, ...]:
     """Build the options that name the table, and what is tested in it."""
     return (
         click.option(
@@ -91,7 +91,7 @@ def _question_options() -> tuple[_Option, ...]:
     )
 
 
-def _verdict_options() -> tuple[_Option, ...]:
+def _make_verdict_options() -> tuple[_Option, ...]:
     """Build the options of the rule, the margin, and the intervals."""
     return (
         click.option(
@@ -148,8 +148,7 @@ def judge_table(
         columns: The table's column names by forerun's names, where the user chose them.
 
     Returns:
-        The keys of `transfer.verdict.summary.verdict_summary`, `notes` on what was judged, and the
-        rows `dropped`.
+        The keys of `transfer.verdict.summary.verdict_summary`, with `notes`, and rows `dropped`.
 
     Raises:
         TableError, TransferError: No verdict can be made from the table, or with the options.

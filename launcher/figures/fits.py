@@ -136,7 +136,7 @@ def _draw_rungs(axes: Axes, rungs: Sequence[Any]) -> None:
         rungs_of_width = [rung for rung in rungs if rung["width"] == width]
         position = (
             [math.log10(rung["flops"]) for rung in rungs_of_width],
-            [_log10_loss(rung) for rung in rungs_of_width],
+            [_compute_log10_loss(rung) for rung in rungs_of_width],
         )
         axes.plot(
             *position,
@@ -148,7 +148,7 @@ def _draw_rungs(axes: Axes, rungs: Sequence[Any]) -> None:
         )
 
 
-def _log10_loss(rung: Any) -> float:
+def _compute_log10_loss(rung: Any) -> float:
     return math.log10(rung["loss_nats"])
 
 
@@ -389,7 +389,7 @@ def _draw_frontier(axes: Axes, frontier: Sequence[Any], band: str) -> None:
         axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=band)
     axes.plot(
         x,
-        [_log10_loss(point) for point in frontier],
+        [_compute_log10_loss(point) for point in frontier],
         color=KINDS[0],
         linewidth=1.8,
         label="best at its compute" if frontier else None,

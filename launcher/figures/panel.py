@@ -119,7 +119,7 @@ def draw(
         handles, names = axes.get_legend_handles_labels()
         if handles:
             # matplotlib fills the legend column by column, but people read it row by row.
-            columns = _legend_columns(names, inches[0])
+            columns = _count_legend_columns(names, inches[0])
             handles = [handles[j] for i in range(columns) for j in range(i, len(handles), columns)]
             figure.legend(handles=handles, loc="outside upper left", ncols=columns)
     return figure
@@ -154,7 +154,7 @@ def main_arm(body: Body) -> str:
     return str(body["question"]["proxy"]["parametrization"])
 
 
-def _legend_columns(names: Sequence[str], inches: float) -> int:
+def _count_legend_columns(names: Sequence[str], inches: float) -> int:
     """Return how many legend columns fit, up to four, from the usual width of a letter."""
     for columns in range(min(len(names), 4), 1, -1):
         longest = [max(map(len, names[i::columns])) for i in range(columns)]
@@ -199,7 +199,7 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
     axis.set_major_locator(
         FixedLocator(
             next(
-                (ticks for ticks in candidates if _have_room(ticks, label, per_decade, across)),
+                (ticks for ticks in candidates if _has_room(ticks, label, per_decade, across)),
                 candidates[-1],
             )
         )
@@ -208,7 +208,7 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
     axis.set_minor_locator(NullLocator())
 
 
-def _have_room(
+def _has_room(
     ticks: Sequence[float], label: Callable[[float], str], per_decade: float, across: bool
 ) -> bool:
     """Return whether the labels of neighboring ticks do not overlap, by the usual letter size."""

@@ -170,7 +170,7 @@ def report_body(study: Study, ledger: Ledger, findings: StudyFindings) -> dict[s
             "num_validation_tokens": study.manifest.num_tokens("validation"),
         },
         "progress": progress(study, ledger, findings),
-        "calibration": _calibration_section(ledger),
+        "calibration": _build_calibration_section(ledger),
         "coordinates": findings.coordinates,
         "wider": findings.wider,
         "search": None
@@ -179,14 +179,14 @@ def report_body(study: Study, ledger: Ledger, findings: StudyFindings) -> dict[s
         "transfer": None
         if findings.transferred is None or findings.verdicts is None
         else transfer_body(study, findings.transferred, findings.verdicts, results),
-        "ladder": _ladder_section(study, findings, results),
+        "ladder": _build_ladder_section(study, findings, results),
         "fit": None
         if findings.fit is None
         else fit_body(
             findings.fit, None if findings.choice is None else findings.choice.prediction
         ),
-        "frontier": _frontier_section(study, findings),
-        "choice": _choice_section(study, findings),
+        "frontier": _build_frontier_section(study, findings),
+        "choice": _build_choice_section(study, findings),
         "noise_scale": noise_body(study, findings.ladder, findings.choice),
         "gates": canon.to_json(findings.gates),
         "accepted": accepted(ledger, findings.gates),
@@ -195,7 +195,7 @@ def report_body(study: Study, ledger: Ledger, findings: StudyFindings) -> dict[s
         "own_run": own_run(study, findings.transferred, findings.choice)
         if findings.transferred is not None and findings.choice is not None
         else None,
-        "spend": _spend_section(study, ledger, findings.choice),
+        "spend": _build_spend_section(study, ledger, findings.choice),
         "ledger_head": ledger.head_hash,
     }
 
@@ -257,7 +257,7 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     return reasons
 
 
-def _ladder_section(
+def _build_ladder_section(
     study: Study, findings: StudyFindings, results: Mapping[str, RunResult]
 ) -> Json:
     """Return section `ladder`: rungs and checks of their rates; null until all rungs have ended."""
@@ -292,7 +292,7 @@ def _ladder_section(
     }
 
 
-def _frontier_section(study: Study, findings: StudyFindings) -> Json:
+def _build_frontier_section(study: Study, findings: StudyFindings) -> Json:
     """Return section `frontier`: the best loss at each compute, up to the budget.
 
     Each point is a forecast for one new run of the optimal size.
@@ -315,7 +315,7 @@ def _frontier_section(study: Study, findings: StudyFindings) -> Json:
     return points
 
 
-def _choice_section(study: Study, findings: StudyFindings) -> Json:
+def _build_choice_section(study: Study, findings: StudyFindings) -> Json:
     if findings.choice is None:
         return None
     from scaling_fits.summary import allocation_summary, prediction_summary
@@ -340,7 +340,7 @@ def _choice_section(study: Study, findings: StudyFindings) -> Json:
     }
 
 
-def _spend_section(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
+def _build_spend_section(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
     """Return section `spend`: the cost of the runs, also as a share of the main run.
 
     The coordinate check, lost executions, and runs that another study paid for are not counted.
@@ -366,7 +366,7 @@ def _compute_causal_flops(choice: Choice) -> float:
     return float(flops_per_token(choice.shape)) * choice.num_tokens
 
 
-def _calibration_section(ledger: Ledger) -> list[Json]:
+def _build_calibration_section(ledger: Ledger) -> list[Json]:
     """Return section `calibration`: every choice in the ledger's order, with its measurements.
 
     It is empty if the plan gives the numbers.

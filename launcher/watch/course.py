@@ -103,7 +103,7 @@ def course(
     if not predicted.curve or not len(steps):
         return None
     band = _interpolate_band(predicted, num_steps)
-    last_steps = _last_steps(band, num_steps)
+    last_steps = _compute_last_steps(band, num_steps)
     means = np.full(len(band.centres), np.nan)
     finite = np.isfinite(losses)
     for i, (centre, end) in enumerate(zip(band.centres, last_steps, strict=True)):
@@ -133,10 +133,10 @@ def course(
 
 def first_look(predicted: PredictedLoss, num_steps: int) -> int:
     """Return the first step at which a run can be compared with the band of a predicted curve."""
-    return int(_last_steps(_interpolate_band(predicted, num_steps), num_steps)[0])
+    return int(_compute_last_steps(_interpolate_band(predicted, num_steps), num_steps)[0])
 
 
-def _last_steps(band: _Band, num_steps: int) -> Floats:
+def _compute_last_steps(band: _Band, num_steps: int) -> Floats:
     """Return the last step of each look, [L]."""
     return np.minimum(band.centres * (1 + WINDOW), num_steps)
 
@@ -160,7 +160,7 @@ def _estimate_noise(
     return np.where(sd < _MIN_NOISE_SHARE * band.high_sd, 0.0, rounded)
 
 
-def _interval_width_sds(level: float) -> float:
+def _compute_half_width_sds(level: float) -> float:
     """Return the half width of an interval of this level, in standard deviations."""
     return float(stdtrit(FREEDOM, (1 + level) / 2))
 
@@ -178,7 +178,7 @@ def _interpolate_band(predicted: PredictedLoss, num_steps: int) -> _Band:
         np.array([np.log(getattr(point, name)) for point in points.values()])
         for name in ("loss_nats", "low_nats", "high_nats")
     )
-    width = _interval_width_sds(predicted.level)
+    width = _compute_half_width_sds(predicted.level)
     return _Band(
         centres=np.minimum(2**octaves, num_steps),
         expected_nats=np.exp(np.interp(octaves, octaves_of_points, loss)),
@@ -189,7 +189,7 @@ def _interpolate_band(predicted: PredictedLoss, num_steps: int) -> _Band:
 
 def end_sd(predicted: PredictedLoss) -> tuple[float, float]:
     """Return the standard deviations of the log of the predicted end, below and above it."""
-    width = _interval_width_sds(predicted.level)
+    width = _compute_half_width_sds(predicted.level)
     below, above = (
         predicted.loss_nats / predicted.low_nats,
         predicted.high_nats / predicted.loss_nats,
@@ -257,7 +257,7 @@ def _predict_end(
     share = min(1.0, end_error_sd / sd) ** 2 if sd > 0 else 1.0
     center = np.log(predicted.loss_nats) + share * departure
     offsets = (
-        _interval_width_sds(predicted.level) * np.sqrt(1 - share) * np.array([-low_sd, high_sd])
+        _compute_half_width_sds(predicted.level) * np.sqrt(1 - share) * np.array([-low_sd, high_sd])
     )
     loss, low, high = (float(np.exp(min(center + offset, _MAX_LOG))) for offset in (0.0, *offsets))
     return loss, low, high

@@ -136,7 +136,7 @@ class Projection:
 
 def step_seconds(columns: LogColumns) -> float | None:
     """Return the median seconds of a step over the comparable lines; None if unknown."""
-    seconds = select_step_seconds(columns)[_comparable_lines(columns)]
+    seconds = select_step_seconds(columns)[_select_comparable_lines(columns)]
     return float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else None
 
 
@@ -173,7 +173,7 @@ def projection(
 ) -> Projection | None:
     """Estimate the time until the run ends from its step times; None if no step was timed."""
     seconds, usual = select_step_seconds(columns), usual_seconds(columns)
-    seconds = seconds[_comparable_lines(columns)]
+    seconds = seconds[_select_comparable_lines(columns)]
     seconds = seconds[np.isfinite(seconds)]
     if usual is None:
         return None
@@ -206,7 +206,7 @@ def usual_seconds(columns: LogColumns) -> float | None:
         start = int(np.searchsorted(columns.steps, step, side="right"))
         is_settling[start : start + SETTLING_LINES] = True
     usable = np.isfinite(seconds)
-    usable[: _comparable_lines(columns).start] = False
+    usable[: _select_comparable_lines(columns).start] = False
     return usual_step_seconds(
         seconds[usable & is_settling].tolist(), seconds[usable & ~is_settling].tolist()
     )
@@ -225,7 +225,7 @@ def has_enough_timed_steps(columns: LogColumns) -> bool:
     last changed.
     """
     return (
-        int(np.isfinite(select_step_seconds(columns)[_comparable_lines(columns)]).sum())
+        int(np.isfinite(select_step_seconds(columns)[_select_comparable_lines(columns)]).sum())
         * line_steps(columns)
         >= BLOCK_LINES
     )
@@ -342,7 +342,7 @@ def select_comparable_ranks(columns: LogColumns) -> tuple[Floats, Floats]:
     return steps[is_complete], seconds_KR[is_complete]
 
 
-def _comparable_lines(columns: LogColumns) -> slice:
+def _select_comparable_lines(columns: LogColumns) -> slice:
     """Return the slice of lines since the ranks or the device last changed."""
     return slice(
         int(np.searchsorted(columns.steps, _find_last_change(columns), side="right")),
@@ -366,7 +366,7 @@ def split_into_blocks(columns: LogColumns, values: Floats) -> tuple[Floats, Floa
 
     At least `SUSTAINED` + 1 whole blocks are needed. The oldest lines are left out.
     """
-    lines = _comparable_lines(columns)
+    lines = _select_comparable_lines(columns)
     steps, values = columns.steps[lines], values[lines]
     steps, values = steps[np.isfinite(values)], values[np.isfinite(values)]
     num_blocks = len(steps) // BLOCK_LINES

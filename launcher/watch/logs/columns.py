@@ -22,7 +22,7 @@ SCALARS = ("grad_norm", "tokens_per_second", "seconds", "mfu", *NOISE_SCALE)
 """Columns with one number per logged step, besides the loss."""
 
 
-def _empty() -> Floats:
+def _make_empty() -> Floats:
     return np.empty(0)
 
 
@@ -44,13 +44,13 @@ class LogColumns:
     """Steps with a validation loss, [V]."""
     validation_loss_nats: Floats
     """Validation loss after the update of that step, [V]."""
-    noise_scale_tokens: Floats = field(default_factory=_empty)
+    noise_scale_tokens: Floats = field(default_factory=_make_empty)
     """Gradient noise scale as logged by the trainer, [S]; the ends of its interval follow."""
-    noise_scale_low_tokens: Floats = field(default_factory=_empty)
-    noise_scale_high_tokens: Floats = field(default_factory=_empty)
-    line_steps: Floats = field(default_factory=_empty)
+    noise_scale_low_tokens: Floats = field(default_factory=_make_empty)
+    noise_scale_high_tokens: Floats = field(default_factory=_make_empty)
+    line_steps: Floats = field(default_factory=_make_empty)
     """Steps of all lines that have one, with a loss or without, [N]."""
-    rank_steps: Floats = field(default_factory=_empty)
+    rank_steps: Floats = field(default_factory=_make_empty)
     """Newest steps whose lines have `rank_seconds`, [K]."""
     rank_seconds: Floats | None = None
     """Compute seconds of each rank, before it waits for the others, [K, R]."""

@@ -350,7 +350,7 @@ class LogReader:
         newest_at = max(known, default=log.newest_at)
         run = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
         names_digest = any(event["event"] == "started" for event in run.columns.events)
-        notes = [*log.notes, *self._notes(run, log.there)]
+        notes = [*log.notes, *self._describe_oddities(run, log.there)]
         if any(log.files.values()) and not names_digest:
             notes.append("the log names no config: it is taken to be this config's")
         return LogReading(
@@ -373,7 +373,7 @@ class LogReader:
                     "--metrics"
                 )
 
-    def _notes(self, run: GatheredRun, available: Collection[str]) -> list[str]:
+    def _describe_oddities(self, run: GatheredRun, available: Collection[str]) -> list[str]:
         """Return notes on what a reader must know of the log."""
         names, odd = run.names, run.odd
         notes = [
