@@ -333,7 +333,8 @@ class Writer:
 
         if folder.parent != self._home:
             raise DashboardError(
-                f"wandb wrote to {folder}, not below {self._home}: is that folder writable?"
+                f"wandb wrote to {folder}, not below {self._home}; "
+                "check that this folder is writable"
             )
         file = folder / f"run-{run.run_id}.wandb"
         reader = WandbRun(file, frozenset({"_step"}))
@@ -345,12 +346,12 @@ class Writer:
                     time.sleep(_POLL_SECONDS)
         except (MetricsError, OSError) as error:
             raise DashboardError(
-                f"what wandb wrote cannot be read back: {error}; is the disk full?"
+                f"what wandb wrote cannot be read back: {error}; check that the disk is not full"
             ) from error
         if num_missing:
             raise DashboardError(
                 f"wandb did not write {num_missing} of {counted(num_rows, 'row')} to {file}; "
-                "is the disk full?"
+                "check that the disk is not full"
             )
         return WrittenRun(content=run.content, num_rows=num_rows)
 

@@ -120,7 +120,7 @@ def term_text(body: Any) -> str:
 
 def aspect_text(body: Any) -> str:
     """Describe the chosen width per layer in one sentence (section `choice.aspect`)."""
-    sentence = f"{format_number(body['width_per_layer'])} widths a layer"
+    sentence = f"width per layer {format_number(body['width_per_layer'])}"
     if body["ends"]:
         low, high = (
             f"width {end['width']} of {counted(end['num_layers'], 'layer')}" for end in body["ends"]

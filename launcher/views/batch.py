@@ -146,7 +146,8 @@ def law_text(body: Any) -> str:
     law = body["law"]
     if law is None:
         return (
-            "cannot tell how the noise scale grows: the looks are too few, or not told from noise"
+            "cannot tell how the noise scale grows: there are too few looks, or they cannot be "
+            "told from noise"
         )
     low, high = law["interval"]
     grows = "grows" if low > 0 else "falls" if high < 0 else "cannot tell whether it grows:"

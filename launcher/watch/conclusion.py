@@ -166,7 +166,8 @@ def _check_same(run: ConcludedRun, known_nats: object, place: Path) -> None:
     if known_nats != run.actual_nats:
         raise ConcludedOtherwiseError(
             f"{place} records {known_nats} nats at the end of this config, and this log ends at "
-            f"{run.actual_nats:.6g}: the recorded value is kept; is this the log of the same run?"
+            f"{run.actual_nats:.6g}: "
+            "the recorded value is kept; check that this log is of the same run"
         )
 
 

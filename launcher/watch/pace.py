@@ -276,8 +276,8 @@ def why_no_end(
     useful_share = goodput(columns, paused_seconds)
     if useful_share is not None and useful_share < MIN_GOODPUT:
         return (
-            f"only {format_percent(useful_share)} of the time since the first start went into "
-            f"steps, at least {format_percent(MIN_GOODPUT)} must; the steps left take "
+            f"only {format_percent(useful_share)} of the time since the first start was spent on "
+            f"steps, and a projection needs {format_percent(MIN_GOODPUT)}; the steps left take "
             f"{format_duration((num_steps - columns.step) * (usual_seconds(columns) or 0.0))}"
         )
     return None

@@ -129,7 +129,7 @@ def figure_lines(figures: dict[str, Any], final_loss: float | None = None) -> li
 def _format_noise_scale(figures: dict[str, Any]) -> str:
     (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
     scale = figures["noise_scale_tokens"]
-    scale_text = "not told" if scale is None else format_count(scale)
+    scale_text = "not determined" if scale is None else f"{format_count(scale)} tokens"
     interval = (
         f"{format_count(low)} or more"
         if high is None
@@ -137,7 +137,7 @@ def _format_noise_scale(figures: dict[str, Any]) -> str:
     )
     side = "under" if batch < low else "over" if high is not None and batch > high else "about"
     return (
-        f"gradient noise scale: {scale_text} tokens ({interval}); "
+        f"gradient noise scale: {scale_text} ({interval}); "
         f"the batch of {format_count(batch)} tokens is {side} it"
     )
 

@@ -176,7 +176,7 @@ def test_splits_of_a_planted_gradient_are_right_on_average():
             np.nan,
             100.0,
             np.nan,
-            "not told tokens (100 or more); the batch of 256 tokens is about it",
+            "not determined (100 or more); the batch of 256 tokens is about it",
         ),
         (100.0, 50.0, 200.0, "100 tokens (50 to 200); the batch of 256 tokens is over it"),
     ],

@@ -278,8 +278,8 @@ _SENTENCES = {
         "{n} lines have a loss and no step: they are ignored",
     ),
     "beyond": (
-        "1 line has a step outside 1 to {top} and is ignored: another count, or another run's?",
-        "{n} lines have steps outside 1 to {top} and are ignored: another count, or another run's?",
+        "1 line has a step outside 1 to {top} and is ignored; check that the log is this run's",
+        "{n} lines have steps outside 1 to {top} and are ignored; check that the log is this run's",
     ),
     "again": (
         "1 step was logged again: the last value counts",
@@ -413,7 +413,8 @@ def _compare_units(columns: LogColumns) -> list[str]:
         return []
     warning = (
         f"the validation loss at step {step:.0f} is {validation:.4g} and the training loss near it "
-        f"{float(np.median(near)):.4g}: are both in nats per token? A plan declares other units: "
+        f"{float(np.median(near)):.4g}: "
+        "check that both are in nats per token; a plan declares other units with "
         f"{UNIT_KEYS}"
     )
     return [warning]

@@ -128,7 +128,7 @@ class Files:
                 while len(rows_with_ranks) > NUM_RANK_LINES:
                     del rows_with_ranks.popleft()[_RANKS_KEY]
         except MetricsError as error:
-            log.notes.append(f"{name}: {error}; the rest is not read")
+            log.notes.append(f"{name}: {error}; the rest of the file is not read")
             return
         finally:
             log.there |= reader.names
