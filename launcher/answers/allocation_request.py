@@ -61,8 +61,7 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
         int,
         (
             "Vocabulary of the shape, padded to a multiple of 128 * --tp; for a shape other than "
-            "the "
-            "study's."
+            "the study's."
         ),
     ),
     ("--seq-len", int, "Context of the shape, for a shape other than the study's. Default: 4096."),
@@ -144,8 +143,7 @@ def checked(asked: Typed) -> Checked:
     if asked["inference_tokens"] and asked["deadline_days"] is not None:
         problems.problems.append(
             "--deadline-days limits training alone, and with --inference-tokens the budget pays "
-            "for "
-            "serving too: give one of them"
+            "for serving too: give one of them"
         )
     if asked["batch_tokens"] is not None and not 1 <= asked["batch_tokens"] <= 10**12:
         problems.problems.append(

@@ -189,8 +189,7 @@ def _format_size(main: dict[str, Any]) -> str:
     shape = main["shape"]
     return (
         f"{format_count(main['params'])} parameters ({counted(shape['num_layers'], 'layer')}, "
-        "width "
-        f"{shape['width']}), {format_count(main['tokens'])} tokens"
+        f"width {shape['width']}), {format_count(main['tokens'])} tokens"
     )
 
 

@@ -90,8 +90,8 @@ def summary_text(explained: Told) -> str:
     head = (
         f"learning rate {' and '.join(rates)} by group, width {number(values['shape.width'])}, "
         f"{number(values['shape.num_layers'])} layers, {number(values['num_tokens'])} tokens, "
-        "expected loss "
-        f"{number(values['predicted.loss_nats'])} nats; of {counted(len(explained), 'field')} "
+        f"expected loss {number(values['predicted.loss_nats'])} nats; of "
+        f"{counted(len(explained), 'field')} "
         + ", ".join(f"{times} {how}" for how, times in counts.most_common())
     )
     short = [
@@ -130,8 +130,7 @@ def block(field: Field, record: Provenance) -> str:
                 "",
                 (
                     f"the launch extrapolates {format_factor(strength.extrapolation)} times beyond "
-                    "the "
-                    "largest run"
+                    "the largest run"
                 ),
             )
         )

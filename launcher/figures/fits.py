@@ -212,11 +212,11 @@ def curves_over_steps(
     steps = [step for curve in curves for step in curve["steps"]]
     log_axis(axes.xaxis, min(steps), max(steps), _format_steps)
     drawn = [(curve, shade(rank, len(curves))) for rank, curve in enumerate(curves)]
-    for curve, colour in drawn:
+    for curve, color in drawn:
         axes.plot(
             curve["steps"],
             curve["train_loss_nats"],
-            color=colour,
+            color=color,
             linewidth=1.4,
             label=label(curve),
         )
@@ -235,10 +235,10 @@ def branches(report: Body) -> Panel:
     shared_phase = part(ladder, "branches", "no rungs share a stable phase (proxy.decay_branches)")
 
     def paint(axes: Axes) -> None:
-        for curve, colour in curves_over_steps(
+        for curve, color in curves_over_steps(
             axes, shared_phase["curves"], lambda curve: f"{counted(curve['num_steps'], 'step')}"
         ):
-            axes.axvline(curve["branch_step"], color=colour, linewidth=0.8, linestyle=DASHED)
+            axes.axvline(curve["branch_step"], color=color, linewidth=0.8, linestyle=DASHED)
         first, last = shared_phase["curves"][0], shared_phase["curves"][-1]
         start = len(first["steps"]) // 4  # Earlier losses are so high that they flatten the decays.
         highest, lowest = (
@@ -341,7 +341,7 @@ def noise(report: Body) -> Panel:
             looks_of_width = [look for look in bounded_looks if look["width"] == width]
             # Without a shift, the bars of one step would hide each other.
             shift = 1 + 0.08 * (rank - (len(widths) - 1) / 2)
-            colour, x = (
+            color, x = (
                 shade(rank, len(widths)),
                 [look["tokens"] * shift for look in looks_of_width],
             )
@@ -351,12 +351,12 @@ def noise(report: Body) -> Panel:
                 (look["interval"][0], look["interval"][1] or 10 * ceiling)
                 for look in looks_of_width
             ]
-            axes.vlines(x, *zip(*intervals, strict=True), color=colour, linewidth=1.2)
+            axes.vlines(x, *zip(*intervals, strict=True), color=color, linewidth=1.2)
             axes.plot(
                 x,
                 y,
                 MARKERS[rank % len(MARKERS)],
-                color=colour,
+                color=color,
                 markersize=5,
                 label=f"width {width}",
             )
@@ -400,7 +400,7 @@ def _draw_intervals(
     axes: Axes,
     points: Sequence[tuple[float, float, Any]],
     marker: str,
-    colour: str,
+    color: str,
     size: float,
     label: str,
 ) -> None:
@@ -415,7 +415,7 @@ def _draw_intervals(
             ends,
             along="y",
             fmt=marker,
-            color=colour,
+            color=color,
             markersize=size,
             elinewidth=1.4,
             capsize=3.5,

@@ -268,7 +268,7 @@ def interval_marks(
     axes.update_datalim(points)
 
 
-def draw_edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
+def draw_edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], color: str) -> None:
     """Mark runs outside the axes: a cross for no loss, a triangle for a loss above the top."""
     bottom, top = axes.get_ylim()
     marker_height = top - 0.03 * (top - bottom)
@@ -278,10 +278,10 @@ def draw_edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], co
         diverged,
         [marker_height] * len(diverged),
         "x",
-        color=colour,
+        color=color,
         markersize=5.5,
         markeredgewidth=1.4,
     )
     axes.plot(
-        above, [marker_height] * len(above), "^", color=colour, markersize=4.5, fillstyle="none"
+        above, [marker_height] * len(above), "^", color=color, markersize=4.5, fillstyle="none"
     )

@@ -20,10 +20,10 @@ _KINDS_DARK = ("#56b4e9", "#f08a4b", "#35c99b", "#f0b93a", "#a3abb8", "#d48fe0")
 
 
 def _declare_variables(sequence: tuple[str, ...], kinds: tuple[str, ...]) -> str:
-    variables = [(f"--s{index}", colour) for index, colour in enumerate(sequence)] + [
-        (f"--k{index}", colour) for index, colour in enumerate(kinds)
+    variables = [(f"--s{index}", color) for index, color in enumerate(sequence)] + [
+        (f"--k{index}", color) for index, color in enumerate(kinds)
     ]
-    return ";".join(f"{name}:{colour}" for name, colour in variables)
+    return ";".join(f"{name}:{color}" for name, color in variables)
 
 
 LIGHT_VARIABLES = _declare_variables(SEQUENCE, KINDS)
@@ -67,7 +67,7 @@ def finish(drawn: str, name: str, title: str) -> str:
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
     text = _prefix_ids(text, name)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    text = _use_page_colours(text)
+    text = _use_page_colors(text)
     text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").strip()
     text = _GEOMETRY_PATTERN.sub(
         lambda match: _NUMBER_PATTERN.sub(_round_to_hundredths, match.group()), text
@@ -101,11 +101,11 @@ def _prefix_ids(text: str, name: str) -> str:
     return re.sub(r"url\(#([^)]*)\)", lambda match: f"url(#{ids[match[1]]})", text)
 
 
-def _use_page_colours(text: str) -> str:
+def _use_page_colors(text: str) -> str:
     """Replace the palettes' colors by the page's variables, and ink by the text color."""
     for prefix, palette in (("s", SEQUENCE), ("k", KINDS)):
-        for index, colour in enumerate(palette):
-            text = text.replace(f": {colour}", f": var(--{prefix}{index}, {colour})")
+        for index, color in enumerate(palette):
+            text = text.replace(f": {color}", f": var(--{prefix}{index}, {color})")
     # Text in the default black has no color of its own, and would stay black on a dark page.
     text = re.sub(r'<text style="(?![^"]*fill:)', '<text style="fill: currentColor; ', text)
     return text.replace(f": {INK}", ": currentColor")

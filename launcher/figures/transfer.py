@@ -152,14 +152,14 @@ def basins(
                 for run in runs_of(test, chosen)
                 if run["size"] == size
             ]
-            colour, marker = shade(rank, len(sizes)), MARKERS[rank % len(MARKERS)]
-            _draw_runs(axes, points, colour, marker, size_name(test["axis"], size))
+            color, marker = shade(rank, len(sizes)), MARKERS[rank % len(MARKERS)]
+            _draw_runs(axes, points, color, marker, size_name(test["axis"], size))
             if optimum["log2_value"] is not None:
-                _draw_basin(axes, optimum, colour, marker)
+                _draw_basin(axes, optimum, color, marker)
             elif shown_means := [
                 point for point in _average_seeds(points) if point[1] <= axes.get_ylim()[1]
             ]:
-                axes.plot(*zip(*shown_means, strict=True), color=colour, linewidth=0.8, alpha=0.75)
+                axes.plot(*zip(*shown_means, strict=True), color=color, linewidth=0.8, alpha=0.75)
 
     label = hyperparameter_name(test["hyperparameter"])
     title = f"Loss against {label} at each {test['axis']}, {arm_name(chosen)}"
@@ -167,7 +167,7 @@ def basins(
 
 
 def _draw_runs(
-    axes: Axes, points: list[tuple[float, float | None]], colour: str, marker: str, label: str
+    axes: Axes, points: list[tuple[float, float | None]], color: str, marker: str, label: str
 ) -> None:
     top = axes.get_ylim()[1]
     inside = [(x, loss) for x, loss in points if loss is not None and loss <= top]
@@ -175,25 +175,25 @@ def _draw_runs(
         [x for x, _ in inside],
         [y for _, y in inside],
         marker,
-        color=colour,
+        color=color,
         markersize=3.6,
         alpha=0.75,
         markeredgewidth=0,
         label=label,
     )
-    draw_edge_marks(axes, points, colour)
+    draw_edge_marks(axes, points, color)
 
 
-def _draw_basin(axes: Axes, optimum: Any, colour: str, marker: str) -> None:
+def _draw_basin(axes: Axes, optimum: Any, color: str, marker: str) -> None:
     """Draw a fitted basin with its minimum and the interval of the minimum."""
-    axes.plot(*zip(*optimum["curve"], strict=True), color=colour, linewidth=1.5)
+    axes.plot(*zip(*optimum["curve"], strict=True), color=color, linewidth=1.5)
     interval_marks(
         axes,
         [(optimum["log2_value"], optimum["loss_nats"])],
         [optimum["interval_log2"]],
         along="x",
         fmt=marker,
-        color=colour,
+        color=color,
         markersize=6.5,
         markeredgewidth=0.7,
         elinewidth=2,

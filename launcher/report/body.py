@@ -237,9 +237,9 @@ def progress(study: Study, ledger: Ledger, findings: StudyFindings) -> dict[str,
 def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
     """Return the accepted gates with the reasons given for them.
 
-    An acceptance holds while the gate's outcome is the same, and either no record was added after
-    it, or the gate's reason is the same in every number and word. A new version of forerun that
-    words reasons differently therefore does not revoke an acceptance.
+    An acceptance holds while the gate's outcome is the same, and either no evidence was recorded
+    after it, or the gate's reason is the same in every number and word. A new version of forerun
+    that words reasons differently therefore does not revoke an acceptance.
     """
     reasons: dict[str, Json] = {}
     by_name = {gate.name: gate for gate in gates}

@@ -198,8 +198,7 @@ def sentence(conclusion: Conclusion) -> str:
     place = "inside" if score.covered else "outside"
     return (
         f"ended at {format_loss(run.actual_nats)} nats, {place} the {format_percent(run.level)} "
-        "interval "
-        f"{format_interval((run.low_nats, run.high_nats))} around "
+        f"interval {format_interval((run.low_nats, run.high_nats))} around "
         f"{format_loss(run.predicted_nats)}: "
         f"{format_nats(run.actual_nats - run.predicted_nats, is_signed=True)} nats, "
         f"{format_percent(run.actual_nats / run.predicted_nats - 1, is_signed=True)}, z "

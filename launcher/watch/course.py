@@ -78,7 +78,7 @@ class Course:
 class _Band:
     """The frozen band at each planned look, [F]."""
 
-    centres: Floats
+    centers: Floats
     expected_nats: Floats
     low_sd: Floats
     """Standard deviation of the log loss below the expected loss; `high_sd` is the one above it."""
@@ -104,10 +104,10 @@ def course(
         return None
     band = _interpolate_band(predicted, num_steps)
     last_steps = _compute_last_steps(band, num_steps)
-    means = np.full(len(band.centres), np.nan)
+    means = np.full(len(band.centers), np.nan)
     finite = np.isfinite(losses)
-    for i, (centre, end) in enumerate(zip(band.centres, last_steps, strict=True)):
-        near = finite & (np.abs(steps - centre) <= WINDOW * centre)
+    for i, (center, end) in enumerate(zip(band.centers, last_steps, strict=True)):
+        near = finite & (np.abs(steps - center) <= WINDOW * center)
         if steps[-1] >= np.floor(end) and near.any():
             means[i] = losses[near].mean()
     is_complete = np.isfinite(means)
@@ -119,13 +119,13 @@ def course(
         np.where(logs < 0, band.low_sd[is_complete], band.high_sd[is_complete]), noise[is_complete]
     )
     return Course(
-        looked_at=band.centres[is_complete],
+        looked_at=band.centers[is_complete],
         seen_at=np.floor(last_steps[is_complete]),
         loss_nats=means[is_complete],
         expected_nats=band.expected_nats[is_complete],
         departure=logs / sd,
         bound=_compute_bound(
-            predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)
+            predicted, tuple(band.centers), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)
         ),
         final=_predict_end(predicted, float(logs[-1]), float(sd[-1])),
     )
@@ -138,7 +138,7 @@ def first_look(predicted: PredictedLoss, num_steps: int) -> int:
 
 def _compute_last_steps(band: _Band, num_steps: int) -> Floats:
     """Return the last step of each look, [L]."""
-    return np.minimum(band.centres * (1 + WINDOW), num_steps)
+    return np.minimum(band.centers * (1 + WINDOW), num_steps)
 
 
 def _estimate_noise(
@@ -149,9 +149,9 @@ def _estimate_noise(
     Values are rounded up in steps of a tenth, and to 0 below a quarter of the band's, so that the
     bound is seldom drawn anew.
     """
-    starts, ends = band.centres * (1 - WINDOW), band.centres * (1 + WINDOW)
+    starts, ends = band.centers * (1 - WINDOW), band.centers * (1 + WINDOW)
     line_spacing = spacing(steps)
-    num_lines = np.maximum(np.minimum(ends, band.centres[-1]) - starts, line_spacing) / line_spacing
+    num_lines = np.maximum(np.minimum(ends, band.centers[-1]) - starts, line_spacing) / line_spacing
     sd = (
         np.sqrt(window_variance(steps[is_usable], losses[is_usable], starts, num_lines))
         / band.expected_nats
@@ -180,7 +180,7 @@ def _interpolate_band(predicted: PredictedLoss, num_steps: int) -> _Band:
     )
     width = _compute_half_width_sds(predicted.level)
     return _Band(
-        centres=np.minimum(2**octaves, num_steps),
+        centers=np.minimum(2**octaves, num_steps),
         expected_nats=np.exp(np.interp(octaves, octaves_of_points, loss)),
         low_sd=np.interp(octaves, octaves_of_points, loss - low) / width,
         high_sd=np.interp(octaves, octaves_of_points, high - loss) / width,
@@ -200,12 +200,12 @@ def end_sd(predicted: PredictedLoss) -> tuple[float, float]:
 @functools.lru_cache(maxsize=16)
 def _compute_bound(
     predicted: PredictedLoss,
-    centres: tuple[float, ...],
+    centers: tuple[float, ...],
     sds: tuple[float, ...],
     noise: tuple[float, ...],
 ) -> float:
     """Return the bound that a healthy run's largest departure passes at rate `FALSE_ALARMS`."""
-    departures, noise_draws = _draw_departures(predicted, centres, sds)
+    departures, noise_draws = _draw_departures(predicted, centers, sds)
     if any(noise):
         total = np.hypot(sds, noise)
         departures = departures * (sds / total).astype(np.float32) + noise_draws * (
@@ -216,7 +216,7 @@ def _compute_bound(
 
 @functools.lru_cache(maxsize=1)
 def _draw_departures(
-    predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[float, ...]
+    predicted: PredictedLoss, centers: tuple[float, ...], sds: tuple[float, ...]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Draw the departures of healthy runs without noise, and the noise, in standard deviations.
 
@@ -224,16 +224,16 @@ def _draw_departures(
     """
     end_error_sd = np.mean(end_sd(predicted))
     end_share = np.minimum(end_error_sd / np.array(sds), 1.0)
-    octaves = np.log2(centres)
+    octaves = np.log2(centers)
     distances = np.abs(octaves[:, None] - octaves)
     memory = predicted.memory_octaves
-    correlation = np.eye(len(centres)) if memory is None else np.exp(-distances / memory)
+    correlation = np.eye(len(centers)) if memory is None else np.exp(-distances / memory)
     curve_share = np.sqrt(1 - end_share**2)
     rng = np.random.default_rng(_SEED)
     # Looks are nearly equal, so rounding may make the smallest eigenvalues negative.
     values, vectors = np.linalg.eigh(correlation)
     root = vectors * np.sqrt(np.maximum(values, 0))
-    curves = rng.standard_normal((_NUM_DRAWS, len(centres))) @ root.T
+    curves = rng.standard_normal((_NUM_DRAWS, len(centers))) @ root.T
     departures = end_share * rng.standard_normal((_NUM_DRAWS, 1)) + curve_share * curves
     departures *= np.sqrt(FREEDOM / rng.chisquare(FREEDOM, _NUM_DRAWS))[:, None]
     return departures.astype(np.float32), rng.standard_normal(departures.shape, dtype=np.float32)

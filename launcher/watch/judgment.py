@@ -129,8 +129,7 @@ def _find_standing(run: WatchedRun, has_missed_end: bool) -> tuple[Standing, str
         "cannot tell",
         (
             f"{counted(columns.step, 'step')} done: the first comparison with the predicted curve "
-            "is "
-            f"at step {first}"
+            f"is at step {first}"
         ),
     )
 

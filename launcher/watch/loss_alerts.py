@@ -104,8 +104,7 @@ def find_stopped_losses(columns: LogColumns) -> list[AlertFinding]:
                 AlertFinding(
                     first_step=int(steps[-1]),
                     seen=f"steps continue, but {counted(len(lines), 'line')} without a {name} loss "
-                    "came "
-                    f"(last at step {int(steps[-1])})",
+                    f"came (last at step {int(steps[-1])})",
                     evidence={"loss": name, "num_lines": len(lines)},
                 )
             )
@@ -223,8 +222,7 @@ def find_non_finite_losses(run: WatchedRun) -> Iterator[AlertFinding]:
         yield AlertFinding(
             first_step=int(missing[0]),
             seen=f"training loss is not finite at {counted(len(missing), 'logged step')}, first at "
-            "step "
-            f"{missing[0]:.0f}",
+            f"step {missing[0]:.0f}",
             evidence={"num_lines": len(missing), "last_step": int(missing[-1])},
         )
 
@@ -276,10 +274,8 @@ def find_departure(run: WatchedRun) -> Iterator[AlertFinding]:
         first_step=int(look.seen_at[index]),
         seen=f"training loss near step {look.looked_at[index]:.0f} is {format_loss(loss)} nats, "
         f"{'above' if departure > 0 else 'below'} the predicted {format_loss(expected)} by "
-        f"{abs(departure):.1f} "
-        f"standard deviations of the band; only {format_percent(FALSE_ALARMS)} of healthy runs "
-        "ever pass "
-        f"{look.bound:.1f}{advice}",
+        f"{abs(departure):.1f} standard deviations of the band; only "
+        f"{format_percent(FALSE_ALARMS)} of healthy runs ever pass {look.bound:.1f}{advice}",
         evidence={
             "loss_nats": loss,
             "expected_nats": expected,
@@ -360,11 +356,10 @@ def find_lasting_spike(run: WatchedRun) -> Iterator[AlertFinding]:
     yield AlertFinding(
         first_step=spike.first_step,
         seen=f"a spike from {format_loss(spike.level_nats)} to {format_loss(spike.peak_nats)} nats "
-        "has lasted "
-        f"{counted(spike.num_lines, 'logged step')}: the policy is to go back "
+        f"has lasted {counted(spike.num_lines, 'logged step')}: the policy is to go back "
         f"{counted(policy.rollback_steps, 'step')} before it and skip "
-        f"{counted(policy.skip_batches, 'batch')}; the "
-        f"trainer itself may do so {counted(policy.max_rollbacks, 'time')} (launch.spike_rollbacks)",  # noqa: E501
+        f"{counted(policy.skip_batches, 'batch')}; the trainer itself may do so "
+        f"{counted(policy.max_rollbacks, 'time')} (launch.spike_rollbacks)",
         evidence={
             "level_nats": spike.level_nats,
             "peak_nats": spike.peak_nats,

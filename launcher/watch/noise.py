@@ -42,7 +42,7 @@ _MAX_SDS = 4.0  # Residuals are clipped to this: spikes are not noise.
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class LossNoise:
-    """A estimates of a run's noise, each from the newest three quarters of the lines before it."""
+    """Estimates of a run's noise, A of them, each from the newest 3/4 of the lines before it."""
 
     ends: NDArray[np.int64]
     """Number of lines before each estimate, ascending, [A]."""
