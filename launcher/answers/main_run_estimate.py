@@ -120,7 +120,7 @@ def _format_short_main(body: dict[str, Any], *, gpus: bool) -> list[str]:
     """Return lines on the main run, the assumptions behind it, and the warnings about it."""
     main, lines = body["main_run"], []
     warnings = list(main["warnings"])
-    if not gpus:  # nobody asked for its hours
+    if not gpus:  # Nobody asked for its hours.
         warnings = [text for text in warnings if "hours" not in text]
     if "stages" in body:
         speed = body["worker_flops"]

@@ -186,11 +186,11 @@ def _dump_default_plan() -> dict[str, Json]:
     return _dump_plan(Plan())
 
 
-def _describe_runs(what: str, specs: Iterable[RunSpec]) -> SourceRuns:
+def _describe_runs(purpose: str, specs: Iterable[RunSpec]) -> SourceRuns:
     """Build the record of some runs, each counted once."""
     seeds = {spec.id: spec.seed for spec in specs}
     return SourceRuns(
-        what=what, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds)
+        what=purpose, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds)
     )
 
 

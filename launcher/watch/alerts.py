@@ -37,7 +37,7 @@ class Alert:
     first_step: int
     """Step at which it began."""
     seen: str
-    """What was seen, in a sentence."""
+    """Sentence on what was seen."""
     evidence: dict[str, Json] = field(default_factory=dict)
     """Numbers behind the alert, with units in the keys; None for a number that is not finite."""
     next_command: str
@@ -55,7 +55,7 @@ class Commands:
 
     frozen: str = "FROZEN"
     metrics: str | None = None
-    """Where the watch reads metrics; None for the run folder next to the config."""
+    """Option `--metrics`, the source of the log; None for the run folder next to the config."""
     run_dir: str | None = None
     """Folder of the run; None if it is not a run of the embedded trainer."""
 

@@ -232,7 +232,7 @@ def has_enough_timed_steps(columns: LogColumns) -> bool:
 
 
 def still_since(
-    columns: LogColumns, num_steps: int, now: float | None, found: Liveness
+    columns: LogColumns, num_steps: int, now: float | None, liveness: Liveness
 ) -> float | None:
     """Return the time since which a run makes no step, in seconds since 1970.
 
@@ -242,15 +242,15 @@ def still_since(
         columns: The run so far.
         num_steps: Steps of the whole run.
         now: Time in seconds since 1970; None if silence cannot be judged.
-        found: Liveness of the run's folder.
+        liveness: Liveness of the run's folder.
     """
     if is_done(columns, num_steps):
         return None
-    silent_seconds, allowed_seconds, _ = silence(columns, now, found) or (0.0, 0.0, False)
+    silent_seconds, allowed_seconds, _ = silence(columns, now, liveness) or (0.0, 0.0, False)
     if now is not None and silent_seconds > allowed_seconds:
         return now - silent_seconds
     ended = bool(columns.events) and columns.events[-1].get("event") in ENDINGS
-    return columns.newest_at if ended and not found.starting(columns.newest_at) else None
+    return columns.newest_at if ended and not liveness.starting(columns.newest_at) else None
 
 
 def why_no_end(
@@ -284,7 +284,7 @@ def why_no_end(
 
 
 def silence(
-    columns: LogColumns, now: float | None, found: Liveness
+    columns: LogColumns, now: float | None, liveness: Liveness
 ) -> tuple[float, float, bool] | None:
     """Return the seconds without a line, the seconds allowed, and whether an attempt is starting.
 
@@ -294,11 +294,11 @@ def silence(
     Args:
         columns: The run so far.
         now: Time in seconds since 1970; None if unknown.
-        found: Liveness of the run's folder.
+        liveness: Liveness of the run's folder.
     """
     newest = columns.newest_at
-    if now is not None and found.starting(newest) and found.launched_at is not None:
-        return now - found.launched_at, START_SECONDS, True
+    if now is not None and liveness.starting(newest) and liveness.launched_at is not None:
+        return now - liveness.launched_at, START_SECONDS, True
     if now is None or newest is None:
         return None
     median_seconds = step_seconds(columns)
@@ -317,7 +317,7 @@ def silence(
         ]
     )
     stall_seconds = STALL_STEPS * line_steps(columns) * median_seconds
-    last_sign_at = newest if found.saved_at is None else max(newest, min(found.saved_at, now))
+    last_sign_at = newest if liveness.saved_at is None else max(newest, min(liveness.saved_at, now))
     return now - last_sign_at, max(stall_seconds, 2 * float(slowest), MIN_STALL_SECONDS), False
 
 

@@ -182,7 +182,7 @@ class CsvLines(_Lines):
         cells = _split(line, self._delimiter)
         if not self._header:
             self._header = cells
-        if cells == self._header:  # a restarted trainer may write the header again
+        if cells == self._header:  # A restarted trainer may write the header again.
             return {}
         if len(cells) != len(self._header):
             self._num_ragged += 1

@@ -30,8 +30,8 @@ def run(num_lines=400, factor=1.0, since=None, seed=0, noise=0.05, **given):
     """`factor` times as long a step after step `since`."""
     rng = np.random.default_rng(seed)
     steps = np.arange(1.0, num_lines + 1)
-    find_slowdown = np.where(steps > (num_lines if since is None else since), factor, 1.0)
-    seconds = SECONDS * find_slowdown * np.exp(noise * rng.standard_normal(num_lines))
+    slowdown = np.where(steps > (num_lines if since is None else since), factor, 1.0)
+    seconds = SECONDS * slowdown * np.exp(noise * rng.standard_normal(num_lines))
     columns = {"seconds": seconds, "tokens_per_second": TOKENS / seconds, **given}
     return columns_of(np.full(num_lines, 2.0), **columns)
 
@@ -233,8 +233,8 @@ def silence(columns, now, **given):
 def test_silence_is_allowed_as_long_as_steps_and_saves_take():
     now = BEGAN.timestamp()
     assert silence(run(newest_at=now), now + 5.0) == (5.0, pace.MIN_STALL_SECONDS, False)
-    find_slowdown = run(factor=20.0, since=0, noise=0.0, newest_at=now)
-    assert silence(find_slowdown, now)[1] == pytest.approx(pace.STALL_STEPS * 10.0)
+    slow_run = run(factor=20.0, since=0, noise=0.0, newest_at=now)
+    assert silence(slow_run, now)[1] == pytest.approx(pace.STALL_STEPS * 10.0)
     saves = ({"event": "saved", "step": 3, "seconds": 300.0},)
     assert silence(run(newest_at=now, events=saves), now)[1] == 600.0
     assert silence(columns_of([], newest_at=now), now + 1.0) == (1.0, START_SECONDS, True)
