@@ -23,6 +23,7 @@ from launcher.figures.panel import (
 from launcher.figures.svg import INK, KINDS, format_power, shade
 from launcher.views.batch import law_of
 from launcher.views.numbers import Body
+from proxies.core.noise_scale import NoiseLaw
 from proxies.core.notation import counted, format_count, format_percent
 
 BINS_PER_DECADE = 40
@@ -330,13 +331,7 @@ def noise(report: Body) -> Panel:
         log_axis(axes.xaxis, min(look["tokens"] for look in looks), last, format_count)
         log_axis(axes.yaxis, floor, ceiling, format_count)
         if law is not None:
-            first = min(look["tokens"] for look in looks)
-            law_tokens = [first * (last / first) ** (i / 40) for i in range(41)]
-            middle, low, high = zip(*map(law.at, law_tokens), strict=True)
-            axes.fill_between(
-                law_tokens, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label="law"
-            )
-            axes.plot(law_tokens, middle, color=KINDS[0], linewidth=1.4)
+            _draw_noise_law(axes, law, min(look["tokens"] for look in looks), last)
         for rank, width in enumerate(widths):
             looks_of_width = [look for look in bounded_looks if look["width"] == width]
             # Without a shift, the bars of one step would hide each other.
@@ -365,6 +360,14 @@ def noise(report: Body) -> Panel:
 
     title = "Gradient noise scale of the rungs against tokens trained on, and the main run's batch"
     return draw("noise", title, ("tokens trained on", "noise scale (tokens)"), paint, _WIDE)
+
+
+def _draw_noise_law(axes: Axes, law: NoiseLaw, first: float, last: float) -> None:
+    """Draw the law of the noise scale with its band, over tokens from `first` to `last`."""
+    tokens = [first * (last / first) ** (i / 40) for i in range(41)]
+    middle, low, high = zip(*map(law.at, tokens), strict=True)
+    axes.fill_between(tokens, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label="law")
+    axes.plot(tokens, middle, color=KINDS[0], linewidth=1.4)
 
 
 def _choose_loss_limits(

@@ -16,7 +16,7 @@ changes. A notebook shows a figure by its name at the end of a cell; elsewhere
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
@@ -90,15 +90,7 @@ def coordinates(report: Body, arm: str | None = None) -> Panel:
 
     def paint(axes: Axes) -> None:
         _set_size_axis(axes, points(check))
-        axes.set_yscale("log")
-        if changes:
-            axes.set_ylim(min(changes) / 1.3, max(changes) * 1.3)
-        axes.yaxis.set_major_locator(
-            FixedLocator([m * 10.0**e for e in range(-9, 9) for m in (1, 2, 5)])
-        )
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_minor_locator(NullLocator())
+        _set_change_axis(axes, changes)
         for rank, layer in enumerate(worst_layers[chosen]):
             weight = 1.2 if layer["outcome"] in ("passes", "cannot_tell") else 2.8
             axes.plot(
@@ -119,6 +111,19 @@ def coordinates(report: Body, arm: str | None = None) -> Panel:
     return draw(
         f"coordinates-{chosen}", title, (check["axis"], "mean absolute change of output"), paint
     )
+
+
+def _set_change_axis(axes: Axes, changes: Sequence[float]) -> None:
+    """Put a logarithmic y axis with ticks at 1, 2 and 5 of each decade around the changes."""
+    axes.set_yscale("log")
+    if changes:
+        axes.set_ylim(min(changes) / 1.3, max(changes) * 1.3)
+    axes.yaxis.set_major_locator(
+        FixedLocator([m * 10.0**e for e in range(-9, 9) for m in (1, 2, 5)])
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _set_size_axis(axes: Axes, widths: Iterable[int]) -> None:
