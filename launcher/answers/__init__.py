@@ -1,4 +1,4 @@
-"""What verbs print: answers as data and as text.
+"""The answers that verbs print, as data and as text.
 
 Enters:   findings, fits, verdicts, parametrizations.
 Leaves:   what `--json` prints, and the same for people.

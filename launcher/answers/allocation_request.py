@@ -1,5 +1,6 @@
-"""What `allocate` was asked: its options, and the records they come down to, checked all at
-once.
+"""The options of `allocate`, and the records of `scaling_fits` that are made from them.
+
+Every problem with the options is reported at once.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 BUDGETS = ("flops", "gpu_hours", "usd", "deadline_days")
 Typed = Mapping[str, Any]
-"""The options of `allocate` by name; None or False is not given."""
+"""The options of `allocate` by name; an option that was not given is None or False."""
 _USUAL_PARAMS = 1e10
-"""In the middle of the published runs by which hours paid are judged where no --mfu is given: the
-size is not chosen yet, and ten times as many parameters change them by 17 %."""
+"""Parameters at which utilization is looked up without --mfu, because the size is not chosen yet.
+It is in the middle of the published runs; ten times as many parameters change the GPU-hours paid by
+17 %."""
 _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
     ("--flops", AMOUNT, "Budget in FLOPs: 6 * N * D, plus serving with --inference-tokens."),
     ("--gpu-hours", float, "Budget in hours of --gpu."),
@@ -59,8 +61,7 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
         int,
         (
             "Vocabulary of the shape, padded to a multiple of 128 * --tp; for a shape other than "
-            "the "
-            "study's."
+            "the study's."
         ),
     ),
     ("--seq-len", int, "Context of the shape, for a shape other than the study's. Default: 4096."),
@@ -69,20 +70,20 @@ _OPTIONS: tuple[tuple[str, type | Amount, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """The options as records of `scaling_fits`."""
+    """The options of `allocate`, checked and turned into records of `scaling_fits`."""
 
     wish: BudgetRequest
     machine: BudgetMachine | None
     shape: ShapeRequest | None
-    """Its params and template are stand-ins: the allocation's and the study's come later. None
-    without --shape."""
+    """Request for a shape; None without --shape. Its `params` and its template are stand-ins until
+    the allocation and the study give theirs."""
     typed: Typed
-    """The others: `batch_tokens`, `inference_tokens`, `unique_tokens`, and whether to answer far
-    `beyond` the runs."""
+    """All options as typed. Used from here: `batch_tokens`, `inference_tokens`, `unique_tokens`,
+    and `beyond`, which allows an answer far above the FLOPs of the fitted runs."""
 
 
 def asked_options(command: _Command) -> _Command:
-    """Put every option on a command."""
+    """Add every option of `allocate` to a command."""
     flags = (
         click.option(
             "--shape",
@@ -101,17 +102,24 @@ def asked_options(command: _Command) -> _Command:
 
 
 def checked(asked: Typed) -> Checked:
-    """The records that the options come down to.
+    """Check the options and turn them into records.
+
+    Args:
+        asked: The options by name.
 
     Raises:
-        OptionProblems: everything that is wrong with them.
+        OptionProblems: Options are wrong or missing; every problem is listed.
     """
     from scaling_fits.allocation.spending import Spending
 
-    found = Collected()
-    wish, machine, shape = _wish(asked, found), _machine(asked, found), _shape(asked, found)
+    problems = Collected()
+    wish, machine, shape = (
+        _read_budget(asked, problems),
+        _read_machine(asked, problems),
+        _read_shape(asked, problems),
+    )
     if wish is not None and wish.needs_machine and asked["gpu"] is None:
-        found.problems.append("--gpu is missing: hours, dollars and days depend on the GPU")
+        problems.problems.append("--gpu is missing: hours, dollars and days depend on the GPU")
     elif (
         wish is not None
         and wish.needs_price
@@ -119,71 +127,70 @@ def checked(asked: Typed) -> Checked:
         and machine
         and machine.price_usd is None
     ):
-        found.problems.append(
+        problems.problems.append(
             f"--price-usd is missing: no published price of {machine.name} is known here"
         )
-    with found.collecting():
+    with problems.collecting():
         Spending(
             flops=1e6,
             inference_tokens=asked["inference_tokens"] or 0.0,
             unique_tokens=asked["unique_tokens"],
         )
     if asked["inference_tokens"] is not None and 0 < asked["inference_tokens"] < 1:
-        found.problems.append(
+        problems.problems.append(
             f"inference_tokens = {asked['inference_tokens']}: must be 0, or at least 1"
         )
     if asked["inference_tokens"] and asked["deadline_days"] is not None:
-        found.problems.append(
+        problems.problems.append(
             "--deadline-days limits training alone, and with --inference-tokens the budget pays "
-            "for "
-            "serving too: give one of them"
+            "for serving too: give one of them"
         )
     if asked["batch_tokens"] is not None and not 1 <= asked["batch_tokens"] <= 10**12:
-        found.problems.append(
+        problems.problems.append(
             f"batch_tokens = {asked['batch_tokens']}: must be a whole number from 1 to 1e12"
         )
-    found.done()
+    problems.done()
     assert wish is not None
     return Checked(wish=wish, machine=machine, shape=shape, typed=asked)
 
 
-def _wish(asked: Typed, found: Collected) -> BudgetRequest | None:
+def _read_budget(asked: Typed, problems: Collected) -> BudgetRequest | None:
     from scaling_fits.allocation.budgets import BudgetRequest
 
     if all(asked[name] is None for name in BUDGETS):
-        found.problems.append(
+        problems.problems.append(
             "Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')"
         )
         return None
-    with found.collecting():
+    with problems.collecting():
         return BudgetRequest(**{name: asked[name] for name in BUDGETS}, num_gpus=asked["gpus"])
     return None
 
 
-def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
+def _read_machine(asked: Typed, problems: Collected) -> BudgetMachine | None:
     from launcher.base import reference
     from launcher.estimates.utilization import MIDDLE_GPUS, PUBLISHED
     from scaling_fits.allocation.budgets import BudgetMachine
 
-    mfu = _stated("mfu", asked["mfu"], found)
-    price = _stated("price_usd", asked["price_usd"], found)
+    mfu = _read_assumption("mfu", asked["mfu"], problems)
+    price = _read_assumption("price_usd", asked["price_usd"], problems)
     if asked["gpu"] is None:
-        for name, given in (
+        for name, value in (
             ("--mfu", asked["mfu"]),
             ("--price-usd", asked["price_usd"]),
             ("--gpus", asked["gpus"]),
         ):
-            # said with the deadline
-            if given is not None and (name != "--gpus" or asked["deadline_days"] is None):
-                found.problems.append(f"{name} needs --gpu")
+            # A missing --gpu beside --deadline-days is already reported with the deadline.
+            if value is not None and (name != "--gpus" or asked["deadline_days"] is None):
+                problems.problems.append(f"{name} needs --gpu")
         return None
-    with found.collecting():
+    with problems.collecting():
         name, gpu = reference.gpu(asked["gpu"])
         if price is None and asked["price_usd"] is None and name in reference.PRICES_USD:
-            price = _known(reference.PRICES_USD[name])
+            price = _to_assumption(reference.PRICES_USD[name])
         if mfu is None and asked["mfu"] is None:
             num_gpus = max(1, asked["gpus"] or MIDDLE_GPUS)
-            mfu = _known(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops, num_gpus))
+            mfu = _to_assumption(PUBLISHED.share(_USUAL_PARAMS, gpu.peak_flops, num_gpus))
         return (
             None
             if mfu is None
@@ -192,27 +199,27 @@ def _machine(asked: Typed, found: Collected) -> BudgetMachine | None:
     return None
 
 
-def _known(fact: Published | Span) -> Assumption:
-    """A published number with its range."""
+def _to_assumption(fact: Published | Span) -> Assumption:
+    """Convert a published number with its range to an assumption of the allocation."""
     from scaling_fits.allocation.budgets import Assumption
 
     return Assumption(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
 
 
-def _stated(name: str, given: float | None, found: Collected) -> Assumption | None:
-    """What was typed, if anything was."""
+def _read_assumption(name: str, value: float | None, problems: Collected) -> Assumption | None:
+    """Return an option's value as an assumption; None if it was not given or is out of range."""
     from scaling_fits.allocation.budgets import Assumption
 
-    if given is None:
+    if value is None:
         return None
-    most = 1.0 if name == "mfu" else 1e6
-    if not 1e-4 <= given <= most:
-        found.problems.append(f"{name} = {given}: must be a number from 0.0001 to {most:g}")
+    limit = 1.0 if name == "mfu" else 1e6
+    if not 1e-4 <= value <= limit:
+        problems.problems.append(f"{name} = {value}: must be a number from 0.0001 to {limit:g}")
         return None
-    return Assumption(value=given, low=given, high=given, source="given")
+    return Assumption(value=value, low=value, high=value, source="given")
 
 
-def _shape(asked: Typed, found: Collected) -> ShapeRequest | None:
+def _read_shape(asked: Typed, problems: Collected) -> ShapeRequest | None:
     from scaling_fits.allocation.shapes import ShapeRequest
 
     fields = {"tp": "tensor_parallel", "vocab": "vocab_size", "seq_len": "seq_len"}
@@ -220,9 +227,9 @@ def _shape(asked: Typed, found: Collected) -> ShapeRequest | None:
     if not asked["shape"]:
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
-            found.problems.append(f"{flags}: only with --shape")
+            problems.problems.append(f"{flags}: only with --shape")
         return None
-    with found.collecting():
+    with problems.collecting():
         return ShapeRequest(
             params=1.0, **{fields[option]: value for option, value in given.items()}
         )

@@ -1,6 +1,4 @@
-"""What came of a study, for people: the outcome in a sentence, what would decide it, values,
-choice, gates.
-"""
+"""A study's outcome as text: whether to launch, what would decide it, values, choice, gates."""
 
 from __future__ import annotations
 
@@ -34,17 +32,19 @@ from proxies.core.notation import (
 )
 
 MAX_TIMES_SPENT = 2.0
-"""Cost of further runs, over what the study has spent, above which the line that proposes them says
-so."""
+"""Ratio of the cost of further runs to the study's spend, above which the proposal states it."""
 
 
 def outcome_line(body: Any, after: Any) -> str:
-    """The sentence that a study's user came for: whether to launch, and what; before there is a
-    choice, how far it is; after the main run, its measured loss beside the predicted one.
+    """Return the sentence that says whether to launch, and with which values.
+
+    Before there is a choice, it says how far the study is; after the main run, it compares the
+    measured loss with the predicted one.
 
     Args:
         body: `report.json`.
-        after: the runs that would decide what cannot tell (`launcher.study.next_runs`), or None.
+        after: The runs that would decide the gates that cannot tell
+            (`launcher.study.next_runs`), or None.
     """
     closed = open_gates(body)
     failed = [gate["name"] for gate in closed if gate["outcome"] == "failed"]
@@ -62,9 +62,9 @@ def outcome_line(body: Any, after: Any) -> str:
         return f"not decided yet: {progress_text(body)}"
     if closed:
         lacking = set(after["gates"]) if after else set()
-        why = ", for lack of runs" if {gate["name"] for gate in closed} <= lacking else ""
-        names, are = listed([gate["name"] for gate in closed]), "are" if len(closed) > 1 else "is"
-        return f"cannot tell yet whether to launch: {names} {are} undecided{why}"
+        reason = ", for lack of runs" if {gate["name"] for gate in closed} <= lacking else ""
+        names, verb = listed([gate["name"] for gate in closed]), "are" if len(closed) > 1 else "is"
+        return f"cannot tell yet whether to launch: {names} {verb} undecided{reason}"
     lead = "ready to launch"
     if failures := list_accepted_failures(body["gates"], body["accepted"]):
         lead = f"accepted failure: gate{'s' * (len(failures) > 1)} {listed(failures)} failed"
@@ -80,11 +80,11 @@ def outcome_line(body: Any, after: Any) -> str:
         ),
         None,
     )
-    return f"{lead}: learning rate {format_learning_rate(rate)}, {_chosen(body['choice'])}"
+    return f"{lead}: learning rate {format_learning_rate(rate)}, {_format_choice(body['choice'])}"
 
 
 def progress_text(body: Any) -> str:
-    """How far each stage is, which is left out where none has begun."""
+    """Return the progress of every stage that has begun."""
     parts = [
         f"{name} {done[0]} of {counted(done[1], 'run')}"
         for name, done in body["progress"].items()
@@ -94,39 +94,44 @@ def progress_text(body: Any) -> str:
 
 
 def decide_line(after: Any, study_dir: Path, closed: Iterable[Any] = ()) -> str:
-    """The one command that would decide what cannot tell, its time and its price, and which gates
-    where it leaves others of the `closed` undecided; else what each of those that failed needs, as
-    no runs of this study open it.
+    """Return the command that would decide the gates that cannot tell, with its time and price.
 
-    Gates are records or JSON.
+    If it leaves other gates undecided, the line names those it decides. If no runs of this study
+    would help, the line says what each failed gate needs.
+
+    Args:
+        after: As in `outcome_line`.
+        study_dir: The study's folder.
+        closed: Gates that are not open, as records or as JSON.
     """
-    told = cast(list[Any], canon.to_json([*closed]))
+    gates = cast(list[Any], canon.to_json([*closed]))
     if after is None:
-        return needs_text(told)
-    which = (
+        return needs_text(gates)
+    scope = (
         ""
-        if {gate["name"] for gate in told} <= set(after["gates"])
+        if {gate["name"] for gate in gates} <= set(after["gates"])
         else f" {listed(after['gates'])} alone"
     )
-    least = "" if after["sets"] else " at least"  # each round may ask for more
-    costs = [f"+{counted(after['num_runs'], 'run')}{least}"]
+    # Each round may ask for more runs.
+    bound = "" if after["sets"] else " at least"
+    costs = [f"+{counted(after['num_runs'], 'run')}{bound}"]
     costs += (
         [f"about {format_rough_duration(after['seconds'])[0]} here"] if after["seconds"] else []
     )
     costs += [format_usd(after["usd"])] if after["usd"] is not None else []
     if after["times_spent"] and after["times_spent"] > MAX_TIMES_SPENT:
         costs.append(f"{format_significant(after['times_spent'])} times what the study has spent")
-    return f"to decide{which}: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
+    return f"to decide{scope}: {deciding_command(after, study_dir)}   ({', '.join(costs)})"
 
 
 def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
-    """What passed in one line, what lacks the same runs in one line, every other gate in a line
-    with its reason.
+    """Return one line for the gates that passed, one for those that lack the same runs, and one for
+    every other gate, with its reason.
 
     Args:
         body: `report.json`.
-        after: as `outcome_line` has it.
-        full: every gate with its whole reason.
+        after: As in `outcome_line`.
+        full: Whether to show every gate with its whole reason.
     """
     gates, accepted = body["gates"], body["accepted"]
     if full:
@@ -156,38 +161,39 @@ def gate_lines(body: Any, after: Any, *, full: bool = False) -> list[str]:
     return lines
 
 
-def _chosen(choice: Any) -> str:
-    predicted = choice["prediction"]
+def _format_choice(choice: Any) -> str:
+    prediction = choice["prediction"]
     return (
         f"width {choice['shape']['width']}, {format_count(choice['params'])} params, "
         f"{format_count(choice['tokens'])} tokens, {counted(choice['num_steps'], 'step')}; loss "
-        f"{format_loss(predicted['loss'])} nats {format_interval(predicted['interval'])}"
+        f"{format_loss(prediction['loss'])} nats {format_interval(prediction['interval'])}"
     )
 
 
 def choice_text(body: Any) -> str:
-    """The chosen shape with its forecast, doubts about it first; empty before there is one."""
+    """Describe the chosen shape and its forecast, doubts first; empty before there is a choice."""
     if not body["choice"]:
         return ""
     aspect = body["choice"].get("aspect")
-    told = (
+    lines = (
         [f"depth: {counted(body['choice']['shape']['num_layers'], 'layer')}, {aspect_text(aspect)}"]
         if aspect
         else []
     )
     noise = body.get("noise_scale")
-    told += [judged_text(noise["judged"])] if noise else []
+    lines += [judged_text(noise["judged"])] if noise else []
     return "\n".join(
-        [*forecast_warnings(body["gates"]), f"choice: {_chosen(body['choice'])}", *told]
+        [*forecast_warnings(body["gates"]), f"choice: {_format_choice(body['choice'])}", *lines]
     )
 
 
 def transfer_line(transfer: Any, outcome: str = "") -> str:
-    """Whether the learning rate transfers, over what, and what it costs.
+    """Say whether the learning rate transfers, over which axes, and at which regret.
 
     Args:
-        transfer: a report's `transfer`.
-        outcome: of all tests, where that is another one.
+        transfer: Section `transfer` of a report.
+        outcome: Outcome of all tests together, which is named if it differs from the learning
+            rate's.
     """
     together = transfer["together"]
     over = f"over {listed(together['axes'])}"
@@ -196,9 +202,11 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
         "drifts": f"drifts: the learning rate does not transfer {over}",
     }.get(together["outcome"], f"cannot tell whether the learning rate transfers {over}")
     if outcome and outcome != together["outcome"]:
-        others = [v["hyperparameter"] for v in transfer["values"] if v["outcome"] == outcome]
-        named = ", ".join(map(words, others)) or "a test"
-        lead = f"{words(outcome)}: {named}; the learning rate {words(together['outcome'])}"
+        hyperparameters = [
+            v["hyperparameter"] for v in transfer["values"] if v["outcome"] == outcome
+        ]
+        names = ", ".join(map(words, hyperparameters)) or "a test"
+        lead = f"{words(outcome)}: {names}; the learning rate {words(together['outcome'])}"
     if together["regret_nats"] is None or together["regret_nats"]["value"] is None:
         return f"{lead}: {together['reasons'][0]}"
     return (
@@ -208,9 +216,7 @@ def transfer_line(transfer: Any, outcome: str = "") -> str:
 
 
 def closing_text(body: Any, after: Any, study_dir: Path) -> str:
-    """What came of a study in at most some 30 lines: outcome, what would decide it, values, choice,
-    gates.
-    """
+    """Summarize a study in about 30 lines: outcome, what would decide it, values, choice, gates."""
     head = [outcome_line(body, after), decide_line(after, study_dir, open_gates(body))]
     if body["own_run"]:
         head.append(own_text(body["own_run"]))

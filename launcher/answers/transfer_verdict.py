@@ -1,10 +1,10 @@
-"""`forerun transfer --runs FILE`: the verdict on runs that somebody else made."""
+"""The verdict on a table of runs that the user made: `forerun transfer --runs FILE`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from transfer.tables.table import RunTable
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
+_Option = Callable[[Any], Any]
 
-LARGEST_SIZE = 2 * 10**18
-LARGEST_POWER = 10.0
+MAX_SIZE = 2 * 10**18
+"""Maximum size; a larger one is a typing error."""
+MAX_ABS_POWER = 10.0
+"""Maximum absolute power of a rule; a larger one is a typing error."""
 MARGINS_NATS = (1e-6, 1e3)
+"""Bounds of the margin in nats."""
 LEVELS = (0.5, 0.999)
-"""Beyond these bounds an option is a slip, and intervals would rest on a handful of draws."""
-"""Beyond it a size is a slip."""
-LEAST_SPAN_OCTAVES = 0.1
-"""From the smallest size to the largest: over less no drift can be seen."""
+"""Bounds of the level: beyond them, intervals would rest on a handful of draws."""
+MIN_SPAN_OCTAVES = 0.1
+"""Minimum distance from the smallest size to the largest; over less, no drift can be seen."""
 
 
 def _read_power(
@@ -44,8 +47,16 @@ def _read_power(
 
 
 def table_options(command: _Command) -> _Command:
-    """--runs and what goes with it: parameters runs_path and those of `judge_table`."""
-    options = (
+    """Add --runs and the options that go with it: `runs_path` and those of `judge_table`."""
+    options: list[_Option] = [*_make_question_options(), *_make_verdict_options(), column_option]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _make_question_options() -> tuple[_Option, ...]:
+    """Build the options that name the table, and what is tested in it."""
+    return (
         click.option(
             "--runs",
             "runs_path",
@@ -77,6 +88,12 @@ def table_options(command: _Command) -> _Command:
             type=WholeAmount(),
             help="With --runs: where the value was tuned (default: the smallest).",
         ),
+    )
+
+
+def _make_verdict_options() -> tuple[_Option, ...]:
+    """Build the options of the rule, the margin, and the intervals."""
+    return (
         click.option(
             "--power",
             callback=_read_power,
@@ -100,11 +117,7 @@ def table_options(command: _Command) -> _Command:
             show_default=True,
             help="With --runs: of every interval.",
         ),
-        column_option,
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def judge_table(
@@ -123,19 +136,19 @@ def judge_table(
 
     Args:
         path: The table: a file, or cells already read.
-        axis: What grows; None: the only size that varies.
-        hyperparameter: None: the learning rate if it varies, else the only one that does.
-        target_size: None: twice the largest size of the table.
-        base_size: Where the value was tuned; None: the smallest size.
-        power: The value at the target is the base's times (target / base)^power; `measured`: the
-            power of the optima.
-        margin_nats: The cost allowed.
-        level: Of every interval.
-        columns: The table's own names of columns by ours, where a user chose.
+        axis: The size that grows; None for the only size that varies.
+        hyperparameter: The tested hyperparameter; None for the learning rate if it varies, else the
+            only one that varies.
+        target_size: Size of the main run; None for twice the largest size of the table.
+        base_size: Size at which the value was tuned; None for the smallest size.
+        power: Exponent of the rule: the value at the target is the base's times
+            (target / base)^power; `measured` for the power of the optima.
+        margin_nats: Regret that is allowed, in nats.
+        level: Level of every interval.
+        columns: The table's column names by forerun's names, where the user chose them.
 
     Returns:
-        The keys of `transfer.verdict.summary.verdict_summary`, `notes` on what was judged, and rows
-        `dropped`.
+        The keys of `transfer.verdict.summary.verdict_summary`, with `notes`, and rows `dropped`.
 
     Raises:
         TableError, TransferError: No verdict can be made from the table, or with the options.
@@ -143,15 +156,12 @@ def judge_table(
     import numpy as np
 
     from transfer.tables.table import read_runs
-    from transfer.verdict.optima_verdict import judge_optima
-    from transfer.verdict.summary import verdict_summary
-    from transfer.verdict.verdict import judge
 
     table = read_runs(path, axis=axis, hyperparameter=hyperparameter, columns=columns)
     sizes = sorted({point.size for point in table.points} or {size for size, _ in table.optima})
     target = 2 * sizes[-1] if target_size is None else target_size
     base = sizes[0] if base_size is None else base_size
-    _check(sizes, target, base, power, margin_nats, level)
+    _check_options(sizes, target, base, power, margin_nats, level)
     question = Question(
         target_size=target,
         base_size=base,
@@ -162,27 +172,42 @@ def judge_table(
         level=level,
     )
     try:
-        # what is not finite is refused by the records it would end in
-        with np.errstate(all="ignore"):
-            judged = (
-                judge(table.points, question)
-                if table.points
-                else judge_optima(table.optima, question)
-            )
-            notes: list[Json] = [*table.notes, *_assumed(question, target_size, base_size)]
-            return {**verdict_summary(judged), "notes": notes, "dropped": _list_dropped(table)}
+        body = _judge_question(table, question)
     except (ArithmeticError, np.linalg.LinAlgError) as error:
         raise TransferError(
             [f"numbers too far apart, or too close, to fit a loss basin: {error}"]
         ) from error
+    notes: list[Json] = [*table.notes, *_describe_assumptions(question, target_size, base_size)]
+    return {**body, "notes": notes, "dropped": _list_dropped(table)}
+
+
+def _judge_question(table: RunTable, question: Question) -> dict[str, Json]:
+    """Return the summary of the verdict on a table's runs, or on its optima if it has those.
+
+    Raises:
+        ArithmeticError, numpy.linalg.LinAlgError: A basin cannot be fitted in floating point.
+    """
+    import numpy as np
+
+    from transfer.verdict.optima_verdict import judge_optima
+    from transfer.verdict.summary import verdict_summary
+    from transfer.verdict.verdict import judge
+
+    # Numbers that are not finite are refused by the records that would hold them.
+    with np.errstate(all="ignore"):
+        return verdict_summary(
+            judge(table.points, question) if table.points else judge_optima(table.optima, question)
+        )
 
 
 def _list_dropped(table: RunTable) -> list[Json]:
     return [{"row": row, "reason": reason} for row, reason in table.dropped]
 
 
-def _assumed(question: Question, target_size: int | None, base_size: int | None) -> list[str]:
-    """What was not given, although the verdict depends on it."""
+def _describe_assumptions(
+    question: Question, target_size: int | None, base_size: int | None
+) -> list[str]:
+    """Return a note for each size that the verdict depends on and that was not given."""
     target, base = (
         at_size(question.axis, size) for size in (question.target_size, question.base_size)
     )
@@ -196,7 +221,7 @@ def _assumed(question: Question, target_size: int | None, base_size: int | None)
     )
 
 
-def _check(
+def _check_options(
     sizes: list[int],
     target: int,
     base: int,
@@ -205,25 +230,25 @@ def _check(
     level: float,
 ) -> None:
     bounded = (
-        ("power", 0.0 if power == "measured" else power, (-LARGEST_POWER, LARGEST_POWER)),
+        ("power", 0.0 if power == "measured" else power, (-MAX_ABS_POWER, MAX_ABS_POWER)),
         ("margin_nats", margin_nats, MARGINS_NATS),
         ("level", level, LEVELS),
     )
     problems = [
         f"{name} = {size if abs(size) < 10**40 else '...'}: must be a whole number from 1 to "
-        f"{LARGEST_SIZE:g}"
+        f"{MAX_SIZE:g}"
         for name, size in (("target_size", target), ("base_size", base))
-        if not 1 <= size <= LARGEST_SIZE
+        if not 1 <= size <= MAX_SIZE
     ]
     problems += [
         f"{name} = {value!r}: must be from {low:g} to {high:g}"
         for name, value, (low, high) in bounded
         if not low <= value <= high
     ]
-    if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**LEAST_SPAN_OCTAVES:
+    if len(sizes) > 1 and sizes[-1] < sizes[0] * 2**MIN_SPAN_OCTAVES:
         problems.append(
             f"sizes from {sizes[0]} to {sizes[-1]} hardly differ: must span a factor of "
-            f"{format_factor(2**LEAST_SPAN_OCTAVES)}"
+            f"{format_factor(2**MIN_SPAN_OCTAVES)}"
         )
     if problems:
         raise TransferError(problems)

@@ -1,4 +1,4 @@
-"""A study and its main run in W&B, made from the ledger and the run's metrics.
+"""Dashboards show a study and its main run in W&B, from the ledger and the run's metrics.
 
 Enters:   ledger, curves, metrics of a main run.
 Leaves:   W&B runs and a workspace.

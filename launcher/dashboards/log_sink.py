@@ -1,8 +1,8 @@
-"""The main run in W&B while it trains, kept up to date beside the run, never by its ranks.
+"""Logging of a main run to W&B while it trains, kept out of the training processes.
 
-The run's metrics are the truth; every launch writes the log anew. A thread of the supervisor's
-writes it, through a process of wandb's that ends when the supervisor does, in whatever way. If it
-fails, that is reported, and hurts nothing else.
+The run's metrics are the truth; every launch writes the log anew. A thread of the supervisor writes
+it, through a wandb process that ends with the supervisor, however that ends. A failure of the log
+is reported and affects nothing else.
 """
 
 from __future__ import annotations
@@ -24,53 +24,58 @@ from proxies.core.notation import counted, format_duration
 from proxies.core.redaction import redacted
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the metrics."""
+"""Seconds between two reads of the metrics."""
 FINISH_SECONDS = 120.0
-"""How long the log may take to finish once the run has ended; well within SLURM's grace."""
+"""Maximum seconds for finishing the log after the run has ended; well within SLURM's grace."""
 _POLL_SECONDS = 0.1
-_LAST_SECONDS = 10.0
-"""For its end, once it was stopped."""
-_MOST_SAID = 400
+_STOP_SECONDS = 10.0
+"""Maximum seconds to wait for the thread after its wandb process was stopped."""
+_MAX_MESSAGE_CHARACTERS = 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkOutcome:
-    """What became of the log."""
+    """The result of logging a main run."""
 
     text: str
-    """In a sentence."""
+    """Result in a sentence."""
     path: str | None = None
-    """The run's folder, which `wandb sync` takes if it was logged offline."""
+    """Folder of the run, which `wandb sync` takes if it was logged offline."""
     url: str | None = None
     num_rows: int = 0
     whole: bool = False
-    """Whether all rows are there."""
+    """Whether every row was written."""
 
 
 class LogSink:
-    """Within, the run in `run_dir` is shown in W&B; afterwards `outcome` says what became of it.
+    """Context manager that shows the run in `run_dir` in W&B; afterwards `outcome` has the result.
 
-    A signal that comes while the log finishes cuts it short. What earlier launches showed is taken
-    away: to be entered by the one supervisor that has the folder.
+    A signal that arrives while the log finishes cuts it short. Logs of earlier launches are
+    removed, so only the one supervisor that holds the folder may enter it.
     """
 
     def __init__(
         self, run_dir: Path, decision: Decision, mode: Mode, failures: Sequence[str] = ()
     ) -> None:
-        """Store what to show; `failures` are gates that failed and were accepted."""
+        """Store what to log.
+
+        Args:
+            run_dir: Folder of the main run.
+            decision: The frozen decision.
+            mode: Mode of wandb.
+            failures: Names of gates that failed and were accepted.
+        """
         self.outcome: SinkOutcome | None = None
         self._run_dir, self._decision, self._mode = run_dir.absolute(), decision, mode
         self._failures, self._over = failures, threading.Event()
         self._job: WandbProcess | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread = threading.Thread(target=self._log_run, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Wait until the rest is written; what takes longer is ended, or at once when a signal
-        comes.
-        """
+        """Wait until the remaining rows are written, for a limited time or until a signal comes."""
         signalled, deadline = Flag(), time.monotonic() + FINISH_SECONDS
         with hearing(lambda _: signalled.set()):
             self._over.set()
@@ -80,18 +85,17 @@ class LogSink:
                 self._thread.join(_POLL_SECONDS)
             if not self._thread.is_alive():
                 return
-            late = "a signal came before it had written the rest"
-            late = (
-                late
+            reason = (
+                "a signal came before it had written the rest"
                 if signalled.is_set()
                 else f"it did not end within {format_duration(FINISH_SECONDS)}"
             )
             if self._job is not None:
                 self._job.stop()
-            self._thread.join(_LAST_SECONDS)
-            self.outcome = SinkOutcome(text=f"incomplete: {late}")
+            self._thread.join(_STOP_SECONDS)
+            self.outcome = SinkOutcome(text=f"incomplete: {reason}")
 
-    def _work(self) -> None:
+    def _log_run(self) -> None:
         try:
             run = main_run(
                 self._decision,
@@ -110,10 +114,10 @@ class LogSink:
                 whole=True,
             )
             return
-        except Exception as error:  # whatever it is, it is reported
-            told = isinstance(error, DashboardError | OSError)
-            problem = str(error) if told else f"{type(error).__name__}: {error}"
-        problem = redacted(problem)[:_MOST_SAID]
+        except Exception as error:  # Whatever it is, it must not end the run.
+            is_known = isinstance(error, DashboardError | OSError)
+            problem = str(error) if is_known else f"{type(error).__name__}: {error}"
+        problem = redacted(problem)[:_MAX_MESSAGE_CHARACTERS]
         if not self._over.is_set():
             say(f"forerun: logging to wandb ended early; the run continues: {problem}")
         self.outcome = SinkOutcome(text=f"incomplete: {problem}")

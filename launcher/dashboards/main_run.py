@@ -1,10 +1,9 @@
-"""A main run as a dashboard gets it: its metrics as rows, as they are or while they grow, with its
-band.
+"""A main run as a dashboard receives it: its metrics as rows, with the predicted band.
 
-A run that is resumed takes the steps after its checkpoint again, bit for bit, and its metrics are
-rewound: those steps are not sent again. A run that was rolled back takes other steps under the same
-numbers: those are, as a further `take`, and a row before them says that the earlier ones no longer
-count.
+The metrics may be complete, or still grow. A resumed run repeats the steps after its checkpoint bit
+for bit, and its metrics are rewound: those steps are not sent again. A run that was rolled back
+takes other steps under the same numbers: those are sent as a further `take`, after a row that says
+that the earlier ones no longer count.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from proxies.core.plain_files import open_plain
 if TYPE_CHECKING:
     from launcher.frozen.frozen import CurvePoint, Decision
 
-_OF_PROXIES_TOO = ("train_loss_nats", "grad_norm", "validation_loss_nats")
-"""Columns of a main run that are logged under `main_run/` too: a chart of W&B's takes a name from
-every run."""
+_SHARED_COLUMNS = ("train_loss_nats", "grad_norm", "validation_loss_nats")
+"""Columns that proxies have too. They are also logged under `main_run/`, because a W&B chart draws
+a name for every run that has it."""
 
 
 def main_run(
@@ -38,15 +37,15 @@ def main_run(
     is_over: Callable[[], bool] = lambda: True,
     failures: Sequence[str] = (),
 ) -> RunRecord:
-    """The main run of a frozen config.
+    """Build the record of a frozen config's main run.
 
     Args:
-        decision: that was frozen.
-        run_dir: where its metrics are, or will be.
-        study: the study's id, where it is known.
-        is_over: asked after all that was there has been told: whether to stop there, or to look
-            again. It may wait.
-        failures: names of gates that failed and were accepted; the run's name says so.
+        decision: The frozen decision.
+        run_dir: Folder with the run's metrics, which may not exist yet.
+        study: Id of the study; empty if unknown.
+        is_over: Called after all rows so far were produced; returns whether to stop there instead
+            of reading again. It may wait.
+        failures: Names of gates that failed and were accepted, shown in the run's name.
     """
     run_id = decision.digest[:ID_DIGITS]
     name = f"run {run_id[:8]}"
@@ -54,32 +53,32 @@ def main_run(
     summary: dict[str, Json] = {"accepted_failures": [*failures]} if failures else {}
     path, sha256 = run_dir / metrics.METRICS_FILE, ""
     if study and path.is_file():
-        summary |= _ended(run_dir)
+        summary |= _read_ending(run_dir)
         with open_plain(path) as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
     return RunRecord(
         run_id=run_id,
         name=name,
-        config=_settings(decision) | ({"study": study} if study else {}),
+        config=_build_config(decision) | ({"study": study} if study else {}),
         summary=summary,
         group="main run",
         job_type="main run",
-        rows=lambda: _rows(decision, run_dir, is_over),
+        rows=lambda: _generate_rows(decision, run_dir, is_over),
         rows_id=sha256,
     )
 
 
-def _ended(run_dir: Path) -> dict[str, Json]:
+def _read_ending(run_dir: Path) -> dict[str, Json]:
     ending = metrics.read_ending(run_dir)
     if ending is None:
         return {}
-    found: dict[str, Json] = {"ended": ending.event, "num_steps_done": ending.step}
+    summary: dict[str, Json] = {"ended": ending.event, "num_steps_done": ending.step}
     loss = ending.validation_loss_nats
-    return found if loss is None else {**found, "validation_loss_nats": loss}
+    return summary if loss is None else {**summary, "validation_loss_nats": loss}
 
 
-def _settings(decision: Decision) -> dict[str, Json]:
-    """Numbers and choices from fixed lists alone: no path, no name that a person gave."""
+def _build_config(decision: Decision) -> dict[str, Json]:
+    """Return numbers and fixed choices of the decision, without paths and names a person gave."""
     predicted = decision.predicted
     return {
         "digest": decision.digest,
@@ -97,74 +96,76 @@ def _settings(decision: Decision) -> dict[str, Json]:
     }
 
 
-def _rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Iterator[Row]:
-    """Every number of the metrics, and the predicted band next to the loss."""
+def _generate_rows(decision: Decision, run_dir: Path, is_over: Callable[[], bool]) -> Iterator[Row]:
+    """Yield every row of the metrics, with the predicted band next to the loss."""
     log, over = MetricsLog(run_dir), False
     while True:
         for row in log.read():
-            told = {
+            row_to_log = {
                 **row,
-                **{f"main_run/{name}": row[name] for name in _OF_PROXIES_TOO if name in row},
+                **{f"main_run/{name}": row[name] for name in _SHARED_COLUMNS if name in row},
             }
             if "train_loss_nats" in row:
-                told |= band_at(decision.predicted.curve, int(row["step"]))
-            yield told
+                row_to_log |= band_at(decision.predicted.curve, int(row["step"]))
+            yield row_to_log
         if over and log.at_end:
             return
         over = over or is_over()
 
 
 class MetricsLog:
-    """The rows of a run, as its metrics grow: every step once."""
+    """The rows of a run's growing metrics, each step once."""
 
     def __init__(self, run_dir: Path) -> None:
+        """Start before the first line of the metrics in `run_dir`."""
         self._following = Following(run_dir)
-        self._told_to, self._take = 0, 1
+        self._newest_step, self._take = 0, 1
         self._rollbacks: set[str] = set()
 
     @property
     def at_end(self) -> bool:
-        """Whether all that was there has been read."""
+        """Whether everything in the file so far has been read."""
         return self._following.at_end
 
     def read(self) -> list[dict[str, float]]:
-        """The next rows: numbers under flat names, `step` and `take`.
+        """Read the next rows: numbers under flat names, with `step` and `take`.
 
         Raises:
-            OSError: the metrics cannot be read.
+            OSError: The metrics cannot be read.
         """
-        return [row for line in self._following.read()[0] if (row := self._row(line))]
+        return [row for line in self._following.read()[0] if (row := self._convert_line(line))]
 
-    def _row(self, line: dict[str, Json]) -> dict[str, float]:
-        """Empty: it was sent before, or says nothing."""
+    def _convert_line(self, line: dict[str, Json]) -> dict[str, float]:
+        """Convert a line to a row; empty if the row was sent before or has no numbers."""
         step, event = line.get("step"), line.get("event")
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(event, str | None):
             return {}
         if event is None:
-            if step <= self._told_to:
+            if step <= self._newest_step:
                 return {}
-            self._told_to = step
+            self._newest_step = step
             return {**numbers(line), "take": self._take}
-        return self._rolled_back(line) if event == "rolled_back" else {}
+        return self._convert_rollback(line) if event == "rolled_back" else {}
 
-    def _rolled_back(self, line: dict[str, Json]) -> dict[str, float]:
-        # said again at another one
-        told = canon.canonical({key: line[key] for key in line if key != "step"})
+    def _convert_rollback(self, line: dict[str, Json]) -> dict[str, float]:
+        # A resumed run may repeat the rollback at another step.
+        rollback = canon.canonical({key: line[key] for key in line if key != "step"})
         to_step = line.get("to_step")
-        if told in self._rollbacks or not isinstance(to_step, int):
+        if rollback in self._rollbacks or not isinstance(to_step, int):
             return {}
-        self._rollbacks.add(told)
+        self._rollbacks.add(rollback)
         self._take += 1
-        self._told_to = min(self._told_to, to_step)
+        self._newest_step = min(self._newest_step, to_step)
         columns = {
             f"rolled_back/{name}": value for name, value in numbers(line).items() if name != "step"
         }
-        return {"step": self._told_to, "take": self._take, **columns}
+        return {"step": self._newest_step, "take": self._take, **columns}
 
 
 def band_at(curve: Sequence[CurvePoint], step: int) -> dict[str, float]:
-    """Expected loss at a step and the ends of its band, on straight lines over log(step); none
-    outside of the curve.
+    """Return the expected loss at a step and the ends of its band; empty outside of the curve.
+
+    Values are interpolated linearly over log(step).
     """
     at = bisect_left([point.step for point in curve], step)
     if at == len(curve) or (at == 0 and curve[0].step != step):
@@ -181,7 +182,7 @@ def band_at(curve: Sequence[CurvePoint], step: int) -> dict[str, float]:
         "expected_high_nats": "high_nats",
     }
     ends = {
-        told: (float(getattr(before, name)), float(getattr(after, name)))
-        for told, name in names.items()
+        column: (float(getattr(before, name)), float(getattr(after, name)))
+        for column, name in names.items()
     }
-    return {told: low + share * (high - low) for told, (low, high) in ends.items()}
+    return {column: low + share * (high - low) for column, (low, high) in ends.items()}

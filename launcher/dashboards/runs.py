@@ -1,8 +1,7 @@
-"""All that a dashboard gets of a study: a run for itself, one for every proxy, one for every main
-run.
+"""All runs that a dashboard shows of a study: the study, every proxy, and every main run.
 
-What a proxy's trainer did not record is not there: norms of weights, update ratios, and loss or
-speed along the way but for the training loss and the gradient's norm.
+Rows hold what a proxy's trainer recorded: training loss and gradient norm. Weight norms, update
+ratios, and validation losses or speeds along the way are not recorded.
 """
 
 from __future__ import annotations
@@ -25,19 +24,27 @@ from proxies.core.spec import DIVERGED_ABOVE_NATS, Run, RunResult, RunSpec
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
 
-_SHAPE = ("width", "num_layers", "num_heads", "num_kv_heads", "ffn_width", "vocab_size", "seq_len")
+_SHAPE_FIELDS = (
+    "width",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "ffn_width",
+    "vocab_size",
+    "seq_len",
+)
 
 
 def study_runs(study_dir: Path) -> list[RunRecord]:
-    """The runs of a study, finished or not, also while a driver is at work on it; it is only read.
+    """Return the records of a study's runs, finished or not, without writing to the study.
 
-    The first stands for the study itself; then come its proxies, and the main runs that lie in
-    their usual place.
+    A driver may be at work on it. The first record stands for the study itself; then come its
+    proxies, and the main runs in their usual place.
 
     Raises:
-        SweepError, PlanError, DataError: it holds no study, or not a sound one.
-        LinksOutError: links in it lead elsewhere.
-        FrozenError, TamperedError: a config that was frozen of it is not what its digest names.
+        SweepError, PlanError, DataError: The folder holds no study, or a damaged one.
+        LinksOutError: Links in the study point outside it.
+        FrozenError, TamperedError: A frozen config of the study does not match its digest.
     """
     from launcher.report.body import body_of
     from launcher.study.study_folder import recorded
@@ -49,12 +56,10 @@ def study_runs(study_dir: Path) -> list[RunRecord]:
 
 
 def main_runs(study: Study) -> list[RunRecord]:
-    """Return the main run of every frozen config that was launched into its usual place, as its
-    metrics are now.
+    """Return the main run of every frozen config that was launched into its usual place.
 
     Raises:
-        FrozenError, TamperedError: a config that was frozen of the study is not what its digest
-            names.
+        FrozenError, TamperedError: A frozen config of the study does not match its digest.
     """
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import LAUNCH_FILE, name_accepted_failures, read_launch
@@ -63,12 +68,12 @@ def main_runs(study: Study) -> list[RunRecord]:
     decisions = {file.parent / "run": read_launch(file) for file in files}
     for folder, decision in decisions.items():
         require_sound(folder.parent, decision.digest)
-    mine = study_id(study.question)
+    id_of_study = study_id(study.question)
     return [
         main_run(
             decision,
             folder,
-            mine,
+            id_of_study,
             failures=name_accepted_failures(folder.parent, decision.digest),
         )
         for folder, decision in decisions.items()
@@ -77,32 +82,30 @@ def main_runs(study: Study) -> list[RunRecord]:
 
 
 def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
-    """By run id the stage and job that asked for it first: `search/trial`, `transfer/control`
-    ...
-    """
+    """Return, by run id, the stage and job that first requested the run: `search/trial` ..."""
     from launcher.experiments.ladder import stage_specs
     from launcher.experiments.search import ended_losses, growth, replicated, ties, trial_points
     from launcher.experiments.sweep_grids import RatePair
     from launcher.experiments.transferred_values import StageMissingError, asked, transferred
     from launcher.study import decide
 
-    found: dict[str, str] = {}
+    stages: dict[str, str] = {}
 
     def add(specs: Sequence[RunSpec], job: str) -> None:
         for spec in specs:
-            found.setdefault(spec.id, job)
+            stages.setdefault(spec.id, job)
 
-    found.update((study.trial_id(point), "search/trial") for point in trial_points(ledger))
+    stages.update((study.trial_id(point), "search/trial") for point in trial_points(ledger))
     try:
         losses = ended_losses(study, ledger)
-        again = replicated(study, ledger, losses) if losses is not None else None
-        add(again.specs if again else (), "search/replicate")
-        decided = (
+        replication = replicated(study, ledger, losses) if losses is not None else None
+        add(replication.specs if replication else (), "search/replicate")
+        convention_ties = (
             ties(study, ledger, losses)
             if losses is not None and growth(study, ledger, losses) is None
             else None
         )
-        add(decided.specs if decided else (), "search/convention")
+        add(convention_ties.specs if convention_ties else (), "search/convention")
         for test in asked(study, ledger):
             if isinstance(test, RatePair):
                 add(test.specs, "transfer/pair")
@@ -116,50 +119,56 @@ def stages_of(study: Study, ledger: Ledger) -> dict[str, str]:
         add(stage_specs(study, rungs), "ladder/check")
     except (StageMissingError, NoFinishedTrialError):
         pass
-    return found
+    return stages
 
 
 def proxy_runs(study: Study, ledger: Ledger) -> list[RunRecord]:
-    """Every run with an outcome, in the order of commitment: of one that was pruned, then run
-    whole, the whole.
+    """Return the record of every run with an outcome, in the order of commitment.
+
+    A run that was pruned and later trained completely is recorded as the complete one.
     """
     jobs, results = stages_of(study, ledger), ledger.results()
-    imported, mine = ledger.imported(), study_id(study.question)
+    imported, id_of_study = ledger.imported(), study_id(study.question)
     runs = {
         run.spec.id: run
         for run in ledger.runs()
         if run.result == results.get(run.spec.id, run.result)
     }
     return [
-        _proxy(study, run, jobs.get(run_id, "other/run"), run_id in imported, mine)
+        _build_proxy_record(
+            study, run, jobs.get(run_id, "other/run"), run_id in imported, id_of_study
+        )
         for run_id, run in runs.items()
     ]
 
 
-def _proxy(study: Study, run: Run, asked_by: str, imported: bool, mine: str) -> RunRecord:
+def _build_proxy_record(
+    study: Study, run: Run, stage_and_job: str, imported: bool, id_of_study: str
+) -> RunRecord:
     spec, result = run.spec, run.result
-    stage, job = asked_by.split("/")
+    stage, job = stage_and_job.split("/")
     rate = f"lr {format_learning_rate(spec.hparams.learning_rate)}"
     return RunRecord(
-        run_id=canon.content_id([mine, spec.id])[:ID_DIGITS],
+        run_id=canon.content_id([id_of_study, spec.id])[:ID_DIGITS],
         name=f"{stage} {spec.parametrization.name} w{spec.shape.width} {rate} {spec.id[:8]}",
-        config=_settings(spec, mine) | {"stage": stage, "job": job, "imported": imported},
-        summary=_outcome(spec, result),
+        config=_build_config(spec, id_of_study)
+        | {"stage": stage, "job": job, "imported": imported},
+        summary=_summarize_result(spec, result),
         group=f"{study.study_dir.resolve().name} {stage}",
         job_type=job,
-        rows=lambda: _steps(study.study_dir, spec, result),
+        rows=lambda: _build_rows(study.study_dir, spec, result),
         rows_id=result.curve_id,
     )
 
 
-def _settings(spec: RunSpec, mine: str) -> dict[str, Json]:
+def _build_config(spec: RunSpec, id_of_study: str) -> dict[str, Json]:
     hparams = {key: value for key, value in asdict(spec.hparams).items() if value is not None}
     schedule = spec.schedule
     return {
-        "study": mine,
+        "study": id_of_study,
         "run_id": spec.id,
         "arm": spec.parametrization.name,
-        **{name: getattr(spec.shape, name) for name in _SHAPE},
+        **{name: getattr(spec.shape, name) for name in _SHAPE_FIELDS},
         "base_width": spec.base_shape.width,
         "params": count_params(spec.shape).total,
         **hparams,
@@ -178,13 +187,15 @@ def _settings(spec: RunSpec, mine: str) -> dict[str, Json]:
     }
 
 
-def _outcome(spec: RunSpec, result: RunResult) -> dict[str, Json]:
-    """`objective_nats` is finite also of a run that diverged, and not above what counts as that;
-    one that was pruned or failed has none.
+def _summarize_result(spec: RunSpec, result: RunResult) -> dict[str, Json]:
+    """Return the summary of a run's result.
+
+    `objective_nats` is finite even for a diverged run, and at most the loss that counts as
+    diverged; a run that was pruned or failed has none.
     """
     cap = math.log(spec.shape.vocab_size) + DIVERGED_ABOVE_NATS
     objective = cap if result.status == "diverged" else result.loss_nats
-    found: dict[str, Json] = {
+    summary: dict[str, Json] = {
         "status": result.status,
         "diverged": result.status == "diverged",
         "objective_nats": None if objective is None else min(objective, cap),
@@ -196,14 +207,14 @@ def _outcome(spec: RunSpec, result: RunResult) -> dict[str, Json]:
         "worker_seconds": result.seconds,
         "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in summary.items() if value is not None}
 
 
-def _steps(study_dir: Path, spec: RunSpec, result: RunResult) -> list[dict[str, float]]:
-    """A row a logged step; the last of a finished run has its validation loss too.
+def _build_rows(study_dir: Path, spec: RunSpec, result: RunResult) -> list[dict[str, float]]:
+    """Return one row per logged step; the last row of a finished run has its validation loss too.
 
     Raises:
-        CurveCorrupt: the file is not what was recorded.
+        CurveCorrupt: The file does not match its record.
     """
     curve = load_curve(study_dir, result)
     rows: list[dict[str, float]] = [

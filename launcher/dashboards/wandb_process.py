@@ -1,8 +1,7 @@
-"""The process that works with wandb, and alone imports it: it obeys lines of stdin and answers each
-in a line.
+"""The subprocess that talks to wandb: it reads orders from stdin, one per line, and answers each in
+one line. No other module imports wandb.
 
-`launcher.base.wandb_calls` starts it. The orders, each known by a key of its own:
-
+`launcher.base.wandb_calls` starts it. An order is a JSON object, known by one of these keys:
 - `record`: log a run, whose `row`s follow, and `finish`; answers `dir` and `url`.
 - `expected`: ask the service which of what was logged it lacks; answers `lacking`, sentences by run
   id.
@@ -38,17 +37,16 @@ _SETTINGS: dict[str, Any] = {
     "host": "forerun",
     "program": "forerun",
 }
-_LOOK_AGAIN_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
-def _serve() -> NoReturn:
+def _serve_orders() -> NoReturn:
     problem = False
-    for order in _orders():
+    for order in _read_orders():
         try:
-            answer = next(do(order) for key, do in _DOES.items() if key in order)
-        except (
-            BaseException
-        ) as error:  # whatever wandb raises is reported, not shown as a traceback
+            answer = next(handler(order) for key, handler in _HANDLERS.items() if key in order)
+        except BaseException as error:
+            # Whatever wandb raises is reported to the caller instead of as a traceback.
             answer, problem = {"problem": f"{type(error).__name__}: {error}"}, True
         print(f"\n{ANSWER}{json.dumps(answer)}", flush=True)
         if problem:
@@ -60,13 +58,14 @@ def _serve() -> NoReturn:
     sys.exit(0)
 
 
-def _orders() -> Iterator[dict[str, Any]]:
+def _read_orders() -> Iterator[dict[str, Any]]:
     return map(json.loads, sys.stdin.buffer)
 
 
-def _log(order: dict[str, Any]) -> dict[str, Any]:
-    """Log a run row by row: all are drawn over `step`, our own. Where stdin ends midway, what came
-    is all there is.
+def _log_run(order: dict[str, Any]) -> dict[str, Any]:
+    """Log a run row by row, with forerun's `step` as the x axis of every metric.
+
+    If stdin ends early, the rows received so far are all that is logged.
     """
     import wandb
 
@@ -81,8 +80,8 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
         config=record["config"],
         settings=wandb.Settings(mode=order["mode"], root_dir=order["root_dir"], **_SETTINGS),
     )
-    where = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
-    for number, line in enumerate(_orders()):
+    place = {"dir": run.dir, "url": run.url if order["mode"] == "online" else None}
+    for number, line in enumerate(_read_orders()):
         if "finish" in line:
             break
         if number == 0:
@@ -91,37 +90,40 @@ def _log(order: dict[str, Any]) -> dict[str, Any]:
         run.log(line["row"])
     run.summary.update(record["summary"])
     run.finish()
-    return where
+    return place
 
 
-def _look(order: dict[str, Any]) -> dict[str, Any]:
-    """Until all has arrived, or for as long as is ordered: a service takes a while to show what it
-    was sent.
+def _check_arrival(order: dict[str, Any]) -> dict[str, Any]:
+    """Ask the service which of the logged runs it lacks.
+
+    A service takes a while to show what it received, so the question is repeated until everything
+    has arrived or the ordered time is over.
     """
     import wandb
 
     api: Any = wandb.Api(timeout=30)
-    where = f"{order['entity'] or api.default_entity}/{order['project']}"
-    expected, until = order["expected"], time.monotonic() + order["seconds"]
+    project_path = f"{order['entity'] or api.default_entity}/{order['project']}"
+    expected, deadline = order["expected"], time.monotonic() + order["seconds"]
     while True:
-        there = _there(api, where, order["study"])
+        runs = _list_runs(api, project_path, order["study"])
         lacking = {
-            wanted["run_id"]: _lacks(there.get(wanted["run_id"]), wanted) for wanted in expected
+            record["run_id"]: _describe_missing(runs.get(record["run_id"]), record)
+            for record in expected
         }
-        lacking = {run_id: said for run_id, said in lacking.items() if said}
-        if not lacking or time.monotonic() >= until:
+        lacking = {run_id: problems for run_id, problems in lacking.items() if problems}
+        if not lacking or time.monotonic() >= deadline:
             break
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_SECONDS)
         api.flush()
-    return {"lacking": lacking, "url": f"{api.settings['base_url'].rstrip('/')}/{where}"}
+    return {"lacking": lacking, "url": f"{api.settings['base_url'].rstrip('/')}/{project_path}"}
 
 
-def _there(api: Any, where: str, study: str) -> dict[str, Any]:
-    """The runs of a study that the service has."""
+def _list_runs(api: Any, project_path: str, study: str) -> dict[str, Any]:
+    """Return a study's runs on the service, by id."""
     try:
         return {
             run.id: run
-            for run in api.runs(where, {"config.study": study}, per_page=100, lazy=False)
+            for run in api.runs(project_path, {"config.study": study}, per_page=100, lazy=False)
         }
     except ValueError as error:
         if "could not find project" in str(error).lower():
@@ -129,22 +131,22 @@ def _there(api: Any, where: str, study: str) -> dict[str, Any]:
         raise
 
 
-def _lacks(run: Any, wanted: dict[str, Any]) -> list[str]:
-    """What the service does not have of a run, in sentences."""
+def _describe_missing(run: Any, record: dict[str, Any]) -> list[str]:
+    """Return what the service lacks of one run, in sentences."""
     if run is None:
         return ["the run does not exist"]
-    lacks = []
-    if run.config.get("content_sha256") != wanted["content"]:
-        lacks.append("its settings differ from those that were logged")
-    # sent with all of it, when the run ends
-    if run.summary_metrics.get("content_sha256") != wanted["content"]:
-        lacks.append("its summary differs from what was logged")
-    if run.historyLineCount != wanted["num_rows"]:
-        lacks.append(f"history: {run.historyLineCount} of {counted(wanted['num_rows'], 'row')}")
-    return lacks
+    problems = []
+    if run.config.get("content_sha256") != record["content"]:
+        problems.append("its settings differ from those that were logged")
+    # The summary is sent last, so it tells whether the run arrived completely.
+    if run.summary_metrics.get("content_sha256") != record["content"]:
+        problems.append("its summary differs from what was logged")
+    if run.historyLineCount != record["num_rows"]:
+        problems.append(f"history: {run.historyLineCount} of {counted(record['num_rows'], 'row')}")
+    return problems
 
 
-def _workspace(order: dict[str, Any]) -> dict[str, Any]:
+def _build_workspace(order: dict[str, Any]) -> dict[str, Any]:
     try:
         from launcher.dashboards.workspaces import build, spec_of
     except ImportError as error:
@@ -164,16 +166,21 @@ def _workspace(order: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec_of(workspace), "url": workspace.url}
 
 
-def _fetch(order: dict[str, Any]) -> dict[str, Any]:
+def _fetch_rows(order: dict[str, Any]) -> dict[str, Any]:
     import wandb
 
-    run, wanted = wandb.Api(timeout=30).run(order["fetch"]), {*order["wanted"], "_step"}
+    run, names = wandb.Api(timeout=30).run(order["fetch"]), {*order["wanted"], "_step"}
     history = run.scan_history(min_step=order["min_step"], use_cache=False)
-    rows = [{name: value for name, value in row.items() if name in wanted} for row in history]
+    rows = [{name: value for name, value in row.items() if name in names} for row in history]
     return {"rows": [row for row in rows if row.keys() - {"_timestamp", "_step"}]}
 
 
-_DOES = {"record": _log, "expected": _look, "workspace": _workspace, "fetch": _fetch}
+_HANDLERS = {
+    "record": _log_run,
+    "expected": _check_arrival,
+    "workspace": _build_workspace,
+    "fetch": _fetch_rows,
+}
 
 if __name__ == "__main__":
-    _serve()
+    _serve_orders()

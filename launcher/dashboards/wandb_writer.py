@@ -1,8 +1,8 @@
-"""Runs in W&B: a one-way window that is made from the ledger, and can be made again at any time.
+"""Writing of runs to W&B: a one-way log from the ledger, which can be repeated at any time.
 
-Every run is written by wandb in a process of its own (`launcher.base.wandb_calls`), read back
-before anybody is told that it is there, and not written again while nothing about it changes: its
-folder has a note of what it was made of. What was uploaded is asked back from the service.
+Every run is written by wandb in a subprocess (`launcher.base.wandb_calls`) and read back before it
+is reported as written. It is not written again while nothing about it changes: `forerun.json` in
+its folder records its content id. Uploads are verified by asking the service.
 """
 
 from __future__ import annotations
@@ -35,95 +35,94 @@ from proxies.core.plain_files import open_to_append, read_plain
 
 ENTRY_FILE, LOCK_FILE, WORKSPACE_FILE = "forerun.json", "forerun.lock", "workspace.json"
 ARRIVAL_SECONDS = 60.0
-"""How long the service may take to show what it was sent."""
+"""Maximum seconds for the service to show what it received."""
 _SECONDS_A_RUN, _SECONDS_A_ROW = 2.0, 0.005
-"""A tenth of it is what wandb takes on an idle core."""
-_FOLDER = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-(?P<run_id>[0-9a-f]+)")
+"""Seconds allowed per run and per row, ten times what wandb takes on an idle core."""
+_FOLDER_PATTERN = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-(?P<run_id>[0-9a-f]+)")
 FLUSH_SECONDS = 10.0
-"""How long wandb may take to have on the disk what it has taken."""
+"""Maximum seconds for wandb to write to disk what it has received."""
 _READ_BYTES, _POLL_SECONDS = 2**26, 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WandbTarget:
-    """Where W&B puts it."""
+    """The project and entity that receive the runs in W&B."""
 
     project: str = "forerun"
     entity: str | None = None
-    """A user or team; None is the login's own."""
+    """User or team; None for the login's default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenRun:
-    """A run that was written, as `forerun.json` in its folder keeps it."""
+    """A run that was written, as recorded by `forerun.json` in its folder."""
 
     content: str
-    """The content id of the `RunRecord` that it was made of."""
+    """Content id of the `RunRecord` that was written."""
     num_rows: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadState:
-    """What the service was asked back."""
+    """The service's answer on which runs it has."""
 
     url: str
-    """Where the project is shown."""
+    """Address of the project."""
     num_sent: int
     num_there: int
-    """Runs that are there whole: settings, summary and number of rows as logged."""
+    """Number of runs that arrived completely: settings, summary, and all rows as logged."""
     lacking: dict[str, list[str]]
-    """By the run's name, what did not arrive, in sentences."""
+    """Sentences on what did not arrive, by the run's name."""
 
 
 def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path], list[str]]:
-    """Log runs offline, those that were not logged as they are now, in place of what was logged of
-    them before.
+    """Log offline the runs that changed since they were logged, replacing their earlier logs.
 
-    The study is only read, but for its folder `wandb`. Returns the folder of every run by its id,
-    and the ids of those that were written just now.
+    The study is not changed, except for its folder `wandb`.
+
+    Returns:
+        The folder of every run by its id, and the ids of the runs that were written now.
 
     Raises:
-        DashboardError: wandb cannot be started, or what was asked for is not whole on the disk
-            afterwards.
-        CurveCorrupt: a run's curve is not what was recorded.
-        OSError: the folder cannot be written.
+        DashboardError: wandb cannot be started, or what it wrote is not complete on disk.
+        CurveCorrupt: A run's curve does not match its record.
+        OSError: The folder cannot be written.
     """
-    with _alone(study_dir) as home:
-        there = _entries(home)
-        new = [run for run in runs if not _is_there(there.get(run.run_id), run)]
-        with contextlib.ExitStack() as opened, Meter("logging runs", len(new)) as meter:
+    with _lock_folder(study_dir) as home:
+        entries = _read_entries(home)
+        new = [run for run in runs if not _is_logged(entries.get(run.run_id), run)]
+        with contextlib.ExitStack() as stack, Meter("logging runs", len(new)) as meter:
             writer = (
-                opened.enter_context(writing(study_dir, "offline", WandbTarget())) if new else None
+                stack.enter_context(writing(study_dir, "offline", WandbTarget())) if new else None
             )
             for run in new:
                 assert writer is not None
                 writer.write(run)
                 meter.add(1)
-        there = _entries(home)
-    return {run.run_id: there[run.run_id][0] for run in runs if run.run_id in there}, [
+        entries = _read_entries(home)
+    return {run.run_id: entries[run.run_id][0] for run in runs if run.run_id in entries}, [
         run.run_id for run in new
     ]
 
 
 def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget) -> UploadState:
-    """Upload what was logged offline and the service does not have as it is now; then ask it back
-    for all.
+    """Upload the logged runs that the service lacks, then ask it again for all of them.
 
     Raises:
-        DashboardError: there is no login, or no answer.
+        DashboardError: There is no login, or no answer.
     """
-    with _alone(study_dir) as home:
-        there, before = _entries(home), _asked(home, runs, place, seconds=0.0)
-        new = [there[run_id] for run_id in before["lacking"] if run_id in there]
+    with _lock_folder(study_dir) as home:
+        entries, before = _read_entries(home), _ask_missing(home, runs, place, seconds=0.0)
+        new = [entries[run_id] for run_id in before["lacking"] if run_id in entries]
         if new:
             upload(
                 [folder for folder, _ in new],
                 **asdict(place),
-                more_seconds=sum(_seconds(entry.num_rows) for _, entry in new),
+                more_seconds=sum(_estimate_seconds(entry.num_rows) for _, entry in new),
             )
-        after = _asked(home, runs, place, seconds=ARRIVAL_SECONDS) if new else before
+        after = _ask_missing(home, runs, place, seconds=ARRIVAL_SECONDS) if new else before
     names = {run.run_id: f"{run.name} ({run.run_id})" for run in runs}
-    lacking = {names[run_id]: said for run_id, said in after["lacking"].items()}
+    lacking = {names[run_id]: problems for run_id, problems in after["lacking"].items()}
     return UploadState(
         url=after["url"], num_sent=len(new), num_there=len(runs) - len(lacking), lacking=lacking
     )
@@ -132,37 +131,39 @@ def upload_runs(study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget) 
 def keep_workspace(
     study_dir: Path, runs: Sequence[RunRecord], place: WandbTarget, *, online: bool = False
 ) -> tuple[Path | None, str | None]:
-    """Write `wandb/workspace.json`, and online save it to W&B, unless both were done as they would
-    be now.
-
-    Returns that file, None where the library is not installed, and where W&B shows the workspace,
-    if it was saved.
+    """Write `wandb/workspace.json`, and online save it to W&B, unless both are up to date.
 
     Args:
-        study_dir: the study's folder.
-        runs: all its runs, the study itself first.
-        place: where it is saved.
-        online: whether it is.
+        study_dir: The study's folder.
+        runs: All runs of the study, the study itself first.
+        place: Project and entity of the workspace.
+        online: Whether to save it to W&B.
+
+    Returns:
+        The file, None if the library is not installed; and the workspace's address in W&B, None if
+        it was not saved.
 
     Raises:
-        DashboardError: W&B refused it, or does not answer.
-        OSError: the file cannot be written.
+        DashboardError: W&B refused the workspace, or does not answer.
+        OSError: The file cannot be written.
     """
-    told = _workspace(runs)
-    with _alone(study_dir) as home:
-        path, content = home / WORKSPACE_FILE, canon.content_id([told, asdict(place)])
-        kept: Any = canon.parse(read_plain(path)) if path.is_file() else {}
-        if kept.get("content") == content and (kept["url"] or not online):
-            return path, kept["url"]
-        answer = ask({"workspace": told, "save": online, **asdict(place)}, online=online)
+    content = _describe_workspace(runs)
+    with _lock_folder(study_dir) as home:
+        path, content_id = home / WORKSPACE_FILE, canon.content_id([content, asdict(place)])
+        saved: Any = canon.parse(read_plain(path)) if path.is_file() else {}
+        if saved.get("content") == content_id and (saved["url"] or not online):
+            return path, saved["url"]
+        answer = ask({"workspace": content, "save": online, **asdict(place)}, online=online)
         if answer.get("absent"):
             return None, None
-        canon.write_atomic(path, canon.pretty({"name": told["name"], "content": content, **answer}))
+        canon.write_atomic(
+            path, canon.pretty({"name": content["name"], "content": content_id, **answer})
+        )
         return path, answer["url"]
 
 
-def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """What a study's workspace shows."""
+def _describe_workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the content of a study's workspace: its name and what its panels filter by."""
     study = runs[0]
     search: Any = study.config.get("search", {})
     best = [
@@ -180,11 +181,11 @@ def _workspace(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(study_dir: Path) -> Iterator[Path]:
-    """The folder where wandb writes for a study; within, no other process logs it.
+def _lock_folder(study_dir: Path) -> Iterator[Path]:
+    """Yield the folder where wandb writes for a study, locked against other processes.
 
     Raises:
-        DashboardError: one does.
+        DashboardError: Another process is logging the study.
     """
     home = study_dir.absolute() / WANDB_DIR
     home.mkdir(parents=True, exist_ok=True)
@@ -198,35 +199,35 @@ def _alone(study_dir: Path) -> Iterator[Path]:
         yield home
 
 
-def _folders(home: Path, run_id: str) -> list[Path]:
-    """All that was written of a run, the newest last, whether whole or not."""
-    found = [
+def _list_folders(home: Path, run_id: str) -> list[Path]:
+    """Return all folders that were written for a run, oldest first, complete or not."""
+    folders = [
         path
         for path in home.glob(f"*run-*-{run_id}")
-        if _FOLDER.fullmatch(path.name) and not path.is_symlink()
+        if _FOLDER_PATTERN.fullmatch(path.name) and not path.is_symlink()
     ]
-    return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
+    return sorted(folders, key=lambda path: path.name.removeprefix("offline-"))
 
 
-def _entries(home: Path) -> dict[str, tuple[Path, WrittenRun]]:
-    """Every run that was written whole, by its id."""
-    found = {}
+def _read_entries(home: Path) -> dict[str, tuple[Path, WrittenRun]]:
+    """Return the folder and the record of every run that was written completely, by its id."""
+    entries = {}
     for path in home.glob(f"*/{ENTRY_FILE}"):
-        if named := _FOLDER.fullmatch(path.parent.name):
+        if match := _FOLDER_PATTERN.fullmatch(path.parent.name):
             with contextlib.suppress(OSError, ValueError):
-                found[named["run_id"]] = (
+                entries[match["run_id"]] = (
                     path.parent,
                     canon.decode(WrittenRun, canon.parse(read_plain(path))),
                 )
-    return found
+    return entries
 
 
-def _is_there(found: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
-    """Whether a run was written as it is now, and still lies there."""
+def _is_logged(entry: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
+    """Return whether a run was written as it is now, and its file still exists."""
     return (
-        found is not None
-        and found[1].content == run.content
-        and (found[0] / f"run-{run.run_id}.wandb").is_file()
+        entry is not None
+        and entry[1].content == run.content
+        and (entry[0] / f"run-{run.run_id}.wandb").is_file()
     )
 
 
@@ -234,11 +235,12 @@ def _is_there(found: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
 def writing(
     root_dir: Path, mode: Mode, place: WandbTarget, *, dies_with_us: bool = True
 ) -> Iterator[Writer]:
-    """Within, a process of wandb's writes runs below `root_dir/wandb`; see
-    `launcher.base.wandb_calls.WandbProcess`.
+    """Yield a writer that runs wandb in a subprocess and writes below `root_dir/wandb`.
+
+    See `launcher.base.wandb_calls.WandbProcess`.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: The folder cannot be written.
     """
     home = root_dir.absolute() / WANDB_DIR
     home.mkdir(parents=True, exist_ok=True)
@@ -252,7 +254,7 @@ def writing(
 
 
 class Writer:
-    """Writes runs with wandb, one after another."""
+    """A writer of runs through one wandb process, one run after another."""
 
     def __init__(
         self,
@@ -263,28 +265,38 @@ class Writer:
         *,
         keeps_parts: bool,
     ) -> None:
-        """`keeps_parts`: what is there of a run that could not be written whole stays, beside what
-        was there before.
+        """Store the process and the target.
+
+        Args:
+            running: The wandb process.
+            home: Folder that wandb writes to.
+            mode: Mode of wandb.
+            place: Project and entity.
+            keeps_parts: Whether an incompletely written run stays, beside earlier logs of it.
         """
         self.job, self._home, self._mode, self._place = running, home, mode, place
         self._keeps_parts = keeps_parts
 
     def write(self, run: RunRecord) -> tuple[Path, str | None, int]:
-        """Write one run, each row as it comes; once it is whole on the disk, what was there of it
-        before goes.
+        """Write one run, row by row; earlier logs of it are removed once it is complete on disk.
 
-        Returns its folder, which `wandb sync` takes if it was logged offline, where W&B shows it,
-        and how many rows.
+        Returns:
+            The run's folder (which `wandb sync` takes if it was logged offline), its address in
+            W&B, and the number of rows.
 
         Raises:
-            DashboardError: wandb fails, or what it wrote is not whole.
-            CurveCorrupt, OSError: its rows cannot be read.
+            DashboardError: wandb fails, or what it wrote is not complete.
+            CurveCorrupt, OSError: The run's rows cannot be read.
         """
-        rows, older = run.rows(), _folders(self._home, run.run_id)
+        rows, older = run.rows(), _list_folders(self._home, run.run_id)
         if older and time.time() - max(path.stat().st_mtime for path in older) < 2:
-            time.sleep(1.1)  # wandb names a folder by the second
-        mark = {"content_sha256": run.content}
-        record = {**run.body, "config": {**run.config, **mark}, "summary": {**run.summary, **mark}}
+            time.sleep(1.1)  # wandb names folders by the second, so two runs could share a name.
+        content_mark = {"content_sha256": run.content}
+        record = {
+            **run.body,
+            "config": {**run.config, **content_mark},
+            "summary": {**run.summary, **content_mark},
+        }
         order = {
             "record": record,
             "mode": self._mode,
@@ -298,65 +310,69 @@ class Writer:
                 self.job.put({"row": row})
                 num_rows += 1
             self.job.put({"finish": True})
-            answer = self.job.answer(_seconds(num_rows))
+            answer = self.job.answer(_estimate_seconds(num_rows))
             folder = Path(answer["dir"]).parent
             entry = self._read_back(run, folder, num_rows)
         except BaseException:
             if not self._keeps_parts:
-                _remove([path for path in _folders(self._home, run.run_id) if path not in older])
+                _remove_folders(
+                    [path for path in _list_folders(self._home, run.run_id) if path not in older]
+                )
             raise
         canon.write_atomic(folder / ENTRY_FILE, canon.pretty(entry))
-        _remove(older)
+        _remove_folders(older)
         return folder, answer["url"], num_rows
 
     def _read_back(self, run: RunRecord, folder: Path, num_rows: int) -> WrittenRun:
-        """What is known of a run, once all of it is found in its folder: wandb says nothing when a
-        disk is full.
+        """Check that all rows are in the run's folder, and return the run's record.
+
+        wandb reports no error when the disk is full.
         """
         from proxies.external.growing_file import MetricsError
         from proxies.external.wandb_run import WandbRun
 
         if folder.parent != self._home:
             raise DashboardError(
-                f"wandb wrote to {folder}, not below {self._home}: is that folder writable?"
+                f"wandb wrote to {folder}, not below {self._home}; "
+                "check that this folder is writable"
             )
         file = folder / f"run-{run.run_id}.wandb"
         reader = WandbRun(file, frozenset({"_step"}))
-        left, until = num_rows, time.monotonic() + FLUSH_SECONDS
+        num_missing, deadline = num_rows, time.monotonic() + FLUSH_SECONDS
         try:
-            while left > 0 and (not reader.at_end or time.monotonic() < until):
-                left -= len(reader.read(_READ_BYTES))
-                if left and reader.at_end:
+            while num_missing > 0 and (not reader.at_end or time.monotonic() < deadline):
+                num_missing -= len(reader.read(_READ_BYTES))
+                if num_missing and reader.at_end:
                     time.sleep(_POLL_SECONDS)
         except (MetricsError, OSError) as error:
             raise DashboardError(
-                f"what wandb wrote cannot be read back: {error}; is the disk full?"
+                f"what wandb wrote cannot be read back: {error}; check that the disk is not full"
             ) from error
-        if left:
+        if num_missing:
             raise DashboardError(
-                f"wandb did not write {left} of {counted(num_rows, 'row')} to {file}; is the disk "
-                "full?"
+                f"wandb did not write {num_missing} of {counted(num_rows, 'row')} to {file}; "
+                "check that the disk is not full"
             )
         return WrittenRun(content=run.content, num_rows=num_rows)
 
 
-def _remove(folders: Sequence[Path]) -> None:
+def _remove_folders(folders: Sequence[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _seconds(num_rows: int) -> float:
+def _estimate_seconds(num_rows: int) -> float:
     return _SECONDS_A_RUN + _SECONDS_A_ROW * num_rows
 
 
-def _asked(
+def _ask_missing(
     home: Path, runs: Sequence[RunRecord], place: WandbTarget, *, seconds: float
 ) -> dict[str, Any]:
-    """What the service lacks of the runs; what was never logged it lacks."""
-    there = _entries(home)
+    """Ask the service which runs it lacks; a run that was never logged counts as lacking."""
+    entries = _read_entries(home)
     expected: list[Json] = []
     for run in runs:
-        num_rows = there[run.run_id][1].num_rows if run.run_id in there else -1
+        num_rows = entries[run.run_id][1].num_rows if run.run_id in entries else -1
         expected.append({"run_id": run.run_id, "content": run.content, "num_rows": num_rows})
     order = {
         "expected": expected,

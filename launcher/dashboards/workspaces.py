@@ -1,7 +1,7 @@
-"""A study's workspace in W&B, panel by panel: the only user of `wandb_workspaces`, which imports
-wandb.
+"""A study's workspace in W&B, panel by panel.
 
-Used by `launcher.dashboards.wandb_process` alone.
+It is the only user of `wandb_workspaces`, which imports wandb, and is used by
+`launcher.dashboards.wandb_process` alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAIN_LOSS = [
     "expected_low_nats",
     "expected_high_nats",
 ]
-_MAIN_MORE = ("main_run/validation_loss_nats", "main_run/grad_norm", "tokens_per_second", "mfu")
-_LAYERS = ("update_ratio", "weight_rms", "param_norm", "grad_norm")
+_MAIN_METRICS = ("main_run/validation_loss_nats", "main_run/grad_norm", "tokens_per_second", "mfu")
+_LAYER_METRICS = ("update_ratio", "weight_rms", "param_norm", "grad_norm")
 _PINNED = [
     "summary:validation_loss_nats",
     "summary:objective_nats",
@@ -30,17 +30,17 @@ _PINNED = [
     "config:learning_rate",
     "summary:status",
 ]
-_MOST_RUNS = 100
-"""In a panel."""
+_MAX_RUNS = 100
+"""Maximum number of runs in a panel."""
 
 
-def build(told: dict[str, Any], entity: str, project: str) -> Any:
-    """The workspace of a study.
+def build(content: dict[str, Any], entity: str, project: str) -> Any:
+    """Build the workspace of a study.
 
     Args:
-        told: name and id of the study, digests of its main runs, hyperparameters.
-        entity: of W&B; may be empty where it is not saved.
-        project: of W&B.
+        content: Name and id of the study, digests of its main runs, and hyperparameters.
+        entity: W&B entity; may be empty if the workspace is not saved.
+        project: W&B project.
     """
     sections = [
         ws.Section(
@@ -55,7 +55,7 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
                 ),
             ],
         ),
-        ws.Section(name="Search", panels=_search(told), is_open=True),
+        ws.Section(name="Search", panels=_build_search_panels(content), is_open=True),
         ws.Section(
             name="Scaling",
             is_open=True,
@@ -69,34 +69,35 @@ def build(told: dict[str, Any], entity: str, project: str) -> Any:
                 ),
             ],
         ),
-        ws.Section(name="Main run", panels=_main_run(), is_open=True),
+        ws.Section(name="Main run", panels=_build_main_run_panels(), is_open=True),
     ]
-    mine = expr.Config("study") == told["study"]
-    # A main run that its launch logs knows no study before it is logged with one.
-    alike = [expr.Config("digest") == digest for digest in told["digests"]]
+    is_of_study = expr.Config("study") == content["study"]
+    # A main run logged by its own launch has no study id until it is logged with the study.
+    has_digest = [expr.Config("digest") == digest for digest in content["digests"]]
     runs = ws.RunsetSettings(
-        filters=expr.Or(mine, *alike) if alike else [mine], pinned_columns=list(_PINNED)
+        filters=expr.Or(is_of_study, *has_digest) if has_digest else [is_of_study],
+        pinned_columns=list(_PINNED),
     )
     return ws.Workspace(
         entity=entity,
         project=project,
-        name=told["name"],
+        name=content["name"],
         sections=sections,
         runset_settings=runs,
-        settings=ws.WorkspaceSettings(x_axis="step", max_runs=_MOST_RUNS),
+        settings=ws.WorkspaceSettings(x_axis="step", max_runs=_MAX_RUNS),
     )
 
 
 def spec_of(workspace: Any) -> Any:
-    """What is saved of it, as plain JSON."""
+    """Return the saved part of a workspace as plain JSON."""
     return json.loads(workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
 
 
-def _search(told: dict[str, Any]) -> list[Any]:
-    named = ("stage", "arm", *told["hyperparameters"], "width")
+def _build_search_panels(content: dict[str, Any]) -> list[Any]:
+    names = ("stage", "arm", *content["hyperparameters"], "width")
     columns = [
         wr.ParallelCoordinatesPlotColumn(wr.Config(name), log=name == "learning_rate")
-        for name in named
+        for name in names
     ]
     columns.append(wr.ParallelCoordinatesPlotColumn(wr.SummaryMetric("objective_nats")))
     return [
@@ -110,7 +111,7 @@ def _search(told: dict[str, Any]) -> list[Any]:
                 y=wr.SummaryMetric("objective_nats"),
                 log_x=name == "learning_rate",
             )
-            for name in told["hyperparameters"]
+            for name in content["hyperparameters"]
         ),
         wr.LinePlot(
             title="Training loss over tokens, by width",
@@ -121,7 +122,7 @@ def _search(told: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _main_run() -> list[Any]:
+def _build_main_run_panels() -> list[Any]:
     return [
         wr.LinePlot(
             title="Training loss and its predicted band",
@@ -131,10 +132,10 @@ def _main_run() -> list[Any]:
         ),
         *(
             wr.LinePlot(title=name.removeprefix("main_run/"), x="step", y=[name])
-            for name in _MAIN_MORE
+            for name in _MAIN_METRICS
         ),
         *(
             wr.LinePlot(title=f"{name} by layer", x="step", metric_regex=f"layers/.*/{name}")
-            for name in _LAYERS
+            for name in _LAYER_METRICS
         ),
     ]

@@ -1,4 +1,4 @@
-"""What a study knows when it freezes, in the parts that the provenance of a field is made of."""
+"""The knowledge of a study at the freeze, in the parts that a field's provenance is made of."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestEvidence:
-    """One transfer test: its verdict as the report has it, and its runs."""
+    """A transfer test: its verdict as in the report, and its runs."""
 
     verdict: Any
     runs: SourceRuns
 
     @property
     def reach(self) -> float:
-        """The target's size over the largest that was run."""
+        """Ratio of the target's size to the largest size that was run."""
         sizes = [optimum["size"] for optimum in self.verdict["optima"]]
         return float(self.verdict["target_size"] / max(sizes)) if sizes else 1.0
 
     def words(self) -> str:
-        """Return sentences with outcome, number of runs, and cost."""
+        """Return sentences with the outcome, the number of runs, and the regret."""
         verdict = self.verdict
         runs = f"{counted(self.runs.num_runs, 'run')}, {counted(self.runs.num_seeds, 'seed')}"
-        said = f"{self.runs.what.capitalize()}: {words(verdict['outcome'])} ({runs}). "
+        sentence = f"{self.runs.what.capitalize()}: {words(verdict['outcome'])} ({runs}). "
         if verdict["outcome"] == "cannot_tell":
-            said += f"Reason: {verdict['reasons'][0]}"
+            sentence += f"Reason: {verdict['reasons'][0]}"
         else:
-            said += f"The value used loses {estimate(verdict['regret_nats'])} nats"
-            said += f", with a margin of {verdict['margin_nats']:g}"
+            sentence += f"The value used loses {estimate(verdict['regret_nats'])} nats"
+            sentence += f", with a margin of {verdict['margin_nats']:g}"
         bend = verdict["bend"]
         if bend["probability"] is not None and verdict["power_is_measured"]:
-            said += (
+            sentence += (
                 f". The line bends with probability {bend['probability']:.2f}, beyond the runs by "
             )
-            said += f"{estimate(bend['octaves_per_doubling'], '+.2f')} octaves per doubling"
-        return said
+            sentence += f"{estimate(bend['octaves_per_doubling'], '+.2f')} octaves per doubling"
+        return sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionContext:
-    """A decision, and what the study that made it knows."""
+    """A decision, and the knowledge of the study that made it."""
 
     decision: Decision
     plan: Plan
     body: Any
-    """The body of the report."""
+    """Body of the report."""
     specs: tuple[RunSpec, ...]
     """Runs that the decision rests on, each once."""
     search: SourceRuns
@@ -70,28 +70,34 @@ class DecisionContext:
 
     @functools.cached_property
     def values(self) -> dict[str, Json]:
-        """The plan's keys."""
-        return _values(self.plan)
+        """Values of the plan's keys."""
+        return _dump_plan(self.plan)
 
     def key(self, key: str) -> PlanKey:
-        """A key of the plan: what it says, and what it would say by default."""
-        return PlanKey(key=key, value=_at(self.values, key), default=_at(_defaults(), key))
+        """Return a key of the plan, with its value and its default."""
+        return PlanKey(
+            key=key,
+            value=_get_value(self.values, key),
+            default=_get_value(_dump_default_plan(), key),
+        )
 
     def row(self, hyperparameter: str) -> Any:
-        """The row of the table of values; None where there is none."""
+        """Return a hyperparameter's row of the table of values; None if it has none."""
         return next(
             (r for r in self.body["transfer"]["values"] if r["hyperparameter"] == hyperparameter),
             None,
         )
 
-    def tests_on(self, bears: Callable[[str, str], bool]) -> tuple[TestEvidence, ...]:
-        """Transfer tests that bear on something, by hyperparameter and axis."""
+    def tests_on(self, bears_on: Callable[[str, str], bool]) -> tuple[TestEvidence, ...]:
+        """Return the transfer tests whose hyperparameter and axis satisfy a predicate."""
         return tuple(
-            one for one in self.tests if bears(one.verdict["hyperparameter"], one.verdict["axis"])
+            test
+            for test in self.tests
+            if bears_on(test.verdict["hyperparameter"], test.verdict["axis"])
         )
 
     def gates(self, *names: str) -> tuple[GateOutcome, ...]:
-        """Gates as they were when the config was frozen."""
+        """Return the named gates, as they were when the config was frozen."""
         return tuple(
             GateOutcome(
                 name=gate["name"],
@@ -104,43 +110,49 @@ class DecisionContext:
         )
 
     def change_keys(self, keys: Sequence[str]) -> list[str]:
-        """How plan keys are changed, and what that repeats."""
+        """Return how plan keys are changed, and what has to run again."""
         if not keys:
             return []
         section, _, name = keys[0].partition(".")
-        asked = cast(Mapping[str, Any], self.plan.question().get(section, {}))
-        named = f"plan key {' or '.join(keys)}"
-        if section == "data" or name.partition(".")[0] in asked:
+        section_values = cast(Mapping[str, Any], self.plan.question().get(section, {}))
+        key_text = f"plan key {' or '.join(keys)}"
+        if section == "data" or name.partition(".")[0] in section_values:
             return [
                 (
-                    f"{named}, which needs a new study: `forerun run OTHER_PLAN --study NEW --fork "
-                    "STUDY`"
+                    f"{key_text}, which needs a new study: "
+                    "`forerun run OTHER_PLAN --study NEW --fork STUDY`"
                 )
             ]
         return [
             (
-                f"{named}: `forerun run PLAN --study STUDY --set {keys[0]}=...`, then `forerun "
-                "freeze "
-                "STUDY`"
+                f"{key_text}: `forerun run PLAN --study STUDY --set {keys[0]}=...`, "
+                "then `forerun freeze STUDY`"
             )
         ]
 
 
-def measured(
+def build_strength(
     tests: Sequence[TestEvidence], gates: Sequence[GateOutcome], *, before: str = "", **more: Any
 ) -> EvidenceStrength:
-    """What runs say of a field, by tests and gates; `before` comes first."""
-    told: dict[str, Any] = {}
+    """Return the strength of evidence from tests and gates.
+
+    Args:
+        tests: Tests that bear on the field.
+        gates: Gates that bear on it.
+        before: Text that precedes theirs.
+        **more: Other fields of the result, which take precedence.
+    """
+    fields_from_tests: dict[str, Any] = {}
     if tests:
-        told = {
+        fields_from_tests = {
             "outcome": tests[0].verdict["outcome"],
-            "num_runs": len({id for one in tests for id in one.runs.ids}),
-            "num_seeds": max(one.runs.num_seeds for one in tests),
-            "extrapolation": max(one.reach for one in tests),
+            "num_runs": len({run_id for test in tests for run_id in test.runs.ids}),
+            "num_seeds": max(test.runs.num_seeds for test in tests),
+            "extrapolation": max(test.reach for test in tests),
         }
-    said = [before] if before else []
-    said += [one.words() for one in tests]
-    said += [
+    sentences = [before] if before else []
+    sentences += [test.words() for test in tests]
+    sentences += [
         f"Gate {gate.name}: {words(gate.outcome)}"
         if gate.accepted is None
         else f"Gate {gate.name}: accepted failure ({gate.accepted})"
@@ -149,64 +161,70 @@ def measured(
         for gate in gates
     ]
     return EvidenceStrength(
-        kind="measured", text=". ".join(said), gates=tuple(gates), **{**told, **more}
+        kind="measured",
+        text=". ".join(sentences),
+        gates=tuple(gates),
+        **{**fields_from_tests, **more},
     )
 
 
-def _at(plan: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None where a record lacks it."""
-    found: Any = plan
+def _get_value(plan: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; None if a section lacks it."""
+    value: Any = plan
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
-def _values(plan: Plan) -> dict[str, Json]:
+def _dump_plan(plan: Plan) -> dict[str, Json]:
     return cast(dict[str, Json], json.loads(plan.model_dump_json()))
 
 
 @functools.cache
-def _defaults() -> dict[str, Json]:
-    """A plan's keys where a plan says nothing."""
-    return _values(Plan())
+def _dump_default_plan() -> dict[str, Json]:
+    """Return the values of an empty plan, which are the defaults."""
+    return _dump_plan(Plan())
 
 
-def _runs(what: str, specs: Iterable[RunSpec]) -> SourceRuns:
-    """Runs as a record, each once."""
+def _describe_runs(purpose: str, specs: Iterable[RunSpec]) -> SourceRuns:
+    """Build the record of some runs, each counted once."""
     seeds = {spec.id: spec.seed for spec in specs}
     return SourceRuns(
-        what=what, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds)
+        what=purpose, num_runs=len(seeds), num_seeds=len(set(seeds.values())), ids=tuple(seeds)
     )
 
 
 def known_of(
-    study: Study, found: StudyFindings, decision: Decision, body: Mapping[str, Any]
+    study: Study, findings: StudyFindings, decision: Decision, body: Mapping[str, Any]
 ) -> DecisionContext:
-    """What is known of a decision.
+    """Collect the knowledge behind a decision.
 
     Args:
-        study: as it was begun.
-        found: with a choice.
-        decision: what they make.
-        body: of the report.
+        study: The study as recorded.
+        findings: Findings of the study, with a choice.
+        decision: Decision made from them.
+        body: Body of the report.
     """
     from launcher.experiments.ladder import checked_rungs
 
-    assert found.searched and found.verdicts
-    search = [study.trial(point) for point in found.searched.points]
-    tests = [test for test, _ in found.verdicts.tests]
-    checks = [spec for checked in checked_rungs(study, found.ladder) for spec in checked.extra]
-    specs = {spec.id: spec for spec in (*search, *found.ladder, *checks)}
+    assert findings.searched and findings.verdicts
+    search = [study.trial(point) for point in findings.searched.points]
+    tests = [test for test, _ in findings.verdicts.tests]
+    checks = [spec for checked in checked_rungs(study, findings.ladder) for spec in checked.extra]
+    specs = {spec.id: spec for spec in (*search, *findings.ladder, *checks)}
     specs |= {spec.id: spec for test in tests for spec in test.specs}
     return DecisionContext(
         decision=decision,
         plan=study.plan,
         body=body,
         specs=tuple(specs.values()),
-        search=_runs("search", search),
-        ladder=_runs("ladder", found.ladder),
+        search=_describe_runs("search", search),
+        ladder=_describe_runs("ladder", findings.ladder),
         tests=tuple(
-            TestEvidence(verdict=told["verdict"], runs=_runs(name_of(told), test.specs))
-            for test, told in zip(tests, body["transfer"]["tests"], strict=True)
+            TestEvidence(
+                verdict=body_of_test["verdict"],
+                runs=_describe_runs(name_of(body_of_test), test.specs),
+            )
+            for test, body_of_test in zip(tests, body["transfer"]["tests"], strict=True)
         ),
     )

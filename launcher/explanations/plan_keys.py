@@ -1,7 +1,6 @@
-"""The keys of a plan, explained: what each means, what it may be, its unit and default; from the
-plan's JSON Schema.
+"""Explanations of the plan's keys: meaning, possible values, unit, and default.
 
-Nothing heavy is loaded before a function is called.
+They come from the plan's JSON Schema. Nothing heavy is loaded before a function is called.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from proxies.core.canon import Json
 from proxies.core.errors import InputError
 
 MOST_BLOCKS = 3
-"""Keys that are shown whole; more are a line each."""
+"""Maximum number of keys that are shown in full; more are shown one per line."""
 _UNITS = {
     "tokens": "tokens",
     "flops": "FLOPs",
@@ -38,92 +37,102 @@ _UNITS = {
 
 
 class UnknownKeyError(InputError):
-    """No key of a plan has that name."""
+    """No key of a plan has the given name."""
 
 
 def explained_keys(name: str | None, study_dir: Path | None = None) -> tuple[dict[str, Json], str]:
-    """Every key of a plan, or those of a name: `search.num_trials`, `num_trials`, `search`,
-    `*seed*`.
+    """Explain the keys of a plan that a name stands for, as data and as text.
 
-    Values are those of the plan in `study_dir`, if one can be read there, and the default beside
-    them.
+    Args:
+        name: Name of keys (`search.num_trials`, `num_trials`, `search`, `*seed*`); None for all.
+        study_dir: Study whose values are shown besides the defaults, if its plan can be read.
 
     Raises:
-        UnknownKeyError: there is none; it names the nearest.
+        UnknownKeyError: No key has the name; the message has the nearest names.
     """
     from launcher.plan.file import PlanError, checked_plan
     from launcher.plan.study import PLAN_FILE
     from launcher.plan.writing import plan_schema, toml_value
 
-    own, file = None, (study_dir or Path()) / PLAN_FILE
+    plan, file = None, (study_dir or Path()) / PLAN_FILE
     if study_dir is not None and file.is_file():
-        # the meaning of a key helps to mend such a plan
+        # An unreadable plan is no problem: the meaning of a key helps to mend it.
         with contextlib.suppress(PlanError, OSError):
-            own, _ = checked_plan(file)
-    whole, keys = plan_schema(), {}
-    for section in whole["properties"]:
-        for key, one in whole["$defs"][f"{section.title()}Section"]["properties"].items():
-            said = "" if "default" not in one else toml_value(one["default"])
+            plan, _ = checked_plan(file)
+    schema, keys = plan_schema(), {}
+    for section in schema["properties"]:
+        for key, key_schema in schema["$defs"][f"{section.title()}Section"]["properties"].items():
+            default = "" if "default" not in key_schema else toml_value(key_schema["default"])
             keys[f"{section}.{key}"] = {
                 "key": f"{section}.{key}",
-                "what": one["description"],
-                "value": kind_of(one, whole["$defs"]),
-                "default": said,
+                "what": key_schema["description"],
+                "value": kind_of(key_schema, schema["$defs"]),
+                "default": default,
                 "unit": unit_of(key),
                 "study_value": None
-                if own is None
-                else toml_value(getattr(getattr(own, section), key)),
+                if plan is None
+                else toml_value(getattr(getattr(plan, section), key)),
             }
-    found = list(keys.values()) if name is None else [keys[key] for key in _named(name, list(keys))]
+    explanations = (
+        list(keys.values())
+        if name is None
+        else [keys[key] for key in _match_keys(name, list(keys))]
+    )
     lines = (
-        [_block(one, file) for one in found]
-        if len(found) <= MOST_BLOCKS
-        else [_line(one) for one in found]
+        [_format_block(explanation, file) for explanation in explanations]
+        if len(explanations) <= MOST_BLOCKS
+        else [
+            *map(_format_line, explanations),
+            "one key: forerun explain plan search.num_trials",
+        ]
     )
-    lines += (
-        [] if len(found) <= MOST_BLOCKS else ["one key: forerun explain plan search.num_trials"]
-    )
-    return {"keys": [{**one} for one in found]}, "\n".join(lines)
+    return {"keys": [{**explanation} for explanation in explanations]}, "\n".join(lines)
 
 
-def _named(name: str, keys: list[str]) -> list[str]:
+def _match_keys(name: str, keys: list[str]) -> list[str]:
     for pattern in (name, f"{name}.*", f"*.{name}"):
-        if found := [key for key in keys if fnmatch.fnmatchcase(key, pattern)]:
-            return found
+        if matches := [key for key in keys if fnmatch.fnmatchcase(key, pattern)]:
+            return matches
     ends = {key.partition(".")[2]: key for key in keys}
-    near = [ends.get(word, word) for word in difflib.get_close_matches(name, [*keys, *ends], n=2)]
+    suggestions = [
+        ends.get(word, word) for word in difflib.get_close_matches(name, [*keys, *ends], n=2)
+    ]
     hint = (
-        f"did you mean {' or '.join(dict.fromkeys(near))}?"
-        if near
+        f"did you mean {' or '.join(dict.fromkeys(suggestions))}?"
+        if suggestions
         else "`forerun explain plan` lists them"
     )
     raise UnknownKeyError(f"{name}: no key of a plan has that name; {hint}")
 
 
-def _line(one: dict[str, Any]) -> str:
-    own, default = one["study_value"], one["default"] or "(empty)"
-    differs = f" Default: {default}." if own not in (None, one["default"]) else ""
-    return f"{one['key']} = {own or default}  # {one['what']}{differs}"
+def _format_line(explanation: dict[str, Any]) -> str:
+    study_value, default = explanation["study_value"], explanation["default"] or "(empty)"
+    differs = f" Default: {default}." if study_value not in (None, explanation["default"]) else ""
+    return f"{explanation['key']} = {study_value or default}  # {explanation['what']}{differs}"
 
 
-def _block(one: dict[str, Any], file: Path) -> str:
-    own, default = one["study_value"], one["default"]
+def _format_block(explanation: dict[str, Any], file: Path) -> str:
+    study_value, default = explanation["study_value"], explanation["default"]
     value = f"{default}  (the default)"
-    if own is not None:
+    if study_value is not None:
         value = (
-            f"{own}  (in {file}; the "
-            f"default{'' if own == default else ': ' + (default or 'empty')})"
+            f"{study_value}  (in {file}; the "
+            f"default{'' if study_value == default else ': ' + (default or 'empty')})"
         )
-    unit = f", in {one['unit']}" if one["unit"] else ""
-    what = textwrap.wrap(one["what"], 100, break_on_hyphens=False)
-    kind = one["value"].replace("`", "")
+    unit = f", in {explanation['unit']}" if explanation["unit"] else ""
+    description_lines = textwrap.wrap(explanation["what"], 100, break_on_hyphens=False)
+    kind = explanation["value"].replace("`", "")
     return "\n".join(
-        [f"{one['key']} = {value}", *(f"  {line}" for line in what), f"  must be: {kind}{unit}"]
+        [
+            f"{explanation['key']} = {value}",
+            *(f"  {line}" for line in description_lines),
+            f"  must be: {kind}{unit}",
+        ]
     )
 
 
 def unit_of(key: str) -> str:
-    """The unit that a key carries in its name, or nothing."""
+    """Return the unit that a key's name ends with; empty if it has none."""
     return next(
         (
             unit
@@ -134,7 +143,7 @@ def unit_of(key: str) -> str:
     )
 
 
-def _bounds(schema: dict[str, Any]) -> str:
+def _describe_bounds(schema: dict[str, Any]) -> str:
     words = {
         "minimum": "at least",
         "exclusiveMinimum": "above",
@@ -142,30 +151,30 @@ def _bounds(schema: dict[str, Any]) -> str:
         "exclusiveMaximum": "below",
         "multipleOf": "a multiple of",
     }
-    said = [f"{text} {schema[name]:.12g}" for name, text in words.items() if name in schema]
-    return (" " + ", ".join(said)) if said else ""
+    bounds = [f"{text} {schema[name]:.12g}" for name, text in words.items() if name in schema]
+    return (" " + ", ".join(bounds)) if bounds else ""
 
 
 def kind_of(schema: dict[str, Any], defs: dict[str, Any]) -> str:
-    """What a value has to be, in words."""
+    """Describe in words what a value has to be."""
     if "$ref" in schema:
         return kind_of(defs[schema["$ref"].rpartition("/")[2]], defs)
     if "const" in schema or "enum" in schema:
         return " or ".join(
-            f"`{json.dumps(one)}`" for one in schema.get("enum", [schema.get("const")])
+            f"`{json.dumps(part)}`" for part in schema.get("enum", [schema.get("const")])
         )
     if "anyOf" in schema:
         return " or ".join(
-            kind_of(one, defs) for one in schema["anyOf"] if one.get("type") != "null"
+            kind_of(part, defs) for part in schema["anyOf"] if part.get("type") != "null"
         )
     if "allOf" in schema:
-        return " ".join(kind_of(one, defs) for one in schema["allOf"])
+        return " ".join(kind_of(part, defs) for part in schema["allOf"])
     kind = schema.get("type")
     if kind == "array":
         if "prefixItems" in schema:
-            return "list of " + " and ".join(kind_of(one, defs) for one in schema["prefixItems"])
-        least = f" (at least {schema['minItems']})" if schema.get("minItems") else ""
-        return f"list of {kind_of(schema.get('items', {}), defs)}{least}"
+            return "list of " + " and ".join(kind_of(part, defs) for part in schema["prefixItems"])
+        minimum = f" (at least {schema['minItems']})" if schema.get("minItems") else ""
+        return f"list of {kind_of(schema.get('items', {}), defs)}{minimum}"
     if kind == "object":
         if "properties" in schema:
             return "table of the keys below"
@@ -176,4 +185,4 @@ def kind_of(schema: dict[str, Any], defs: dict[str, Any]) -> str:
         "string": "text",
         "boolean": "`true` or `false`",
     }
-    return names.get(str(kind), "anything") + _bounds(schema)
+    return names.get(str(kind), "anything") + _describe_bounds(schema)

@@ -1,18 +1,19 @@
-"""The provenance of every field, written at the freeze: what each kind of origin means for source
-and strength.
+"""The provenance of every field, written at the freeze.
+
+Each kind of origin (`launcher.explanations.origins`) has a function that states the source, the
+strength of the evidence, and what would change the field.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import fnmatch
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from launcher.explanations.context import DecisionContext, TestEvidence, measured
+from launcher.explanations.context import DecisionContext, TestEvidence, build_strength
+from launcher.explanations.origins import Origin, OriginKind, hyperparameter_of, origin_of
 from launcher.explanations.parametrizations import forward_laws
 from launcher.explanations.record import (
     EvidenceStrength,
@@ -20,7 +21,6 @@ from launcher.explanations.record import (
     Provenance,
     SourceKind,
     SourceRuns,
-    StrengthKind,
     ValueSource,
     fields_of,
 )
@@ -31,425 +31,149 @@ from launcher.study.gates import forecast_warnings
 from launcher.views.numbers import listed, words
 from launcher.views.transfer import short_size, size_name, wanted
 from proxies.core import notation
-from proxies.core.hyperparameters import HYPERPARAMETERS, hyperparameter_named
+from proxies.core.hyperparameters import hyperparameter_named
 from proxies.core.optimizers import OPTIMIZERS, RECIPES
-from proxies.core.programs import PLACEHOLDERS
 from proxies.core.rules import Parametrization, decays, follows_shape, kind_rule, scaling
 from transfer.question import from_log2
 from transfer.verdict.rules import TransferRule
 
-# The table of what decides which field of a decision: plan keys, the fit, a rule, the corpus, this
-# version. A row is a pattern of `Field.key`, and the first that matches counts. Fields that a
-# hyperparameter becomes have no row: they are known by its name. What each kind of origin means for
-# source, strength and change stands below the table.
-OriginKind = Literal["plan", "tuned", "rule", "fit", "verdict", "corpus", "derived", "fixed"]
-"""tuned: what a hyperparameter becomes; rule: of the parametrization; the others as in
-`record.SourceKind`."""
-TARGET = ("target.budget_flops", "target.width_multiple")
-_TUNED_IN = ("", "groups", "forward", "learning_rate.schedule")
-"""Records some of whose fields are named for the hyperparameter that they come from."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """What decides a field, and what is known of it whatever the study."""
-
-    kind: OriginKind
-    keys: tuple[str, ...] = ()
-    """Plan keys: the first that is not 0 or empty decides, else the last. `{}` is the field's own
-    name."""
-    text: str = ""
-    """Why it is so, or how it follows."""
-    fields: tuple[str, ...] = ()
-    """Other fields that it follows from. `{}` is the record that it is of."""
-    rules: tuple[str, ...] = ()
-    """Whose practice it is."""
-    axis: str = ""
-    """Along which it is a size: transfer tests over that axis bear on it."""
-    in_runs: str = ""
-    """The same of a `RunSpec`, where runs may have had another than the launch."""
-    gates: tuple[str, ...] = ()
-    """The gates of freezing that bear on it."""
-    sure: StrengthKind = "chosen"
-    """How sure it is, where neither runs nor gates bear on it."""
-    strength: str = ""
-    """The same in words, or the words before those of tests and gates."""
-    change: tuple[str, ...] = ()
-    """In addition to what its plan keys, tests and gates would."""
-
-
-def _from_key(*keys: str, **more: object) -> Origin:
-    return Origin(kind="plan", keys=keys, **more)  # type: ignore[arg-type]
-
-
-def _choice(*keys: str, gates: tuple[str, ...] = ("coordinates",)) -> Origin:
-    return _from_key(*keys, "proxy.parametrization", in_runs="parametrization.{}", gates=gates)
-
-
-def _fixed(text: str, *rules: str) -> Origin:
-    return Origin(
-        kind="fixed",
-        text=text,
-        rules=rules,
-        sure="assumed" if rules else "chosen",
-        strength="Common practice. No run of this study tests it"
-        if rules
-        else "A convention. No run tests another",
-        change=("No plan key sets it. Only another version of forerun may freeze another value",),
-    )
-
-
-def _corpus(text: str, *gates: str) -> Origin:
-    return Origin(
-        kind="corpus",
-        text=f"From the manifest of the corpus: {text}",
-        gates=gates,
-        sure="exact",
-        strength="The manifest states it",
-        change=(
-            "`forerun tokenize SOURCE --out DIR` makes another corpus. Other data need new runs",
-        ),
-    )
-
-
-def _derived(text: str, *fields: str, keys: tuple[str, ...] = ()) -> Origin:
-    return Origin(
-        kind="derived",
-        text=text,
-        fields=fields,
-        keys=keys,
-        sure="exact",
-        strength="Follows from other fields",
-        change=(f"It changes with {fields[0]}: see `forerun explain FROZEN {fields[0]}`",),
-    )
-
-
-def _from_fit(text: str, *fields: str, gates: tuple[str, ...] = (), strength: str = "") -> Origin:
-    return Origin(
-        kind="fit",
-        keys=TARGET,
-        text=text,
-        fields=fields,
-        gates=("fit", "ladder_tuned", *gates),
-        strength=strength,
-    )
-
-
-_DRILLS = ("`forerun rehearse FROZEN` tests it in the drills of the launch",)
-_DEGREES = _from_key(
-    "launch.{}",
-    strength="A choice. The real shape was sharded this way over a fake process group of all ranks",
-    change=("`forerun estimate FROZEN` shows memory per rank, time and cost with these degrees",),
-)
-_GROUP = _derived(
-    "Parameters that share a kind and their numbers. All layers are one pattern",
-    "shape",
-    "parametrization",
-)
-_RULE = Origin(
-    kind="rule", gates=("coordinates",), strength="The same scaling rule set it in the proxies"
-)
-_VOCABULARY = _corpus("its tokenizer's vocabulary")
-_SPIKE = "Part of the definition of a spike and of the response to it"
-_SCHEDULE = "learning_rate.schedule"
-
-ORIGINS: dict[str, Origin] = {
-    "schema_version": _fixed("Version of the record's format. Readers need it"),
-    "shape.width": _from_fit("The best size for the budget, rounded"),
-    "shape.num_layers": _from_key(
-        "target.num_layers", "model.num_layers", axis="depth", in_runs="shape.num_layers"
-    ),
-    "base_shape.width": _from_key("proxy.base_width"),
-    "*shape.vocab_size": _VOCABULARY,
-    "*shape.num_heads": _derived(
-        "The width divided by the width of a head", "{}.width", keys=("model.head_dim",)
-    ),
-    "*shape.num_kv_heads": _derived(
-        "The heads divided by the query heads per KV head",
-        "{}.num_heads",
-        keys=("model.query_heads_per_kv_head",),
-    ),
-    "*shape.ffn_width": _derived(
-        "The width times the plan's ratio", "{}.width", keys=("model.ffn_ratio",)
-    ),
-    "*shape.*": _from_key("model.{}"),
-    **{f"parametrization.{choice}": _choice() for choice in ("name", "width")},
-    # What the coordinate check would see go wrong; in its few steps it sees no other choice.
-    **{
-        f"parametrization.{choice}": _choice("proxy.rules.{}")
-        for choice in ("attention", "output", "depth_alpha", "embedding_rate")
-    },
-    "parametrization.*": _choice("proxy.rules.{}", gates=()),
-    "transfer.*": Origin(
-        kind="verdict",
-        keys=("transfer.hyperparameters", "transfer.measured_rules", "transfer.level"),
-        gates=("transfer",),
-    ),
-    **dict.fromkeys(("forward.*", "groups.init_std"), _RULE),
-    "multiplier_form": _fixed(
-        "As in the runs. Multipliers inside the weights would change the gradient norm"
-    ),
-    **dict.fromkeys(("groups.kind", "groups.pattern"), _GROUP),
-    "optimizer": _fixed(
-        "The proxies' optimizer",
-        *(f"{recipe.label} ({recipe.main.source})" for recipe in RECIPES.values()),
-    ),
-    "groups.optimizer": _derived(
-        "The optimizer that the recipe has for parameters of this kind", "optimizer"
-    ),
-    "*_form": _fixed("As in torch: a step multiplies a weight by 1 - lr(t) x decay"),
-    f"{_SCHEDULE}.kind": _from_key("proxy.schedule"),
-    f"{_SCHEDULE}.num_steps": _from_fit(
-        "Steps that the budget leaves at this size", "num_tokens", "batch_tokens"
-    ),
-    f"{_SCHEDULE}.decay_steps": _from_key(
-        "proxy.decay_fraction", text="A share of the steps, for wsd only"
-    ),
-    f"{_SCHEDULE}.batch_warmup_steps": _from_key(
-        "proxy.batch_warmup_fraction", text="A share of the steps"
-    ),
-    f"{_SCHEDULE}.batch_warmup_stages": _from_key(
-        "proxy.batch_warmup_fraction", "proxy.batch_warmup_stages"
-    ),
-    f"{_SCHEDULE}.*": _from_key("proxy.{}"),
-    "learning_rate.step_convention": _fixed(
-        "Trainers count steps in different ways, so the way is frozen"
-    ),
-    "learning_rate.*": _derived("Computed from the schedule at its steps", _SCHEDULE),
-    "batch_tokens": _from_key(
-        "target.batch_tokens", "proxy.batch_tokens", axis="batch", in_runs="batch_tokens"
-    ),
-    "num_tokens": _from_fit(
-        "Tokens that the budget leaves at this size", "shape", "batch_tokens", gates=("data",)
-    ),
-    "data.data_id": _corpus("hash of its shards and shares", "data"),
-    "data.tokenizer": _corpus("its tokenizer"),
-    "data.vocab_size": _VOCABULARY,
-    "data.num_train_tokens": _corpus("unique tokens of its training part", "data"),
-    "data.weights": _from_key("data.weights"),
-    "data.order": _fixed("Every run reads the data in the same order"),
-    "seed": _from_key("launch.seed"),
-    "precision": _from_key("launch.precision", in_runs="numerics.dtype", change=_DRILLS),
-    "compiled": _from_key("launch.compiled", in_runs="numerics.compiled", change=_DRILLS),
-    "parallelism.*": _DEGREES,
-    "monitoring.*": _from_key("launch.{}", change=_DRILLS),
-    "checkpointing.every_steps": _from_key("launch.checkpoint_every_steps", change=_DRILLS),
-    "checkpointing.keep": _fixed("At least two are kept, because the newest may be corrupt"),
-    "spikes.max_rollbacks": _from_key("launch.spike_rollbacks"),
-    "spikes.rollback_steps": _fixed(
-        _SPIKE, "PaLM went back about 100 steps (arXiv 2204.02311, section 5.1)"
-    ),
-    "spikes.skip_batches": _fixed(
-        _SPIKE, "PaLM skipped 200 to 500 batches (arXiv 2204.02311, section 5.1)"
-    ),
-    "spikes.clip_share": _fixed(
-        _SPIKE, "OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5)"
-    ),
-    "spikes.*": _fixed(_SPIKE),
-    "abort.train_loss_above_nats": _derived(
-        "ln(vocabulary) plus one nat, as for proxies", "shape.vocab_size"
-    ),
-    "abort.*": _fixed("The run stops before a step on a gradient that is not finite"),
-    "own.command.metrics_*": _from_key("proxy.{}"),
-    "own.command.*_key": _from_key("proxy.metrics_{}"),
-    "own.command.*_unit": _from_key("proxy.metrics_{}"),
-    "own.command.bytes_per_token": _from_key("proxy.metrics_bytes_per_token"),
-    "own.command.*": _from_key("proxy.command"),
-    "own.num_params": _from_key("proxy.describe"),
-    "own.resume": _from_key("launch.resume_arguments"),
-    "own.values*": _derived(
-        "What your own trainer gets", "shape", "learning_rate.schedule", "batch_tokens", "seed"
-    ),
-    "model.factory.dimensions": _from_key("proxy.dimensions"),
-    "model.factory.*": _from_key("proxy.factory"),
-    "model.values*": _derived("A keyword of your own model", "shape"),
-    "model.*": _derived(
-        "A property of your own model at this shape", "shape", "model.factory.target"
-    ),
-    "predicted.level": _from_key("transfer.level"),
-    "predicted.curve": _from_fit(
-        "A law of annealed loss curves (arXiv 2408.11029, with the size added)",
-        "shape",
-        "num_tokens",
-        strength="Its band includes the error of such curves on the ladder's longest runs",
-    ),
-    "predicted.memory_octaves": _from_fit(
-        "How fast the ladder's curves forget a deviation", "shape", "num_tokens"
-    ),
-    "predicted.*": _from_fit("The forecast for these tokens at this size", "shape", "num_tokens"),
-}
-"""By pattern of `Field.key`."""
-
-
-_OWN = "own.values"
-"""What a user's own trainer gets: by placeholder, those that the plan declares among them."""
-
-
-def hyperparameter_of(key: str) -> str | None:
-    """The hyperparameter that a field comes from: of its name, a share of the steps, or a part of a
-    multiplier.
-    """
-    record, _, name = key.rpartition(".")
-    spelled = (name, name.replace("_steps", "_fraction"))
-    if record == _OWN:
-        told = {one.told_as: one.name for one in HYPERPARAMETERS.values()}
-        return told.get(name, None if name in PLACEHOLDERS else name)
-    return next(
-        (
-            one.name
-            for one in HYPERPARAMETERS.values()
-            if record in _TUNED_IN
-            and (one.name in spelled or (record == "forward" and one.multiplies == name))
-        ),
-        None,
-    )
-
-
-def origin_of(key: str) -> Origin:
-    """What decides the field of that key.
-
-    Raises:
-        KeyError: nothing says; a new field needs a row.
-    """
-    record, _, name = key.rpartition(".")
-    if record != "forward" and hyperparameter_of(key) is not None:
-        return Origin(kind="tuned", gates=("transfer",))
-    found = next(
-        (origin for pattern, origin in ORIGINS.items() if fnmatch.fnmatchcase(key, pattern)), None
-    )
-    if found is None:
-        raise KeyError(key)
-    return dataclasses.replace(
-        found,
-        keys=tuple(key.replace("{}", name) for key in found.keys),
-        in_runs=found.in_runs.replace("{}", name),
-        fields=tuple(field.replace("{}", record) for field in found.fields),
-        change=tuple(said.replace("{}", record) for said in found.change),
-    )
-
-
-_OF_EVERY_RUN = ("data", "model", "proxy")
+_SECTIONS_OF_ALL_RUNS = ("data", "model", "proxy")
 """Sections of the plan that every run follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OriginParts:
-    """What one kind of origin says of a field."""
+    """The explanation of a field by its kind of origin."""
 
     source: ValueSource
     tests: Sequence[TestEvidence] = ()
-    """That bear on it."""
+    """Transfer tests that bear on the field."""
     strength: EvidenceStrength | None = None
-    """None: what tests and gates say."""
+    """Strength of the evidence; None if tests and gates determine it."""
     change: Sequence[str] = ()
-    """In addition to what tests, gates and plan keys would."""
+    """Sentences on what would change it, besides tests, gates and plan keys."""
     keys: Sequence[str] = ()
-    """Plan keys that would change it; empty: those of the field's row."""
+    """Plan keys that would change it; empty for those of the field's origin."""
 
 
 def records_of(known: DecisionContext) -> list[Provenance]:
-    """A record for every field of the decision."""
-    return [_record(known, field, origin_of(field.key)) for field in fields_of(known.decision)]
+    """Build a record for every field of the decision."""
+    return [
+        _build_record(known, field, origin_of(field.key)) for field in fields_of(known.decision)
+    ]
 
 
-def _record(known: DecisionContext, field: Field, origin: Origin) -> Provenance:
-    """What the field's row says of it, what its kind of origin does, and tests and gates."""
-    found = _KINDS[origin.kind](known, field, origin)
-    strength = found.strength or measured(
-        found.tests, known.gates(*origin.gates), before=origin.strength
+def _build_record(known: DecisionContext, field: Field, origin: Origin) -> Provenance:
+    """Build the record of a field from its origin, its tests, and its gates."""
+    parts = _EXPLAINERS[origin.kind](known, field, origin)
+    strength = parts.strength or build_strength(
+        parts.tests, known.gates(*origin.gates), before=origin.strength
     )
     change = [
         f"gate {gate.name}: {gate.reason}" for gate in strength.gates if gate.outcome != "passed"
     ]
-    change += [sentence for one in found.tests for sentence in wanted(one.verdict)]
-    if any(one.verdict["outcome"] == "cannot_tell" for one in found.tests):
+    change += [sentence for test in parts.tests for sentence in wanted(test.verdict)]
+    if any(test.verdict["outcome"] == "cannot_tell" for test in parts.tests):
         change.append(
             "`forerun transfer PLAN --study STUDY --spend` adds the runs that a verdict still needs"
         )
     return Provenance(
         field=field.path,
-        source=found.source,
+        source=parts.source,
         strength=strength,
         change=(
             *change,
-            *found.change,
-            *known.change_keys(found.keys or origin.keys),
+            *parts.change,
+            *known.change_keys(parts.keys or origin.keys),
             *origin.change,
         ),
         warnings=forecast_warnings(strength.gates),
     )
 
 
-def _from_plan(
+def _build_plan_source(
     known: DecisionContext, keys: Sequence[str], text: str = "", rules: tuple[str, ...] = ()
 ) -> ValueSource:
-    """That a plan key decides it: the first that is not 0 or empty, else the last."""
-    asked = [known.key(key) for key in keys]
-    asked = asked[
-        : 1 + next((index for index, one in enumerate(asked) if one.value), len(asked) - 1)
+    """Build the source of a field that a plan key decides.
+
+    The first key that is not 0 or empty decides, or else the last.
+    """
+    plan_keys = [known.key(key) for key in keys]
+    plan_keys = plan_keys[
+        : 1
+        + next(
+            (index for index, plan_key in enumerate(plan_keys) if plan_key.value),
+            len(plan_keys) - 1,
+        )
     ]
-    *unset, deciding = asked
-    said = f"Plan key {key_words(deciding)}"
-    said += f", because {listed([key_words(key) for key in unset])} leaves it open" if unset else ""
+    *unset, deciding = plan_keys
+    sentence = f"Plan key {key_words(deciding)}"
+    sentence += (
+        f", because {listed([key_words(key) for key in unset])} leaves it open" if unset else ""
+    )
     kind: SourceKind = "default" if deciding.value == deciding.default else "plan"
     return ValueSource(
-        kind=kind, text=". ".join(filter(None, (said, text))), plan_keys=tuple(asked), rules=rules
+        kind=kind,
+        text=". ".join(filter(None, (sentence, text))),
+        plan_keys=tuple(plan_keys),
+        rules=rules,
     )
 
 
-def _plan(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """A plan key: tests along its axis bear on it, or all runs used the value, or it is a
-    choice.
+def _explain_plan_key(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """Explain a field that a plan key decides.
+
+    Transfer tests along its axis bear on it; otherwise all runs used its value, or it is a choice.
     """
     record, _, name = field.key.rpartition(".")
     rules: tuple[str, ...] = ()
     if record == "parametrization" and name != "name":
         rules = (f"{name} = {field.value}: {sources.answer_in_words(name, field.value)}",)
     tests = known.tests_on(lambda _, axis: axis == origin.axis)
-    source = _from_plan(
+    source = _build_plan_source(
         known,
         origin.keys,
         origin.text,
-        rules or _preset(known) if record == "parametrization" else (),
+        rules or _describe_preset(known) if record == "parametrization" else (),
     )
-    strength = None if tests or origin.gates else _had(known, field, origin, source)
+    strength = None if tests or origin.gates else _compare_with_runs(known, field, origin, source)
     return OriginParts(source=source, tests=tests, strength=strength)
 
 
-def _preset(known: DecisionContext) -> tuple[str, ...]:
-    """The parametrization by name, and whose it is."""
+def _describe_preset(known: DecisionContext) -> tuple[str, ...]:
+    """Return the name of the parametrization, and its source."""
     rules = known.decision.parametrization
     return (f"{rules}: {sources.PRESETS[rules.name]}",)
 
 
-def _had(
+def _compare_with_runs(
     known: DecisionContext, field: Field, origin: Origin, source: ValueSource
 ) -> EvidenceStrength:
-    """Whether the runs had the same."""
-    had = (
+    """Return the strength of evidence, by whether the runs used the same value."""
+    run_values = (
         [operator.attrgetter(origin.in_runs)(spec) for spec in known.specs]
         if origin.in_runs
         else []
     )
     if (
-        all(value == field.value for value in had)
-        if had
-        else source.plan_keys[-1].key.startswith(_OF_EVERY_RUN)
+        all(value == field.value for value in run_values)
+        if run_values
+        else source.plan_keys[-1].key.startswith(_SECTIONS_OF_ALL_RUNS)
     ):
-        return _alike(known)
-    if not had:
+        return _describe_untested(known)
+    if not run_values:
         return EvidenceStrength(
             kind=origin.sure, text=origin.strength or "A choice. No proxy tests it"
         )
-    values = ", ".join(sorted({number(value) for value in had}))
-    behind = f"the {notation.counted(len(had), 'run')} behind this config"
-    text = f"{had.count(field.value)} of {behind} used this value. Values used: {values}"
-    beyond = int(str(field.value)) / max(had) if origin.axis else None
-    return EvidenceStrength(kind="assumed", text=text, extrapolation=beyond)
+    values = ", ".join(sorted({number(value) for value in run_values}))
+    population = f"the {notation.counted(len(run_values), 'run')} behind this config"
+    text = f"{run_values.count(field.value)} of {population} used this value. Values used: {values}"
+    extrapolation = int(str(field.value)) / max(run_values) if origin.axis else None
+    return EvidenceStrength(kind="assumed", text=text, extrapolation=extrapolation)
 
 
-def _alike(known: DecisionContext) -> EvidenceStrength:
-    """Every run used the value, so none compares."""
+def _describe_untested(known: DecisionContext) -> EvidenceStrength:
+    """Return the strength of a value that every run used, so that no run compares another."""
     text = (
         f"All {notation.counted(len(known.specs), 'run')} behind this config used this value, "
         "so none tests another"
@@ -457,12 +181,12 @@ def _alike(known: DecisionContext) -> EvidenceStrength:
     return EvidenceStrength(kind="assumed", num_runs=len(known.specs), text=text)
 
 
-def _stated(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """What the corpus, other fields or this version of forerun settle."""
+def _explain_stated(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """Explain a field that the corpus, other fields, or this version of forerun determine."""
     kind: Any = origin.kind
-    asked = tuple(known.key(key) for key in origin.keys)
+    plan_keys = tuple(known.key(key) for key in origin.keys)
     source = ValueSource(
-        kind=kind, text=origin.text, rules=origin.rules, fields=origin.fields, plan_keys=asked
+        kind=kind, text=origin.text, rules=origin.rules, fields=origin.fields, plan_keys=plan_keys
     )
     strength = EvidenceStrength(
         kind=origin.sure, text=origin.strength, gates=known.gates(*origin.gates)
@@ -470,8 +194,8 @@ def _stated(known: DecisionContext, field: Field, origin: Origin) -> OriginParts
     return OriginParts(source=source, strength=strength)
 
 
-def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """A number of a transfer rule."""
+def _explain_verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """Explain a number of a transfer rule."""
     rule = field.of
     assert isinstance(rule, TransferRule)
     tests = known.tests_on(lambda *question: question == (rule.hyperparameter, rule.axis))
@@ -491,54 +215,57 @@ def _verdict(known: DecisionContext, field: Field, origin: Origin) -> OriginPart
             f": {rule.power:+.2f} from base to target, {rule.measured_power:+.2f} over the "
             "sizes that were run"
         )
-    runs, asked = tuple(one.runs for one in tests), tuple(known.key(key) for key in origin.keys)
+    runs, plan_keys = (
+        tuple(test.runs for test in tests),
+        tuple(known.key(key) for key in origin.keys),
+    )
     return OriginParts(
-        source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=asked), tests=tests
+        source=ValueSource(kind="verdict", text=text, runs=runs, plan_keys=plan_keys), tests=tests
     )
 
 
-def _law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
-    """By which power of the ratios a group's number follows from the base's."""
+def _describe_law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
+    """Describe the law that gives a group's number from the base's."""
     rates_by_shape = OPTIMIZERS[group.optimizer].rates_by_shape
     rule = kind_rule(rules, group.kind, by_shape=rates_by_shape)
     power = getattr(rule, name) if hasattr(rule, name) else scaling(rules, name, group.kind)
-    what = (
+    base_text = (
         "1 - value" if hyperparameter_named(name).scale == "log2_complement" else "the base's value"
     )
     by_shape = rates_by_shape and name in group.settings and follows_shape(name)
-    said = (
+    shape_note = (
         f", by the matrix's own shape ({sources.answer_in_words('muon_rate', rules.muon_rate)})"
         if by_shape
         else ""
     )
     return (
         f"For {words(group.kind)} parameters: "
-        f"{what}{'' if str(power) == '1' else f' times {power}'}{said}"
+        f"{base_text}{'' if str(power) == '1' else f' times {power}'}{shape_note}"
     )
 
 
-def _rule(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """A number that the parametrization makes: of a group, or a multiplier of the forward pass."""
+def _explain_rule(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """Explain a number of the parametrization: of a group, or a multiplier of the forward pass."""
     rules, name = known.decision.parametrization, field.key.rpartition(".")[2]
     text = (
-        _law(rules, field.of, name)
+        _describe_law(rules, field.of, name)
         if isinstance(field.of, ParameterGroup)
         else forward_laws(rules)[name]
     )
     hyperparameter = hyperparameter_of(field.key)
     if hyperparameter is not None and _is_searched(known, hyperparameter):
-        return _tuned_by(known, hyperparameter, by=text, rules=_preset(known))
+        return _explain_by_search(known, hyperparameter, detail=text, rules=_describe_preset(known))
     source = ValueSource(
         kind="rule",
         text=text,
-        rules=_preset(known),
+        rules=_describe_preset(known),
         plan_keys=(known.key("proxy.parametrization"),),
     )
     return OriginParts(source=source, keys=["proxy.parametrization"])
 
 
-def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """What a hyperparameter set at the base becomes."""
+def _explain_hyperparameter(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """Explain a field that follows from a hyperparameter set at the base."""
     group, name, rules = field.of, field.key.rpartition(".")[2], known.decision.parametrization
     hyperparameter = str(hyperparameter_of(field.key))
     if isinstance(group, ParameterGroup):
@@ -547,22 +274,24 @@ def _tuned(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
         )
     else:
         steps = known.decision.learning_rate.schedule.num_steps
-        by = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
-        return _tuned_by(known, hyperparameter, by=by)
+        detail = "" if name == hyperparameter else f"{number(field.value)} of {number(steps)} steps"
+        return _explain_by_search(known, hyperparameter, detail=detail)
     if field.value or not hyperparameter_named(name).can_be_off or decays(rules, group.kind):
-        return _tuned_by(
+        return _explain_by_search(
             known,
             hyperparameter,
-            by=_law(rules, group, name) * bool(field.value),
-            rules=_preset(known),
+            detail=_describe_law(rules, group, name) * bool(field.value),
+            rules=_describe_preset(known),
         )
     key, text = (
         "proxy.rules.decayed",
         f"0 for {words(group.kind)} parameters, whatever the value of others",
     )
-    told = (f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",)
-    source = ValueSource(kind="rule", text=text, plan_keys=(known.key(key),), rules=told)
-    return OriginParts(source=source, strength=_alike(known), keys=[key])
+    decay_rule = (
+        f"decayed = {rules.decayed}: {sources.answer_in_words('decayed', rules.decayed)}",
+    )
+    source = ValueSource(kind="rule", text=text, plan_keys=(known.key(key),), rules=decay_rule)
+    return OriginParts(source=source, strength=_describe_untested(known), keys=[key])
 
 
 def _is_searched(known: DecisionContext, name: str) -> bool:
@@ -570,64 +299,80 @@ def _is_searched(known: DecisionContext, name: str) -> bool:
     return len(set(search["ranges"].get(name, ()))) > 1 or name in search["can_be_off"]
 
 
-def _key_of(known: DecisionContext, name: str) -> str:
-    """The plan key that a hyperparameter is searched by, or set."""
+def _find_plan_key(known: DecisionContext, name: str) -> str:
+    """Return the plan key by which a hyperparameter is searched, or set."""
     search, set_by = known.plan.search, hyperparameter_named(name).set_by
-    for key, held in (("search.choices", search.choices), ("search.axes", search.axes)):
-        if name in held:
+    for key, section in (("search.choices", search.choices), ("search.axes", search.axes)):
+        if name in section:
             return f"{key}.{name}"
     return f"search.axes.{name}" if set_by == "axes" else f"{set_by}.{name}"
 
 
-def _tuned_by(
-    known: DecisionContext, name: str, *, by: str, rules: tuple[str, ...] = ()
+def _explain_by_search(
+    known: DecisionContext, name: str, *, detail: str, rules: tuple[str, ...] = ()
 ) -> OriginParts:
-    """What search, loss basins and verdicts say of a hyperparameter, for a field that it became."""
+    """Explain a field by what search, loss basins and verdicts say about its hyperparameter.
+
+    Args:
+        known: Knowledge of the study.
+        name: Name of the hyperparameter.
+        detail: How the field follows from it; empty if it is the same.
+        rules: Rules of the parametrization that apply.
+    """
     row, tests, searched = (
         known.row(name),
-        known.tests_on(lambda of, _: of == name),
+        known.tests_on(lambda tested_name, _: tested_name == name),
         _is_searched(known, name),
     )
-    key, how = _key_of(known, name), ". ".join(said for said in (row and row["rule"], by) if said)
+    key, how = (
+        _find_plan_key(known, name),
+        ". ".join(part for part in (row and row["rule"], detail) if part),
+    )
     if searched:
-        kind, text, runs = _found(known, name, row, tests)
+        kind, text, runs = _describe_value_source(known, name, row, tests)
         text = ". ".join(filter(None, (text, how)))
         source = ValueSource(
             kind=kind, text=text, plan_keys=(known.key(key),), rules=rules, runs=runs
         )
     else:
-        source = _from_plan(known, [key], how, rules)
-    over = listed(row["untested"]) if row else ""
+        source = _build_plan_source(known, [key], how, rules)
+    untested = listed(row["untested"]) if row else ""
     if tests:
         outcome = row["outcome"] if row else tests[0].verdict["outcome"]
-        before = f"Over all axes together: {words(outcome)}" if len(tests) > 1 else ""
-        before += f"{before and '. '}Over {over}: assumed, not tested" if over else ""
-        strength = measured(tests, known.gates("transfer"), before=before, outcome=outcome)
+        preface = f"Over all axes together: {words(outcome)}" if len(tests) > 1 else ""
+        preface += f"{preface and '. '}Over {untested}: assumed, not tested" if untested else ""
+        strength = build_strength(tests, known.gates("transfer"), before=preface, outcome=outcome)
     elif searched:
         text = (
-            f"Searched at the base. That it stays the same{over and f' over {over}'} is "
-            "assumed, not tested"
+            f"Searched at the base. That it stays the same{untested and f' over {untested}'} "
+            "is assumed, not tested"
         )
         strength = EvidenceStrength(kind="assumed", text=text)
     else:
-        strength = _alike(known)
+        strength = _describe_untested(known)
     return OriginParts(source=source, tests=tests, strength=strength, keys=[key])
 
 
-def _found(
+def _describe_value_source(
     known: DecisionContext, name: str, row: Any, tests: Sequence[TestEvidence]
 ) -> tuple[SourceKind, str, tuple[SourceRuns, ...]]:
-    """By what a searched value was found: the fitted optimum at the base, or the search's best
-    trial; and its runs.
+    """Describe how a searched value was found, and return the runs behind it.
+
+    It is the fitted optimum at the base, or else the value of the search's best trial.
     """
     search, base = known.body["search"], None if row is None else row["base_value"]
     for verdict, runs in (
-        (one.verdict, one.runs) for one in tests if known.body["transfer"]["at_base_optimum"]
+        (test.verdict, test.runs) for test in tests if known.body["transfer"]["at_base_optimum"]
     ):
         optimum = next(
-            (o for o in verdict["optima"] if o["size"] == verdict["base_size"] and o["value"]), None
+            (
+                candidate
+                for candidate in verdict["optima"]
+                if candidate["size"] == verdict["base_size"] and candidate["value"]
+            ),
+            None,
         )
-        # kept to some digits
+        # The base value was rounded to a few digits.
         if optimum is None or not math.isclose(base or 0.0, optimum["value"], rel_tol=1e-3):
             continue
         text = (
@@ -644,19 +389,19 @@ def _found(
         return "valley", text, (runs, known.search)
     best = next(trial for trial in search["trials"] if trial["index"] == search["best_trial"])
     ties = (tie["searched"] for tie in search["ties"] if tie["hyperparameter"] == name)
-    own = next(ties, search["best"].get(name))
+    best_value = next(ties, search["best"].get(name))
     trial = f"trial {best['index']} with {notation.format_loss(best['loss_nats'])} nats"
     text = (
         f"The best of {notation.counted(len(search['trials']), 'trial')} ({search['sampler']}), "
         f"{trial}, "
     )
-    text += f"has {hyperparameter_named(name).label} {number(own)}"
-    text += f". {number(base)} is used" if base not in (None, own) and not row["tie"] else ""
+    text += f"has {hyperparameter_named(name).label} {number(best_value)}"
+    text += f". {number(base)} is used" if base not in (None, best_value) and not row["tie"] else ""
     return "search", text, (known.search,)
 
 
-def _fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
-    """What the ladder's fit decides: size, tokens, steps, and the loss that is expected."""
+def _explain_fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
+    """Explain a field that the ladder's fit decides: size, tokens, steps, or the expected loss."""
     fit, choice, expected = known.body["fit"], known.body["choice"], known.decision.predicted
     best, backtest = choice["allocation"], fit["backtest"]
     members = [
@@ -674,25 +419,25 @@ def _fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
             text += ". The ladder has too few runs, or too few short ones, to determine it"
         spans = [("Loss of one new run in nats:", (expected.low_nats, expected.high_nats))]
     else:
-        params, tokens = (short_size(round(best[what])) for what in ("params", "tokens"))
+        params, tokens = (short_size(round(best[quantity])) for quantity in ("params", "tokens"))
         text += (
             f". Its optimum is {params} parameters on {tokens} tokens, for "
             f"{notation.format_flops(best['flops'])} FLOPs"
         )
         spans = [
-            (f"{what.capitalize()} at the optimum:", best[f"{what}_interval"])
-            for what in ("params", "tokens")
+            (f"{quantity.capitalize()} at the optimum:", best[f"{quantity}_interval"])
+            for quantity in ("params", "tokens")
         ]
     facts = [origin.strength, "No rung was held out"]
     if backtest:
         error = notation.format_percent(backtest["largest_error"])
         facts[1] = f"Largest rungs held out: {backtest['num_held_out']}, predicted within {error}"
     facts += [
-        f"{of} {notation.format_interval(end, '.4g')} at level {expected.level:g}"
-        for of, end in spans
+        f"{label} {notation.format_interval(end, '.4g')} at level {expected.level:g}"
+        for label, end in spans
         if end
     ]
-    strength = measured(
+    strength = build_strength(
         (),
         known.gates(*origin.gates),
         before=". ".join(filter(None, facts)),
@@ -700,20 +445,20 @@ def _fit(known: DecisionContext, field: Field, origin: Origin) -> OriginParts:
         num_seeds=known.plan.ladder.num_seeds,
         extrapolation=expected.extrapolation,
     )
-    asked = tuple(known.key(key) for key in origin.keys)
+    plan_keys = tuple(known.key(key) for key in origin.keys)
     source = ValueSource(
-        kind="fit", text=text, plan_keys=asked, runs=(known.ladder,), fields=origin.fields
+        kind="fit", text=text, plan_keys=plan_keys, runs=(known.ladder,), fields=origin.fields
     )
     return OriginParts(source=source, strength=strength)
 
 
-_KINDS: dict[OriginKind, Callable[[DecisionContext, Field, Origin], OriginParts]] = {
-    "plan": _plan,
-    "tuned": _tuned,
-    "rule": _rule,
-    "fit": _fit,
-    "verdict": _verdict,
-    "corpus": _stated,
-    "derived": _stated,
-    "fixed": _stated,
+_EXPLAINERS: dict[OriginKind, Callable[[DecisionContext, Field, Origin], OriginParts]] = {
+    "plan": _explain_plan_key,
+    "tuned": _explain_hyperparameter,
+    "rule": _explain_rule,
+    "fit": _explain_fit,
+    "verdict": _explain_verdict,
+    "corpus": _explain_stated,
+    "derived": _explain_stated,
+    "fixed": _explain_stated,
 }

@@ -1,5 +1,6 @@
-"""Provenance as data: a record for each field of a frozen config, kept in the attestation
-`provenance.json`.
+"""Provenance as data: a record for each field of a frozen config, in attestation `provenance.json`.
+
+Fields of a decision have dotted names; `find` finds them by the names that people type.
 """
 
 from __future__ import annotations
@@ -20,40 +21,45 @@ from proxies.core.errors import ExitCode, InputError
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from transfer.question import Outcome
 
-# The fields of a decision by dotted names, and finding them by names as people type them.
+# ---- Fields of a decision ----
 
-SHORT = {alias: one.name for one in HYPERPARAMETERS.values() for alias in one.aliases}
-"""Short names of a part of a name: `lr`."""
+SHORT = {
+    alias: hyperparameter.name
+    for hyperparameter in HYPERPARAMETERS.values()
+    for alias in hyperparameter.aliases
+}
+"""Full names of hyperparameters by their short names, such as `lr`."""
 NAMED = ("groups", "transfer")
-"""Lists of records that have names of their own."""
+"""Lists whose records have names of their own."""
 
 
 class UnknownFieldError(InputError):
-    """No field of the config has that name."""
+    """No field of the config has the given name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """One field of a decision."""
+    """One field of a decision, with its value."""
 
     path: str
-    """As shown: `groups.embedding.learning_rate`; of several groups of a kind,
-    `groups.hidden.2.learning_rate`."""
+    """Name as shown: `groups.embedding.learning_rate`. If several groups have one kind, they are
+    numbered: `groups.hidden.2.learning_rate`."""
     key: str
-    """The field of its record, whichever group or rule it is of: `groups.learning_rate`."""
+    """Name without the group or rule: `groups.learning_rate`."""
     value: Json
     of: object
-    """The record that it is a field of."""
+    """Record that has the field."""
 
 
 def fields_of(decision: Decision) -> tuple[Field, ...]:
-    """Every field, in the order of the record; tables of numbers (samples, curve, shares) are one
-    field each.
+    """Return every field, in the order of the record.
+
+    A table of numbers (samples, curve, shares) is one field.
     """
-    return tuple(_walk(decision, "", ""))
+    return tuple(_list_fields(decision, "", ""))
 
 
-def _walk(record: Any, path: str, key: str) -> Iterator[Field]:
+def _list_fields(record: Any, path: str, key: str) -> Iterator[Field]:
     for field in canon.written_fields(record):
         name, value = field.name, getattr(record, field.name)
         # shown as fields of the group
@@ -69,94 +75,103 @@ def _walk(record: Any, path: str, key: str) -> Iterator[Field]:
                     of=record,
                 )
         elif dataclasses.is_dataclass(value):
-            yield from _walk(value, f"{path}{name}.", f"{key}{name}.")
+            yield from _list_fields(value, f"{path}{name}.", f"{key}{name}.")
         elif f"{path}{name}" in NAMED:
-            for item, called in zip(value, _names(value), strict=True):
-                yield from _walk(item, f"{path}{name}.{called}.", f"{key}{name}.")
+            for item, record_name in zip(value, _name_records(value), strict=True):
+                yield from _list_fields(item, f"{path}{name}.{record_name}.", f"{key}{name}.")
         else:
             yield Field(
                 path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), of=record
             )
 
 
-def _names(records: Sequence[Any]) -> list[str]:
-    """By kind of parameter, or by hyperparameter and axis; numbered from 1 where several share a
-    name.
+def _name_records(records: Sequence[Any]) -> list[str]:
+    """Return the name of each record: kind of parameter, or hyperparameter and axis.
+
+    Records that share a name are numbered from 1.
     """
-    plain = [
-        r.kind if isinstance(r, ParameterGroup) else f"{r.hyperparameter}.{r.axis}" for r in records
+    base_names = [
+        record.kind
+        if isinstance(record, ParameterGroup)
+        else f"{record.hyperparameter}.{record.axis}"
+        for record in records
     ]
     return [
-        f"{name}.{plain[: index + 1].count(name)}" if plain.count(name) > 1 else name
-        for index, name in enumerate(plain)
+        f"{name}.{base_names[: index + 1].count(name)}" if base_names.count(name) > 1 else name
+        for index, name in enumerate(base_names)
     ]
 
 
 def find(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
-    """The fields of a name: whole, a prefix, with `*`, or left short at its front (`warmup_steps`).
+    """Return the fields that a name stands for.
 
-    A hyperparameter's name means its values, in every group, before what else begins so
+    The name may be whole, a prefix, a pattern with `*`, or the end of a name (`warmup_steps`). The
+    name of a hyperparameter stands for its values in every group, before fields that begin with it
     (`learning_rate.schedule`).
 
     Raises:
-        UnknownFieldError: there is none; it names the nearest.
+        UnknownFieldError: No field has the name; the message has the nearest names.
     """
     wanted = ".".join(SHORT.get(part, part) for part in name.split("."))
-    told = HYPERPARAMETERS[wanted].told_as if wanted in HYPERPARAMETERS else name
+    placeholder = HYPERPARAMETERS[wanted].told_as if wanted in HYPERPARAMETERS else name
     in_groups = ((f"groups.*.{wanted}",),) if wanted in HYPERPARAMETERS else ()
-    # A user's own trainer is told by placeholders, `lr` among them.
+    # A user's own trainer receives hyperparameters under placeholders, such as `lr`.
     for patterns in (
-        (name, f"own.values.{told}"),
+        (name, f"own.values.{placeholder}"),
         *in_groups,
         (wanted, f"{wanted}.*"),
         (f"*.{wanted}",),
         (f"*.{wanted}.*",),
-        (f"*.{told}",),
+        (f"*.{placeholder}",),
     ):
-        found = tuple(
+        matches = tuple(
             field
             for field in fields
             if any(
-                fnmatch.fnmatchcase(said, each)
-                for said in (field.path, _unnumbered(field))
-                for each in patterns
+                fnmatch.fnmatchcase(path, pattern)
+                for path in (field.path, _strip_numbers(field))
+                for pattern in patterns
             )
         )
-        if found and wanted:
-            return found
+        if matches and wanted:
+            return matches
     by_end = {field.path.rpartition(".")[2]: field.path for field in fields}
-    near = difflib.get_close_matches(wanted, [field.path for field in fields], n=1)
-    near += [
+    suggestions = difflib.get_close_matches(wanted, [field.path for field in fields], n=1)
+    suggestions += [
         by_end[end] for end in difflib.get_close_matches(wanted.rpartition(".")[2], by_end, n=1)
     ]
     hint = (
-        f"did you mean {' or '.join(dict.fromkeys(near))}?"
-        if near
+        f"did you mean {' or '.join(dict.fromkeys(suggestions))}?"
+        if suggestions
         else "`forerun explain FROZEN` lists them"
     )
     raise UnknownFieldError(f"{name}: no field of this config has that name; {hint}")
 
 
-def _unnumbered(field: Field) -> str:
+def _strip_numbers(field: Field) -> str:
     return ".".join(part for part in field.path.split(".") if not part.isdigit())
 
+
+# ---- Records of the attestation ----
 
 PROVENANCE = "provenance"
 """Kind of the attestation."""
 SourceKind = Literal[
     "plan", "default", "search", "valley", "fit", "verdict", "rule", "corpus", "derived", "fixed"
 ]
-"""plan, default: a plan key, set or left alone; search, valley: the best trial, the fitted optimum
-of the learning rate; fit: of the ladder; verdict: of a transfer test; rule: of a parametrization;
-derived: from other fields; fixed: by this version of forerun."""
-_AGAIN = "`forerun freeze STUDY` writes them again, under the same digest"
+"""Kind of a value's source. `plan`, `default`: a plan key, set or left alone. `search`: the best
+trial. `valley`: the fitted optimum of a loss basin. `fit`: the fit of the ladder. `verdict`: a
+transfer test. `rule`: a rule of the parametrization. `corpus`: the corpus. `derived`: other fields.
+`fixed`: this version of forerun."""
+_REMEDY = "`forerun freeze STUDY` writes them again, under the same digest"
 StrengthKind = Literal["measured", "assumed", "chosen", "exact"]
-"""measured: runs bear on it, for or against; assumed: none of this study's does, and one could;
-chosen: a wish, which no run can show to be wrong; exact: follows from other fields."""
+"""Kind of evidence. `measured`: runs support the value, or speak against it. `assumed`: no run of
+this study does, but one could. `chosen`: a preference, which no run can show to be wrong. `exact`:
+the value follows from other fields."""
 
 
 class NoProvenanceError(InputError):
-    """No record lies beside the config of where its fields came from."""
+    """The config has no records of where its fields came from."""
 
     exit_code = ExitCode.CANNOT_TELL
 
@@ -172,18 +187,18 @@ class PlanKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRuns:
-    """Runs that the value, or what is known of it, comes from."""
+    """Runs that a value, or the evidence about it, comes from."""
 
     what: str
     num_runs: int
     num_seeds: int
-    """Different ones."""
+    """Number of different seeds."""
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueSource:
-    """Where a value came from."""
+    """The source of a value."""
 
     kind: SourceKind
     text: str
@@ -192,23 +207,23 @@ class ValueSource:
     """Rules of a parametrization or a policy, with their sources."""
     runs: tuple[SourceRuns, ...] = ()
     fields: tuple[str, ...] = ()
-    """Other fields that it follows from."""
+    """Other fields that the value follows from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateOutcome:
-    """A gate of freezing that bears on the field."""
+    """The outcome of a freezing gate that bears on a field."""
 
     name: str
     outcome: str
     reason: str
     accepted: str | None
-    """The reason for which someone froze although it did not pass."""
+    """Reason given for accepting the gate although it did not pass; None if it was not accepted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceStrength:
-    """How good the evidence is."""
+    """The strength of the evidence for a value."""
 
     kind: StrengthKind
     text: str
@@ -217,56 +232,61 @@ class EvidenceStrength:
     num_runs: int | None = None
     num_seeds: int | None = None
     extrapolation: float | None = None
-    """How many times beyond the largest size measured the launch lies, on the axis where that is
-    farthest."""
+    """Ratio of the launch's size to the largest measured one, on the axis where it is highest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Where one field came from. The value itself is in `launch.json`."""
+    """The provenance of one field. The value itself is in `launch.json`."""
 
     field: str
     source: ValueSource
     strength: EvidenceStrength
     change: tuple[str, ...]
-    """What would change it, or decide it: plan keys, runs, commands, with PLAN, STUDY and FROZEN
-    for the places."""
+    """Sentences on what would change or decide the value: plan keys, runs, commands, with PLAN,
+    STUDY and FROZEN as placeholders."""
     warnings: tuple[str, ...] = ()
-    """What is shown before the value: its forecast is inconclusive."""
+    """Warnings to show before the value, because its forecast is inconclusive."""
 
 
 def packed(records: Iterable[Provenance]) -> dict[str, Json]:
-    """The body of the attestation; runs, which many fields share, are there once, by what they were
-    made for.
+    """Return the body of the attestation.
+
+    Many fields share runs, so runs are stored once, by the purpose they were made for.
     """
     runs: dict[str, Json] = {}
     fields: list[Json] = []
     for record in records:
-        runs |= {each.what: canon.to_json(each) for each in record.source.runs}
-        plain = cast(dict[str, Any], canon.to_json(record))
-        plain["source"]["runs"] = [each.what for each in record.source.runs]
-        fields.append(plain)
+        runs |= {runs_record.what: canon.to_json(runs_record) for runs_record in record.source.runs}
+        body = cast(dict[str, Any], canon.to_json(record))
+        body["source"]["runs"] = [runs_record.what for runs_record in record.source.runs]
+        fields.append(body)
     return {"runs": runs, "fields": fields}
 
 
 def read_provenance(folder: Path, digest: str, fields: Iterable[str]) -> dict[str, Provenance]:
-    """The records beside a config, by field.
+    """Read the records of a config, by field.
+
+    Args:
+        folder: Folder of the frozen config.
+        digest: Digest of the config.
+        fields: Fields that must have a record.
 
     Raises:
-        NoProvenanceError: there are none, or not of all these fields.
-        TamperedError: they were edited, or are another config's.
+        NoProvenanceError: There are no records, or not for all of these fields.
+        TamperedError: The records were edited, or belong to another config.
     """
-    path, found = path_of(folder, PROVENANCE), {}
+    path, records = path_of(folder, PROVENANCE), {}
     if path.is_file():
         body: Any = read_attestation(path, digest)
         try:
-            for one in body["fields"]:
-                one["source"]["runs"] = [body["runs"][what] for what in one["source"]["runs"]]
-                found[one["field"]] = canon.decode(Provenance, one)
+            for entry in body["fields"]:
+                entry["source"]["runs"] = [body["runs"][key] for key in entry["source"]["runs"]]
+                records[entry["field"]] = canon.decode(Provenance, entry)
         except (KeyError, TypeError, canon.CanonError) as error:
             raise TamperedError(
-                str(path), [f"the provenance records cannot be read: {error}; {_AGAIN}"]
+                str(path), [f"the provenance records cannot be read: {error}; {_REMEDY}"]
             ) from error
-    if missing := [field for field in fields if field not in found]:
-        raise NoProvenanceError(f"{path}: no record of where {missing[0]} came from; {_AGAIN}")
-    return found
+    if missing := [field for field in fields if field not in records]:
+        raise NoProvenanceError(f"{path}: no record of where {missing[0]} came from; {_REMEDY}")
+    return records

@@ -1,4 +1,4 @@
-"""Provenance as people read it: a few fields as blocks, many as a table with a line each."""
+"""Provenance as text: a few fields as blocks, many as a table with a line each."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from proxies.core.hyperparameters import LEARNING_RATE, RUN_WIDE
 from proxies.core.notation import counted, format_factor, format_number
 
 Told = Sequence[tuple[Field, Provenance]]
-"""Fields, each with its record."""
+"""Fields, each with its record of provenance."""
 MOST_BLOCKS = 3
-"""Fields shown whole; more become a table."""
-MOST_VALUE = 24
-"""Characters of a value in a table."""
-MOST_SHOWN = 4
-"""Values of one name in one line."""
+"""Maximum number of fields that are shown in full; more become a table."""
+MAX_VALUE_CHARACTERS = 24
+"""Maximum number of characters of a value in a table."""
+MAX_VALUES_SHOWN = 4
+"""Maximum number of different values of one name that are listed in a line."""
 _RATE = re.compile(rf"groups\..+\.{LEARNING_RATE}")
-_FIRST = (
+_SUMMARY_FIELDS = (
     "shape.num_layers",
     "shape.width",
     "parametrization.name",
@@ -34,15 +34,15 @@ _FIRST = (
     "num_tokens",
     "predicted.loss_nats",
 )
-"""Fields of the short table, beside the learning rates."""
+"""Fields of the short table, which also has the learning rates."""
 _SOURCES = {"valley": "loss basin"}
-"""Kinds of sources that people read in other words."""
+"""Other words for some kinds of sources."""
 _WIDTH, _INDENT = 120, 12
-"""Characters of a line of prose."""
+"""Characters per line of prose, and characters of its indent."""
 
 
 def number(value: object) -> str:
-    """A value for people: numbers to four digits, counts with commas."""
+    """Format a value: numbers to four digits, counts with commas."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "none"}[value]
     if isinstance(value, float):
@@ -51,59 +51,59 @@ def number(value: object) -> str:
 
 
 def key_words(key: PlanKey) -> str:
-    """A plan key and whether somebody set it."""
+    """Format a plan key with its value and whether it is the default."""
     default = "the default" if key.value == key.default else f"by default {json.dumps(key.default)}"
     return f"{key.key} = {json.dumps(key.value)} ({default})"
 
 
-def fields_text(told: Told, name: str) -> str:
-    """Blocks of a few fields; of more a table, below a line with the values that go by that
-    name.
-    """
-    if len(told) <= MOST_BLOCKS:
-        return "\n\n".join(block(field, record) for field, record in told)
-    return f"{_values_line(told, name)}\n\n{table_text(told)}"
+def fields_text(explained: Told, name: str) -> str:
+    """Format a few fields as blocks, or more as a table below a line with their values."""
+    if len(explained) <= MOST_BLOCKS:
+        return "\n\n".join(block(field, record) for field, record in explained)
+    return f"{_format_values(explained, name)}\n\n{table_text(explained)}"
 
 
-def _values_line(told: Told, name: str) -> str:
-    """Each value that fields of a name have, with the fields: `eps: 1e-08 (embedding), ...`."""
+def _format_values(explained: Told, name: str) -> str:
+    """List the values of a name, each with its groups: `eps: 1e-08 (embedding), ...`."""
     fields: dict[str, list[str]] = {}
-    for field, _ in told:
+    for field, _ in explained:
         parts = field.path.split(".")
-        fields.setdefault(value_text(field.value, MOST_VALUE), []).append(
+        fields.setdefault(value_text(field.value, MAX_VALUE_CHARACTERS), []).append(
             ".".join(parts[1:-1]) or field.path
         )
-    if len(fields) > MOST_SHOWN:
-        return f"{name}: {counted(len(told), 'field')}"
+    if len(fields) > MAX_VALUES_SHOWN:
+        return f"{name}: {counted(len(explained), 'field')}"
     return f"{name}: " + ", ".join(
-        f"{value} ({', '.join(dict.fromkeys(of))})" for value, of in fields.items()
+        f"{value} ({', '.join(dict.fromkeys(group_names))})"
+        for value, group_names in fields.items()
     )
 
 
-def summary_text(told: Told) -> str:
-    """What is launched in a sentence with how well its numbers are known, and the fields that
-    people ask for first.
+def summary_text(explained: Told) -> str:
+    """Summarize the launch in a sentence, followed by a table of the most important fields.
+
+    The sentence counts the fields by kind of evidence.
     """
-    values = {field.path: field.value for field, _ in told}
-    known = Counter(_how_known(record.strength) for _, record in told)
+    values = {field.path: field.value for field, _ in explained}
+    counts = Counter(_describe_evidence(record.strength) for _, record in explained)
     rates = dict.fromkeys(number(values[path]) for path in values if _RATE.fullmatch(path))
     head = (
         f"learning rate {' and '.join(rates)} by group, width {number(values['shape.width'])}, "
         f"{number(values['shape.num_layers'])} layers, {number(values['num_tokens'])} tokens, "
-        "expected loss "
-        f"{number(values['predicted.loss_nats'])} nats; of {counted(len(told), 'field')} "
-        + ", ".join(f"{times} {how}" for how, times in known.most_common())
+        f"expected loss {number(values['predicted.loss_nats'])} nats; of "
+        f"{counted(len(explained), 'field')} "
+        + ", ".join(f"{times} {how}" for how, times in counts.most_common())
     )
     short = [
         (field, record)
-        for field, record in told
-        if field.path in _FIRST or _RATE.fullmatch(field.path)
+        for field, record in explained
+        if field.path in _SUMMARY_FIELDS or _RATE.fullmatch(field.path)
     ]
     return f"{head}\n\n{table_text(short)}"
 
 
 def block(field: Field, record: Provenance) -> str:
-    """Everything about one field."""
+    """Format everything about one field."""
     source, strength = record.source, record.strength
     rows = [("from", f"{_SOURCES.get(source.kind, source.kind)}: {source.text}")]
     rows += [("", f"rule: {rule}") for rule in source.rules]
@@ -123,28 +123,31 @@ def block(field: Field, record: Provenance) -> str:
         if key_words(key) not in source.text
     ]
     rows += [("", f"follows from {', '.join(source.fields)}")] if source.fields else []
-    rows.append(("strength", f"{_how_known(strength)}: {strength.text}"))
+    rows.append(("strength", f"{_describe_evidence(strength)}: {strength.text}"))
     if strength.extrapolation is not None and strength.extrapolation > 1:
         rows.append(
             (
                 "",
                 (
                     f"the launch extrapolates {format_factor(strength.extrapolation)} times beyond "
-                    "the "
-                    "largest run"
+                    "the largest run"
                 ),
             )
         )
-    rows += [("change" if not index else "", said) for index, said in enumerate(record.change)]
-    lines = [line for name, said in rows for line in _row(name, said)]
+    rows += [("change" if not index else "", text) for index, text in enumerate(record.change)]
+    lines = [line for name, text in rows for line in _wrap_row(name, text)]
     return "\n".join(
-        [*record.warnings, f"{field.path} = {value_text(field.value, 10 * MOST_VALUE)}", *lines]
+        [
+            *record.warnings,
+            f"{field.path} = {value_text(field.value, 10 * MAX_VALUE_CHARACTERS)}",
+            *lines,
+        ]
     )
 
 
-def _row(name: str, said: str) -> list[str]:
+def _wrap_row(name: str, text: str) -> list[str]:
     return textwrap.wrap(
-        said,
+        text,
         _WIDTH,
         initial_indent=f"  {name}".ljust(_INDENT),
         subsequent_indent=" " * _INDENT,
@@ -153,30 +156,32 @@ def _row(name: str, said: str) -> list[str]:
     )
 
 
-def value_text(value: Json, most: int) -> str:
-    """A value in one line, cut where it is long."""
+def value_text(value: Json, max_characters: int) -> str:
+    """Format a value in one line, cut if it is too long."""
     if isinstance(value, list | dict):
         text = json.dumps(value, separators=(",", ":"))
     else:
         text = number(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= max_characters else f"{text[: max_characters - 3]}..."
 
 
-def table_text(told: Told) -> str:
-    """A line a field: value, source, strength."""
+def table_text(explained: Told) -> str:
+    """Format a table with a line per field: value, source, and strength."""
     rows = [
         (
             field.path,
-            value_text(field.value, MOST_VALUE),
+            value_text(field.value, MAX_VALUE_CHARACTERS),
             _SOURCES.get(record.source.kind, record.source.kind),
-            _how_known(record.strength),
+            _describe_evidence(record.strength),
         )
-        for field, record in told
+        for field, record in explained
     ]
-    warned = dict.fromkeys(said for _, record in told for said in record.warnings)
-    return "\n".join([*warned, table(("field", "value", "from", "strength"), rows, left=range(4))])
+    warnings = dict.fromkeys(warning for _, record in explained for warning in record.warnings)
+    return "\n".join(
+        [*warnings, table(("field", "value", "from", "strength"), rows, left=range(4))]
+    )
 
 
-def _how_known(strength: EvidenceStrength) -> str:
-    """The kind of evidence; what tests left open is not determined."""
+def _describe_evidence(strength: EvidenceStrength) -> str:
+    """Return the kind of evidence; "not determined" if the tests could not tell."""
     return "not determined" if strength.outcome == "cannot_tell" else strength.kind

@@ -1,4 +1,4 @@
-"""The report's figures, each a pure function from `report.json` to one drawing.
+"""The report's figures: each is a pure function from `report.json` to one drawing.
 
 Enters:   `report.json` as it was read.
 Leaves:   SVG for the page, matplotlib figures for notebooks.

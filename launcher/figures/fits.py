@@ -1,6 +1,4 @@
-"""The figures of the ladder (what each law says, out to the main run, over log10(FLOPs)) and of the
-main run.
-"""
+"""Figures of the ladder and of the main run: the laws, up to the main run, over log10(FLOPs)."""
 
 from __future__ import annotations
 
@@ -22,22 +20,21 @@ from launcher.figures.panel import (
     log_axis,
     part,
 )
-from launcher.figures.svg import INK, KINDS, raised, shade
+from launcher.figures.svg import INK, KINDS, format_power, shade
 from launcher.views.batch import law_of
 from launcher.views.numbers import Body
+from proxies.core.noise_scale import NoiseLaw
 from proxies.core.notation import counted, format_count, format_percent
 
-# The main run's figure: training loss as logged over the band that was expected.
-
 BINS_PER_DECADE = 40
-"""Losses are drawn as means over so many parts of a decade of steps."""
+"""Parts of a decade of steps over which losses are averaged for drawing."""
 
 
 def main_run(report: Body) -> Panel:
-    """Training loss of the main run, as logged, over the band that was expected.
+    """Draw the training loss of the main run over the predicted band.
 
     Raises:
-        MissingError: it was not launched in its usual place, or no curve was expected.
+        MissingError: The run was not launched in its usual place, or has no predicted curve.
     """
     run = part(report, "main_run", "`forerun launch FROZEN` starts it")
     curve = part(report, "decision", "the study has not reached one yet")["predicted"]["curve"]
@@ -47,25 +44,28 @@ def main_run(report: Body) -> Panel:
         raise MissingError(
             "the main run was not trained by the embedded trainer in its usual place"
         )
-    at = [point["step"] for point in curve]
-    left = max(1.0, min(run["steps"][-1], at[0]) / 3)  # what lies before the band dwarfs it
-    seen = [point for point in binned(run["steps"], run["train_loss_nats"]) if point[0] >= left]
+    curve_steps = [point["step"] for point in curve]
+    # The losses before the band are so high that they would flatten it.
+    left = max(1.0, min(run["steps"][-1], curve_steps[0]) / 3)
+    shown_losses = [
+        point for point in bin_losses(run["steps"], run["train_loss_nats"]) if point[0] >= left
+    ]
 
     def paint(axes: Axes) -> None:
-        right = 1.1 * max(at[-1], run["steps"][-1])
+        right = 1.1 * max(curve_steps[-1], run["steps"][-1])
         log_axis(axes.xaxis, left, right, _format_steps)
         low, high = ([point[f"{end}_nats"] for point in curve] for end in ("low", "high"))
         axes.fill_between(
-            at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="predicted band"
+            curve_steps, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="predicted band"
         )
         axes.plot(
-            at,
+            curve_steps,
             [point["loss_nats"] for point in curve],
             color=KINDS[0],
             linewidth=1.4,
             label="expected",
         )
-        axes.plot(*zip(*seen, strict=True), color=INK, linewidth=1.4, label="training loss")
+        axes.plot(*zip(*shown_losses, strict=True), color=INK, linewidth=1.4, label="training loss")
         axes.set_xlim(left, right)
 
     title = "Training loss of the main run and its predicted band"
@@ -74,30 +74,32 @@ def main_run(report: Body) -> Panel:
     )
 
 
-def binned(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:
-    """Mean step and mean loss of each part of a decade of steps that has some."""
+def bin_losses(steps: Sequence[int], losses: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the mean step and mean loss of each part of a decade that has losses."""
     bins: dict[int, list[tuple[int, float]]] = {}
     for step, loss in zip(steps, losses, strict=True):
         bins.setdefault(math.floor(BINS_PER_DECADE * math.log10(step)), []).append((step, loss))
     return [
-        (sum(s for s, _ in part) / len(part), sum(x for _, x in part) / len(part))
-        for part in bins.values()
+        (sum(s for s, _ in group) / len(group), sum(x for _, x in group) / len(group))
+        for group in bins.values()
     ]
 
 
 _FLOPS = "training compute, 6ND (FLOPs)"
 _WIDE = (4.8, 3.7)
 _NUM_TICKS = 7
-_BESIDE = 0.025
-"""A share of the axis, between a rung and what was predicted of it: their marks do not meet."""
+_BACKTEST_SHIFT = 0.025
+"""Share of the axis between a rung and its back-test prediction, so that their marks do not meet.
+"""
 
 
-def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
-    """Decades, with their twos and fives where there are few, on an axis that holds
-    log10(FLOPs).
+def _set_flops_axis(axes: Axes, values: Iterable[float]) -> None:
+    """Put ticks at decades on an x axis that holds log10(FLOPs).
+
+    Twos and fives are added where there are few decades.
     """
-    shown = [math.log10(value) for value in values]
-    low, high = min(shown), max(shown)
+    logs = [math.log10(value) for value in values]
+    low, high = min(logs), max(logs)
     pad = 0.05 * (high - low) + 0.05
     axes.set_xlim(low - pad, high + pad)
     decades, steps = (
@@ -105,17 +107,20 @@ def _flops_axis(axes: Axes, values: Iterable[float]) -> None:
         (1, 2, 5) if high - low < 2 else (1,),
     )
     ticks = {
-        e + math.log10(s): f"{s}×{raised(10, e)}".removeprefix("1×") for e in decades for s in steps
+        e + math.log10(s): f"{s}×{format_power(10, e)}".removeprefix("1×")
+        for e in decades
+        for s in steps
     }
     axes.xaxis.set_major_locator(
-        FixedLocator([at for at in ticks if low - pad <= at <= high + pad])
+        FixedLocator([tick for tick in ticks if low - pad <= tick <= high + pad])
     )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ticks[value]))
 
 
-def _loss_axis(axes: Axes, low: float, high: float) -> None:
-    """Round losses between these nats, the finest step of which at most seven fit, on an axis that
-    holds log10.
+def _set_loss_axis(axes: Axes, low: float, high: float) -> None:
+    """Put ticks at round losses on a y axis that holds log10(nats).
+
+    The step is the finest of which at most `_NUM_TICKS` fit.
     """
     axes.set_ylim(math.log10(low), math.log10(high))
     steps = [digit * 10.0**power for power in range(-4, 3) for digit in (1, 2, 5)]
@@ -125,14 +130,17 @@ def _loss_axis(axes: Axes, low: float, high: float) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{10**value:.4g}"))
 
 
-def _rungs(axes: Axes, rungs: Sequence[Any]) -> None:
-    """Rungs of the ladder as dots by width, over log10(FLOPs)."""
+def _draw_rungs(axes: Axes, rungs: Sequence[Any]) -> None:
+    """Draw the rungs of the ladder as dots, by width, over log10(FLOPs)."""
     widths = sorted({rung["width"] for rung in rungs})
     for rank, width in enumerate(widths):
-        mine = [rung for rung in rungs if rung["width"] == width]
-        at = [math.log10(rung["flops"]) for rung in mine], [_log_loss(rung) for rung in mine]
+        rungs_of_width = [rung for rung in rungs if rung["width"] == width]
+        position = (
+            [math.log10(rung["flops"]) for rung in rungs_of_width],
+            [_compute_log10_loss(rung) for rung in rungs_of_width],
+        )
         axes.plot(
-            *at,
+            *position,
             MARKERS[rank % len(MARKERS)],
             color=shade(rank, len(widths)),
             markersize=5,
@@ -141,29 +149,30 @@ def _rungs(axes: Axes, rungs: Sequence[Any]) -> None:
         )
 
 
-def _log_loss(rung: Any) -> float:
+def _compute_log10_loss(rung: Any) -> float:
     return math.log10(rung["loss_nats"])
 
 
 def ladder(report: Body) -> Panel:
-    """Loss against compute, log-log: rungs, back-test, the pooled laws' frontier with its band, the
-    main run.
+    """Draw loss against compute, log-log: rungs, back-test, frontier with band, and main run.
+
+    The frontier is that of the pooled laws.
 
     Raises:
-        MissingError: the ladder has not ended.
+        MissingError: The ladder has not ended.
     """
-    ran = part(report, "ladder", "`forerun ladder PLAN` runs it")["rungs"]
+    all_rungs = part(report, "ladder", "`forerun ladder PLAN` runs it")["rungs"]
     fit = part(report, "fit", "`forerun ladder PLAN` runs what it needs")
     frontier, predicted = report["frontier"] or [], (report["choice"] or {}).get("prediction")
-    rungs = [rung for rung in ran if rung["loss_nats"] is not None]
+    rungs = [rung for rung in all_rungs if rung["loss_nats"] is not None]
     held_out = (fit["backtest"] or {"runs": []})["runs"]
-    flops = [point["flops"] for point in (*ran, *frontier)]
+    flops = [point["flops"] for point in (*all_rungs, *frontier)]
 
     def paint(axes: Axes) -> None:
-        seen = [rung["loss_nats"] for rung in rungs] + [run["predicted"] for run in held_out]
-        seen += [predicted["loss"]] if predicted else []
-        _flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
-        _loss_axis(axes, *_room(seen, predicted, frontier))
+        losses = [rung["loss_nats"] for rung in rungs] + [run["predicted"] for run in held_out]
+        losses += [predicted["loss"]] if predicted else []
+        _set_flops_axis(axes, flops + ([predicted["flops"]] if predicted else []))
+        _set_loss_axis(axes, *_choose_loss_limits(losses, predicted, frontier))
         if predicted and rungs:
             axes.axvline(
                 math.log10(max(rung["flops"] for rung in rungs)),
@@ -173,21 +182,21 @@ def ladder(report: Body) -> Panel:
                 linestyle=DASHED,
                 label="largest rung",
             )
-        _frontier(axes, frontier, f"{format_percent(fit['level'])} of new runs")
-        _rungs(axes, rungs)
+        _draw_frontier(axes, frontier, f"{format_percent(fit['level'])} of new runs")
+        _draw_rungs(axes, rungs)
         (left, right) = axes.get_xlim()
-        back = [
+        backtest_points = [
             (
-                math.log10(6 * run["params"] * run["tokens"]) - _BESIDE * (right - left),
+                math.log10(6 * run["params"] * run["tokens"]) - _BACKTEST_SHIFT * (right - left),
                 run["predicted"],
                 run["interval"],
             )
             for run in held_out
         ]
-        _bars(axes, back, "d", KINDS[4], 5, "back-test")
+        _draw_intervals(axes, backtest_points, "d", KINDS[4], 5, "back-test")
         if predicted:
             at = (math.log10(predicted["flops"]), predicted["loss"], predicted["interval"])
-            _bars(axes, [at], "*", KINDS[1], 12, "main run")
+            _draw_intervals(axes, [at], "*", KINDS[1], 12, "main run")
 
     title = "Loss against training compute: rungs, the frontier, and the main run"
     return draw("scaling", title, (_FLOPS, LOSS), paint, _WIDE)
@@ -200,15 +209,15 @@ def _format_steps(value: float) -> str:
 def curves_over_steps(
     axes: Axes, curves: Sequence[Any], label: Callable[[Any], str]
 ) -> list[tuple[Any, str]]:
-    """Draw training losses over log steps; returns each curve with its colour."""
+    """Draw training losses over log steps, and return each curve with its color."""
     steps = [step for curve in curves for step in curve["steps"]]
     log_axis(axes.xaxis, min(steps), max(steps), _format_steps)
     drawn = [(curve, shade(rank, len(curves))) for rank, curve in enumerate(curves)]
-    for curve, colour in drawn:
+    for curve, color in drawn:
         axes.plot(
             curve["steps"],
             curve["train_loss_nats"],
-            color=colour,
+            color=color,
             linewidth=1.4,
             label=label(curve),
         )
@@ -216,74 +225,80 @@ def curves_over_steps(
 
 
 def branches(report: Body) -> Panel:
-    """Training loss of rungs that share a stable phase: each from where it leaves the shorter one,
-    its decay marked.
+    """Draw the training loss of rungs that share a stable phase, with their decays marked.
+
+    Each curve begins where it leaves the shorter one.
 
     Raises:
-        MissingError: the ladder has not ended, or no rungs share one.
+        MissingError: The ladder has not ended, or no rungs share a stable phase.
     """
     ladder = part(report, "ladder", "`forerun ladder PLAN` runs it")
-    found = part(ladder, "branches", "no rungs share a stable phase (proxy.decay_branches)")
+    shared_phase = part(ladder, "branches", "no rungs share a stable phase (proxy.decay_branches)")
 
     def paint(axes: Axes) -> None:
-        for curve, colour in curves_over_steps(
-            axes, found["curves"], lambda curve: f"{counted(curve['num_steps'], 'step')}"
+        for curve, color in curves_over_steps(
+            axes, shared_phase["curves"], lambda curve: f"{counted(curve['num_steps'], 'step')}"
         ):
-            axes.axvline(curve["branch_step"], color=colour, linewidth=0.8, linestyle=DASHED)
-        first, last = found["curves"][0], found["curves"][-1]
-        at = len(first["steps"]) // 4  # what lies before dwarfs the decays
+            axes.axvline(curve["branch_step"], color=color, linewidth=0.8, linestyle=DASHED)
+        first, last = shared_phase["curves"][0], shared_phase["curves"][-1]
+        start = len(first["steps"]) // 4  # Earlier losses are so high that they flatten the decays.
         highest, lowest = (
-            first["train_loss_nats"][at],
-            min(min(one["train_loss_nats"]) for one in found["curves"]),
+            first["train_loss_nats"][start],
+            min(min(curve["train_loss_nats"]) for curve in shared_phase["curves"]),
         )
-        axes.set_xlim(first["steps"][at], 1.1 * last["num_steps"])
+        axes.set_xlim(first["steps"][start], 1.1 * last["num_steps"])
         axes.set_ylim(lowest - 0.05 * (highest - lowest), highest)
 
-    title = f"Training loss of rungs of width {found['width']} that share a stable phase"
+    title = f"Training loss of rungs of width {shared_phase['width']} that share a stable phase"
     return draw(
         "branches", title, ("optimizer steps", "training loss (nats per token)"), paint, _WIDE
     )
 
 
 def aspect(report: Body) -> Panel:
-    """What the width per layer adds to the loss, in percent: rungs, the parabola and its band.
+    """Draw what the width per layer adds to the loss, in percent, with rungs, parabola and band.
 
     Raises:
-        MissingError: the ladder is no grid of widths and depths.
+        MissingError: The ladder is not a grid of widths and depths.
     """
     part(report, "ladder", "`forerun ladder PLAN` runs it")
-    found = part(report, "choice", "the ladder identifies no law")["aspect"]
-    if not found or not found["curve"]:
+    section = part(report, "choice", "the ladder identifies no law")["aspect"]
+    if not section or not section["curve"]:
         raise MissingError("the ladder is no grid of widths and depths")
 
     def percent(log_loss: float) -> float:
         return 100.0 * math.expm1(log_loss)
 
     def paint(axes: Axes) -> None:
-        at = [math.log2(point["width_per_layer"]) for point in found["curve"]]
+        log_aspects = [math.log2(point["width_per_layer"]) for point in section["curve"]]
         low, high = (
-            [percent(point["interval"][end]) for point in found["curve"]] for end in (0, 1)
+            [percent(point["interval"][end]) for point in section["curve"]] for end in (0, 1)
         )
-        axes.fill_between(at, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="interval")
+        axes.fill_between(
+            log_aspects, low, high, color=KINDS[0], alpha=0.18, linewidth=0, label="interval"
+        )
         axes.plot(
-            at,
-            [percent(point["log_loss"]) for point in found["curve"]],
+            log_aspects,
+            [percent(point["log_loss"]) for point in section["curve"]],
             color=KINDS[0],
             linewidth=1.4,
         )
-        seen = [
-            (math.log2(one["width_per_layer"]), percent(one["log_loss"])) for one in found["points"]
+        rung_points = [
+            (math.log2(point["width_per_layer"]), percent(point["log_loss"]))
+            for point in section["points"]
         ]
-        axes.plot(*zip(*seen, strict=True), MARKERS[0], color=INK, markersize=4, label="rungs")
+        axes.plot(
+            *zip(*rung_points, strict=True), MARKERS[0], color=INK, markersize=4, label="rungs"
+        )
         axes.axvline(
-            math.log2(found["width_per_layer"]),
+            math.log2(section["width_per_layer"]),
             color=KINDS[1],
             linewidth=1.1,
             linestyle=DASHED,
             label="chosen",
         )
         axes.xaxis.set_major_locator(
-            FixedLocator(range(math.floor(min(at)), math.ceil(max(at)) + 1))
+            FixedLocator(range(math.floor(min(log_aspects)), math.ceil(max(log_aspects)) + 1))
         )
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{2**value:g}"))
 
@@ -292,47 +307,51 @@ def aspect(report: Body) -> Panel:
 
 
 def noise(report: Body) -> Panel:
-    """The gradient noise scale at each look at a rung, log-log over tokens, with its law and the
-    plan's batch.
+    """Draw the gradient noise scale of every look over tokens, with its law and the plan's batch.
 
     Raises:
-        MissingError: no rung was looked at.
+        MissingError: The noise was not measured at any rung.
     """
-    found = part(report, "noise_scale", "no rung was long enough to be looked at")
-    looks, law, judged = found["looks"], law_of(found), found["judged"]
-    told = [look for look in looks if look["interval"][0] is not None]
-    widths = sorted({look["width"] for look in told})
+    section = part(report, "noise_scale", "no rung was long enough to be looked at")
+    looks, law, judged = section["looks"], law_of(section), section["judged"]
+    bounded_looks = [look for look in looks if look["interval"][0] is not None]
+    widths = sorted({look["width"] for look in bounded_looks})
     batch = judged["batch_tokens"] if judged else looks[0]["batch_tokens"]
     last = max([look["tokens"] for look in looks] + ([judged["num_tokens"]] if judged else []))
-    shown = [look["scale_tokens"] or look["interval"][0] for look in told] + [batch]
-    # The law's line reaches the main run's tokens inside the picture; bounds of the law and of a
-    # look may leave it.
-    shown += [] if law is None else [law.at(last)[0] / 2]
-    floor, ceiling = min([batch, *(look["interval"][0] for look in told)]) / 2, 4 * max(shown)
+    scales = [look["scale_tokens"] or look["interval"][0] for look in bounded_looks] + [batch]
+    # The figure holds the law's line up to the main run's tokens; bounds of the law and of a look
+    # may leave it.
+    scales += [] if law is None else [law.at(last)[0] / 2]
+    floor, ceiling = (
+        min([batch, *(look["interval"][0] for look in bounded_looks)]) / 2,
+        4 * max(scales),
+    )
 
     def paint(axes: Axes) -> None:
         log_axis(axes.xaxis, min(look["tokens"] for look in looks), last, format_count)
         log_axis(axes.yaxis, floor, ceiling, format_count)
         if law is not None:
-            first = min(look["tokens"] for look in looks)
-            at = [first * (last / first) ** (i / 40) for i in range(41)]
-            middle, low, high = zip(*map(law.at, at), strict=True)
-            axes.fill_between(at, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label="law")
-            axes.plot(at, middle, color=KINDS[0], linewidth=1.4)
+            _draw_noise_law(axes, law, min(look["tokens"] for look in looks), last)
         for rank, width in enumerate(widths):
-            mine = [look for look in told if look["width"] == width]
-            # or bars of one step would hide each other
-            beside = 1 + 0.08 * (rank - (len(widths) - 1) / 2)
-            colour, x = shade(rank, len(widths)), [look["tokens"] * beside for look in mine]
-            y = [look["scale_tokens"] or look["interval"][0] for look in mine]
-            # open: past the top
-            ends = [(look["interval"][0], look["interval"][1] or 10 * ceiling) for look in mine]
-            axes.vlines(x, *zip(*ends, strict=True), color=colour, linewidth=1.2)
+            looks_of_width = [look for look in bounded_looks if look["width"] == width]
+            # Without a shift, the bars of one step would hide each other.
+            shift = 1 + 0.08 * (rank - (len(widths) - 1) / 2)
+            color, x = (
+                shade(rank, len(widths)),
+                [look["tokens"] * shift for look in looks_of_width],
+            )
+            y = [look["scale_tokens"] or look["interval"][0] for look in looks_of_width]
+            # A look without an upper bound has a bar that leaves the figure at the top.
+            intervals = [
+                (look["interval"][0], look["interval"][1] or 10 * ceiling)
+                for look in looks_of_width
+            ]
+            axes.vlines(x, *zip(*intervals, strict=True), color=color, linewidth=1.2)
             axes.plot(
                 x,
                 y,
                 MARKERS[rank % len(MARKERS)],
-                color=colour,
+                color=color,
                 markersize=5,
                 label=f"width {width}",
             )
@@ -343,43 +362,52 @@ def noise(report: Body) -> Panel:
     return draw("noise", title, ("tokens trained on", "noise scale (tokens)"), paint, _WIDE)
 
 
-def _room(seen: Sequence[float], predicted: Any, frontier: Sequence[Any]) -> tuple[float, float]:
-    """Limits in nats that hold what was measured and predicted: a band that explodes must not
-    flatten it.
+def _draw_noise_law(axes: Axes, law: NoiseLaw, first: float, last: float) -> None:
+    """Draw the law of the noise scale with its band, over tokens from `first` to `last`."""
+    tokens = [first * (last / first) ** (i / 40) for i in range(41)]
+    middle, low, high = zip(*map(law.at, tokens), strict=True)
+    axes.fill_between(tokens, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label="law")
+    axes.plot(tokens, middle, color=KINDS[0], linewidth=1.4)
+
+
+def _choose_loss_limits(
+    losses: Sequence[float], predicted: Any, frontier: Sequence[Any]
+) -> tuple[float, float]:
+    """Return loss limits in nats that hold what was measured and predicted.
+
+    A band that grows without bound must not flatten it.
     """
-    low, high = min(seen, default=1.0), max(seen, default=1.0)
+    low, high = min(losses, default=1.0), max(losses, default=1.0)
     reach = max(high / low, 1.1) ** 0.4
     ends = [end for point in frontier for end in point["interval"] or ()]
     ends += (predicted or {}).get("interval") or ()
     return max(min([low, *ends]), low / reach) / 1.02, min(max([high, *ends]), high * reach) * 1.02
 
 
-def _frontier(axes: Axes, frontier: Sequence[Any], band: str) -> None:
-    """The best loss for the compute, with the band of one new run where there is one."""
+def _draw_frontier(axes: Axes, frontier: Sequence[Any], band: str) -> None:
+    """Draw the best loss for the compute, with the band of one new run if there is one."""
     x = [math.log10(point["flops"]) for point in frontier]
     if frontier and all(point["interval"] for point in frontier):
         low, high = ([math.log10(point["interval"][i]) for point in frontier] for i in (0, 1))
         axes.fill_between(x, low, high, color=KINDS[0], alpha=0.16, linewidth=0, label=band)
     axes.plot(
         x,
-        [_log_loss(point) for point in frontier],
+        [_compute_log10_loss(point) for point in frontier],
         color=KINDS[0],
         linewidth=1.8,
         label="best at its compute" if frontier else None,
     )
 
 
-def _bars(
+def _draw_intervals(
     axes: Axes,
     points: Sequence[tuple[float, float, Any]],
     marker: str,
-    colour: str,
+    color: str,
     size: float,
     label: str,
 ) -> None:
-    """Losses with their intervals, (log10 FLOPs, nats, interval), on the axis of log10; nothing
-    without any.
-    """
+    """Draw losses with their intervals, given as (log10 FLOPs, nats, interval), on log10 axes."""
     if points:
         ends = [
             [math.log10(end) for end in interval or (loss, loss)] for _, loss, interval in points
@@ -390,7 +418,7 @@ def _bars(
             ends,
             along="y",
             fmt=marker,
-            color=colour,
+            color=color,
             markersize=size,
             elinewidth=1.4,
             capsize=3.5,

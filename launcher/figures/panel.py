@@ -1,8 +1,7 @@
-"""One panel of a figure, as matplotlib's own `Figure` and as SVG for the page, and what the figures
-share.
+"""One panel of a figure, as a matplotlib `Figure` and as SVG, and what all figures share.
 
-A figure is a pure function of the report's body: the same body gives the same bytes. Panels to be
-compared share their axes. matplotlib is imported by the modules of this folder alone.
+A figure is a pure function of the report's body: the same body gives the same bytes. Panels that
+are compared share their axes. Only the modules of this folder import matplotlib.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from launcher.figures.svg import INK, finish, raised
+from launcher.figures.svg import INK, finish, format_power
 from launcher.views.numbers import Body
 from proxies.core.errors import InputError
 
@@ -51,25 +50,25 @@ _STYLE: Any = {
     "text.parse_math": False,
 }
 INCHES = (4.8, 3.5)
+"""Default width and height of a figure."""
 _AXIS_SHARE = 0.8
 """Width of the axes as a share of the figure's width."""
 _LETTER_INCHES = 0.085
 """Width of a digit of a tick label, rounded up."""
 MARKERS = "osD^vP"
+"""Markers of ordered things; they repeat if there are more."""
 LOSS = "validation loss (nats per token)"
 DASHED = (0, (4, 3))
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 class MissingError(InputError):
-    """The report lacks what a figure draws: the stage has not ended, or there is no such test or
-    arm.
-    """
+    """The report lacks what a figure draws: a stage has not ended, or a test or arm is absent."""
 
 
 @contextmanager
-def _style(name: str) -> Iterator[None]:
-    """A user's matplotlibrc must not change a report, nor a report anything of the user's."""
+def _use_style(name: str) -> Iterator[None]:
+    """Apply the report's style within, without the user's settings and without changing them."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": name})
@@ -77,14 +76,14 @@ def _style(name: str) -> Iterator[None]:
 
 
 class Panel(Figure):
-    """A figure that a notebook shows at the end of a cell, with no pyplot and no line of magic."""
+    """A figure that a notebook shows at the end of a cell, without pyplot."""
 
     name = ""
-    """Unique on the page."""
+    """Name that is unique on the page."""
 
     def savefig(self, *to: Any, **options: Any) -> None:
-        """As matplotlib does, in the report's style."""
-        with _style(self.name):
+        """Save the figure as matplotlib does, in the report's style."""
+        with _use_style(self.name):
             super().savefig(*to, **options)
 
     def _repr_png_(self) -> bytes:
@@ -100,16 +99,16 @@ def draw(
     paint: Callable[[Axes], None],
     inches: tuple[float, float] = INCHES,
 ) -> Panel:
-    """One panel, its legend above it.
+    """Draw one panel, with its legend above it.
 
     Args:
-        name: unique on the page.
-        title: what a screen reader says.
-        labels: of both axes.
-        paint: draws into the axes.
-        inches: width and height.
+        name: Name that is unique on the page.
+        title: Title for screen readers.
+        labels: Labels of the x axis and the y axis.
+        paint: Function that draws into the axes.
+        inches: Width and height.
     """
-    with _style(name):
+    with _use_style(name):
         figure = Panel(figsize=inches, layout="constrained")
         figure.name = name
         figure.set_label(title)
@@ -119,38 +118,44 @@ def draw(
         paint(axes)
         handles, names = axes.get_legend_handles_labels()
         if handles:
-            columns = _legend_columns(names, inches[0])  # filled column by column; read row by row
+            # matplotlib fills the legend column by column, but people read it row by row.
+            columns = _count_legend_columns(names, inches[0])
             handles = [handles[j] for i in range(columns) for j in range(i, len(handles), columns)]
             figure.legend(handles=handles, loc="outside upper left", ncols=columns)
     return figure
 
 
 def svg_of(panel: Panel) -> str:
-    """A panel as SVG that stands inline in a page."""
+    """Render a panel as SVG for use inline in a page."""
     buffer = io.StringIO()
     panel.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
     return finish(buffer.getvalue(), panel.name, str(panel.get_label()))
 
 
 def part(report: Body, key: str, stage: str) -> Any:
-    """What a stage gave.
+    """Return a section of the report.
+
+    Args:
+        report: Content of `report.json`.
+        key: Key of the section.
+        stage: Clause for the error message: how to get the section.
 
     Raises:
-        MissingError: it has not ended.
+        MissingError: The section is empty, because its stage has not ended.
     """
-    found = report.get(key)
-    if not found:
+    section = report.get(key)
+    if not section:
         raise MissingError(f"the report has no {key}: {stage}")
-    return found
+    return section
 
 
 def main_arm(body: Body) -> str:
-    """The name of the arm that the study is about, as in the runs of a transfer test."""
+    """Return the name of the study's own arm, as in the runs of a transfer test."""
     return str(body["question"]["proxy"]["parametrization"])
 
 
-def _legend_columns(names: Sequence[str], inches: float) -> int:
-    """As many columns as fit, four at most, by the usual width of a letter."""
+def _count_legend_columns(names: Sequence[str], inches: float) -> int:
+    """Return how many legend columns fit, up to four, from the usual width of a letter."""
     for columns in range(min(len(names), 4), 1, -1):
         longest = [max(map(len, names[i::columns])) for i in range(columns)]
         if sum(27 + 4.6 * length for length in longest) <= 72 * inches:
@@ -159,14 +164,15 @@ def _legend_columns(names: Sequence[str], inches: float) -> int:
 
 
 def octaves(axis: Axis, low: float, high: float) -> None:
-    """Whole powers of two, on an axis that holds log2(rate); two octaves at least, or noise would
-    look like drift.
+    """Put ticks at powers of two on an axis that holds log2 of a rate.
+
+    It shows at least two octaves, because noise would look like drift otherwise.
     """
-    pad = max(0.4, (2.2 - (high - low)) / 2)
-    first, last = math.ceil(low - pad), math.floor(high + pad)
-    axis.set_view_interval(low - pad, high + pad, ignore=True)
+    padding = max(0.4, (2.2 - (high - low)) / 2)
+    first, last = math.ceil(low - padding), math.floor(high + padding)
+    axis.set_view_interval(low - padding, high + padding, ignore=True)
     axis.set_major_locator(FixedLocator(range(first, last + 1, 1 + (last - first) // 12)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: raised(2, round(value))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_power(2, round(value))))
 
 
 def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str]) -> None:
@@ -193,7 +199,7 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
     axis.set_major_locator(
         FixedLocator(
             next(
-                (ticks for ticks in candidates if _have_room(ticks, label, per_decade, across)),
+                (ticks for ticks in candidates if _has_room(ticks, label, per_decade, across)),
                 candidates[-1],
             )
         )
@@ -202,31 +208,32 @@ def log_axis(axis: Axis, low: float, high: float, label: Callable[[float], str])
     axis.set_minor_locator(NullLocator())
 
 
-def _have_room(
+def _has_room(
     ticks: Sequence[float], label: Callable[[float], str], per_decade: float, across: bool
 ) -> bool:
-    """Return whether labels of neighboring ticks do not overlap, by the usual size of a letter in
-    inches.
-    """
+    """Return whether the labels of neighboring ticks do not overlap, by the usual letter size."""
     for left, right in itertools.pairwise(ticks):
-        taken = (
+        needed = (
             _LETTER_INCHES * (len(label(left)) + len(label(right)) + 2) / 2
             if across
             else 2 * _LETTER_INCHES
         )
-        if math.log10(right / left) * per_decade < taken:
+        if math.log10(right / left) * per_decade < needed:
             return False
     return True
 
 
 def ceiling(losses: Sequence[float]) -> tuple[float, float]:
-    """Loss limits that show the loss basins: a few runs near divergence must not flatten all
-    others.
+    """Return loss limits that show the loss basins.
+
+    A few runs near divergence must not flatten all others.
     """
     low, middle = min(losses), sorted(losses)[len(losses) // 2]
-    crowd = low + 4 * (middle - low)
+    crowd_top = low + 4 * (middle - low)
     high = (
-        max(losses) if max(losses) <= low + 1.5 * (crowd - low) else max(crowd, min(losses) + 0.05)
+        max(losses)
+        if max(losses) <= low + 1.5 * (crowd_top - low)
+        else max(crowd_top, min(losses) + 0.05)
     )
     pad = 0.05 * (high - low) or 0.05
     return low - pad, high + pad
@@ -240,33 +247,41 @@ def interval_marks(
     along: str,
     **style: Any,
 ) -> None:
-    """Marks with bars: each mark where its point is, each bar where its interval is, which need not
-    hold the point.
+    """Draw points with interval bars, each bar where its interval is.
 
-    An interval comes of resampled fits, the point of the fit to all runs: a degenerate one may lie
-    outside.
+    An interval comes from resampled fits and the point from the fit to all runs, so that a
+    degenerate interval may not contain its point.
 
     Args:
-        axes: to draw on.
-        points: (x, y) of each.
-        intervals: (low, high) of each.
-        along: "x" or "y", the axis of the intervals.
-        **style: of matplotlib's `errorbar`.
+        axes: Axes to draw on.
+        points: (x, y) of each point.
+        intervals: (low, high) of each point.
+        along: Axis of the intervals, "x" or "y".
+        **style: Options of matplotlib's `errorbar`.
     """
-    middles = [(low + high) / 2 for low, high in intervals]
+    interval_centers = [(low + high) / 2 for low, high in intervals]
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    shown = (middles, ys) if along == "x" else (xs, middles)
+    centers = (interval_centers, ys) if along == "x" else (xs, interval_centers)
     style = {**style, f"{along}err": [(high - low) / 2 for low, high in intervals]}
-    marks, _, _ = axes.errorbar(*shown, **style)
+    marks, _, _ = axes.errorbar(*centers, **style)
     marks.set_data(xs, ys)
     axes.update_datalim(points)
 
 
-def edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], colour: str) -> None:
-    """A cross at the top for a run without a loss, a triangle for one above the axis."""
+def draw_edge_marks(axes: Axes, points: Sequence[tuple[float, float | None]], color: str) -> None:
+    """Mark runs outside the axes: a cross for no loss, a triangle for a loss above the top."""
     bottom, top = axes.get_ylim()
-    at = top - 0.03 * (top - bottom)
-    lost = [x for x, loss in points if loss is None]
+    marker_height = top - 0.03 * (top - bottom)
+    diverged = [x for x, loss in points if loss is None]
     above = [x for x, loss in points if loss is not None and loss > top]
-    axes.plot(lost, [at] * len(lost), "x", color=colour, markersize=5.5, markeredgewidth=1.4)
-    axes.plot(above, [at] * len(above), "^", color=colour, markersize=4.5, fillstyle="none")
+    axes.plot(
+        diverged,
+        [marker_height] * len(diverged),
+        "x",
+        color=color,
+        markersize=5.5,
+        markeredgewidth=1.4,
+    )
+    axes.plot(
+        above, [marker_height] * len(above), "^", color=color, markersize=4.5, fillstyle="none"
+    )

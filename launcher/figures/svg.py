@@ -1,6 +1,4 @@
-"""A drawing as SVG that lives inside a page: no ids that clash, colours that follow the page, a
-title.
-"""
+"""Inline SVG for a page: ids that do not clash, colors that follow the page, and a title."""
 
 from __future__ import annotations
 
@@ -8,70 +6,75 @@ import html
 import re
 
 INK = "#1b1f24"
-"""Drawn with this, a line or a text takes the page's text colour."""
+"""Color that becomes the page's text color."""
 
 SEQUENCE = ("#c97700", "#c9552f", "#b4326b", "#852a93", "#4b2f9e", "#12246e")
-"""Ordered things, narrow to wide: hue and lightness both move, so order survives colour blindness
-and grey print."""
+"""Colors of ordered things, narrow to wide. Hue and lightness both change, so that the order
+survives color blindness and gray print."""
 _SEQUENCE_DARK = ("#9a7bea", "#c272d4", "#e0709f", "#f28b6e", "#f7b24d", "#f8e67a")
 
 KINDS = ("#0072b2", "#bf5000", "#007a5a", "#8f5f00", "#6b7280", "#9a3fa5")
-"""Unordered things: after Okabe and Ito's palette for colour-blind readers, dark enough on white
-for names in them."""
+"""Colors of unordered things, after Okabe and Ito's palette for color-blind readers, dark enough
+for text on white."""
 _KINDS_DARK = ("#56b4e9", "#f08a4b", "#35c99b", "#f0b93a", "#a3abb8", "#d48fe0")
 
 
-def _variables(sequence: tuple[str, ...], kinds: tuple[str, ...]) -> str:
-    named = [(f"--s{i}", c) for i, c in enumerate(sequence)] + [
-        (f"--k{i}", c) for i, c in enumerate(kinds)
+def _declare_variables(sequence: tuple[str, ...], kinds: tuple[str, ...]) -> str:
+    variables = [(f"--s{index}", color) for index, color in enumerate(sequence)] + [
+        (f"--k{index}", color) for index, color in enumerate(kinds)
     ]
-    return ";".join(f"{name}:{colour}" for name, colour in named)
+    return ";".join(f"{name}:{color}" for name, color in variables)
 
 
-LIGHT_VARIABLES = _variables(SEQUENCE, KINDS)
-DARK_VARIABLES = _variables(_SEQUENCE_DARK, _KINDS_DARK)
-"""CSS declarations of the palette, for the page to set; a drawing outside such a page keeps the
-light colours."""
+LIGHT_VARIABLES = _declare_variables(SEQUENCE, KINDS)
+DARK_VARIABLES = _declare_variables(_SEQUENCE_DARK, _KINDS_DARK)
+"""CSS declarations of the palettes, to be set by the page. A drawing outside such a page keeps the
+light colors."""
 
 
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_NUMBER = re.compile(r"-?\d+\.\d{3,}")
-_PLACED = re.compile(r'\b(?:d|x|y|width|height|transform)="[^"]*"')
+_TO_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_NUMBER_PATTERN = re.compile(r"-?\d+\.\d{3,}")
+_GEOMETRY_PATTERN = re.compile(r'\b(?:d|x|y|width|height|transform)="[^"]*"')
 
 
-def raised(base: int, exponent: int) -> str:
-    """A power as plain text, the exponent in superscript digits."""
-    return f"{base}{str(exponent).translate(_SUPERSCRIPT)}"
+def format_power(base: int, exponent: int) -> str:
+    """Format a power as plain text, with the exponent in superscript digits."""
+    return f"{base}{str(exponent).translate(_TO_SUPERSCRIPT)}"
 
 
 def shade(rank: int, count: int) -> str:
-    """The colour of the `rank`-th of `count` ordered things: the whole range is used, the last is
-    the strongest.
+    """Return the color of one of several ordered things.
+
+    Args:
+        rank: Position in the order, from 0; the last has the strongest color.
+        count: Number of ordered things, over which the whole palette is spread.
     """
     last = len(SEQUENCE) - 1
     return SEQUENCE[last if count <= 1 else round(rank * last / (count - 1))]
 
 
 def finish(drawn: str, name: str, title: str) -> str:
-    """What matplotlib wrote, made fit to stand inline in HTML beside others of its kind.
+    """Convert an SVG document of matplotlib for use inline in HTML, next to others.
 
     Args:
-        drawn: a whole SVG document, its text left as text.
-        name: unique on the page; prefixes every id.
-        title: what a screen reader says.
+        drawn: A whole SVG document, with its text kept as text.
+        name: Name that is unique on the page; it prefixes every id.
+        title: Title for screen readers.
     """
     text = drawn[drawn.index("<svg") :]
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[xy]tick_\d+">', '<g class="tick">', text)
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
-    text = _own_ids(text, name)
+    text = _prefix_ids(text, name)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    text = _coloured(text)
+    text = _use_page_colors(text)
     text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><").strip()
-    text = _PLACED.sub(lambda found: _NUMBER.sub(_hundredths, found.group()), text)
+    text = _GEOMETRY_PATTERN.sub(
+        lambda match: _NUMBER_PATTERN.sub(_round_to_hundredths, match.group()), text
+    )
     text = re.sub(r' transform="rotate\(-?0 [^"]*"', "", text)
     text = re.sub(
-        r'style="([^"]*)"', lambda found: found.group().replace(": ", ":").replace("; ", ";"), text
+        r'style="([^"]*)"', lambda match: match.group().replace(": ", ":").replace("; ", ";"), text
     )
     size = re.search(r'viewBox="[^"]*"', text)
     assert size is not None
@@ -83,26 +86,26 @@ def finish(drawn: str, name: str, title: str) -> str:
     return head + text[text.index(">") + 1 :]
 
 
-def _hundredths(number: re.Match[str]) -> str:
+def _round_to_hundredths(number: re.Match[str]) -> str:
     return f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
 
 
-def _own_ids(text: str, name: str) -> str:
-    """Short ids that begin with the name."""
+def _prefix_ids(text: str, name: str) -> str:
+    """Replace ids by short ones that begin with the name."""
     ids = {
         id: f"{name}-{number}"
         for number, id in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]*)"', text)))
     }
-    text = re.sub(r'\bid="([^"]*)"', lambda found: f'id="{ids[found[1]]}"', text)
-    text = re.sub(r'xlink:href="#([^"]*)"', lambda found: f'href="#{ids[found[1]]}"', text)
-    return re.sub(r"url\(#([^)]*)\)", lambda found: f"url(#{ids[found[1]]})", text)
+    text = re.sub(r'\bid="([^"]*)"', lambda match: f'id="{ids[match[1]]}"', text)
+    text = re.sub(r'xlink:href="#([^"]*)"', lambda match: f'href="#{ids[match[1]]}"', text)
+    return re.sub(r"url\(#([^)]*)\)", lambda match: f"url(#{ids[match[1]]})", text)
 
 
-def _coloured(text: str) -> str:
+def _use_page_colors(text: str) -> str:
+    """Replace the palettes' colors by the page's variables, and ink by the text color."""
     for prefix, palette in (("s", SEQUENCE), ("k", KINDS)):
-        for i, colour in enumerate(palette):
-            text = text.replace(f": {colour}", f": var(--{prefix}{i}, {colour})")
-    # A text whose colour is the default black carries no colour at all, and would stay black on a
-    # dark page.
+        for index, color in enumerate(palette):
+            text = text.replace(f": {color}", f": var(--{prefix}{index}, {color})")
+    # Text in the default black has no color of its own, and would stay black on a dark page.
     text = re.sub(r'<text style="(?![^"]*fill:)', '<text style="fill: currentColor; ', text)
     return text.replace(f": {INK}", ": currentColor")

@@ -1,4 +1,4 @@
-"""The report: `report.json`, and one static page drawn from it; two reports side by side.
+"""The report (`report.json` and a static page drawn from it), and the comparison of two reports.
 
 Enters:   a study's findings.
 Leaves:   `report.json`, `report.html`, `compare.json`, `compare.html`.

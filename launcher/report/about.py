@@ -1,5 +1,6 @@
-"""What the report's first screen shows beside `report.json`: the study's name, the date,
-device-hours, what to run.
+"""The header of the report's page: the study's name, date, device-hours, and next command.
+
+None of it is in `report.json`.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ from sweeps.store.live import DriverState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """Of a study at one moment; none of it is in `report.json`, which holds no clock and no
-    path.
+    """The header of a study's report at one moment.
+
+    It is kept out of `report.json`, which holds no time and no path.
     """
 
     name: str
     date: str
-    """Of the writing: UTC, ISO 8601."""
+    """Date of writing: UTC, ISO 8601."""
     next_command: str
-    """Empty where no command of forerun comes next."""
+    """Next command; empty if no command of forerun comes next."""
     device_hours: float
-    """Of all drivers, one at work included."""
+    """Device-hours of all drivers, including one that still works."""
     usd: float | None
-    """None: some price is not known (`cluster.usd_per_device_hour`)."""
+    """Dollars of these device-hours; None if a price is unknown
+    (`cluster.usd_per_device_hour`)."""
     by_kind: tuple[KindSpent, ...] = ()
-    """The same by kind of device."""
+    """Spend by kind of device."""
     lacking: tuple[str, ...]
-    """Gates that cannot tell for lack of the same runs: people read one line about them."""
+    """Gates that cannot tell because they lack the same runs; people read one line about them."""
 
 
 def about(
@@ -51,20 +54,21 @@ def about(
     *,
     at_work: bool = False,
 ) -> About:
-    """What the first screen shows of a study.
+    """Build the header of a study's report.
 
     Args:
-        study: as it is recorded.
-        ledger: as just read.
+        study: The study as recorded.
+        ledger: The ledger as just read.
         body: `report.json`.
-        after: the runs that would decide what cannot tell (`launcher.study.next_runs`), or None.
-        live: the driver's last look, read before the ledger was.
-        at_work: another process drives this study now.
+        after: The runs that would decide the gates that cannot tell
+            (`launcher.study.next_runs`), or None.
+        live: The driver's last state, read before the ledger.
+        at_work: Whether another process drives this study now.
     """
     cost = spent_now(ledger, live, study.plan.cluster.caps)
     folder = study.study_dir.resolve()
     return About(
-        # the usual name
+        # Folders named `study`, the usual name, are shown with their parent.
         name=f"{folder.parent.name}/{folder.name}" if folder.name == "study" else folder.name,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         next_command=next_command(body, after, study.study_dir, at_work=at_work),
@@ -76,20 +80,21 @@ def about(
 
 
 def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bool = False) -> str:
-    """The command that comes next; empty where people have to change the plan, or start their own
-    trainer.
+    """Return the command that comes next.
+
+    It is empty if people have to change the plan, or start their own trainer.
 
     Args:
         body: `report.json`.
-        after: as `about` has it.
-        study_dir: the study's folder.
-        at_work: another process drives this study now, so that no command may change it.
+        after: As in `about`.
+        study_dir: The study's folder.
+        at_work: Whether another process drives this study now, so that no command may change it.
     """
     study = shlex.quote(str(study_dir))
     if at_work:
         return f"forerun status {study} --follow"
     if body["fit"] is None and any(gate["outcome"] == "failed" for gate in open_gates(body)):
-        return ""  # `run` would stop there again
+        return ""  # `run` would stop at the same gate again.
     if body["fit"] is None:
         return f"forerun run {shlex.quote(str(study_dir / PLAN_FILE))} --study {study}"
     if not body["choice"]:
@@ -102,24 +107,25 @@ def next_command(body: Body, after: Body | None, study_dir: Path, *, at_work: bo
     frozen = study_dir / "frozen" / str(body["digest"])
     if closed or not (frozen / "launch.json").is_file():
         return f"forerun freeze {study}"
-    named = shlex.quote(shown_name(frozen))
+    folder_name = shlex.quote(shown_name(frozen))
     event = None if body["main_run"] is None else body["main_run"]["event"] or "running"
-    if event in ("finished", "running"):  # or killed, which `watch` finds out
-        return f"forerun watch {named}{' --conclude' if event == 'finished' else ''}"
-    # At most some steps, on purpose.
-    tried = event in (None, "stopped")
-    return f"forerun {'rehearse' if tried and not rehearsal_of(frozen, body['digest']).rehearsed else 'launch'} {named}"  # noqa: E501
+    if event in ("finished", "running"):  # `watch` finds out if the run was killed.
+        return f"forerun watch {folder_name}{' --conclude' if event == 'finished' else ''}"
+    # A run that was stopped on purpose has made a few steps at most.
+    has_few_steps = event in (None, "stopped")
+    needs_rehearsal = has_few_steps and not rehearsal_of(frozen, body["digest"]).rehearsed
+    return f"forerun {'rehearse' if needs_rehearsal else 'launch'} {folder_name}"
 
 
 def next_line(body: Body, after: Body | None, study_dir: Path, *, at_work: bool = False) -> str:
-    """What comes next, as the last line that a verb prints; arguments as for `next_command`."""
+    """Return the last line that a verb prints: what comes next; arguments as for `next_command`."""
     if command := next_command(body, after, study_dir, at_work=at_work):
-        refused = (
+        addition = (
             ", which says what each closed gate needs"
             if open_gates(body) and " freeze " in command
             else ""
         )
-        return f"next: {command}{refused}"
+        return f"next: {command}{addition}"
     if body["fit"] is None:
         names = [gate["name"] for gate in open_gates(body)]
         accept = (

@@ -1,5 +1,6 @@
-"""`report.json`: everything the findings say as plain numbers, from which every figure and answer
-is drawn.
+"""The content of `report.json`: every finding as plain numbers.
+
+All figures and answers are drawn from it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def main_run(study: Study, ledger: Ledger, digest: str) -> Json:
-    """Return the main run in `report.json`; None if nothing is known of one.
+    """Return section `main_run` of the report; None if nothing is known of a main run.
 
     The embedded trainer's log is read if it was launched into its usual place. The end of another
     run comes from the attestation of its launch, or from the record of a concluded run (`forerun
@@ -61,7 +62,7 @@ def main_run(study: Study, ledger: Ledger, digest: str) -> Json:
             (None, None) if ending is None else (ending.event, ending.validation_loss_nats)
         )
     else:
-        event, loss = _launched(folder, digest)
+        event, loss = _read_launch_outcome(folder, digest)
     if (record := ledger.find(CONCLUDED, digest)) is not None:
         event, loss = "finished", cast(Any, record.body)["actual_nats"]
     if not lines and event is None:
@@ -72,7 +73,7 @@ def main_run(study: Study, ledger: Ledger, digest: str) -> Json:
     return {"steps": steps, "train_loss_nats": losses, "validation_loss_nats": loss, "event": event}
 
 
-def _launched(folder: Path, digest: str) -> tuple[Any, Any]:
+def _read_launch_outcome(folder: Path, digest: str) -> tuple[Any, Any]:
     """Return how the last launch ended, and its validation loss in nats; None where that is not
     known.
     """
@@ -89,52 +90,60 @@ def _launched(folder: Path, digest: str) -> tuple[Any, Any]:
     return outcome["event"], outcome["validation_loss_nats"]
 
 
-_NO_EVIDENCE = ("accepted", "driver", DRIVEN)
-"""Kinds of records that change nothing that a gate finds."""
-_NEXT = "next_runs"
-"""Kept with the findings, and no key of the report."""
+_KINDS_WITHOUT_EVIDENCE = ("accepted", "driver", DRIVEN)
+"""Kinds of records that do not change what any gate finds."""
+_NEXT_RUNS_KEY = "next_runs"
+"""Key under which the next runs are cached with the findings; it is removed from the report."""
 FINDING = "computing verdicts, fit and forecast"
+"""Label of the progress shown while findings are computed."""
 
 
-def body_of(study: Study, ledger: Ledger, found: StudyFindings | None = None) -> dict[str, Json]:
-    """`report.json` of a study as its ledger is now: every number the report shows. No clock, no
-    path.
+def body_of(study: Study, ledger: Ledger, findings: StudyFindings | None = None) -> dict[str, Json]:
+    """Return `report.json` of a study as its ledger is now. It holds no time and no path.
 
     Args:
-        study: as it is recorded.
-        ledger: as just read.
-        found: what `gather` gave; None: gathered here, or taken from what an earlier call kept
-            (`finding_cache`).
+        study: The study as recorded.
+        ledger: The ledger as just read.
+        findings: Findings from `gather`; None to gather them here, or to take them from the cache
+            of an earlier call (`finding_cache`).
     """
-    return body_and_next(study, ledger, found)[0]
+    return body_and_next(study, ledger, findings)[0]
 
 
 def body_and_next(
-    study: Study, ledger: Ledger, found: StudyFindings | None = None
+    study: Study, ledger: Ledger, findings: StudyFindings | None = None
 ) -> tuple[dict[str, Json], dict[str, Json] | None]:
-    """`body_of`, and which runs would decide what cannot tell (`launcher.study.next_runs`), for
-    people alone.
+    """Return `report.json`, and the runs that would decide the gates that cannot tell.
+
+    The runs (`launcher.study.next_runs`) are for people, and not part of the report. Arguments as
+    for `body_of`.
     """
 
     def compute() -> tuple[dict[str, Json], list[Path] | None]:
-        gathered = gather(study, ledger) if found is None else found
-        body = report_body(study, ledger, gathered)
-        body[_NEXT] = next_runs(study, ledger, gathered, accepted(ledger, gathered.gates))
-        if study.factory is not None or (gathered.choice is not None and body["digest"] is None):
-            # made of the user's code, or of a curve that is lost, which is to be said each time
+        computed_findings = gather(study, ledger) if findings is None else findings
+        body = report_body(study, ledger, computed_findings)
+        body[_NEXT_RUNS_KEY] = next_runs(
+            study, ledger, computed_findings, accepted(ledger, computed_findings.gates)
+        )
+        if study.factory is not None or (
+            computed_findings.choice is not None and body["digest"] is None
+        ):
+            # Not cached: it depends on the user's code, or a message about a lost curve is due on
+            # every call.
             return body, None
-        rungs = () if body["decision"] is None else gathered.rungs
+        rungs = () if body["decision"] is None else computed_findings.rungs
         files = [
             curve_path(study.study_dir, rung.id) for rung in rungs if rung.loss_nats is not None
         ]
-        looked_at = (noise_path(study.study_dir, spec.id) for spec in gathered.ladder)
-        return body, [*files, *(path for path in looked_at if path.exists())]
+        noise_files = (noise_path(study.study_dir, spec.id) for spec in computed_findings.ladder)
+        return body, [*files, *(path for path in noise_files if path.exists())]
 
-    body = cached(study.study_dir, key_of(study, ledger), compute, anew=found is not None)
-    after = cast(dict[str, Json] | None, body.pop(_NEXT))
+    body = cached(study.study_dir, key_of(study, ledger), compute, anew=findings is not None)
+    after = cast(dict[str, Json] | None, body.pop(_NEXT_RUNS_KEY))
     gates = tuple(canon.decode(Gate, gate) for gate in cast(list[Json], body["gates"]))
     return body | {
-        "accepted": accepted(ledger, gates),  # by the ledger, whatever was kept
+        # Acceptances come from the ledger, not from the cache.
+        "accepted": accepted(ledger, gates),
         "main_run": None
         if body["digest"] is None
         else main_run(study, ledger, str(body["digest"])),
@@ -142,10 +151,13 @@ def body_and_next(
     }, after
 
 
-def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
-    """What a study's records say, of `report.json`: all but what lies beside them."""
+def report_body(study: Study, ledger: Ledger, findings: StudyFindings) -> dict[str, Json]:
+    """Return the part of `report.json` that comes from the study's records.
+
+    `body_and_next` adds what lies beside them: main run and logbook.
+    """
     results = ledger.results()
-    decision = _decision(study, found) if found.choice is not None else None
+    decision = _make_decision(study, findings) if findings.choice is not None else None
     return {
         "schema_version": 1,
         "question": study.question,
@@ -157,76 +169,83 @@ def report_body(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str,
             "num_train_tokens": study.manifest.num_tokens("train"),
             "num_validation_tokens": study.manifest.num_tokens("validation"),
         },
-        "progress": progress(study, ledger, found),
-        "calibration": _calibration(ledger),
-        "coordinates": found.coordinates,
-        "wider": found.wider,
-        "search": None if found.searched is None else search_body(study, ledger, found.searched),
+        "progress": progress(study, ledger, findings),
+        "calibration": _build_calibration_section(ledger),
+        "coordinates": findings.coordinates,
+        "wider": findings.wider,
+        "search": None
+        if findings.searched is None
+        else search_body(study, ledger, findings.searched),
         "transfer": None
-        if found.transferred is None or found.verdicts is None
-        else transfer_body(study, found.transferred, found.verdicts, results),
-        "ladder": _ladder(study, found, results),
+        if findings.transferred is None or findings.verdicts is None
+        else transfer_body(study, findings.transferred, findings.verdicts, results),
+        "ladder": _build_ladder_section(study, findings, results),
         "fit": None
-        if found.fit is None
-        else fit_body(found.fit, None if found.choice is None else found.choice.prediction),
-        "frontier": _frontier(study, found),
-        "choice": _choice(study, found),
-        "noise_scale": noise_body(study, found.ladder, found.choice),
-        "gates": canon.to_json(found.gates),
-        "accepted": accepted(ledger, found.gates),
+        if findings.fit is None
+        else fit_body(
+            findings.fit, None if findings.choice is None else findings.choice.prediction
+        ),
+        "frontier": _build_frontier_section(study, findings),
+        "choice": _build_choice_section(study, findings),
+        "noise_scale": noise_body(study, findings.ladder, findings.choice),
+        "gates": canon.to_json(findings.gates),
+        "accepted": accepted(ledger, findings.gates),
         "decision": None if decision is None else canon.to_json(decision),
         "digest": None if decision is None else decision.digest,
-        "own_run": own_run(study, found.transferred, found.choice)
-        if found.transferred is not None and found.choice is not None
+        "own_run": own_run(study, findings.transferred, findings.choice)
+        if findings.transferred is not None and findings.choice is not None
         else None,
-        "spend": _spend(study, ledger, found.choice),
+        "spend": _build_spend_section(study, ledger, findings.choice),
         "ledger_head": ledger.head_hash,
     }
 
 
-def _decision(study: Study, found: StudyFindings) -> Decision | None:
-    """The decision; None where a curve or code that it needs is lost: that is printed, and `freeze`
-    refuses.
+def _make_decision(study: Study, findings: StudyFindings) -> Decision | None:
+    """Return the decision; None, with a printed message, if a curve or code that it needs is lost.
+
+    `freeze` refuses in that case.
     """
     from launcher.frozen.frozen import FrozenError
     from proxies.core.programs import FactoryChangedError, FactoryError
     from sweeps.store.errors import CurveCorrupt
 
     try:
-        return decision_of(study, found)
+        return decision_of(study, findings)
     except (CurveCorrupt, FrozenError, FactoryError, FactoryChangedError) as error:
         say(f"forerun: the report has no launch config: {error}")
         return None
 
 
-def progress(study: Study, ledger: Ledger, found: StudyFindings) -> dict[str, Json]:
-    """Runs with an outcome, of runs asked for so far, by stage; a stage that is not reached yet is
-    not there.
+def progress(study: Study, ledger: Ledger, findings: StudyFindings) -> dict[str, Json]:
+    """Return the number of ended runs, and of runs requested so far, by stage.
+
+    A stage that has not been reached is absent.
     """
     results = ledger.results()
     stages: dict[str, Json] = {"search": [*num_asked(study, ledger)]}
-    if found.searched is not None:
+    if findings.searched is not None:
         ids = {spec.id for test in asked(study, ledger) for spec in test.specs}
         stages["transfer"] = [len(ids & results.keys()), len(ids)]
-    if found.transferred is not None:
+    if findings.transferred is not None:
         ids = {
-            spec.id for spec in stage_specs(study, decide.ladder_specs(study, found.transferred))
+            spec.id for spec in stage_specs(study, decide.ladder_specs(study, findings.transferred))
         }
         stages["ladder"] = [len(ids & results.keys()), len(ids)]
     return stages
 
 
 def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
-    """Closed gates that someone accepted, with the reason given: an acceptance is of what the gate
-    found then.
+    """Return the accepted gates with the reasons given for them.
 
-    That is the same outcome of the same records; after other records, the same in every number and
-    word. So another version, which may word a reason otherwise, takes back no acceptance.
+    An acceptance holds while the gate's outcome is the same, and either no evidence was recorded
+    after it, or the gate's reason is the same in every number and word. A new version of forerun
+    that words reasons differently therefore does not revoke an acceptance.
     """
-    given: dict[str, Json] = {}
+    reasons: dict[str, Json] = {}
     by_name = {gate.name: gate for gate in gates}
     newest = max(
-        (record.seq for record in ledger.stream() if record.kind not in _NO_EVIDENCE), default=0
+        (record.seq for record in ledger.stream() if record.kind not in _KINDS_WITHOUT_EVIDENCE),
+        default=0,
     )
     for record in ledger.records("accepted"):
         assert isinstance(record.body, dict)
@@ -234,24 +253,24 @@ def accepted(ledger: Ledger, gates: tuple[Gate, ...]) -> dict[str, Json]:
         if gate is None or gate.outcome != record.body["outcome"]:
             continue
         if record.seq > newest or gate.reason == record.body["found"]:
-            given[gate.name] = record.body["reason"]
-    return given
+            reasons[gate.name] = record.body["reason"]
+    return reasons
 
 
-def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]) -> Json:
-    """The ladder's rungs in its order, and those that were checked; null before all of them have
-    ended.
-    """
-    if found.fit is None:
+def _build_ladder_section(
+    study: Study, findings: StudyFindings, results: Mapping[str, RunResult]
+) -> Json:
+    """Return section `ladder`: rungs and checks of their rates; null until all rungs have ended."""
+    if findings.fit is None:
         return None
     from scaling_fits.forecast.uncertainty import predict
     from scaling_fits.laws.law import CannotTellError
 
     rungs: list[Json] = []
-    for spec in found.ladder:
+    for spec in findings.ladder:
         params = study.num_params(spec.shape)
         try:
-            expected = predict(found.fit, params, spec.num_tokens).loss_nats
+            expected = predict(findings.fit, params, spec.num_tokens).loss_nats
         except CannotTellError:
             expected = None
         rungs.append(
@@ -265,60 +284,66 @@ def _ladder(study: Study, found: StudyFindings, results: Mapping[str, RunResult]
                 "fitted_nats": expected,
             }
         )
-    branches = branches_body(study, found.ladder, results)
-    return {"rungs": rungs, "branches": branches, **checks_body(study, found.checks, found.gates)}
+    branches = branches_body(study, findings.ladder, results)
+    return {
+        "rungs": rungs,
+        "branches": branches,
+        **checks_body(study, findings.checks, findings.gates),
+    }
 
 
-def _frontier(study: Study, found: StudyFindings) -> Json:
-    """Best loss against compute, from the smallest rung to the budget, each for one new run of the
-    optimal size.
+def _build_frontier_section(study: Study, findings: StudyFindings) -> Json:
+    """Return section `frontier`: the best loss at each compute, up to the budget.
+
+    Each point is a forecast for one new run of the optimal size.
     """
-    if found.fit is None or found.choice is None:
+    if findings.fit is None or findings.choice is None:
         return None
     from scaling_fits.allocation.allocate import allocate
 
     points: list[Json] = []
-    for flops in frontier_flops(found.fit, study.plan.target.budget_flops):
-        at = allocate(found.fit, flops)
+    for flops in frontier_flops(findings.fit, study.plan.target.budget_flops):
+        allocation = allocate(findings.fit, flops)
         points.append(
             {
-                "flops": at.flops,
-                "params": at.params,
-                "loss_nats": at.loss_nats,
-                "interval": canon.to_json(at.interval),
+                "flops": allocation.flops,
+                "params": allocation.params,
+                "loss_nats": allocation.loss_nats,
+                "interval": canon.to_json(allocation.interval),
             }
         )
     return points
 
 
-def _choice(study: Study, found: StudyFindings) -> Json:
-    if found.choice is None:
+def _build_choice_section(study: Study, findings: StudyFindings) -> Json:
+    if findings.choice is None:
         return None
     from scaling_fits.summary import allocation_summary, prediction_summary
 
-    choice = found.choice
+    choice = findings.choice
     prediction, params = prediction_summary(choice.prediction), study.num_params(choice.shape)
-    tables = count_params(choice.shape).total - count_params(choice.shape).non_embedding
+    embedding_params = count_params(choice.shape).total - count_params(choice.shape).non_embedding
     return {
         "budget_flops": study.plan.target.budget_flops,
         "allocation": allocation_summary(choice.allocation, choice.batch_tokens),
         "shape": canon.to_json(choice.shape),
         "aspect": aspect_body(choice),
         "params": params,
-        "params_non_embedding": max(0, params - tables),
+        "params_non_embedding": max(0, params - embedding_params),
         "num_steps": choice.num_steps,
         "tokens": choice.num_tokens,
-        "flops_causal": _causal_flops(choice),
+        "flops_causal": _compute_causal_flops(choice),
         "prediction": {
             **prediction,
-            "warnings": [*forecast_warnings(found.gates), *choice.prediction.warnings],
+            "warnings": [*forecast_warnings(findings.gates), *choice.prediction.warnings],
         },
     }
 
 
-def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
-    """What the runs cost, as numbers and as a share of the main run; the coordinate check, lost
-    attempts and what another study paid for are not counted.
+def _build_spend_section(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Json]:
+    """Return section `spend`: the cost of the runs, also as a share of the main run.
+
+    The coordinate check, lost executions, and runs that another study paid for are not counted.
     """
     results = ledger.own_results()
     flops = sum(result.flops for result in results)
@@ -329,34 +354,39 @@ def _spend(study: Study, ledger: Ledger, choice: Choice | None) -> dict[str, Jso
         "flops_causal": flops,
         "worker_seconds": sum(result.seconds for result in results),
         "share_of_target": flops
-        / (planned_main_run(study).flops["causal"] if choice is None else _causal_flops(choice)),
+        / (
+            planned_main_run(study).flops["causal"]
+            if choice is None
+            else _compute_causal_flops(choice)
+        ),
     }
 
 
-def _causal_flops(choice: Choice) -> float:
+def _compute_causal_flops(choice: Choice) -> float:
     return float(flops_per_token(choice.shape)) * choice.num_tokens
 
 
-def _calibration(ledger: Ledger) -> list[Json]:
-    """Every choice in the ledger's order, with what it was chosen from; none of a plan whose
-    numbers are given.
+def _build_calibration_section(ledger: Ledger) -> list[Json]:
+    """Return section `calibration`: every choice in the ledger's order, with its measurements.
+
+    It is empty if the plan gives the numbers.
     """
     body: list[Json] = []
-    for found in calibrations(ledger):
-        asked, best = found.asked, found.figure
-        record = cast(dict[str, Json], canon.to_json(found))
+    for calibration in calibrations(ledger):
+        question, figure = calibration.asked, calibration.figure
+        record = cast(dict[str, Json], canon.to_json(calibration))
         body.append(
             {
-                "part": asked.part,
-                "width": asked.shape.width,
-                "num_layers": asked.shape.num_layers,
-                "batch_tokens": asked.batch_tokens,
-                "mode": mode_name(found.chosen, asked.given),
-                "why": found.why,
-                "trial_steps_per_second": None if best is None else best.trial_steps_per_second,
-                "planned_seconds": None if best is None else best.planned_seconds,
-                "device": found.device,
-                "num_workers": found.num_workers,
+                "part": question.part,
+                "width": question.shape.width,
+                "num_layers": question.shape.num_layers,
+                "batch_tokens": question.batch_tokens,
+                "mode": mode_name(calibration.chosen, question.given),
+                "why": calibration.why,
+                "trial_steps_per_second": None if figure is None else figure.trial_steps_per_second,
+                "planned_seconds": None if figure is None else figure.planned_seconds,
+                "device": calibration.device,
+                "num_workers": calibration.num_workers,
                 "numerics": record["chosen"],
                 "figures": record["figures"],
             }

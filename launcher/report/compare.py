@@ -1,7 +1,12 @@
-"""`compare.json`: two reports side by side: what they asked, what came out, how far apart, and what
-cannot be compared.
+"""The content of `compare.json`: two reports compared, part by part.
 
-The first study is `a`, the second `b`; every difference is b less a.
+It lists which plan keys differ, how far results are apart, and what cannot be compared. The first
+study is `a`, the second `b`; every difference is b minus a.
+
+A difference of two estimates has an interval of its own: the distances from each estimate to the
+ends of its interval are added as squares (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095), which
+holds for independent estimates. Studies of the same seeds and data share some of their noise, and
+then the interval is too wide.
 """
 
 from __future__ import annotations
@@ -20,18 +25,10 @@ from proxies.core.plain_files import read_plain
 from scaling_fits.forecast.conclusive import first_and_rest
 from transfer.question import Hyperparameter, from_log2
 
-# What differs between two reports, part by part, as plain JSON: optima, forecasts, each with its
-# interval.
-#
-# A difference of two estimates has an interval of its own: the distances from each estimate to the
-# ends of its interval are added as squares (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095),
-# which holds for independent estimates. Studies of the same seeds and data share some of their
-# noise, and then the interval errs on the wide side.
-
 NOT_THERE = "(not in the plan)"
-"""The value of a plan's key that a study's question lacks, since it has its default."""
-_OPTIMUM = ("status", "value", "log2_value", "interval_log2", "loss_nats", "num_runs")
-_CHOSEN = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flops")
+"""Value shown for a key that one study's plan lacks because it has the default."""
+_OPTIMUM_KEYS = ("status", "value", "log2_value", "interval_log2", "loss_nats", "num_runs")
+_CHOICE_KEYS = ("params", "params_non_embedding", "tokens", "num_steps", "budget_flops")
 
 
 def difference(
@@ -40,159 +37,171 @@ def difference(
     value: str = "value",
     interval: str = "interval",
 ) -> dict[str, Any]:
-    """The second less the first, its interval, and whether it is significant; nulls where that is
-    unknown.
+    """Return the second estimate minus the first, its interval, and whether it excludes zero.
 
     Args:
-        both: records of estimates; None where there is none.
-        levels: of both intervals; intervals of other levels give none.
-        value: the estimate's name in a record.
-        interval: its interval's, (low, high).
+        both: Records of the two estimates; None where there is none.
+        levels: Levels of the two intervals; if they differ, the difference has no interval.
+        value: Key of the estimate in a record.
+        interval: Key of its interval, (low, high).
+
+    Returns:
+        `value`, `interval`, and `apart` (whether the interval excludes zero); null where unknown.
     """
     (a, first), (b, second) = ((of[value], of[interval]) if of else (None, None) for of in both)
     if a is None or b is None:
         return {"value": None, "interval": None, "apart": None}
     if first is None or second is None or levels[0] != levels[1]:
         return {"value": b - a, "interval": None, "apart": None}
-    # An interval of resampled fits need not hold the estimate: a distance is none then, not less.
+    # An interval from resampled fits may lie beside its estimate; the distance to that end is 0.
     low = b - a - math.hypot(max(b - second[0], 0.0), max(first[1] - a, 0.0))
     high = b - a + math.hypot(max(second[1] - b, 0.0), max(a - first[0], 0.0))
     return {"value": b - a, "interval": [low, high], "apart": low > 0 or high < 0}
 
 
-def _levels(pair: Sequence[Any]) -> list[float | None]:
-    return [None if of is None else of["level"] for of in pair]
+def _get_levels(pair: Sequence[Any]) -> list[float | None]:
+    return [None if record is None else record["level"] for record in pair]
 
 
-def _sides(pair: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+def _read_sides(pair: Sequence[Any], read: Callable[[Any], Any]) -> dict[str, Any]:
     return {
-        side: None if of is None else read(of) for side, of in zip(("a", "b"), pair, strict=True)
+        side: None if record is None else read(record)
+        for side, record in zip(("a", "b"), pair, strict=True)
     }
 
 
 def question(a: Body, b: Body) -> list[Any]:
-    """Keys of the plans that differ."""
-    first, second = flat(a["question"]), flat(b["question"])
-    keys = sorted(first.keys() | second.keys())
+    """Return the keys of the plans that differ, with both values."""
+    first_leaves, second_leaves = flat(a["question"]), flat(b["question"])
+    keys = sorted(first_leaves.keys() | second_leaves.keys())
     rows = [
-        {"key": key, "a": first.get(key, NOT_THERE), "b": second.get(key, NOT_THERE)}
+        {"key": key, "a": first_leaves.get(key, NOT_THERE), "b": second_leaves.get(key, NOT_THERE)}
         for key in keys
     ]
     return [row for row in rows if row["a"] != row["b"]]
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Every leaf of JSON data by its path; a list is one leaf."""
+    """Return every leaf of JSON data by its dotted path; a list is one leaf."""
     if isinstance(value, dict) and (value or not path):
-        found: dict[str, Any] = {}
-        for key, held in value.items():
-            found |= flat(held, f"{path}.{key}" if path else str(key))
-        return found
+        leaves: dict[str, Any] = {}
+        for key, child in value.items():
+            leaves |= flat(child, f"{path}.{key}" if path else str(key))
+        return leaves
     return {path: value}
 
 
-def _by_name(body: Body) -> dict[tuple[str, Hyperparameter], Any]:
+def _index_verdicts(body: Body) -> dict[tuple[str, Hyperparameter], Any]:
     tests = (body["transfer"] or {"tests": []})["tests"]
     return {(test["axis"], test["hyperparameter"]): test["verdict"] for test in tests}
 
 
 def tests(a: Body, b: Body, *, values: bool, losses: bool) -> list[Any]:
-    """Every test of either: outcome, regret, drift, and the optima at the sizes that both ran.
+    """Compare every test that either study made: outcome, regret, drift, and optima by size.
 
     Args:
-        a: the first report's body.
-        b: the second's.
-        values: whether optima may be subtracted.
-        losses: whether costs in nats may be.
+        a: Body of the first report.
+        b: Body of the second report.
+        values: Whether optima may be subtracted.
+        losses: Whether losses in nats may be subtracted.
     """
-    first, second = _by_name(a), _by_name(b)
+    first_verdicts, second_verdicts = _index_verdicts(a), _index_verdicts(b)
     rows = []
-    for axis, name in first | second:
-        pair = (first.get((axis, name)), second.get((axis, name)))
+    for axis, name in first_verdicts | second_verdicts:
+        pair = (first_verdicts.get((axis, name)), second_verdicts.get((axis, name)))
         rows.append(
             {
                 "axis": axis,
                 "hyperparameter": name,
-                "outcome": _sides(pair, lambda v: v["outcome"]),
-                "target_size": _sides(pair, lambda v: v["target_size"]),
-                "level": _sides(pair, lambda v: v["level"]),
-                "regret_nats": _estimates(pair, "regret_nats", comparable=losses),
-                "drift_octaves_per_doubling": _estimates(
+                "outcome": _read_sides(pair, lambda v: v["outcome"]),
+                "target_size": _read_sides(pair, lambda v: v["target_size"]),
+                "level": _read_sides(pair, lambda v: v["level"]),
+                "regret_nats": _compare_estimates(pair, "regret_nats", comparable=losses),
+                "drift_octaves_per_doubling": _compare_estimates(
                     pair, "drift_octaves_per_doubling", comparable=True
                 ),
-                "optima": _optima(pair, name, comparable=values),
+                "optima": _compare_optima(pair, name, comparable=values),
             }
         )
     return rows
 
 
-def _estimates(pair: Sequence[Any], key: str, *, comparable: bool) -> dict[str, Any]:
-    """Both sides' estimates with intervals, and the difference; none where it says nothing."""
-    sides = _sides(pair, lambda verdict: verdict[key])
+def _compare_estimates(pair: Sequence[Any], key: str, *, comparable: bool) -> dict[str, Any]:
+    """Return both sides' estimates and their difference; null if they are not comparable."""
+    sides = _read_sides(pair, lambda verdict: verdict[key])
     return {
         **sides,
-        "difference": difference([*sides.values()], _levels(pair)) if comparable else None,
+        "difference": difference([*sides.values()], _get_levels(pair)) if comparable else None,
     }
 
 
-def _optima(pair: Sequence[Any], name: Hyperparameter, *, comparable: bool) -> list[Any]:
-    """Optima of both at every size that either ran."""
-    by_size = [{o["size"]: o for o in (of or {"optima": []})["optima"]} for of in pair]
+def _compare_optima(pair: Sequence[Any], name: Hyperparameter, *, comparable: bool) -> list[Any]:
+    """Return both sides' optima at every size that either study ran."""
+    by_size = [
+        {optimum["size"]: optimum for optimum in (verdict or {"optima": []})["optima"]}
+        for verdict in pair
+    ]
     rows = []
     for size in sorted(by_size[0].keys() | by_size[1].keys()):
         both = [sizes.get(size) for sizes in by_size]
         octaves = (
-            difference(both, _levels(pair), "log2_value", "interval_log2") if comparable else None
+            difference(both, _get_levels(pair), "log2_value", "interval_log2")
+            if comparable
+            else None
         )
-        sides = _sides(both, lambda optimum: _optimum(optimum, name))
+        sides = _read_sides(both, lambda optimum: _describe_optimum(optimum, name))
         rows.append({"size": size, **sides, "difference_octaves": octaves})
     return rows
 
 
-def _optimum(optimum: Any, name: Hyperparameter) -> dict[str, Any]:
-    """What is kept of an optimum; its interval in octaves, and as values."""
+def _describe_optimum(optimum: Any, name: Hyperparameter) -> dict[str, Any]:
+    """Return the compared keys of an optimum, with its interval as values besides octaves."""
     ends = optimum["interval_log2"]
     shown = None if ends is None else sorted(from_log2(name, end) for end in ends)
-    return {**{key: optimum[key] for key in _OPTIMUM}, "interval": shown}
+    return {**{key: optimum[key] for key in _OPTIMUM_KEYS}, "interval": shown}
 
 
 def choices(a: Body, b: Body) -> list[Any]:
-    """What each would launch, one row a property."""
+    """Return the main run that each study chose, one row per property."""
     chosen = [body["choice"] or {} for body in (a, b)]
-    shapes = [of.get("shape", {}) for of in chosen]
-    rows = [(key, [of.get(key) for of in chosen]) for key in _CHOSEN]
-    rows += [(key, [of.get(key) for of in shapes]) for key in shapes[0] | shapes[1]]
+    shapes = [choice.get("shape", {}) for choice in chosen]
+    rows = [(key, [choice.get(key) for choice in chosen]) for key in _CHOICE_KEYS]
+    rows += [(key, [choice.get(key) for choice in shapes]) for key in shapes[0] | shapes[1]]
     return [{"key": key, "a": both[0], "b": both[1]} for key, both in rows if both != [None, None]]
 
 
 def forecasts(a: Body, b: Body, *, losses: bool) -> Any:
-    """The main runs' predicted losses."""
+    """Return the predicted losses of both main runs, and their difference."""
     pair = [body["choice"] and body["choice"]["prediction"] for body in (a, b)]
     if pair == [None, None]:
         return None
     keys = ("loss", "interval", "level", "flops", "extrapolation", "warnings")
-    found = difference(pair, _levels(pair), "loss") if losses else None
-    return {**_sides(pair, lambda of: {key: of[key] for key in keys}), "difference_nats": found}
+    loss_difference = difference(pair, _get_levels(pair), "loss") if losses else None
+    return {
+        **_read_sides(pair, lambda prediction: {key: prediction[key] for key in keys}),
+        "difference_nats": loss_difference,
+    }
 
 
-_PARTS = ("question", "corpus", "transfer", "choice", "progress")
+_REQUIRED_SECTIONS = ("question", "corpus", "transfer", "choice", "progress")
 _OTHER_LOSSES = {
     "tokenizer": "the tokenizers differ, so losses per token are not on one scale",
     "vocab_size": "the vocabularies differ, so losses per token are not on one scale",
     "data_id": "the data differs, so the losses were measured on different texts",
 }
-_ANOTHER = "differs, so one value at the base means different values in the model"
+_MEANING_DIFFERS = "differs, so one value at the base means different values in the model"
 _OTHER_VALUES = {
-    "parametrization": ("no", f"the parametrization {_ANOTHER}"),
-    "base_width": ("no", f"the base width {_ANOTHER}"),
+    "parametrization": ("no", f"the parametrization {_MEANING_DIFFERS}"),
+    "base_width": ("no", f"the base width {_MEANING_DIFFERS}"),
     "batch_tokens": ("with_care", "the batch at the base differs, and optima shift with it"),
     "num_steps": ("with_care", "the number of steps at the base differs, and optima shift with it"),
 }
-"""By key of the proxy: learning rates are set at the base, under one parametrization."""
+"""Limits on comparing hyperparameters, by the key of `proxy` that differs. Learning rates are set
+at the base, under one parametrization."""
 
 
 class NotAReportError(InputError):
-    """What was given is neither a study nor a report; `problems` names each."""
+    """An input is neither a study nor a report; `problems` names each."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -200,21 +209,24 @@ class NotAReportError(InputError):
 
 
 def read_two(first: Path, second: Path) -> tuple[Body, Body]:
-    """The bodies of two reports: of files, or of the studies in two folders, as they were last
-    written.
+    """Read two reports, from files or from the folders of studies.
+
+    Args:
+        first: Path of a `report.json`, or a study's folder, for side `a`.
+        second: The same for side `b`.
 
     Raises:
-        NotAReportError: one is none, or both; every problem is named.
+        NotAReportError: One path, or both, are not reports; every problem is named.
     """
     read: list[Body] = []
     problems = []
     for path in (first, second):
         try:
-            read.append(_report(path / "report.json" if path.is_dir() else path))
+            read.append(_read_report(path / "report.json" if path.is_dir() else path))
         except (OSError, ValueError) as error:
-            what = error.strerror if isinstance(error, OSError) else error
+            problem = error.strerror if isinstance(error, OSError) else error
             problems.append(
-                f"{path}: {what}; name a study with a report (`forerun report` writes it) or a "
+                f"{path}: {problem}; name a study with a report (`forerun report` writes it) or a "
                 "report.json"
             )
     if problems:
@@ -222,28 +234,33 @@ def read_two(first: Path, second: Path) -> tuple[Body, Body]:
     return read[0], read[1]
 
 
-def _report(path: Path) -> Body:
+def _read_report(path: Path) -> Body:
     body = canon.parse(read_plain(path))
     if (
         not isinstance(body, dict)
         or body.get("schema_version") != 1
-        or not body.keys() >= {*_PARTS}
+        or not body.keys() >= {*_REQUIRED_SECTIONS}
     ):
         raise ValueError("not a report of this version")
     return body
 
 
 def compare_body(a: Body, b: Body, names: tuple[str, str]) -> dict[str, Json]:
-    """Everything the page says of both, differences first; parts that only one has, or neither, are
-    null on a side.
+    """Return the content of `compare.json`. A section that a study lacks is null on its side.
+
+    Args:
+        a: Body of the first report.
+        b: Body of the second report.
+        names: Names of the two studies.
     """
     limits = comparability(a, b)
     values = limits["values"]["comparable"] != "no"
     losses = limits["losses"]["comparable"] != "no"
-    found: dict[str, Any] = {
+    comparison: dict[str, Any] = {
         "schema_version": 1,
         "studies": {
-            side: _study(body, name) for side, body, name in zip("ab", (a, b), names, strict=True)
+            side: _describe_study(body, name)
+            for side, body, name in zip("ab", (a, b), names, strict=True)
         },
         "same_study": a["question"] == b["question"] and a["ledger_head"] == b["ledger_head"],
         "comparable": limits,
@@ -252,10 +269,13 @@ def compare_body(a: Body, b: Body, names: tuple[str, str]) -> dict[str, Json]:
         "choice": choices(a, b),
         "forecast": forecasts(a, b, losses=losses),
     }
-    return {**found, "summary": [f"{said[0].upper()}{said[1:]}." for said in sentences(found)]}
+    return {
+        **comparison,
+        "summary": [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences(comparison)],
+    }
 
 
-def _study(body: Body, name: str) -> dict[str, Json]:
+def _describe_study(body: Body, name: str) -> dict[str, Json]:
     corpus, proxy = body["corpus"], body["question"]["proxy"]
     return {
         "name": name,
@@ -263,29 +283,30 @@ def _study(body: Body, name: str) -> dict[str, Json]:
         "ledger_head": body["ledger_head"],
         **{key: corpus[key] for key in ("data_id", "tokenizer", "vocab_size")},
         **{key: proxy[key] for key in ("parametrization", "base_width")},
-        "budget_flops": _budget(body),
+        "budget_flops": _find_budget(body),
         "progress": body["progress"],
     }
 
 
-def _budget(body: Body) -> float | None:
-    """The main run's FLOPs, as chosen or as the plan has them."""
+def _find_budget(body: Body) -> float | None:
+    """Return the main run's FLOPs as chosen, or as the plan gives them."""
     return cast(
         "float | None", (body["choice"] or body["question"].get("target", {})).get("budget_flops")
     )
 
 
 def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
-    """Whether losses, values and forecasts can be compared: `yes`, `with_care` or `no`, each with
-    reasons.
+    """Return whether losses, values and forecasts can be compared, with reasons.
+
+    Each is `yes`, `with_care`, or `no`.
     """
-    other = [
+    changed_keys = [
         key
         for key in ("tokenizer", "vocab_size", "data_id")
         if a["corpus"][key] != b["corpus"][key]
     ]
     lengths = [body["question"].get("model", {}).get("seq_len") for body in (a, b)]
-    losses = [("no", _OTHER_LOSSES[other[0]])] if "data_id" in other else []
+    losses = [("no", _OTHER_LOSSES[changed_keys[0]])] if "data_id" in changed_keys else []
     if lengths[0] != lengths[1]:
         losses.append(
             (
@@ -294,7 +315,7 @@ def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
             )
         )
     forecasts = list(losses)
-    if _budget(a) != _budget(b):
+    if _find_budget(a) != _find_budget(b):
         forecasts.append(
             (
                 "with_care",
@@ -302,58 +323,65 @@ def comparability(a: Body, b: Body) -> dict[str, dict[str, Any]]:
             )
         )
     first, second = (body["question"]["proxy"] for body in (a, b))
-    values = [found for key, found in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
-    if "data_id" in other:
+    values = [limit for key, limit in _OTHER_VALUES.items() if first.get(key) != second.get(key)]
+    if "data_id" in changed_keys:
         values.append(("with_care", "the data differs, and optima may shift with it"))
-    found = {"losses": losses, "values": values, "forecasts": forecasts}
-    return {what: _worst(limits) for what, limits in found.items()}
+    limits_by_quantity = {"losses": losses, "values": values, "forecasts": forecasts}
+    return {
+        quantity: _combine_limits(quantity_limits)
+        for quantity, quantity_limits in limits_by_quantity.items()
+    }
 
 
-def _worst(limits: list[tuple[str, str]]) -> dict[str, Any]:
-    """The worst of some limits with its reasons; without any all can be compared."""
-    worst = min((limit for limit, _ in limits), default="yes")  # no, with_care, yes
-    return {"comparable": worst, "reasons": [why for limit, why in limits if limit == worst]}
+def _combine_limits(limits: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the strictest of some limits, with its reasons; `yes` if there is no limit."""
+    # Alphabetical order happens to be the order of strictness: no, with_care, yes.
+    worst = min((limit for limit, _ in limits), default="yes")
+    return {"comparable": worst, "reasons": [reason for limit, reason in limits if limit == worst]}
 
 
 def sentences(body: Body) -> list[str]:
-    """What differs, most important first, as plain text."""
+    """Return the differences as plain sentences, the most important first."""
     if body["same_study"]:
         return ["both are the same study at the same moment: nothing differs"]
-    said = []
+    lines = []
     if body["comparable"]["losses"]["comparable"] == "no":
-        said.append(
+        lines.append(
             f"losses cannot be compared: {'; '.join(body['comparable']['losses']['reasons'])}"
         )
-    found = body["forecast"]
+    forecast = body["forecast"]
     if (
-        found is not None
-        and found["difference_nats"]
-        and found["difference_nats"]["value"] is not None
+        forecast is not None
+        and forecast["difference_nats"]
+        and forecast["difference_nats"]["value"] is not None
     ):
-        said += forecast_doubts(found)
-        said.append(
+        lines += forecast_doubts(forecast)
+        lines.append(
             "the main run's expected loss, B minus A: "
-            f"{_plain(found['difference_nats'], '+.4f', 'nats')}"
+            f"{_format_difference(forecast['difference_nats'], '+.4f', 'nats')}"
         )
-    for test in body["tests"]:  # of optima the differences that their intervals do not explain
-        said += [
+    # Only the differences of optima that their intervals do not explain are shown.
+    for test in body["tests"]:
+        lines += [
             f"optimal {hyperparameter_name(test['hyperparameter'])} at "
             f"{size_name(test['axis'], row['size'])}, "
-            f"B minus A: {_plain(row['difference_octaves'], '+.2f', 'octaves')}"
+            f"B minus A: {_format_difference(row['difference_octaves'], '+.2f', 'octaves')}"
             for row in test["optima"]
             if row["difference_octaves"] and row["difference_octaves"]["apart"]
         ]
     for test in body["tests"]:
         a, b = test["outcome"]["a"], test["outcome"]["b"]
         if a is not None and b is not None and a != b:
-            said.append(f"{name_of(test)}: A {words(a)}, B {words(b)}")
-    return [*said, f"keys of the plans that differ: {len(body['question'])}"]
+            lines.append(f"{name_of(test)}: A {words(a)}, B {words(b)}")
+    return [*lines, f"keys of the plans that differ: {len(body['question'])}"]
 
 
-def forecast_doubts(found: Any) -> list[str]:
-    """Why each side's forecast is inconclusive, if it is: shown before its number."""
+def forecast_doubts(forecast: Any) -> list[str]:
+    """Return the reasons why each side's forecast is inconclusive; they precede its number."""
     sides = {
-        name: found[side] for name, side in (("A", "a"), ("B", "b")) if found[side] is not None
+        name: forecast[side]
+        for name, side in (("A", "a"), ("B", "b"))
+        if forecast[side] is not None
     }
     return [
         f"{name}: {doubt}"
@@ -362,11 +390,13 @@ def forecast_doubts(found: Any) -> list[str]:
     ]
 
 
-def _plain(found: Any, spec: str, unit: str) -> str:
-    """A difference as text, with its interval and what that says."""
+def _format_difference(difference: Any, spec: str, unit: str) -> str:
+    """Format a difference with its interval, and say if it may be zero."""
     value, *ends = (
-        format(x, f"+z{spec[1:]}") for x in [found["value"], *(found["interval"] or ())]
+        format(x, f"+z{spec[1:]}") for x in [difference["value"], *(difference["interval"] or ())]
     )
     if not ends:
         return f"{value} {unit}, with no interval"
-    return f"{value} {unit} [{', '.join(ends)}]{'' if found['apart'] else ', which may be zero'}"
+    return (
+        f"{value} {unit} [{', '.join(ends)}]{'' if difference['apart'] else ', which may be zero'}"
+    )

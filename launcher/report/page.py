@@ -1,8 +1,7 @@
-"""The pages: `report.html` and `compare.html`, from the templates beside this file and the data of
-their JSON files.
+"""The pages `report.html` and `compare.html`, rendered from the templates and the JSON files.
 
-Static and self-contained; the same body gives the same bytes, but for the date. Whatever comes from
-a study is escaped.
+The pages are static and self-contained. The same body gives the same bytes, except for the date.
+Text that comes from a study is escaped.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 
 def typeset(value: object) -> Markup:
-    """Plain text as HTML, an outcome as a label in the colour of its tone."""
+    """Convert a value to HTML: text is escaped, and an outcome becomes a colored label."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, Outcome):
@@ -65,26 +64,26 @@ _NOTATION: dict[str, Callable[..., str]] = {
     "counted": notation.counted,
     "estimate": transfer.estimate,
 }
-"""Filters of the templates that write a number."""
+"""Template filters that format numbers."""
 
 
-def _set(shown: Callable[..., str]) -> Callable[..., Markup]:
-    """A way to write a number, typeset."""
-    return lambda *given, **options: typeset(shown(*given, **options))
+def _typeset_filter(format_number: Callable[..., str]) -> Callable[..., Markup]:
+    """Wrap a function that formats a number, so that its result is typeset."""
+    return lambda *arguments, **options: typeset(format_number(*arguments, **options))
 
 
-def _command(line: str) -> Markup:
-    """A command to type; it breaks between words only, also where an option begins with dashes."""
+def _typeset_command(line: str) -> Markup:
+    """Typeset a command, which breaks only between words, even where an option has dashes."""
     words = Markup(" ").join(
         Markup('<span class="w">{}</span>').format(word) for word in line.split()
     )
     return Markup("<code>{}</code>").format(words)
 
 
-def _leaf(value: Any) -> Markup:
-    """A value of a plan: of a hash its beginning, the rest where the mouse rests."""
+def _typeset_plan_value(value: Any) -> Markup:
+    """Typeset a value of a plan; a hash is shortened, with the whole hash in its tooltip."""
     if isinstance(value, list):
-        return Markup(", ").join(map(_leaf, value))
+        return Markup(", ").join(map(_typeset_plan_value, value))
     if isinstance(value, str) and _HASH.fullmatch(value):
         return Markup('<code title="{}">{}</code>').format(value, value[:16])
     return (
@@ -94,8 +93,8 @@ def _leaf(value: Any) -> Markup:
     )
 
 
-def _chosen(value: Any) -> Markup:
-    """A property of the main run: a word, a count, or a number."""
+def _typeset_property(value: Any) -> Markup:
+    """Typeset a property of the main run: a word, a count, or a number."""
     if value is None or isinstance(value, str | bool):
         return typeset(value)
     return typeset(
@@ -112,17 +111,17 @@ def _list_group_columns(groups: Iterable[Any]) -> list[str]:
     ]
 
 
-def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
-    """Return parameter groups with the same values of `keys` as one: kinds, patterns, the first
-    group's values.
+def _merge_groups(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Merge parameter groups with the same values of `keys` into one row.
 
-    A value is None where the group's optimizer has no such setting.
+    A row has the kinds and the patterns of its groups, and the values of the first; a value is None
+    where the group's optimizer has no such setting.
     """
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
         values = {**dict.fromkeys(keys), **group["settings"], **group}
-        found: dict[str, Any] = {"kinds": [], "patterns": [], "numbers": values}
-        row = merged.setdefault(tuple(values[key] for key in keys), found)
+        new_row: dict[str, Any] = {"kinds": [], "patterns": [], "numbers": values}
+        row = merged.setdefault(tuple(values[key] for key in keys), new_row)
         row["kinds"] += [
             kind for kind in [numbers.words(group["kind"])] if kind not in row["kinds"]
         ]
@@ -132,27 +131,27 @@ def _merged(groups: Iterable[Any], keys: Iterable[str]) -> list[dict[str, Any]]:
 
 @functools.cache
 def environment() -> Environment:
-    """The templates with what they may call."""
-    made = Environment(
+    """Return the template environment, with the filters and functions that templates may call."""
+    env = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
-    made.filters |= {name: _set(write) for name, write in _NOTATION.items()}
-    made.filters |= {
+    env.filters |= {name: _typeset_filter(write) for name, write in _NOTATION.items()}
+    env.filters |= {
         "set": typeset,
         "words": numbers.words,
         "listed": numbers.listed,
-        "command": _command,
-        "leaf": _leaf,
-        "chosen": _chosen,
+        "command": _typeset_command,
+        "leaf": _typeset_plan_value,
+        "chosen": _typeset_property,
         "nearest": lambda curve, step: min(curve, key=lambda point: abs(point["step"] - step)),
         "has_optimum": has_optimum,
         "chip": lambda outcome: typeset(Outcome(outcome)),
         "code": lambda text: Markup("<code>{}</code>").format(text),
-        "merged": _merged,
+        "merged": _merge_groups,
         "group_columns": _list_group_columns,
         "svg": lambda panel: Markup(svg_of(panel)),
     }
-    made.globals |= {
+    env.globals |= {
         "plots": plots,
         "tables": tables,
         "transfer": transfer,
@@ -177,46 +176,51 @@ def environment() -> Environment:
         "dark_variables": DARK_VARIABLES,
         "formulas": {name: Markup(shape.formula) for name, shape in SHAPES.items()},
     }
-    return made
+    return env
 
 
 def report_page(body: Body, about: About | None = None) -> str:
-    """The report of a study. Every number on it comes from `body`, which is that of `report.json`,
-    or from `about`.
+    """Render the report of a study. Every number on it comes from `body` or `about`.
+
+    Args:
+        body: Content of `report.json`.
+        about: Header of the page; None to leave it out.
     """
     return environment().get_template("report.html.j2").render(body=body, about=about)
 
 
 def compare_page(body: Body) -> str:
-    """Two studies side by side, from the body of `compare.json`."""
+    """Render the comparison of two studies, from the body of `compare.json`."""
     return environment().get_template("compare.html.j2").render(body=body)
 
 
 def write_report(study_dir: Path, body: dict[str, canon.Json], about: About | None = None) -> None:
-    """Write `report.json` and `report.html` into the study's folder, each wholly or not at all.
+    """Write `report.json` and `report.html` into the study's folder, each atomically.
 
     Args:
-        study_dir: the study's folder.
-        body: what `launcher.report.body.report_body` gives; parts that have not run are null, and
+        study_dir: The study's folder.
+        body: Body from `launcher.report.body.report_body`; sections that have not run are null, and
             the page says so.
-        about: name, date and next command, for the page alone; None: the page has none.
+        about: Name, date and next command, for the page alone; None to leave them out.
     """
-    _write(study_dir, "report", body, functools.partial(report_page, about=about))
+    _write_json_and_page(study_dir, "report", body, functools.partial(report_page, about=about))
 
 
 def write_comparison(out: Path, body: dict[str, canon.Json]) -> None:
-    """Write `compare.json` and `compare.html` into a folder, made if need be; each wholly or not at
-    all.
+    """Write `compare.json` and `compare.html` into a folder, each atomically.
+
+    The folder is created if needed.
     """
     out.mkdir(parents=True, exist_ok=True)
-    _write(out, "compare", body, compare_page)
+    _write_json_and_page(out, "compare", body, compare_page)
 
 
-def _write(
+def _write_json_and_page(
     folder: Path, name: str, body: dict[str, canon.Json], page: Callable[[Body], str]
 ) -> None:
-    written = canon.pretty(body)
-    canon.write_atomic(folder / f"{name}.json", written)
-    read = canon.parse(written)  # the page is drawn from the file, so that anyone can draw it again
-    assert isinstance(read, dict)
-    canon.write_atomic(folder / f"{name}.html", page(read).encode())
+    text = canon.pretty(body)
+    canon.write_atomic(folder / f"{name}.json", text)
+    # The page is rendered from the JSON as written, so that anyone can render it again.
+    parsed = canon.parse(text)
+    assert isinstance(parsed, dict)
+    canon.write_atomic(folder / f"{name}.html", page(parsed).encode())

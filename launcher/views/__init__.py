@@ -1,4 +1,4 @@
-"""Findings of a study as plain data for the report and the terminal.
+"""Views turn the findings of a study into plain data for the report and the terminal.
 
 Enters:   records and results.
 Leaves:   JSON-ready dicts, short sentences, numbers as HTML.

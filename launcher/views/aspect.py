@@ -1,5 +1,6 @@
-"""The main run's depth, where it is chosen with its width: its interval, and what another one would
-cost.
+"""The main run's width per layer, where it was chosen with the size, and the cost of other values.
+
+Depth and width follow from it: width per layer is width / number of layers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from scaling_fits.allocation.aspect import AspectTerm
 
 FACTORS = (0.25, 0.5, 2.0, 4.0)
-"""Of the chosen width per layer: what these cost is told, as far as they were tried."""
+"""Factors on the chosen width per layer whose costs are shown, where the rungs cover them."""
 NUM_POINTS = 41
+"""Points of the fitted curve in the report."""
 
 
 def aspect_body(choice: Choice) -> Json:
-    """What a report says of the depth; None where the plan gives it."""
+    """Return section `choice.aspect` of the report; None if the plan sets the depth."""
     if choice.ends is None and choice.aspect is None:
         return None
     chosen, term = choice.shape.width / choice.shape.num_layers, choice.aspect
@@ -44,28 +46,29 @@ def aspect_body(choice: Choice) -> Json:
     if term is None:
         return body
     best, low, high = term.best(), *term.reach_log2
-    places = [2.0 ** (low + (high - low) * i / (NUM_POINTS - 1)) for i in range(NUM_POINTS)]
-    spans = [(aspect, term.log_loss(aspect)) for aspect in places]
+    aspects = [2.0 ** (low + (high - low) * i / (NUM_POINTS - 1)) for i in range(NUM_POINTS)]
+    losses = [(aspect, term.log_loss(aspect)) for aspect in aspects]
     return body | {
         "tried": [2.0**low, 2.0**high],
         "best": best.value,
         "best_interval": [best.low, best.high],
         "determined": term.determined,
-        "costs": _costs(term, chosen, "nats", choice.prediction.loss_nats),
+        "costs": _list_costs(term, chosen, "nats", choice.prediction.loss_nats),
         "points": [
             {"width_per_layer": aspect, "log_loss": value - term.mean}
             for aspect, value in term.seen
         ],
         "curve": [
-            {"width_per_layer": aspect, "log_loss": span.value, "interval": [span.low, span.high]}
-            for aspect, span in spans
+            {"width_per_layer": aspect, "log_loss": loss.value, "interval": [loss.low, loss.high]}
+            for aspect, loss in losses
         ],
     }
 
 
 def term_body(term: AspectTerm) -> Json:
-    """The best width per layer of a table of runs, and by which share of the loss others lie above
-    it.
+    """Return the best width per layer in a table of runs, and the costs of other widths per layer.
+
+    Costs are shares of the loss above its value at the best width per layer.
     """
     best, (low, high) = term.best(), term.reach_log2
     return {
@@ -73,36 +76,42 @@ def term_body(term: AspectTerm) -> Json:
         "interval": [best.low, best.high],
         "tried": [2.0**low, 2.0**high],
         "determined": term.determined,
-        "costs": _costs(term, best.value, "share"),
+        "costs": _list_costs(term, best.value, "share"),
     }
 
 
-def _costs(term: AspectTerm, chosen: float, name: str, loss_nats: float = 1.0) -> list[Json]:
-    """What other widths per layer cost beside one, as far as they and it were tried: the share of a
-    loss, times it.
+def _list_costs(term: AspectTerm, chosen: float, key: str, loss_nats: float = 1.0) -> list[Json]:
+    """Return the costs of other widths per layer, as far as the runs cover both.
+
+    Args:
+        term: The fitted term of the loss.
+        chosen: Width per layer that the others are compared with.
+        key: Key of the cost in each entry.
+        loss_nats: Loss by which the cost as a share is multiplied; 1 to keep the share.
     """
     costs: list[Json] = []
     for factor in FACTORS:
         if term.reaches(chosen * factor) and term.reaches(chosen):
-            cost = term.cost(chosen * factor, chosen)
+            difference = term.cost(chosen * factor, chosen)
             value, low, high = (
-                loss_nats * math.expm1(log) for log in (cost.value, cost.low, cost.high)
+                loss_nats * math.expm1(log)
+                for log in (difference.value, difference.low, difference.high)
             )
-            costs.append({"width_per_layer": chosen * factor, name: value, "interval": [low, high]})
+            costs.append({"width_per_layer": chosen * factor, key: value, "interval": [low, high]})
     return costs
 
 
 def term_text(body: Any) -> str:
-    """One sentence about it."""
+    """Describe the best width per layer of a table of runs in one sentence."""
     tried = f"{format_number(body['tried'][0])} to {format_number(body['tried'][1])} were tried"
     if not body["determined"]:
         return f"shape: these runs do not determine the best width per layer, {tried}"
     costs = "; ".join(
-        f"{format_number(one['width_per_layer'])} costs "
-        f"{format_percent(one['share'], is_signed=True)} "
-        f"[{format_percent(one['interval'][0], is_signed=True)}, "
-        f"{format_percent(one['interval'][1], is_signed=True)}]"
-        for one in body["costs"]
+        f"{format_number(cost['width_per_layer'])} costs "
+        f"{format_percent(cost['share'], is_signed=True)} "
+        f"[{format_percent(cost['interval'][0], is_signed=True)}, "
+        f"{format_percent(cost['interval'][1], is_signed=True)}]"
+        for cost in body["costs"]
     )
     ends = format_interval(body["interval"], ".3g")
     best = f"shape: the best width per layer is {format_number(body['best'])} {ends}, {tried}"
@@ -110,16 +119,18 @@ def term_text(body: Any) -> str:
 
 
 def aspect_text(body: Any) -> str:
-    """One sentence about it."""
-    said = f"{format_number(body['width_per_layer'])} widths a layer"
+    """Describe the chosen width per layer in one sentence (section `choice.aspect`)."""
+    sentence = f"width per layer {format_number(body['width_per_layer'])}"
     if body["ends"]:
         low, high = (
             f"width {end['width']} of {counted(end['num_layers'], 'layer')}" for end in body["ends"]
         )
-        said += f", by the interval of the optimal size from {low} to {high}"
+        sentence += f", by the interval of the optimal size from {low} to {high}"
     if not body["curve"]:
-        return f"{said}; the ladder has one aspect ratio a size, so another's cost is not measured"
-    best = (
+        return (
+            f"{sentence}; the ladder has one aspect ratio a size, so another's cost is not measured"
+        )
+    optimum = (
         f"the best is {format_number(body['best'])} {format_interval(body['best_interval'], '.3g')}"
     )
     at_edge = [
@@ -127,14 +138,16 @@ def aspect_text(body: Any) -> str:
         for end, which in ((0, "lower"), (1, "higher"))
         if math.isclose(body["best_interval"][end], body["tried"][end], rel_tol=1e-6)
     ]
-    best += f", {' and '.join(at_edge)}" if at_edge else ""
-    found = (
-        best if body["determined"] else "these rungs do not determine the best, the base's is kept"
+    optimum += f", {' and '.join(at_edge)}" if at_edge else ""
+    verdict = (
+        optimum
+        if body["determined"]
+        else "these rungs do not determine the best, the base's is kept"
     )
-    others = "; ".join(
-        f"{format_number(one['width_per_layer'])} would cost "
-        f"{format_nats(one['nats'], is_signed=True)} "
-        f"{format_interval(one['interval'], '+.4f')} nats"
-        for one in body["costs"]
+    costs = "; ".join(
+        f"{format_number(cost['width_per_layer'])} would cost "
+        f"{format_nats(cost['nats'], is_signed=True)} "
+        f"{format_interval(cost['interval'], '+.4f')} nats"
+        for cost in body["costs"]
     )
-    return f"{said}; {found}" + (f"; {others}" if others else "")
+    return f"{sentence}; {verdict}" + (f"; {costs}" if costs else "")

@@ -1,6 +1,4 @@
-"""The plan's batch against the gradient noise scale that the ladder's rungs measured: `noise_scale`
-of the report.
-"""
+"""The plan's batch compared with the gradient noise scale of the rungs: report's `noise_scale`."""
 
 from __future__ import annotations
 
@@ -19,24 +17,26 @@ if TYPE_CHECKING:
     from proxies.core.spec import RunSpec
 
 WIDE = 10.0
-"""An interval of more than a decade says nothing of a batch inside it."""
+"""Ratio of an interval's ends above which it cannot tell anything about a batch inside it."""
 
 
 def noise_body(
     study: Study, rungs: Sequence[RunSpec], choice: Choice | None
 ) -> dict[str, Json] | None:
-    """Every look of the rungs, the law through them, and the chosen run's batch beside it; None
-    without a look.
+    """Return section `noise_scale` of the report; None if no rung measured the gradient noise.
+
+    It has every measurement ("look") at a rung, the law fitted to them, and the chosen run's batch
+    judged by that law.
     """
     level, looks = study.plan.transfer.level, []
     for spec in rungs:
         for look in load_noise(study.study_dir, spec.id):
             try:
                 inverse, error, _ = inverse_scale([look], spec.shape.seq_len)
-            except ValueError:  # of too few parts, or without noise
+            except ValueError:  # The look has too few parts, or no noise.
                 continue
-            found = noise_scale([look], spec.shape.seq_len, level)
-            ends: list[Json] = [found.low if math.isfinite(found.low) else None, found.high]
+            scale = noise_scale([look], spec.shape.seq_len, level)
+            ends: list[Json] = [scale.low if math.isfinite(scale.low) else None, scale.high]
             looks.append(
                 {
                     "width": spec.shape.width,
@@ -45,7 +45,7 @@ def noise_body(
                     "batch_tokens": spec.batch_tokens,
                     "step": look.step,
                     "tokens": spec.tokens_by(look.step),
-                    "scale_tokens": found.tokens,
+                    "scale_tokens": scale.tokens,
                     "interval": ends,
                     "inverse": inverse,
                     "inverse_error": error,
@@ -64,7 +64,7 @@ def noise_body(
 
 
 def law_of(body: Any) -> NoiseLaw | None:
-    """The law through the looks of `noise_scale` of a report."""
+    """Fit the law to the looks in section `noise_scale` of a report; None if it has too few."""
     points = [
         NoisePoint(tokens=look["tokens"], inverse=look["inverse"], error=look["inverse_error"])
         for look in body["looks"]
@@ -74,7 +74,16 @@ def law_of(body: Any) -> NoiseLaw | None:
 
 
 def judged(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) -> dict[str, Json]:
-    """A batch beside the noise scale that a law expects at the end of a run of so many tokens."""
+    """Compare a batch with the noise scale that a law predicts for the end of a run.
+
+    Args:
+        law: Law of the noise scale; None if it could not be fitted.
+        batch_tokens: Tokens per step.
+        num_tokens: Tokens of the whole run.
+
+    Returns:
+        `outcome` (`over`, `under`, `about`, or `cannot_tell`) and the numbers behind it.
+    """
     if law is None:
         return {
             "outcome": "cannot_tell",
@@ -96,48 +105,49 @@ def judged(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) -> dict
     }
 
 
-def judged_text(found: Any) -> str:
-    """The judgement in a sentence."""
-    batch, scale = found["batch_tokens"], found["scale_tokens"]
-    unknown = f"cannot tell whether a batch of {format_count(batch)} tokens is too large"
+def judged_text(judgment: Any) -> str:
+    """Describe a comparison from `judged` in one sentence."""
+    batch, scale = judgment["batch_tokens"], judgment["scale_tokens"]
+    undecided = f"cannot tell whether a batch of {format_count(batch)} tokens is too large"
     if scale is None:
-        return f"{unknown}: too few looks at the gradient's noise"
-    low, high = found["interval"]
-    at = (
-        f"the gradient noise scale expected after {format_count(found['num_tokens'])} tokens, "
+        return f"{undecided}: too few looks at the gradient's noise"
+    low, high = judgment["interval"]
+    scale_text = (
+        f"the gradient noise scale expected after {format_count(judgment['num_tokens'])} tokens, "
         f"{format_number(scale, '.3g')} {format_interval((low, high), '.3g')}"
     )
-    if found["outcome"] == "under":
+    if judgment["outcome"] == "under":
         times = (
             f"{format_factor(scale / batch)} times "
             f"{format_interval((low / batch, high / batch), '.3g')}"
         )
         return (
-            f"batch of {format_count(batch)} tokens is {times} under {at}: a larger one saves "
-            "steps, at few more tokens"
+            f"batch of {format_count(batch)} tokens is {times} under {scale_text}: "
+            "a larger one saves steps, at few more tokens"
         )
-    if found["outcome"] == "over":
+    if judgment["outcome"] == "over":
         times = (
             f"{format_factor(batch / scale)} times "
             f"{format_interval((batch / high, batch / low), '.3g')}"
         )
         return (
-            f"batch of {format_count(batch)} tokens is {times} over {at}: a larger one saves "
-            "few steps and costs tokens"
+            f"batch of {format_count(batch)} tokens is {times} over {scale_text}: "
+            "a larger one saves few steps and costs tokens"
         )
     return (
-        f"batch of {format_count(batch)} tokens is about {at}"
-        if found["outcome"] == "about"
-        else f"{unknown}: {at}"
+        f"batch of {format_count(batch)} tokens is about {scale_text}"
+        if judgment["outcome"] == "about"
+        else f"{undecided}: {scale_text}"
     )
 
 
 def law_text(body: Any) -> str:
-    """How the noise scale grows, in a sentence."""
+    """Describe how the noise scale grows with the tokens trained on, in one sentence."""
     law = body["law"]
     if law is None:
         return (
-            "cannot tell how the noise scale grows: the looks are too few, or not told from noise"
+            "cannot tell how the noise scale grows: there are too few looks, or they cannot be "
+            "told from noise"
         )
     low, high = law["interval"]
     grows = "grows" if low > 0 else "falls" if high < 0 else "cannot tell whether it grows:"
@@ -148,8 +158,8 @@ def law_text(body: Any) -> str:
 
 
 def looks_rows(body: Any) -> list[tuple[str, ...]]:
-    """A row for each look: width, layers, tokens of the run, tokens before the look, noise scale,
-    its interval.
+    """Return a row for each look: width, layers, tokens of the run, tokens before the look, noise
+    scale, and its interval.
     """
     return [
         (
@@ -158,13 +168,13 @@ def looks_rows(body: Any) -> list[tuple[str, ...]]:
             format_count(look["run_tokens"]),
             format_count(look["tokens"]),
             format_count(look["scale_tokens"]),
-            _span(look["interval"]),
+            _format_bounds(look["interval"]),
         )
         for look in body["looks"]
     ]
 
 
-def _span(ends: Sequence[float | None]) -> str:
+def _format_bounds(ends: Sequence[float | None]) -> str:
     low, high = ends
     if low is None:
         return NONE

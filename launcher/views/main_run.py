@@ -1,4 +1,4 @@
-"""The main run's measured loss beside the predicted one, in words."""
+"""The main run's measured loss compared with the predicted one, in words."""
 
 from __future__ import annotations
 

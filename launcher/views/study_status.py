@@ -1,5 +1,6 @@
-"""The status of a study at this moment, from its ledger and its driver's `live.json` alone: quick,
-and no judgement.
+"""The status of a study at this moment, from its ledger and its driver's `live.json` alone.
+
+It is quick to compute and judges nothing.
 """
 
 from __future__ import annotations
@@ -26,36 +27,38 @@ STATUSES: tuple[str, ...] = get_args(Status)
 def now_body(
     study_dir: Path, live: DriverState | None, ledger: Ledger, plan: Plan
 ) -> dict[str, Json]:
-    """What has ended, what is running, what it took, what is left.
+    """Return the ended runs, the running ones, the spend, and the caps of a study.
 
     Args:
-        study_dir: the study's folder.
-        live: the driver's last look, read before the ledger was: else what the driver recorded in
-            between is lost, and what a study took would sink between two calls.
-        ledger: as just read.
-        plan: the study's.
+        study_dir: The study's folder.
+        live: The driver's last state. Read it before the ledger: otherwise a record that the driver
+            writes in between is missed, and the spend would fall between two calls.
+        ledger: The ledger as just read.
+        plan: The study's plan.
     """
-    held, caps = is_held(study_dir), plan.cluster.caps
+    is_driven_now, caps = is_held(study_dir), plan.cluster.caps
     runs = ledger.runs()
     return {
-        "num_runs": _by_status(runs),
+        "num_runs": _count_by_status(runs),
         "num_imported": len(ledger.imported()),
         "num_lost_executions": len(ledger.records(LOST)),
-        "coordinates": _checks(ledger, plan.proxy.parametrization),
+        "coordinates": _summarize_coordinate_checks(ledger, plan.proxy.parametrization),
         "by_width": [
-            _at_width(width, runs) for width in sorted({run.spec.shape.width for run in runs})
+            _summarize_width(width, runs)
+            for width in sorted({run.spec.shape.width for run in runs})
         ],
-        "at_work": held,
-        "driver": None if live is None else _driver(live, held),
+        "at_work": is_driven_now,
+        "driver": None if live is None else _describe_driver(live, is_driven_now),
         "spent": canon.to_json(spent_now(ledger, live, caps)),
         "caps": canon.to_json(caps),
         "target_flops": plan.target.budget_flops,
     }
 
 
-def _checks(ledger: Ledger, parametrization: str) -> dict[str, Json]:
-    """Return the gate's outcome of the coordinate checks made so far, and each one's own; null
-    before the first.
+def _summarize_coordinate_checks(ledger: Ledger, parametrization: str) -> dict[str, Json]:
+    """Return the gate's outcome of the coordinate checks so far, and each check's own outcome.
+
+    The gate's outcome is null before the first check.
     """
     checks = cast(dict[str, dict[str, Json]], ledger.records_for_plan("coordinates"))
     return {
@@ -65,18 +68,18 @@ def _checks(ledger: Ledger, parametrization: str) -> dict[str, Json]:
     }
 
 
-def _by_status(runs: Sequence[Run]) -> dict[str, Json]:
+def _count_by_status(runs: Sequence[Run]) -> dict[str, Json]:
     counts = Counter[str](run.result.status for run in runs)
     return {status: counts[status] for status in STATUSES}
 
 
-def _at_width(width: int, runs: Sequence[Run]) -> dict[str, Json]:
-    here = [run for run in runs if run.spec.shape.width == width]
-    finished = [run for run in here if run.result.loss_nats is not None]
+def _summarize_width(width: int, runs: Sequence[Run]) -> dict[str, Json]:
+    runs_at_width = [run for run in runs if run.spec.shape.width == width]
+    finished = [run for run in runs_at_width if run.result.loss_nats is not None]
     best = min(finished, key=lambda run: cast(float, run.result.loss_nats), default=None)
     return {
         "width": width,
-        **_by_status(here),
+        **_count_by_status(runs_at_width),
         "best": None
         if best is None
         else {
@@ -89,17 +92,21 @@ def _at_width(width: int, runs: Sequence[Run]) -> dict[str, Json]:
     }
 
 
-def _driver(live: DriverState, held: bool | None) -> dict[str, Json]:
-    """The last look, and whether that driver is still there."""
+def _describe_driver(live: DriverState, is_driven_now: bool | None) -> dict[str, Json]:
+    """Return the driver's last state, and whether that driver still works."""
     return {
         **cast(dict[str, Json], canon.to_json(live)),
-        "at_work": held is not False and live.at_work,
+        "at_work": is_driven_now is not False and live.at_work,
     }
 
 
 def spent_now(ledger: Ledger, live: DriverState | None, caps: BudgetCaps) -> Spent:
-    """The ledger's count, with the hours of a driver that has not recorded its own yet; arguments
-    as `now_body`'s.
+    """Return the spend of a study, including the hours that its driver has not yet recorded.
+
+    Args:
+        ledger: The ledger as just read.
+        live: The driver's last state, read before the ledger; None if there is none.
+        caps: The plan's caps.
     """
     if live is None or is_driven(ledger, live.driver, live.stretch):
         return spent(ledger, caps)

@@ -1,5 +1,7 @@
-"""The tables that a study's verbs print and the report shows: the same rows for both, cells as
-plain text.
+"""Tables that a study's verbs print and the report shows: the same rows for both, as plain text.
+
+`fit_body` and `frontier_flops` give what the report shows of each law of a fit at the chosen run;
+parts are null where there is no choice yet, or the rungs identify no law. No torch is loaded.
 """
 
 from __future__ import annotations
@@ -36,16 +38,12 @@ from transfer.question import at_size, from_log2, written
 if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns, Prediction
 
-# What the report says of a fit beside the fit itself: each law alone.
-#
-# All of it goes by the chosen run; before there is one, or where the rungs identify no law, parts
-# are null. No torch.
-
 NUM_FRONTIER_POINTS = 24
+"""Points of the frontier in the report."""
 
 
 def frontier_flops(fit: FittedRuns, budget_flops: float) -> list[float]:
-    """FLOPs, evenly spaced in their logs, from the smallest rung's to the budget."""
+    """Return FLOPs from the smallest rung's to the budget, evenly spaced in their logarithms."""
     low, high = math.log(min(fit.span.six_nd)), math.log(budget_flops)
     return [
         math.exp(low + (high - low) * i / (NUM_FRONTIER_POINTS - 1))
@@ -54,12 +52,11 @@ def frontier_flops(fit: FittedRuns, budget_flops: float) -> list[float]:
 
 
 def fit_body(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
-    """`fit` of the report: its summary, and of every member its exponents and its loss at the
-    chosen run.
+    """Return section `fit` of the report: the fit's summary, and each law's exponents and loss.
 
     Args:
-        fit: of the ladder.
-        at: the forecast of the chosen run; None before there is one.
+        fit: Fit of the ladder.
+        at: Forecast of the chosen run; None before there is one.
     """
     from scaling_fits.summary import fit_summary
 
@@ -69,13 +66,13 @@ def fit_body(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
     return {
         **body,
         "members": [
-            {**member, **_of_law(fit, at)} for member in members if isinstance(member, dict)
+            {**member, **_describe_law(fit, at)} for member in members if isinstance(member, dict)
         ],
     }
 
 
-def _of_law(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
-    """Return the exponents of the law itself, and the loss it gives the chosen run."""
+def _describe_law(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
+    """Return the exponents of the law itself, and the loss that it predicts for the chosen run."""
     import numpy as np
 
     from scaling_fits.laws.law import exp_finite, log_loss
@@ -96,29 +93,30 @@ def _of_law(fit: FittedRuns, at: Prediction | None) -> dict[str, Json]:
 
 
 NUM_TRIALS = 5
+"""Trials shown by `trials_table`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTable:
-    """Columns and rows."""
+    """A table of text: a head, and rows of cells."""
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     left: Collection[int] = (0,)
-    """Columns of words; the others are numbers."""
+    """Indices of the columns that hold words and are aligned left; the others hold numbers."""
 
 
 def tests_table(transfer: Any) -> TextTable:
-    """Every verdict of a study: one row each."""
+    """Build the table of a study's verdicts, one row each."""
     rows = [
         (
             name,
-            Outcome(of["outcome"]),
-            estimate(of.get("drift_octaves_per_doubling"), "+.2f"),
-            estimate(of["regret_nats"]),
-            format_number(of.get("transferred_value")),
+            Outcome(verdict["outcome"]),
+            estimate(verdict.get("drift_octaves_per_doubling"), "+.2f"),
+            estimate(verdict["regret_nats"]),
+            format_number(verdict.get("transferred_value")),
         )
-        for name, of in judged(transfer)
+        for name, verdict in judged(transfer)
     ]
     return TextTable(
         head=("test", "outcome", "octaves per doubling", "nats lost", "set to"),
@@ -128,11 +126,11 @@ def tests_table(transfer: Any) -> TextTable:
 
 
 def optima_table(verdict: Any) -> TextTable:
-    """The optimum at every size that a verdict rests on, the control's below it."""
-    rows = [_optimum(verdict, optimum, "") for optimum in verdict["optima"]]
+    """Build the table of a verdict's optima, one row per size, followed by those of the control."""
+    rows = [_format_optimum(verdict, optimum, "") for optimum in verdict["optima"]]
     control = verdict["control"]
     rows += (
-        [_optimum(control, optimum, ", control") for optimum in control["optima"]]
+        [_format_optimum(control, optimum, ", control") for optimum in control["optima"]]
         if control
         else []
     )
@@ -149,35 +147,38 @@ def optima_table(verdict: Any) -> TextTable:
 
 
 def minimum_notes(verdict: Any) -> list[str]:
-    """Return a sentence on fitted minima that lie more than the noise of one run below every run,
-    or nothing.
+    """Return a sentence on minima that are fitted more than one run's noise below the lowest run.
+
+    The list is empty if there are none.
     """
-    noise, parts = verdict["noise_nats"] or 0.0, []
+    noise, distances = verdict["noise_nats"] or 0.0, []
     for optimum in verdict["optima"]:
         lowest, fitted = optimum.get("lowest_run_nats"), optimum["loss_nats"]
         if lowest is not None and fitted is not None and lowest - fitted > noise:
-            parts.append(
+            distances.append(
                 f"{format_nats(lowest - fitted)} nats at "
                 f"{at_size(verdict['axis'], optimum['size'])}"
             )
-    if not parts:
+    if not distances:
         return []
     lead = (
         "fitted minima below the lowest run by more than the noise of one run "
         f"({format_nats(noise)} nats)"
     )
     reason = "the basins go through the runs, and their minima lie between the values that were run"
-    return [f"{lead}: {', '.join(parts)}; {reason}"]
+    return [f"{lead}: {', '.join(distances)}; {reason}"]
 
 
-def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
+def _format_optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
     name, ends = verdict["hyperparameter"], optimum["interval_log2"]
-    found = optimum["log2_value"] is not None
-    low, high = sorted(ends, key=lambda end: from_log2(name, end)) if found else (0.0, 0.0)
+    has_value = optimum["log2_value"] is not None
+    low, high = sorted(ends, key=lambda end: from_log2(name, end)) if has_value else (0.0, 0.0)
     return (
         short_size(optimum["size"]) + arm,
-        written(name, optimum["log2_value"]) if found else "-",
-        f"[{written(name, low)}, {written(name, high)}]" if found else Outcome(optimum["status"]),
+        written(name, optimum["log2_value"]) if has_value else "-",
+        f"[{written(name, low)}, {written(name, high)}]"
+        if has_value
+        else Outcome(optimum["status"]),
         format_loss(optimum["loss_nats"]),
         format_loss(optimum.get("lowest_run_nats")),
         str(optimum["num_runs"]),
@@ -186,12 +187,12 @@ def _optimum(verdict: Any, optimum: Any, arm: str) -> tuple[str, ...]:
 
 
 def values_table(values: Any) -> TextTable:
-    """Every hyperparameter at the base and at the target."""
+    """Build the table of hyperparameters with their values at the base and at the target."""
     rows = [
         (
             hyperparameter_name(value["hyperparameter"]),
-            _shown(value["base_value"]),
-            _shown(value["target_value"]),
+            _format_value(value["base_value"]),
+            _format_value(value["target_value"]),
             ", ".join(value["tested"]) or "not tested",
             Outcome(value["outcome"]) if value["outcome"] else "-",
             estimate(value["regret_nats"]),
@@ -211,13 +212,13 @@ def values_table(values: Any) -> TextTable:
     return TextTable(head=head, rows=rows, left=(0, 3, 4))
 
 
-def _shown(value: float | str | None) -> str:
-    """A number, or a word of a categorical axis."""
+def _format_value(value: float | str | None) -> str:
+    """Format a number; a word of a categorical axis is returned as it is."""
     return value if isinstance(value, str) else format_number(value)
 
 
 def value_rules(values: Any) -> list[str]:
-    """By which rule each value comes to the target, and what of it was not tested."""
+    """Return the rule that sets each value at the target, and the axes it was not tested over."""
     return [
         f"{hyperparameter_name(value['hyperparameter'])}: {value['rule']}"
         + (f". Not tested over {', '.join(value['untested'])}" if value["untested"] else "")
@@ -226,7 +227,7 @@ def value_rules(values: Any) -> list[str]:
 
 
 def coordinates_table(check: Any) -> TextTable:
-    """One row a role: how many layers pass, and the worst."""
+    """Build the table of a coordinate check, one row per role: layers that pass, and the worst."""
     rows = [
         (
             words(role),
@@ -250,18 +251,19 @@ def coordinates_table(check: Any) -> TextTable:
 
 
 def trials_table(search: Any) -> TextTable:
-    """The best trials of a search."""
+    """Build the table of the best trials of a search."""
     finished = sorted(
-        (t for t in search["trials"] if t["loss_nats"] is not None), key=lambda t: t["loss_nats"]
+        (trial for trial in search["trials"] if trial["loss_nats"] is not None),
+        key=lambda trial: trial["loss_nats"],
     )
-    best, spoken = search["best"], search.get("words", {})
+    best, axis_words = search["best"], search.get("words", {})
 
-    def text(name: str, value: Any) -> str:
+    def format_value(name: str, value: Any) -> str:
         if value is None:
             return NONE
         return (
-            str(spoken[name][int(value)])
-            if name in spoken
+            str(axis_words[name][int(value)])
+            if name in axis_words
             else str(hyperparameter_named(name).text(value))
         )
 
@@ -273,34 +275,34 @@ def trials_table(search: Any) -> TextTable:
     )
     rows = [
         (
-            str(t["index"]),
-            *(text(name, t[name]) for name in names),
-            format_loss(t["loss_nats"]),
+            str(trial["index"]),
+            *(format_value(name, trial[name]) for name in names),
+            format_loss(trial["loss_nats"]),
         )
-        for t in finished[:NUM_TRIALS]
+        for trial in finished[:NUM_TRIALS]
     ]
     return TextTable(head=("trial", *map(hyperparameter_name, names), "loss (nats)"), rows=rows)
 
 
 def checks_table(ladder: Any) -> TextTable:
-    """Rungs that were run at other rates too, one row a rate."""
+    """Build the table of rungs that were run at other rates too, one row per rate."""
     rows = [
         (
-            str(one["width"]),
-            format_count(one["tokens"]),
-            exponent(tried["octaves"]),
-            format_learning_rate(tried["learning_rate"]),
-            format_loss(tried["loss_nats"])
-            if tried["loss_nats"] is not None
+            str(check["width"]),
+            format_count(check["tokens"]),
+            exponent(offset["octaves"]),
+            format_learning_rate(offset["learning_rate"]),
+            format_loss(offset["loss_nats"])
+            if offset["loss_nats"] is not None
             else Outcome("diverged"),
             *(
-                (estimate(one["excess_nats"]), Outcome(one["outcome"]))
-                if tried["octaves"] == 0
+                (estimate(check["excess_nats"]), Outcome(check["outcome"]))
+                if offset["octaves"] == 0
                 else ("", "")
             ),
         )
-        for one in ladder["checks"]
-        for tried in one["offsets"]
+        for check in ladder["checks"]
+        for offset in check["offsets"]
     ]
     head = (
         "width",
@@ -315,12 +317,12 @@ def checks_table(ladder: Any) -> TextTable:
 
 
 def check_sentences(ladder: Any) -> list[str]:
-    """What keeps a checked rung from counting as tuned."""
+    """Return the reason of every checked rung that is not tuned."""
     return [check["words"] for check in ladder["checks"] if check["outcome"] != "tuned"]
 
 
 def rungs_table(ladder: Any) -> TextTable:
-    """The rungs of the ladder, measured and fitted."""
+    """Build the table of the ladder's rungs, with measured and fitted losses."""
     rows = [
         (
             str(rung["width"]),
@@ -337,13 +339,15 @@ def rungs_table(ladder: Any) -> TextTable:
 
 
 def calibration_line(body: Any) -> str:
-    """All choices in a line: which sizes compute how."""
+    """Describe in a line how each size computes, and how many of the choices were measured."""
     widths: dict[tuple[str, str], dict[str, None]] = {}
-    for one in body:
-        widths.setdefault((one["part"], one["mode"]), {})[str(one["width"])] = None
-    measured = sum(bool(one["figures"]) for one in body)
-    chosen = [
-        f"{'ladder: ' if part == 'ladder' else ''}{mode} at width {', '.join(of)}"
-        for (part, mode), of in widths.items()
+    for calibration in body:
+        widths.setdefault((calibration["part"], calibration["mode"]), {})[
+            str(calibration["width"])
+        ] = None
+    measured = sum(bool(calibration["figures"]) for calibration in body)
+    choices = [
+        f"{'ladder: ' if part == 'ladder' else ''}{mode} at width {', '.join(names)}"
+        for (part, mode), names in widths.items()
     ]
-    return f"{'; '.join(chosen)} ({measured} of {len(body)} measured)"
+    return f"{'; '.join(choices)} ({measured} of {len(body)} measured)"

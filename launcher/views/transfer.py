@@ -1,5 +1,6 @@
-"""A transfer test's record as people read it: names of tests, sizes and values. Plain JSON in;
-loads nothing heavy.
+"""A transfer test's record in words: names of tests, sizes, and values.
+
+The input is plain JSON, and no heavy library is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from proxies.core.notation import NONE, counted, format_interval, format_number
 from transfer.question import Axis, at_size, written
 
 Test = Mapping[str, Any]
-"""One entry of `body["transfer"]["tests"]`."""
+"""One entry of `body["transfer"]["tests"]`, or its verdict where only the names are read."""
 
 _SIZE: dict[Axis, str] = {
     "width": "width {}",
@@ -26,22 +27,22 @@ _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def hyperparameter_name(hyperparameter: str) -> str:
-    """A hyperparameter in words, everywhere that people read one: `weight decay`."""
+    """Return a hyperparameter's name in words, the same everywhere: `weight decay`."""
     return hyperparameter_named(hyperparameter).label
 
 
 def name_of(test: Test) -> str:
-    """A test, or its verdict, in words: `learning rate over width`."""
+    """Return the name of a test, or of its verdict, in words: `learning rate over width`."""
     return f"{hyperparameter_name(test['hyperparameter'])} over {test['axis']}"
 
 
 def anchor(test: Test) -> str:
-    """The same where only letters and hyphens may stand."""
+    """Return the name of a test with letters and hyphens only, for ids in HTML."""
     return f"{test['hyperparameter']}-{test['axis']}".replace("_", "-")
 
 
 def axis_name(axis: Axis) -> str:
-    """What an axis counts: `tokens` for the duration."""
+    """Return the name of the unit that an axis counts: `tokens` for the duration."""
     return {
         "duration": "tokens",
         "batch": "tokens a step",
@@ -51,12 +52,12 @@ def axis_name(axis: Axis) -> str:
 
 
 def size_name(axis: Axis, size: int) -> str:
-    """A size as one says it: `width 64`, `205k tokens`."""
+    """Return a size with its unit: `width 64`, `205k tokens`."""
     return _SIZE[axis].format(short_size(size))
 
 
 def short_size(size: int) -> str:
-    """Below ten thousand as it is, above in three digits and a suffix: `205k`."""
+    """Format a size: exactly below ten thousand, else with three digits and a suffix: `205k`."""
     if size < 10_000:
         return str(size)
     unit, suffix = next((unit, suffix) for unit, suffix in _SUFFIXES if size >= 0.9995 * unit)
@@ -64,48 +65,49 @@ def short_size(size: int) -> str:
 
 
 def exponent(power: float) -> str:
-    """A rule's exponent, signed: `-0.28`."""
+    """Format the exponent of a rule with its sign: `-0.28`."""
     return f"{power:+.3g}" if power else "0"
 
 
-def estimate(found: Any, spec: str = ".4f") -> str:
-    """An estimate with its interval, each end of it a number, or that it is more than so much."""
-    if found is None or found["value"] is None:
+def estimate(record: Any, spec: str = ".4f") -> str:
+    """Format an estimate with its interval; what is only known to be above a bound says so."""
+    if record is None or record["value"] is None:
         return NONE
-    most = found.get("more_than", math.inf)
+    bound = record.get("more_than", math.inf)
     value, *ends = (
-        f"more than {format_number(most, spec)}" if end >= most else format_number(end, spec)
-        for end in (found["value"], *(found["interval"] or ()))
+        f"more than {format_number(bound, spec)}" if end >= bound else format_number(end, spec)
+        for end in (record["value"], *(record["interval"] or ()))
     )
     return f"{value} [{', '.join(ends)}]" if ends else f"{value} {format_interval(None)}"
 
 
 def verdicts_by_arm(test: Test, main_arm: str) -> dict[str, Any]:
-    """The verdict of every arm of a test by the arm's name as in its runs, the study's own
-    first.
-    """
+    """Return the verdict of every arm of a test by the arm's name, the study's own arm first."""
     verdict = test["verdict"]
     return {main_arm: verdict} | ({"sp": verdict["control"]} if verdict["control"] else {})
 
 
 def judged(transfer: Any, *, controls: bool = True) -> list[tuple[str, Any]]:
-    """Every verdict of a study with its name: the learning rate over all axes first, each control
-    after its test.
+    """Return every verdict of a study with its name.
+
+    The learning rate over all axes comes first, each control after its test, and pairs of
+    hyperparameters last.
     """
-    found = [("learning rate over all axes", transfer["together"])]
+    verdicts = [("learning rate over all axes", transfer["together"])]
     for test in transfer["tests"]:
-        found.append((name_of(test), test["verdict"]))
+        verdicts.append((name_of(test), test["verdict"]))
         if controls and test["verdict"]["control"]:
-            found.append((f"{name_of(test)}, control", test["verdict"]["control"]))
+            verdicts.append((f"{name_of(test)}, control", test["verdict"]["control"]))
     pairs = transfer.get("pairs", ())
-    return found + [
+    return verdicts + [
         (" with ".join(map(hyperparameter_name, pair["hyperparameters"])), pair) for pair in pairs
     ]
 
 
 def wanted(verdict: Any) -> list[str]:
-    """What would decide a verdict, in sentences: values asked for at one size for one reason stand
-    together.
+    """Return the runs that would decide a verdict, in sentences.
+
+    Values that are asked for at one size for the same reason share a sentence.
     """
     groups: dict[tuple[int, int, str], list[float]] = {}
     for item in verdict.get("what_to_run", ()):
@@ -113,17 +115,18 @@ def wanted(verdict: Any) -> list[str]:
             item["log2_value"]
         )
     name = verdict.get("hyperparameter", "learning_rate")
-    what = "" if name == "learning_rate" else f"{hyperparameter_name(name)} "
+    label = "" if name == "learning_rate" else f"{hyperparameter_name(name)} "
     return [
         f"run {at_size(verdict['axis'], size)} at "
-        f"{what}{', '.join(written(name, x) for x in sorted(values))} "
-        f"({counted(num_seeds, 'seed')}{' each' if len(values) > 1 else ''}): {why}"
-        for (size, num_seeds, why), values in groups.items()
+        f"{label}{', '.join(written(name, x) for x in sorted(values))} "
+        f"({counted(num_seeds, 'seed')}{' each' if len(values) > 1 else ''}): {reason}"
+        for (size, num_seeds, reason), values in groups.items()
     ]
 
 
 def runs_of(test: Test, arm: str | None = None) -> list[Any]:
-    """Runs of one arm, or of all, that say something: a diverged run does, a failed one does
-    not.
+    """Return the runs of one arm, or of all arms, except those that failed.
+
+    A diverged run is kept, because its loss says something about its value.
     """
     return [run for run in test["runs"] if run["status"] != "failed" and arm in (None, run["arm"])]

@@ -1,10 +1,10 @@
-"""The watch on a main run: what its metrics say, compared with what was frozen before it.
+"""The watch compares a main run's metrics with what was frozen before the run.
 
 Enters:   a `frozen.Decision`, and a run's lines (`launcher.base.metrics`) or a dashboard's copy of
-them.
-Leaves:   alerts with their evidence and the command to run next, the run's standing, a score once
-it has ended.
+    them.
+Leaves:   alerts with their evidence and the next command, the run's standing, and a score once it
+    has ended.
 Promises: the statistics are pure functions of numbers; `benchmarks/watch.py` measures their false
-alarms.
-Refuses:  to call a run healthy or ill on too little: it says that it cannot tell.
+    alarms.
+Refuses:  to call a run healthy or ill on too little data: it says that it cannot tell.
 """

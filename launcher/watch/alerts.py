@@ -1,9 +1,8 @@
-"""Alerts: what they are, and the registry of their kinds, which the judgement, the docs and
-completion read.
+"""Alerts, and the registry of their kinds, which the watch, the docs, and completion read.
 
-A kind is a function of a `WatchedRun` under `@alert`: its name, severity, when it is raised and
-what to run next stand there, and nowhere else. The modules `loss_alerts` and `machine_alerts` hold
-them; `launcher.watch.follower` loads all three.
+A kind is a function of a `WatchedRun` under the decorator `@alert`, which states its name,
+severity, when it is raised, and what to run next. The modules `loss_alerts` and `machine_alerts`
+define the kinds; `launcher.watch.judgment` loads both.
 """
 
 from __future__ import annotations
@@ -24,51 +23,52 @@ from proxies.core.canon import Json
 from proxies.core.schedule import Schedule
 
 Severity = Literal["notice", "alarm"]
-"""An alarm asks for somebody now, and has a false-alarm rate; a notice is worth a look."""
+"""An alarm needs somebody now and has a known false-alarm rate; a notice is worth a look."""
 Next = Literal["look", "conclude", "verify", "resume", "machine", "note"]
-"""What to run next: see `Commands.line`."""
+"""Kind of command to run next; see `Commands.line`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """One finding."""
+    """An alert about a run, as it is shown and recorded."""
 
     name: str
     severity: Severity
     first_step: int
-    """Where it began."""
+    """Step at which it began."""
     seen: str
-    """In a sentence."""
+    """Sentence on what was seen."""
     evidence: dict[str, Json] = field(default_factory=dict)
-    """The numbers behind it, units in their names; None for one that is not finite."""
+    """Numbers behind the alert, with units in the keys; None for a number that is not finite."""
     next_command: str
 
     def __post_init__(self) -> None:
         for name, value in self.evidence.items():
             if isinstance(value, float) and not math.isfinite(value):
-                # a record could not hold it, and the alert would be lost
+                # A record cannot hold such a number, and the alert would be lost.
                 self.evidence[name] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commands:
-    """The lines to run next, exact: of this config and this run."""
+    """The exact command lines to run next, for this config and this run."""
 
     frozen: str = "FROZEN"
     metrics: str | None = None
-    """Where the watch reads; None: the run folder next to the config."""
+    """Option `--metrics`, the source of the log; None for the run folder next to the config."""
     run_dir: str | None = None
-    """None: not a run of the embedded trainer."""
+    """Folder of the run; None if it is not a run of the embedded trainer."""
 
     @property
     def watch(self) -> str:
-        """The watch itself, to look again."""
+        """Command of the watch itself, to look again."""
         where = f" --metrics {shlex.quote(self.metrics)}" if self.metrics else ""
         return f"forerun watch {shlex.quote(self.frozen)}{where}"
 
     def line(self, wanted: Next, finding: AlertFinding) -> str:
-        """The command that follows a finding; `resume`: another trainer's run is not ours to
-        start.
+        """Return the command that follows a finding.
+
+        `resume` becomes `look` for a run of another trainer, which forerun does not start.
         """
         frozen = shlex.quote(self.frozen)
         resume = (
@@ -86,12 +86,12 @@ class Commands:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedRun:
-    """A run so far, with what was frozen: what the functions of alerts read."""
+    """A run so far, with what was frozen: the input of every alert function."""
 
     decision: Decision
     columns: LogColumns
     now: float | None = None
-    """Seconds since 1970; None: silence cannot be judged."""
+    """Time in seconds since 1970; None if silence cannot be judged."""
     liveness: Liveness = UNKNOWN
 
     @property
@@ -101,7 +101,7 @@ class WatchedRun:
 
     @functools.cached_property
     def course(self) -> Course | None:
-        """Against the frozen band."""
+        """Comparison with the frozen band; None before the first look."""
         columns, schedule = self.columns, self.schedule
         steps, losses = columns.steps, columns.train_loss_nats
         return course(
@@ -110,32 +110,32 @@ class WatchedRun:
 
     @functools.cached_property
     def spikes(self) -> list[Spike]:
-        """Those of the frozen policy that noise alone does not make."""
+        """Spikes by the frozen policy that the run's noise does not explain."""
         columns = self.columns
-        found = spikes(columns.steps, columns.train_loss_nats, self.decision.spikes)
-        return [spike for spike in found if not spike.within_noise]
+        all_spikes = spikes(columns.steps, columns.train_loss_nats, self.decision.spikes)
+        return [spike for spike in all_spikes if not spike.within_noise]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertFinding:
-    """What a function of an alert found."""
+    """A finding of an alert function."""
 
     first_step: int
     seen: str
     evidence: dict[str, Json]
     severity: Severity | None = None
-    """None: the first of its kind."""
+    """Severity; None for the first of its kind's severities."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertKind:
-    """A kind of alert."""
+    """A kind of alert, with the function that finds it."""
 
     name: str
     severities: tuple[Severity, ...]
-    """The usual one first."""
+    """Possible severities, the usual one first."""
     when: str
-    """It is raised, for docs and `--help`."""
+    """Condition under which it is raised, for docs and `--help`."""
     next_command: Next
     find: Callable[[WatchedRun], Iterable[AlertFinding]]
 
@@ -149,7 +149,7 @@ def alert(
 ) -> Callable[
     [Callable[[WatchedRun], Iterable[AlertFinding]]], Callable[[WatchedRun], Iterable[AlertFinding]]
 ]:
-    """Make a function of a run a kind of alert."""
+    """Register a function of a run as a kind of alert."""
 
     def register(
         find: Callable[[WatchedRun], Iterable[AlertFinding]],
@@ -163,8 +163,8 @@ def alert(
 
 
 def alerts(run: WatchedRun, commands: Commands) -> tuple[Alert, ...]:
-    """All alerts of a run: alarms first, then by their first step and name."""
-    found = [
+    """Return all alerts of a run: alarms first, then by first step and name."""
+    alerts_found = [
         Alert(
             name=kind.name,
             severity=finding.severity or kind.severities[0],
@@ -177,5 +177,7 @@ def alerts(run: WatchedRun, commands: Commands) -> tuple[Alert, ...]:
         for finding in kind.find(run)
     ]
     return tuple(
-        sorted(found, key=lambda each: (each.severity != "alarm", each.first_step, each.name))
+        sorted(
+            alerts_found, key=lambda each: (each.severity != "alarm", each.first_step, each.name)
+        )
     )

@@ -1,8 +1,8 @@
-"""After the run: its forecast scored, attested, and the run kept for `forerun fit STUDY`.
+"""The conclusion of a finished run: its forecast is scored and attested, and the run is recorded.
 
-What is scored is the validation loss at the end, against the interval frozen before the run began.
-The ledger of the study keeps the run (`launcher.study.history`); `conclusion.json` beside the
-config says how it went.
+The validation loss at the end is scored against the interval frozen before the run began. The
+study's ledger records the run (`launcher.study.history`), which `forerun fit STUDY` then uses;
+`conclusion.json` next to the config attests the score.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ CONCLUSION = "conclusion"
 
 
 class NotConcludedError(InputError):
-    """A run whose forecast cannot be scored; says why, and what to do."""
+    """A run's forecast cannot be scored; the message has the reason and what to do."""
 
     exit_code = ExitCode.CANNOT_TELL
 
 
 class ConcludedOtherwiseError(InputError):
-    """This config was concluded before, with another outcome."""
+    """This config was concluded before, with another final loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """How a forecast went."""
+    """The score of a finished run's forecast."""
 
     run: ConcludedRun
     study: Path | None
-    """Whose ledger keeps it; None where there is none."""
+    """Study whose ledger records the run; None if there is none."""
 
     @property
     def body(self) -> dict[str, Json]:
-        """For the attestation and `--json`."""
+        """Conclusion as JSON, for the attestation and `--json`."""
         run, actual = self.run, self.run.actual_nats
         return {
             "digest": run.digest,
@@ -68,12 +68,16 @@ class Conclusion:
 
 
 def concluded_run(decision: Decision, reading: LogReading) -> ConcludedRun:
-    """The run as its log shows it.
+    """Return the finished run, as its log shows it.
+
+    Args:
+        decision: The frozen decision.
+        reading: The run's log.
 
     Raises:
-        NotConcludedError: it has not come to the schedule's end, or nobody measured its validation
-            loss there.
-        SpecError: the frozen forecast has no interval to score it by.
+        NotConcludedError: The run has not reached the end of its schedule, or its validation loss
+            there was not measured.
+        SpecError: The frozen forecast has no interval to score it by.
     """
     predicted = decision.predicted
     run = ConcludedRun(
@@ -85,13 +89,13 @@ def concluded_run(decision: Decision, reading: LogReading) -> ConcludedRun:
         high_nats=predicted.high_nats,
         level=predicted.level,
         extrapolation=predicted.extrapolation,
-        actual_nats=_last_loss(decision, reading),
+        actual_nats=_require_final_loss(decision, reading),
     )
-    run.foretold  # noqa: B018  (refuses an interval without width)
+    run.foretold  # noqa: B018  (raises SpecError if the interval has no width)
     return run
 
 
-def _last_loss(decision: Decision, reading: LogReading) -> float:
+def _require_final_loss(decision: Decision, reading: LogReading) -> float:
     num_steps, columns, ending = (
         decision.learning_rate.schedule.num_steps,
         reading.columns,
@@ -99,9 +103,9 @@ def _last_loss(decision: Decision, reading: LogReading) -> float:
     )
     at = f"step {columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
-        why = f" ({ending.reason})" if ending.reason else ""
+        reason = f" ({ending.reason})" if ending.reason else ""
         raise NotConcludedError(
-            f"the run {ending.event} at {at}{why}: there is no final loss to score"
+            f"the run {ending.event} at {at}{reason}: there is no final loss to score"
         )
     if ending is not None and ending.validation_loss_nats is not None:
         return ending.validation_loss_nats
@@ -112,8 +116,7 @@ def _last_loss(decision: Decision, reading: LogReading) -> float:
     if not len(columns.validation_steps) or columns.validation_steps[-1] < num_steps:
         raise NotConcludedError(
             f"the forecast is for the validation loss at step {num_steps}, and the log, at {at}, "
-            "has none: log one "
-            "at that step, or name its column with --validation-loss-key"
+            "has none: log one at that step, or name its column with --validation-loss-key"
         )
     return float(columns.validation_loss_nats[-1])
 
@@ -121,27 +124,27 @@ def _last_loss(decision: Decision, reading: LogReading) -> float:
 def conclude(
     decision: Decision, folder: Path, run_dir: Path, reading: LogReading, study_dir: Path | None
 ) -> Conclusion:
-    """Score, keep and attest; done twice, it is the same as done once.
+    """Score a run's forecast, record the run, and attest the score. Repeating it changes nothing.
 
     Args:
-        decision: what was frozen.
-        folder: where it lies; gets the attestation.
-        run_dir: whose chronicle records it.
-        reading: the run's log.
-        study_dir: whose ledger keeps the run; None: no study is at hand.
+        decision: The frozen decision.
+        folder: Folder of the config, which gets the attestation.
+        run_dir: Folder of the run, whose event log records the conclusion.
+        reading: The run's log.
+        study_dir: Study whose ledger records the run; None if there is none.
 
     Raises:
-        NotConcludedError: see `concluded_run`.
-        ConcludedOtherwiseError: it was concluded before, with another loss.
-        SweepError, PlanError, DataError: of the study, if its ledger cannot be written.
+        NotConcludedError: See `concluded_run`.
+        ConcludedOtherwiseError: The run was concluded before, with another loss.
+        SweepError, PlanError, DataError: The study's ledger cannot be written.
     """
     run = (
         concluded_run(decision, reading)
         if study_dir is None
-        else _kept(decision, reading, study_dir)
+        else _record_in_ledger(decision, reading, study_dir)
     )
-    found = Conclusion(run=run, study=study_dir)
-    path, body = path_of(folder, CONCLUSION), cast(dict[str, Json], canon.to_json(found.body))
+    conclusion = Conclusion(run=run, study=study_dir)
+    path, body = path_of(folder, CONCLUSION), cast(dict[str, Json], canon.to_json(conclusion.body))
     known = read_attestation(path, decision.digest) if path.exists() else None
     if known is not None:
         _check_same(run, known.get("actual_nats"), path)
@@ -151,25 +154,25 @@ def conclude(
         chronicle.record(
             run_dir,
             "concluded",
-            sentence(found),
+            sentence(conclusion),
             step=decision.learning_rate.schedule.num_steps,
             digest=decision.digest,
-            data=found.body,
+            data=conclusion.body,
         )
-    return found
+    return conclusion
 
 
-def _check_same(run: ConcludedRun, known_nats: object, where: Path) -> None:
+def _check_same(run: ConcludedRun, known_nats: object, place: Path) -> None:
     if known_nats != run.actual_nats:
         raise ConcludedOtherwiseError(
-            f"{where} records {known_nats} nats at the end of this config, and this log ends at "
+            f"{place} records {known_nats} nats at the end of this config, and this log ends at "
             f"{run.actual_nats:.6g}: "
-            "the recorded value is kept; is this the log of the same run?"
+            "the recorded value is kept; check that this log is of the same run"
         )
 
 
-def _kept(decision: Decision, reading: LogReading, study_dir: Path) -> ConcludedRun:
-    """The run as the study's ledger has it from now on."""
+def _record_in_ledger(decision: Decision, reading: LogReading, study_dir: Path) -> ConcludedRun:
+    """Record the run in the study's ledger, and return it as recorded."""
     from launcher.study.study_folder import open_ledger, recorded_study
 
     run = concluded_run(decision, reading)
@@ -184,39 +187,37 @@ def _kept(decision: Decision, reading: LogReading, study_dir: Path) -> Concluded
             f"{study_dir} was made with other data than this config: name the config's study with "
             "--study"
         )
-    with open_ledger(study) as writing:
-        writing.append(history.CONCLUDED, run.digest, run)
+    with open_ledger(study) as writable_ledger:
+        writable_ledger.append(history.CONCLUDED, run.digest, run)
     return run
 
 
-def sentence(found: Conclusion) -> str:
-    """How the forecast went, in a line."""
-    run, foretold = found.run, found.run.foretold
-    where = "inside" if foretold.covered else "outside"
+def sentence(conclusion: Conclusion) -> str:
+    """Return a line on how the forecast went."""
+    run, score = conclusion.run, conclusion.run.foretold
+    place = "inside" if score.covered else "outside"
     return (
-        f"ended at {format_loss(run.actual_nats)} nats, {where} the {format_percent(run.level)} "
-        "interval "
-        f"{format_interval((run.low_nats, run.high_nats))} around "
+        f"ended at {format_loss(run.actual_nats)} nats, {place} the {format_percent(run.level)} "
+        f"interval {format_interval((run.low_nats, run.high_nats))} around "
         f"{format_loss(run.predicted_nats)}: "
         f"{format_nats(run.actual_nats - run.predicted_nats, is_signed=True)} nats, "
         f"{format_percent(run.actual_nats / run.predicted_nats - 1, is_signed=True)}, z "
-        f"{foretold.z:+.2f}"
+        f"{score.z:+.2f}"
     )
 
 
-def next_lines(found: Conclusion) -> list[str]:
-    """The commands that use the outcome."""
-    if found.study is None:
+def next_lines(conclusion: Conclusion) -> list[str]:
+    """Return the commands that use the outcome."""
+    if conclusion.study is None:
         return [
             (
                 "the config lies in no study, so no ledger keeps the run: name a study with "
-                "--study "
-                "STUDY"
+                "--study STUDY"
             )
         ]
-    study = shlex.quote(str(found.study))
+    study = shlex.quote(str(conclusion.study))
     uses = (
         f"`forerun fit {study}` adds it to the ladder, `forerun report {study}` shows it beside "
         "its forecast"
     )
-    return [f"the ledger of {found.study} keeps the run: {uses}"]
+    return [f"the ledger of {conclusion.study} keeps the run: {uses}"]

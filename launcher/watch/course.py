@@ -1,24 +1,22 @@
-"""A run compared with its frozen band over its whole course, and its end predicted anew from where
-it is.
+"""Comparison of a run with its frozen band over its whole course, and a new prediction of its end.
 
-The band of a point f of the curve holds for one new run at that point. Held at every point, a
-healthy run leaves it somewhere far more often. The departure there, in standard deviations of the
-band, is
+The band at a point f of the curve holds for one new run at that point alone. A healthy run leaves
+the band at some point far more often. The departure at f, in standard deviations of the band, is
 
     z_f = log(mean loss near f / expected) / s_f,        s_f^2 = s_end^2 + e_f^2,
 
-with s_end of the error of the predicted end, which is one number for the whole run, and e_f of the
-curve's own, which is forgotten as exp(-octaves / memory)
-(`scaling_fits.forecast.loss_curves.memory_octaves`; unknown: at once, which asks for more). The
-mean over a look's window has noise of its own, the wider the longer deviations of this run's loss
-last (`launcher.watch.noise`): n_f is added to s_f, and taken as new at every look. The bound on the
-largest |z_f| of a healthy run at every look that there will be is drawn from that law, so that a
-healthy run passes it with probability `FALSE_ALARMS` over the whole run, however often one looks.
-Both errors were estimated from few runs: they are Student's with `FREEDOM` degrees of freedom, one
-scale for the whole run.
+where s_end is the error of the predicted end, one number for the whole run, and e_f is the error of
+the curve itself, which decorrelates as exp(-octaves / memory)
+(`scaling_fits.forecast.loss_curves.memory_octaves`; if unknown, immediately, which gives the larger
+bound). The mean over the window of a look has noise of its own, which is larger if deviations of
+this run's loss last longer (`launcher.watch.noise`); it is added to s_f, and treated as independent
+at every look. The bound on the largest |z_f| over all planned looks is drawn from that law, so that
+a healthy run passes it with probability `FALSE_ALARMS` over the whole run, however often it is
+looked at. Both errors were estimated from few runs, so they follow Student's distribution with
+`FREEDOM` degrees of freedom, with one scale for the whole run.
 
-The end is predicted anew from the newest look. Of a departure there the share s_end^2 / s_f^2 is
-the end's, and what is left of its error is s_end sqrt(1 - s_end^2 / s_f^2).
+The end is predicted anew from the newest look. The share s_end^2 / s_f^2 of a departure belongs to
+the end, and its remaining error is s_end sqrt(1 - s_end^2 / s_f^2).
 """
 
 from __future__ import annotations
@@ -36,141 +34,162 @@ from launcher.watch.noise import window_variance
 from scaling_fits.forecast.loss_curves import WINDOW
 
 FALSE_ALARMS = 0.01
-LEAST_NATS = 1e-6
-"""A loss below is none (zero where every label is masked): held as this, it is a departure, and has
-a log."""
-FREEDOM = 6  # a ladder's 9 to 12 rungs less the coefficients of a line or a law
+"""Probability that a healthy run raises an alarm at some point of its course."""
+MIN_NATS = 1e-6
+"""Minimum loss in logarithms; a smaller loss (zero where every label is masked) counts as this, so
+that it is a departure."""
+FREEDOM = 6
+"""Degrees of freedom: 9 to 12 rungs of a ladder minus the coefficients of a line or a law."""
 _LOOKS_PER_OCTAVE = 8
-_LEAST_NOISE = 0.25  # of the band's: less widens it by less than 3 %
-_MOST_LOG = 700.0  # of a number
+# Smaller noise, as a share of the band's standard deviation, widens the band by less than 3 %.
+_MIN_NOISE_SHARE = 0.25
+_MAX_LOG = 700.0  # Largest logarithm whose exponential is a finite float.
 _NUM_DRAWS, _SEED = 40_000, 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Course:
-    """Looks at a run, L of them so far."""
+    """The L looks at a run so far. A look is the mean loss near a planned step."""
 
     looked_at: Floats
-    """[L] Step at the centre of each look."""
+    """Step at the center of each look, [L]."""
     seen_at: Floats
-    """[L] First step by which the look is complete: 15 % later, or the run's end."""
+    """First step at which each look is complete, [L]: 15 % later, or the run's end."""
     loss_nats: Floats
-    """[L] Mean training loss over the steps within 15 % of the centre."""
+    """Mean training loss over the steps within 15 % of the center, [L]."""
     expected_nats: Floats
+    """Expected loss at the center, [L]."""
     departure: Floats
-    """[L] In standard deviations of the band."""
+    """Departure from the expected loss, in standard deviations of the band, [L]."""
     bound: float
-    """On the size of `departure`, over the whole run."""
+    """Limit of the absolute `departure` over the whole run."""
     final: tuple[float, float, float]
-    """The end predicted from the newest look, in nats: centre, low and high at the band's level."""
+    """Final loss predicted from the newest look, in nats: center, low and high at the band's
+    level."""
 
     @property
     def departed(self) -> int | None:
-        """Number of the first look beyond the bound."""
+        """Index of the first look beyond the bound; None if there is none."""
         beyond = np.flatnonzero(np.abs(self.departure) > self.bound)
         return int(beyond[0]) if len(beyond) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class _Band:
-    """At each planned look."""
+    """The frozen band at each planned look, [F]."""
 
-    centres: Floats
+    centers: Floats
     expected_nats: Floats
     low_sd: Floats
-    """Standard deviation of the log of the loss, below the expected one; then above it."""
+    """Standard deviation of the log loss below the expected loss; `high_sd` is the one above it."""
     high_sd: Floats
 
 
 def course(
     predicted: PredictedLoss, num_steps: int, steps: Floats, losses: Floats, warmup_steps: int = 0
 ) -> Course | None:
-    """The looks there have been; noise is learned from what lies past the warmup.
+    """Compare a run with its frozen band at every look so far.
 
-    None where the frozen config has no curve, or before the first look is complete.
+    Args:
+        predicted: The frozen forecast.
+        num_steps: Steps of the whole run.
+        steps: Logged steps, ascending, [S].
+        losses: Training losses in nats, [S]; NaN where there is none.
+        warmup_steps: Steps whose losses are not used to learn the noise.
+
+    Returns:
+        The looks so far; None if the frozen config has no curve, or no look is complete.
     """
     if not predicted.curve or not len(steps):
         return None
-    band = _band(predicted, num_steps)
-    until = _last_steps(band, num_steps)
-    means = np.full(len(band.centres), np.nan)
+    band = _interpolate_band(predicted, num_steps)
+    last_steps = _compute_last_steps(band, num_steps)
+    means = np.full(len(band.centers), np.nan)
     finite = np.isfinite(losses)
-    for i, (centre, end) in enumerate(zip(band.centres, until, strict=True)):
-        near = finite & (np.abs(steps - centre) <= WINDOW * centre)
+    for i, (center, end) in enumerate(zip(band.centers, last_steps, strict=True)):
+        near = finite & (np.abs(steps - center) <= WINDOW * center)
         if steps[-1] >= np.floor(end) and near.any():
             means[i] = losses[near].mean()
-    there = np.isfinite(means)
-    if not there.any():
+    is_complete = np.isfinite(means)
+    if not is_complete.any():
         return None
-    noise = _noise(band, steps, losses, finite & (steps > warmup_steps))
-    logs = np.log(np.maximum(means[there], LEAST_NATS) / band.expected_nats[there])
-    sd = np.hypot(np.where(logs < 0, band.low_sd[there], band.high_sd[there]), noise[there])
+    noise = _estimate_noise(band, steps, losses, finite & (steps > warmup_steps))
+    logs = np.log(np.maximum(means[is_complete], MIN_NATS) / band.expected_nats[is_complete])
+    sd = np.hypot(
+        np.where(logs < 0, band.low_sd[is_complete], band.high_sd[is_complete]), noise[is_complete]
+    )
     return Course(
-        looked_at=band.centres[there],
-        seen_at=np.floor(until[there]),
-        loss_nats=means[there],
-        expected_nats=band.expected_nats[there],
+        looked_at=band.centers[is_complete],
+        seen_at=np.floor(last_steps[is_complete]),
+        loss_nats=means[is_complete],
+        expected_nats=band.expected_nats[is_complete],
         departure=logs / sd,
-        bound=_bound(
-            predicted, tuple(band.centres), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)
+        bound=_compute_bound(
+            predicted, tuple(band.centers), tuple((band.low_sd + band.high_sd) / 2), tuple(noise)
         ),
-        final=_new_end(predicted, float(logs[-1]), float(sd[-1])),
+        final=_predict_end(predicted, float(logs[-1]), float(sd[-1])),
     )
 
 
 def first_look(predicted: PredictedLoss, num_steps: int) -> int:
     """Return the first step at which a run can be compared with the band of a predicted curve."""
-    return int(_last_steps(_band(predicted, num_steps), num_steps)[0])
+    return int(_compute_last_steps(_interpolate_band(predicted, num_steps), num_steps)[0])
 
 
-def _last_steps(band: _Band, num_steps: int) -> Floats:
+def _compute_last_steps(band: _Band, num_steps: int) -> Floats:
     """Return the last step of each look, [L]."""
-    return np.minimum(band.centres * (1 + WINDOW), num_steps)
+    return np.minimum(band.centers * (1 + WINDOW), num_steps)
 
 
-def _noise(band: _Band, steps: Floats, losses: Floats, past: NDArray[np.bool_]) -> Floats:
-    """[F] Standard deviation of the log of the mean near each planned look by the noise of the loss
-    alone.
+def _estimate_noise(
+    band: _Band, steps: Floats, losses: Floats, is_usable: NDArray[np.bool_]
+) -> Floats:
+    """Estimate the standard deviation of the log of each planned look's mean, from loss noise, [F].
 
-    In steps of a tenth of itself, and none below a quarter of the band's: so the bound is seldom
-    drawn anew.
+    Values are rounded up in steps of a tenth, and to 0 below a quarter of the band's, so that the
+    bound is seldom drawn anew.
     """
-    starts, ends = band.centres * (1 - WINDOW), band.centres * (1 + WINDOW)
-    apart = spacing(steps)
-    num_lines = np.maximum(np.minimum(ends, band.centres[-1]) - starts, apart) / apart
-    sd = np.sqrt(window_variance(steps[past], losses[past], starts, num_lines)) / band.expected_nats
-    coarse = np.exp(np.ceil(np.log(np.maximum(sd, LEAST_NATS)) * 10) / 10)
-    return np.where(sd < _LEAST_NOISE * band.high_sd, 0.0, coarse)
+    starts, ends = band.centers * (1 - WINDOW), band.centers * (1 + WINDOW)
+    line_spacing = spacing(steps)
+    num_lines = np.maximum(np.minimum(ends, band.centers[-1]) - starts, line_spacing) / line_spacing
+    sd = (
+        np.sqrt(window_variance(steps[is_usable], losses[is_usable], starts, num_lines))
+        / band.expected_nats
+    )
+    rounded = np.exp(np.ceil(np.log(np.maximum(sd, MIN_NATS)) * 10) / 10)
+    return np.where(sd < _MIN_NOISE_SHARE * band.high_sd, 0.0, rounded)
 
 
-def _quantile(level: float) -> float:
-    """How many standard deviations wide an arm of the band of this level is."""
+def _compute_half_width_sds(level: float) -> float:
+    """Return the half width of an interval of this level, in standard deviations."""
     return float(stdtrit(FREEDOM, (1 + level) / 2))
 
 
-def _band(predicted: PredictedLoss, num_steps: int) -> _Band:
-    """The frozen points, carried to the planned looks along the log of the step."""
-    # of a short run several fall together
+def _interpolate_band(predicted: PredictedLoss, num_steps: int) -> _Band:
+    """Interpolate the frozen curve to the planned looks, linearly over the log of the step."""
+    # Points of a short run may fall on the same step.
     points = {point.step: point for point in predicted.curve if point.step > 0}
-    at = np.log2(list(points))
-    num_looks = int(np.floor((at[-1] - at[0]) * _LOOKS_PER_OCTAVE)) + 1
-    octaves = at[-1] - np.arange(num_looks)[::-1] / _LOOKS_PER_OCTAVE
+    octaves_of_points = np.log2(list(points))
+    num_looks = (
+        int(np.floor((octaves_of_points[-1] - octaves_of_points[0]) * _LOOKS_PER_OCTAVE)) + 1
+    )
+    octaves = octaves_of_points[-1] - np.arange(num_looks)[::-1] / _LOOKS_PER_OCTAVE
     loss, low, high = (
         np.array([np.log(getattr(point, name)) for point in points.values()])
         for name in ("loss_nats", "low_nats", "high_nats")
     )
-    width = _quantile(predicted.level)
+    width = _compute_half_width_sds(predicted.level)
     return _Band(
-        centres=np.minimum(2**octaves, num_steps),
-        expected_nats=np.exp(np.interp(octaves, at, loss)),
-        low_sd=np.interp(octaves, at, loss - low) / width,
-        high_sd=np.interp(octaves, at, high - loss) / width,
+        centers=np.minimum(2**octaves, num_steps),
+        expected_nats=np.exp(np.interp(octaves, octaves_of_points, loss)),
+        low_sd=np.interp(octaves, octaves_of_points, loss - low) / width,
+        high_sd=np.interp(octaves, octaves_of_points, high - loss) / width,
     )
 
 
 def end_sd(predicted: PredictedLoss) -> tuple[float, float]:
-    """Standard deviation of the log of the predicted end, below and above it."""
-    width = _quantile(predicted.level)
+    """Return the standard deviations of the log of the predicted end, below and above it."""
+    width = _compute_half_width_sds(predicted.level)
     below, above = (
         predicted.loss_nats / predicted.low_nats,
         predicted.high_nats / predicted.loss_nats,
@@ -179,52 +198,66 @@ def end_sd(predicted: PredictedLoss) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=16)
-def _bound(
+def _compute_bound(
     predicted: PredictedLoss,
-    centres: tuple[float, ...],
+    centers: tuple[float, ...],
     sds: tuple[float, ...],
     noise: tuple[float, ...],
 ) -> float:
-    """What the largest departure of a healthy run passes with probability `FALSE_ALARMS`."""
-    drawn, fresh = _drawn(predicted, centres, sds)
+    """Return the bound that a healthy run's largest departure passes at rate `FALSE_ALARMS`."""
+    departures, noise_draws = _draw_departures(predicted, centers, sds)
     if any(noise):
         total = np.hypot(sds, noise)
-        drawn = drawn * (sds / total).astype(np.float32) + fresh * (noise / total).astype(
-            np.float32
-        )
-    return float(np.quantile(np.abs(drawn).max(axis=1), 1 - FALSE_ALARMS))
+        departures = departures * (sds / total).astype(np.float32) + noise_draws * (
+            noise / total
+        ).astype(np.float32)
+    return float(np.quantile(np.abs(departures).max(axis=1), 1 - FALSE_ALARMS))
 
 
 @functools.lru_cache(maxsize=1)
-def _drawn(
-    predicted: PredictedLoss, centres: tuple[float, ...], sds: tuple[float, ...]
+def _draw_departures(
+    predicted: PredictedLoss, centers: tuple[float, ...], sds: tuple[float, ...]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Departures of healthy runs without noise, and noise, both in standard deviations."""
-    end = np.mean(end_sd(predicted))
-    shared = np.minimum(end / np.array(sds), 1.0)
-    octaves = np.log2(centres)
-    apart = np.abs(octaves[:, None] - octaves)
+    """Draw the departures of healthy runs without noise, and the noise, in standard deviations.
+
+    Both have shape [draws, F].
+    """
+    end_error_sd = np.mean(end_sd(predicted))
+    end_share = np.minimum(end_error_sd / np.array(sds), 1.0)
+    octaves = np.log2(centers)
+    distances = np.abs(octaves[:, None] - octaves)
     memory = predicted.memory_octaves
-    alike = np.eye(len(centres)) if memory is None else np.exp(-apart / memory)
-    own = np.sqrt(1 - shared**2)
+    correlation = np.eye(len(centers)) if memory is None else np.exp(-distances / memory)
+    curve_share = np.sqrt(1 - end_share**2)
     rng = np.random.default_rng(_SEED)
-    # Nearly equal looks: the smallest of eigenvalues may come out below zero by rounding.
-    values, vectors = np.linalg.eigh(alike)
+    # Looks are nearly equal, so rounding may make the smallest eigenvalues negative.
+    values, vectors = np.linalg.eigh(correlation)
     root = vectors * np.sqrt(np.maximum(values, 0))
-    curves = rng.standard_normal((_NUM_DRAWS, len(centres))) @ root.T
-    drawn = shared * rng.standard_normal((_NUM_DRAWS, 1)) + own * curves
-    drawn *= np.sqrt(FREEDOM / rng.chisquare(FREEDOM, _NUM_DRAWS))[:, None]
-    return drawn.astype(np.float32), rng.standard_normal(drawn.shape, dtype=np.float32)
+    curves = rng.standard_normal((_NUM_DRAWS, len(centers))) @ root.T
+    departures = end_share * rng.standard_normal((_NUM_DRAWS, 1)) + curve_share * curves
+    departures *= np.sqrt(FREEDOM / rng.chisquare(FREEDOM, _NUM_DRAWS))[:, None]
+    return departures.astype(np.float32), rng.standard_normal(departures.shape, dtype=np.float32)
 
 
-def _new_end(predicted: PredictedLoss, departure: float, sd: float) -> tuple[float, float, float]:
-    """The end given a departure (of the log) at a look where the band's standard deviation is
-    `sd`.
+def _predict_end(
+    predicted: PredictedLoss, departure: float, sd: float
+) -> tuple[float, float, float]:
+    """Predict the end of the run from one look.
+
+    Args:
+        predicted: The frozen forecast.
+        departure: Departure of the log loss at the look.
+        sd: Standard deviation of the band, with noise, at the look.
+
+    Returns:
+        Final loss in nats: center, low and high.
     """
     low_sd, high_sd = end_sd(predicted)
-    mine = low_sd if departure < 0 else high_sd
-    share = min(1.0, mine / sd) ** 2 if sd > 0 else 1.0
-    centre = np.log(predicted.loss_nats) + share * departure
-    arms = _quantile(predicted.level) * np.sqrt(1 - share) * np.array([-low_sd, high_sd])
-    loss, low, high = (float(np.exp(min(centre + by, _MOST_LOG))) for by in (0.0, *arms))
+    end_error_sd = low_sd if departure < 0 else high_sd
+    share = min(1.0, end_error_sd / sd) ** 2 if sd > 0 else 1.0
+    center = np.log(predicted.loss_nats) + share * departure
+    offsets = (
+        _compute_half_width_sds(predicted.level) * np.sqrt(1 - share) * np.array([-low_sd, high_sd])
+    )
+    loss, low, high = (float(np.exp(min(center + offset, _MAX_LOG))) for offset in (0.0, *offsets))
     return loss, low, high

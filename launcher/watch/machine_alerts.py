@@ -1,4 +1,4 @@
-"""Alerts about the machine under a run: pace, stragglers, silence, how attempts ended."""
+"""Alerts about the machine under a run: pace, stragglers, silence, and how attempts ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.base.metrics import ENDINGS
 from launcher.watch import pace
 from launcher.watch.alerts import AlertFinding, Severity, WatchedRun, alert
 from launcher.watch.logs.columns import Floats, LogColumns
-from launcher.watch.loss_rises import line_noise
+from launcher.watch.loss_rises import estimate_line_noise
 from proxies.core.notation import (
     counted,
     format_duration,
@@ -20,12 +20,14 @@ from proxies.core.notation import (
 )
 
 NOTICE_SHARE, ALARM_SHARE = 0.1, 0.25
-"""Shares of throughput lost, or of time that a rank takes longer than the others."""
+"""Shares of throughput lost, or of extra time that a rank takes, that raise a notice and an alarm.
+"""
 STRAGGLER_LINES = 64
+"""Newest lines in which a rank's time is compared with the other ranks'."""
 _SLOWDOWN_SDS, _STRAGGLER_QUANTILE = 5.0, 0.25
 
 
-def _severity(share: float) -> Severity:
+def _choose_severity(share: float) -> Severity:
     return "alarm" if share > ALARM_SHARE else "notice"
 
 
@@ -38,16 +40,16 @@ def _severity(share: float) -> Severity:
     f"{format_percent(NOTICE_SHARE)} (alarm: {format_percent(ALARM_SHARE)}) below the best that "
     "this run sustained",
 )
-def slow(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Throughput is below the run's own best, and stays there."""
+def find_slowdown(run: WatchedRun) -> Iterator[AlertFinding]:
+    """Find throughput that is below the run's own best and stays there."""
     columns = run.columns
-    found = pace.blocks(columns, columns.tokens_per_second)
-    if found is None:
+    blocks = pace.split_into_blocks(columns, columns.tokens_per_second)
+    if blocks is None:
         return
-    starts, levels = found
+    starts, levels = blocks
     best = float(np.minimum(levels[1:], levels[:-1]).max())
-    below = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * line_noise(levels))
-    num_slow = int(np.argmin(below[::-1])) if not below.all() else len(below)
+    is_slow = levels < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * estimate_line_noise(levels))
+    num_slow = int(np.argmin(is_slow[::-1])) if not is_slow.all() else len(is_slow)
     if num_slow < pace.SUSTAINED:
         return
     first, now = int(starts[-num_slow]), float(np.median(levels[-num_slow:]))
@@ -61,7 +63,7 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
             "best_tokens_per_second": best,
             "lost_share": 1 - now / best,
         },
-        severity=_severity(1 - now / best),
+        severity=_choose_severity(1 - now / best),
     )
 
 
@@ -75,9 +77,9 @@ def slow(run: WatchedRun) -> Iterator[AlertFinding]:
     f"the newest {STRAGGLER_LINES} lines (alarm: {format_percent(ALARM_SHARE)} longer at the "
     "median of those lines)",
 )
-def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Ranks that the others wait for; the slowest first."""
-    steps, seconds_KR = pace.comparable_ranks(run.columns)
+def find_stragglers(run: WatchedRun) -> Iterator[AlertFinding]:
+    """Find ranks that the others wait for, the slowest first."""
+    steps, seconds_KR = pace.select_comparable_ranks(run.columns)
     if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
         return
     others_KR = medians_of_others(seconds_KR)
@@ -94,44 +96,48 @@ def straggler(run: WatchedRun) -> Iterator[AlertFinding]:
         ):
             start -= pace.BLOCK_LINES
         share, first = float(shares_R[rank]), int(steps[start])
-        seconds, others = (
+        seconds, others_seconds = (
             float(np.median(table[recent, rank])) for table in (seconds_KR, others_KR)
         )
         yield AlertFinding(
             first_step=first,
             seen=f"rank {rank} computes {format_significant(seconds)} s a step, "
             f"{format_percent(share)} longer than "
-            f"the other ranks' median of {format_significant(others)} s, since step {first} or "
-            "earlier: all "
-            "other ranks "
-            "wait for it",
+            f"the other ranks' median of {format_significant(others_seconds)} s, since step "
+            f"{first} or earlier: all other ranks wait for it",
             evidence={
                 "rank": rank,
                 "slower_share": share,
                 "seconds": seconds,
-                "others_seconds": others,
+                "others_seconds": others_seconds,
             },
-            severity=_severity(share),
+            severity=_choose_severity(share),
         )
 
 
 def medians_of_others(values_KR: Floats) -> Floats:
-    """[K, R] Return the median of each line without that rank."""
+    """Return the median of the other ranks, for each line and rank, [K, R]."""
     num_ranks = values_KR.shape[1]
-    ranked, place_KR = np.sort(values_KR, axis=1), np.argsort(np.argsort(values_KR, axis=1), axis=1)
-    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2  # of what is left when one is taken out
+    sorted_KR, ranks_KR = (
+        np.sort(values_KR, axis=1),
+        np.argsort(np.argsort(values_KR, axis=1), axis=1),
+    )
+    # Middle indices of the other ranks once this rank is taken out of the sorted ones.
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
     halves = [
-        np.where(at < place_KR, ranked[:, [at]], ranked[:, [at + 1]]) / 2 for at in (low, high)
+        np.where(index < ranks_KR, sorted_KR[:, [index]], sorted_KR[:, [index + 1]]) / 2
+        for index in (low, high)
     ]
-    found: Floats = halves[0] + halves[1]
-    return found
+    medians: Floats = halves[0] + halves[1]
+    return medians
 
 
-def over(columns: LogColumns, num_steps: int) -> bool:
-    """Whether the newest attempt has ended in order, or the schedule has: nothing more is to come
-    by itself.
+def is_over(columns: LogColumns, num_steps: int) -> bool:
+    """Return whether the newest attempt ended in order, or the schedule has ended.
+
+    Nothing more is to come by itself then.
     """
-    return pace.done(columns, num_steps) or bool(
+    return pace.is_done(columns, num_steps) or bool(
         columns.events and columns.events[-1].get("event") in ENDINGS
     )
 
@@ -142,29 +148,29 @@ def over(columns: LogColumns, num_steps: int) -> bool:
     next_command="resume",
     when="no line and no write below `checkpoints/` for the longest of "
     f"{counted(pace.STALL_STEPS, 'median step')}, "
-    f"{format_duration(pace.LEAST_STALL_SECONDS)} and twice the longest step or save; from a "
+    f"{format_duration(pace.MIN_STALL_SECONDS)} and twice the longest step or save; from a "
     "launch, a restart or a "
     "rollback to the attempt's first step, one hour is allowed for loading and compiling",
 )
-def stalled(run: WatchedRun) -> Iterator[AlertFinding]:
-    """A run that is not over and logs nothing."""
+def find_stall(run: WatchedRun) -> Iterator[AlertFinding]:
+    """Find a run that is not over and logs nothing."""
     columns, liveness = run.columns, run.liveness
-    if over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
+    if is_over(columns, run.schedule.num_steps) and not liveness.starting(columns.newest_at):
         return
     seconds, allowed, starting = pace.silence(columns, run.now, liveness) or (0.0, 0.0, False)
     if seconds > allowed:
-        after = "since it was started" if starting else f"after step {columns.step}"
-        said = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
+        period = "since it was started" if starting else f"after step {columns.step}"
+        supervisor_note = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
         yield AlertFinding(
             first_step=columns.step,
-            seen=f"no line for {format_duration(seconds)} {after}; at most "
-            f"{format_duration(allowed)} are normal{said}",
+            seen=f"no line for {format_duration(seconds)} {period}; at most "
+            f"{format_duration(allowed)} are normal{supervisor_note}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
         )
 
 
-def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
-    """The newest attempt ended so, and no other was launched since."""
+def _find_ending(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
+    """Find a newest attempt that ended with this event, with no other launched since."""
     columns = run.columns
     last = columns.events[-1] if columns.events else {}
     if last.get("event") == event and not run.liveness.starting(columns.newest_at):
@@ -178,14 +184,14 @@ def _ended(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
 
 
 @alert("aborted", "alarm", next_command="resume", when="the newest attempt stopped itself")
-def aborted(run: WatchedRun) -> Iterator[AlertFinding]:
-    """The run stopped itself."""
-    return _ended(run, "aborted")
+def find_abort(run: WatchedRun) -> Iterator[AlertFinding]:
+    """Find a run that stopped itself."""
+    return _find_ending(run, "aborted")
 
 
 @alert(
     "interrupted", "notice", next_command="resume", when="a signal ended the newest attempt early"
 )
-def interrupted(run: WatchedRun) -> Iterator[AlertFinding]:
-    """A signal."""
-    return _ended(run, "interrupted")
+def find_interruption(run: WatchedRun) -> Iterator[AlertFinding]:
+    """Find a run that a signal ended early."""
+    return _find_ending(run, "interrupted")

@@ -17,7 +17,8 @@ from launcher.base.run_files import CHECKPOINTS
 from launcher.trainer import telemetry, training
 from launcher.trainer.checkpoints import manifest_of
 from launcher.trainer.training import Trainer
-from launcher.watch.follower import figure_lines, judge
+from launcher.watch.judgment import judge
+from launcher.watch.status_text import figure_lines
 from proxies.core.noise_scale import split
 
 pytestmark = QUIET_TORCH
@@ -175,7 +176,7 @@ def test_splits_of_a_planted_gradient_are_right_on_average():
             np.nan,
             100.0,
             np.nan,
-            "not told tokens (100 or more); the batch of 256 tokens is about it",
+            "not determined (100 or more); the batch of 256 tokens is about it",
         ),
         (100.0, 50.0, 200.0, "100 tokens (50 to 200); the batch of 256 tokens is over it"),
     ],

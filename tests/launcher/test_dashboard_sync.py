@@ -10,7 +10,7 @@ from wandb_case import STUDY, Server, small_study
 
 from launcher.dashboards import runs as dashboard_runs
 from launcher.dashboards import wandb_writer
-from launcher.dashboards.wandb_process import _lacks
+from launcher.dashboards.wandb_process import _describe_missing
 from launcher.dashboards.wandb_writer import WandbTarget, log_runs, upload_runs
 
 KEY = "5ec7e7" * 6 + "0000"
@@ -119,5 +119,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("said", FAULTS)
 def test_each_thing_that_a_service_lacks_is_seen(said):
-    assert _lacks(there(), WANTED) == []
-    assert _lacks(None if FAULTS[said] is None else there(**FAULTS[said]), WANTED) == [said]
+    assert _describe_missing(there(), WANTED) == []
+    assert _describe_missing(None if FAULTS[said] is None else there(**FAULTS[said]), WANTED) == [
+        said
+    ]

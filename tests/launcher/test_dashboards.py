@@ -220,7 +220,7 @@ def test_a_full_disk_is_noticed(logged_before):
         str(logged_before),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "DashboardError" in done.stderr and "disk full" in done.stderr
+    assert "DashboardError" in done.stderr and "disk is not full" in done.stderr
 
 
 def test_wandb_that_cannot_be_imported(logged_before, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from example_report import finished_body
 from test_report import text_of, undrawn, unknown_numbers
 
 from launcher.answers.outcome import outcome_line
-from launcher.figures.fits import BINS_PER_DECADE, binned
+from launcher.figures.fits import BINS_PER_DECADE, bin_losses
 from launcher.report.page import report_page
 
 CURVE = [
@@ -40,7 +40,7 @@ def test_the_page_says_how_far_it_is(body):
 
 def test_losses_are_drawn_as_means():
     steps = range(1, 10_001)
-    drawn = binned(steps, [float(step % 2) for step in steps])
+    drawn = bin_losses(steps, [float(step % 2) for step in steps])
     assert len(drawn) <= 4 * BINS_PER_DECADE + 1
     assert drawn[-2][1] == pytest.approx(0.5, abs=0.01)
 

@@ -1,8 +1,7 @@
-"""A run's metrics as arrays over its logged steps: what every statistic of the watch reads,
-wherever it came from.
+"""A run's metrics as arrays over its logged steps, the input of every statistic of the watch.
 
-What a source does not have is NaN, or None where it never had it. Columns are named as in
-`launcher.base.metrics`.
+Values that a source does not have are NaN, or None if it never had the column. Columns are named as
+in `launcher.base.metrics`.
 """
 
 from __future__ import annotations
@@ -20,50 +19,50 @@ from proxies.core import canon
 
 Floats = NDArray[np.float64]
 SCALARS = ("grad_norm", "tokens_per_second", "seconds", "mfu", *NOISE_SCALE)
+"""Columns with one number per logged step, besides the loss."""
 
 
-def _empty() -> Floats:
+def _make_empty() -> Floats:
     return np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class LogColumns:
-    """One run so far. S logged steps, ascending and each once; R ranks."""
+    """The columns of one run so far: S logged steps, ascending and each once, and R ranks."""
 
     steps: Floats
-    """[S] Steps done, whole numbers."""
+    """Number of steps done at each logged step, whole numbers, [S]."""
     train_loss_nats: Floats
-    """[S]"""
+    """Training loss, [S]."""
     grad_norm: Floats
-    """[S] Before clipping."""
+    """Gradient norm before clipping, [S]."""
     tokens_per_second: Floats
     seconds: Floats
-    """[S] How long that step took."""
+    """Seconds that the step took, [S]."""
     mfu: Floats
     validation_steps: Floats
-    """[V]"""
+    """Steps with a validation loss, [V]."""
     validation_loss_nats: Floats
-    """[V] After the update of that step."""
-    noise_scale_tokens: Floats = field(default_factory=_empty)
-    """[S] The gradient noise scale, where the trainer tells it, and the ends of its interval."""
-    noise_scale_low_tokens: Floats = field(default_factory=_empty)
-    noise_scale_high_tokens: Floats = field(default_factory=_empty)
-    line_steps: Floats = field(default_factory=_empty)
-    """[N] Steps of all lines that have one, with a loss or without."""
-    rank_steps: Floats = field(default_factory=_empty)
-    """[K] The newest steps whose lines have `rank_seconds`."""
+    """Validation loss after the update of that step, [V]."""
+    noise_scale_tokens: Floats = field(default_factory=_make_empty)
+    """Gradient noise scale as logged by the trainer, [S]; the ends of its interval follow."""
+    noise_scale_low_tokens: Floats = field(default_factory=_make_empty)
+    noise_scale_high_tokens: Floats = field(default_factory=_make_empty)
+    line_steps: Floats = field(default_factory=_make_empty)
+    """Steps of all lines that have one, with a loss or without, [N]."""
+    rank_steps: Floats = field(default_factory=_make_empty)
+    """Newest steps whose lines have `rank_seconds`, [K]."""
     rank_seconds: Floats | None = None
-    """[K, R] Compute time of each rank, before it waits for the others."""
+    """Compute seconds of each rank, before it waits for the others, [K, R]."""
     events: Sequence[Mapping[str, canon.Json]] = ()
-    """The lines that are no steps, in the order they came, as dicts of `launcher.base.metrics`."""
+    """Lines that are events rather than steps, in order, as dicts of `launcher.base.metrics`."""
     header: Header | None = None
-    """The header of the newest attempt."""
+    """Header of the newest attempt."""
     newest_at: float | None = None
-    """When the newest line was written, in seconds since 1970; None where the source does not
-    say."""
+    """Time at which the newest line was written, in seconds since 1970; None if unknown."""
 
     def __len__(self) -> int:
-        """Logged steps."""
+        """Return the number of logged steps."""
         return len(self.steps)
 
     @property
@@ -73,20 +72,20 @@ class LogColumns:
 
 
 def spacing(steps: Floats) -> float:
-    """Steps from one line to the next, as a rule."""
+    """Return the usual number of steps from one line to the next."""
     return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
 
 
 def headers(events: Iterable[Mapping[str, canon.Json]]) -> list[Header]:
-    """One an attempt, in order; one that this version cannot read is left out."""
-    found = []
+    """Return the header of every attempt, in order; unreadable headers are left out."""
+    headers_read = []
     for event in events:
         if event.get("event") != "started":
             continue
         try:
             header = canon.decode(Header, dict(event))
             datetime.datetime.fromisoformat(header.started_at)
-            found.append(header)
+            headers_read.append(header)
         except ValueError:
             continue
-    return found
+    return headers_read

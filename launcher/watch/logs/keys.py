@@ -1,8 +1,8 @@
-"""Under which names, and in which units, trainers log what the watch reads. Standard library only.
+"""Names and units under which trainers log the metrics that the watch reads.
 
-A name that is asked for by option takes the place of all of a column's, and is in the units of
-`launcher.base.metrics`. Names change between versions. Each was read in the trainer's own sources,
-at these commits:
+This module uses the standard library only. A name given by option replaces all names of its column,
+and is in the units of `launcher.base.metrics`. Names change between versions; each was read in the
+trainer's own source, at these commits:
 
 - torchtitan b5bcd76 (2026-08-21), components/metrics.py, components/optimizer/lr_scheduler.py:
   tokens/s of one device; wandb's own step.
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 UNASKED_STEP, TIME = "_step", "_timestamp"
-"""Every row of W&B has these, also one that holds nothing of ours; the time is in seconds since
+"""Keys in every row of W&B, even in rows that have no known metric. The time is in seconds since
 1970."""
 STEP, LOSS, VALIDATION = "step", "train_loss_nats", "validation_loss_nats"
 TOKENS_PER_SECOND = "tokens_per_second"
@@ -63,22 +63,25 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mfu": ("mfu",),
     **{name: (name,) for name in NOISE_SCALE},
 }
-"""By column: what it may be called, the first that a source has counting."""
+"""Possible names of each column; the first that a source has is used."""
 RECIPROCALS = frozenset({"throughput/device/BPS"})
-"""Steps a second, in place of seconds."""
+"""Names of columns in steps per second instead of seconds."""
 PER_DEVICE = frozenset({"throughput(tps)", "throughput/device/TPS"})
-"""These count one device: the run's are as many times more as it has ranks."""
+"""Names of columns that count one device; they are multiplied by the number of ranks."""
 
 
 class ColumnNames:
-    """Which name of a source is which column."""
+    """The names that a source may use for each column."""
 
     def __init__(
         self, asked: Mapping[str, str], factors: Mapping[str, float] | None = None
     ) -> None:
-        """`asked`: column -> the one name it has there; empty ones are not asked for.
+        """Combine the user's names with the known ones.
 
-        `factors`: column -> what its values are multiplied by to be in our units; 1 for others.
+        Args:
+            asked: The one name of a column by column; columns with an empty name keep the known
+                names.
+            factors: Factors by column that convert its values to forerun's units; 1 for others.
         """
         self.factors = {**(factors or {})}
         self._asked = {column: name for column, name in asked.items() if name}
@@ -86,17 +89,17 @@ class ColumnNames:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """Every name that may be one of ours."""
+        """Every name that may be a column, and the name of the time."""
         return frozenset(name for names in self._names.values() for name in names) | {TIME}
 
     def told(self, column: str) -> str:
-        """The names a column may have, for the message that it has none."""
+        """Return the possible names of a column, for the message that none was found."""
         return ", ".join(map(repr, self._names[column]))
 
     def chosen(self, there: Set[str]) -> dict[str, str]:
-        """Column -> the name it has among these; a column that has none of them is not there."""
-        found = {
+        """Return the name that each column has among those of a source, if it has one."""
+        names_by_column = {
             column: next((name for name in names if name in there), "")
             for column, names in self._names.items()
         }
-        return {column: name for column, name in found.items() if name}
+        return {column: name for column, name in names_by_column.items() if name}

@@ -1,5 +1,9 @@
-"""A main run's metrics from wherever they are. What is odd in a log becomes a note, not an error; a
-log that names another config is an error.
+"""A main run's metrics from its log, with notes on what is unusual.
+
+What is odd in a log becomes a note, not an error: it is ignored, counted, and noted. A log that
+names another config is an error. If a step was logged twice, as after a trainer's own resume, the
+later values count. Steps beyond the one to which a run was rolled back or restarted are dropped
+without a note.
 """
 
 from __future__ import annotations
@@ -32,87 +36,85 @@ from proxies.core.errors import InputError
 from proxies.core.tables.numerals import to_number
 from proxies.external.metric_files import UNIT_KEYS, counts_from_zero, units_agree
 
-# The rows of a log's files as one run's columns, and what is odd about them.
-#
-# Nothing here is fatal: what cannot be used is ignored, counted, and noted. Of what one step logged
-# twice, as after a trainer's own resume, the later counts. A run that was rolled back or started
-# again has not made the steps beyond: they go, and are no fault.
+# ---- Gathering of rows ----
 
 _EVENTS = frozenset({*ENDINGS, "started", "saved", "replayed", "rolled_back"})
-_TO = {"started": STEP, "rolled_back": "to_step"}
-"""Events after which the steps beyond the one in this field are made anew."""
+_KEPT_STEP_FIELDS = {"started": STEP, "rolled_back": "to_step"}
+"""Field of each event that has the last step to keep: the steps beyond it are made anew."""
 _MAX_UNIX_SECONDS = 1e11
 """Maximum time in seconds since 1970 (the year 5138); a larger number is in another unit."""
-_AGAIN, _NULL, _BAD = "again", "null", "bad"
-"""Counts that are kept with a step's columns: losses after the first, null losses, and losses that
-are not numbers, null included."""
+_NUM_REPEATED, _NUM_NULL, _NUM_INVALID = "again", "null", "bad"
+"""Keys of counts that are kept with a step's columns: losses after the first, null losses, and
+losses that are not numbers, null included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GatheredRun:
-    """One run so far, of all its files."""
+    """The columns of a run, gathered from all its files."""
 
     columns: LogColumns
     names: Mapping[str, str]
-    """Column -> the name that the log has for it."""
+    """Name that the log uses for each column."""
     odd: Mapping[str, int]
-    """What is odd about the log: how often."""
+    """Number of occurrences of each oddity of the log."""
 
 
 class _Steps:
-    """The steps of the run as it is now: of each the last number that a column had."""
+    """The steps of the run as it is now, with the last number of each column."""
 
     def __init__(self) -> None:
+        """Start without steps."""
         self.cells: dict[int, dict[str, float]] = defaultdict(dict)
         self.ranks: dict[int, list[float]] = {}
 
     def add(
         self, step: int, row: Row, names: Mapping[str, str], factors: Mapping[str, float]
     ) -> int:
-        """Add a row of a step, and return the number of its values that are impossible and left
-        out.
-        """
+        """Add a row of a step, and return how many of its values are impossible and left out."""
         num_impossible = 0
         cells = self.cells[step]
         if (loss := names.get(LOSS)) in row:
-            cells[_AGAIN] = cells.get(_AGAIN, 0) + (LOSS in cells)
-            cells[_NULL] = cells.get(_NULL, 0) + (row[loss] is None)
-            cells[_BAD] = cells.get(_BAD, 0) + (to_number(row[loss]) is None)
+            cells[_NUM_REPEATED] = cells.get(_NUM_REPEATED, 0) + (LOSS in cells)
+            cells[_NUM_NULL] = cells.get(_NUM_NULL, 0) + (row[loss] is None)
+            cells[_NUM_INVALID] = cells.get(_NUM_INVALID, 0) + (to_number(row[loss]) is None)
         for column, name in names.items():
             value = to_number(row.get(name))
             if value is not None and column != STEP:
                 if -math.inf < value < 0 or (column == "mfu" and value > 1):
                     num_impossible += 1
-                elif value or column not in ("mfu", TOKENS_PER_SECOND):  # 0: it was not measured
+                elif value or column not in ("mfu", TOKENS_PER_SECOND):  # 0 means not measured.
                     cells[column] = value * factors.get(column, 1.0)
-        if isinstance(times := row.get("rank_seconds"), list) and times:
-            found = [None if isinstance(each, str) else to_number(each) for each in times]
-            self.ranks[step] = [math.nan if each is None else each for each in found]
+        if isinstance(rank_seconds := row.get("rank_seconds"), list) and rank_seconds:
+            seconds = [None if isinstance(each, str) else to_number(each) for each in rank_seconds]
+            self.ranks[step] = [math.nan if each is None else each for each in seconds]
         return num_impossible
 
     def undo(self, step: int) -> None:
-        """Forget the steps beyond this one."""
-        for known in (self.cells, self.ranks):
-            for each in [each for each in known if each > step]:
-                del known[each]
+        """Drop the steps beyond this one."""
+        for table in (self.cells, self.ranks):
+            for later_step in [later_step for later_step in table if later_step > step]:
+                del table[later_step]
 
-    def count(self, what: str) -> int:
-        """How often, over all steps."""
-        return int(sum(cells.get(what, 0) for cells in self.cells.values()))
+    def count(self, key: str) -> int:
+        """Return the sum of a count over all steps."""
+        return int(sum(cells.get(key, 0) for cells in self.cells.values()))
 
     def losses(self, validated: Mapping[int, float]) -> dict[int, float]:
-        """Steps with a training loss, ascending; NaN is one that is no number.
+        """Return the training loss of every step that has one, ascending; NaN if not a number.
 
-        Null is how strict JSON writes NaN, but also how a column without a value is written: it
-        counts where no number came after it, and no validation loss stands beside it.
+        Strict JSON writes NaN as null, but a column without a value is null too. A null counts if
+        no number came after it, and the step has no validation loss.
+
+        Args:
+            validated: Validation losses by step.
         """
         newest = max((step for step, cells in self.cells.items() if LOSS in cells), default=0)
-        found = {}
+        losses = {}
         for step, cells in sorted(self.cells.items()):
-            if LOSS in cells or (cells.get(_NULL) and step > newest and step not in validated):
+            if LOSS in cells or (cells.get(_NUM_NULL) and step > newest and step not in validated):
                 loss = cells.get(LOSS, math.nan)
-                found[step] = loss if math.isfinite(loss) else math.nan
-        return found
+                losses[step] = loss if math.isfinite(loss) else math.nan
+        return losses
 
 
 def gather(
@@ -122,65 +124,39 @@ def gather(
     num_ranks: int,
     newest_at: float | None,
 ) -> GatheredRun:
-    """The run so far.
+    """Gather the rows of a run's files into columns.
 
     Args:
-        files: the rows of each, in order.
-        keys: which names may be which column.
-        num_steps: of the frozen config: beyond is another run, or counts something else.
-        num_ranks: of the frozen config: what is of one device is as many times more.
-        newest_at: when the last line was written, in seconds since 1970.
+        files: Rows of each file, in order.
+        keys: Names that each column may have.
+        num_steps: Steps of the frozen config; steps beyond belong to another run or count something
+            else.
+        num_ranks: Ranks of the frozen config, by which values of one device are multiplied.
+        newest_at: Time at which the last line was written, in seconds since 1970.
     """
     names = keys.chosen({name for rows in files for row in rows for name in row})
-    odd, made, events = Counter[str](), _Steps(), list[Row]()
-    at, loss = names.get(STEP, ""), names.get(LOSS, "")
-    from_zero = counts_from_zero(
-        {
-            step
-            for rows in files
-            for row, step, _ in _stepped(rows, at, loss)
-            if step is not None and loss in row
-        },
-        num_steps,
-    )
-    for row, step, is_event in (each for rows in files for each in _stepped(rows, at, loss)):
-        if is_event:
-            events.append(row)
-            to = row.get(_TO.get(row["event"], ""))
-            if isinstance(to, int) and 0 <= to <= num_steps:
-                made.undo(to)
-        elif step is None:
-            odd["bad step" if at in row else "no step"] += at in row or loss in row
-        elif at != UNASKED_STEP or loss in row or _says(row, names):
-            done = step + from_zero
-            if from_zero and done == num_steps + 1 and loss not in row:
-                done = num_steps  # what is logged after the last step
-            if 1 <= done <= num_steps:
-                odd["impossible"] += made.add(done, row, names, keys.factors)
-            elif done:  # what is logged at step 0 was measured before the first
-                odd["beyond"] += 1
-    odd["again"], odd["no number"] = made.count(_AGAIN), made.count(_BAD)
+    steps, events, odd = _collect_steps(files, names, keys.factors, num_steps)
     validated = {
         step: value
-        for step, cells in sorted(made.cells.items())
+        for step, cells in sorted(steps.cells.items())
         if math.isfinite(value := cells.get(VALIDATION, math.nan))
     }
-    losses, begun = made.losses(validated), headers(events)
-    rank_steps, rank_seconds = _ranks(made.ranks)
+    losses, attempts = steps.losses(validated), headers(events)
+    rank_steps, rank_seconds = _stack_rank_seconds(steps.ranks)
     columns = LogColumns(
-        steps=_floats(losses),
-        train_loss_nats=_floats(losses.values()),
-        line_steps=_floats(sorted(made.cells)),
-        validation_steps=_floats(validated),
-        validation_loss_nats=_floats(validated.values()),
+        steps=_to_floats(losses),
+        train_loss_nats=_to_floats(losses.values()),
+        line_steps=_to_floats(sorted(steps.cells)),
+        validation_steps=_to_floats(validated),
+        validation_loss_nats=_to_floats(validated.values()),
         rank_steps=rank_steps,
         rank_seconds=rank_seconds,
         events=events,
-        header=begun[-1] if begun else None,
+        header=attempts[-1] if attempts else None,
         newest_at=newest_at,
         **{
-            name: _scalar(
-                [made.cells[step].get(name, math.nan) for step in losses],
+            name: _convert_column(
+                [steps.cells[step].get(name, math.nan) for step in losses],
                 names.get(name, ""),
                 num_ranks,
             )
@@ -190,50 +166,106 @@ def gather(
     return GatheredRun(columns=columns, names=names, odd=odd)
 
 
-def _stepped(rows: Sequence[Row], at: str, loss: str) -> Iterator[tuple[Row, int | None, bool]]:
-    """Each row with its step, which it may have from the row before, and whether it is an event.
+def _collect_steps(
+    files: Sequence[Sequence[Row]],
+    names: Mapping[str, str],
+    factors: Mapping[str, float],
+    num_steps: int,
+) -> tuple[_Steps, list[Row], Counter[str]]:
+    """Return the steps of a run, its events in order, and the counts of what is odd in its rows."""
+    odd, steps, events = Counter[str](), _Steps(), list[Row]()
+    step_name, loss_name = names.get(STEP, ""), names.get(LOSS, "")
+    from_zero = counts_from_zero(
+        {
+            step
+            for rows in files
+            for row, step, _ in _generate_steps(rows, step_name, loss_name)
+            if step is not None and loss_name in row
+        },
+        num_steps,
+    )
+    for row, step, is_event in (
+        entry for rows in files for entry in _generate_steps(rows, step_name, loss_name)
+    ):
+        if is_event:
+            events.append(row)
+            last_kept = row.get(_KEPT_STEP_FIELDS.get(row["event"], ""))
+            if isinstance(last_kept, int) and 0 <= last_kept <= num_steps:
+                steps.undo(last_kept)
+        elif step is None:
+            is_relevant = step_name in row or loss_name in row
+            odd["bad step" if step_name in row else "no step"] += is_relevant
+        elif step_name != UNASKED_STEP or loss_name in row or _has_values(row, names):
+            num_done = step + from_zero
+            if from_zero and num_done == num_steps + 1 and loss_name not in row:
+                num_done = num_steps  # The row was logged after the last step.
+            if 1 <= num_done <= num_steps:
+                odd["impossible"] += steps.add(num_done, row, names, factors)
+            elif num_done:  # Rows at step 0 were measured before the first step.
+                odd["beyond"] += 1
+    odd["again"], odd["no number"] = steps.count(_NUM_REPEATED), steps.count(_NUM_INVALID)
+    return steps, events, odd
 
-    The step is None where there is none, or one that is no whole number.
+
+def _generate_steps(
+    rows: Sequence[Row], step_name: str, loss_name: str
+) -> Iterator[tuple[Row, int | None, bool]]:
+    """Yield each row with its step and whether it is an event.
+
+    A row without a step has that of the row before. The step is None if there is none, or if it is
+    not a whole number.
     """
     step = None
     for row in rows:
         is_event = (
-            isinstance(event := row.get("event"), str) and event in _EVENTS and loss not in row
+            isinstance(event := row.get("event"), str) and event in _EVENTS and loss_name not in row
         )
-        if at in row and not is_event:
-            found = to_number(row[at])
-            step = int(found) if found is not None and found >= 0 and found.is_integer() else None
+        if step_name in row and not is_event:
+            number = to_number(row[step_name])
+            step = (
+                int(number) if number is not None and number >= 0 and number.is_integer() else None
+            )
         yield row, step, is_event
 
 
-def _says(row: Row, names: Mapping[str, str]) -> bool:
-    """Whether a row says anything of its step."""
+def _has_values(row: Row, names: Mapping[str, str]) -> bool:
+    """Return whether a row has a number for any column besides the step."""
     return any(
         to_number(row.get(name)) is not None for column, name in names.items() if column != STEP
     )
 
 
-def _floats(values: Iterable[float]) -> Floats:
+def _to_floats(values: Iterable[float]) -> Floats:
     return np.array([*values], dtype=np.float64)
 
 
-def _scalar(values: list[float], name: str, num_ranks: int) -> Floats:
-    """[S] The values of a column that has this name, in our units."""
-    found = _floats(values)
+def _convert_column(values: list[float], name: str, num_ranks: int) -> Floats:
+    """Convert the values of a column to forerun's units, [S].
+
+    Args:
+        values: Values as logged.
+        name: The log's name of the column.
+        num_ranks: Ranks, by which values of one device are multiplied.
+    """
+    converted = _to_floats(values)
     if name in RECIPROCALS:
-        found = 1 / np.where(found == 0, np.nan, found)
-    return found * (num_ranks if name in PER_DEVICE else 1)
+        converted = 1 / np.where(converted == 0, np.nan, converted)
+    return converted * (num_ranks if name in PER_DEVICE else 1)
 
 
-def _ranks(times: Mapping[int, list[float]]) -> tuple[Floats, Floats | None]:
-    """[K] and [K, R], R the longest list; None where there is no list."""
+def _stack_rank_seconds(times: Mapping[int, list[float]]) -> tuple[Floats, Floats | None]:
+    """Stack the rank times of all steps; None if there are none.
+
+    Returns:
+        Steps, [K], and seconds, [K, R], where R is the length of the longest list.
+    """
     if not times:
         return np.empty(0), None
     steps = sorted(times)
     table_KR = np.full((len(steps), max(map(len, times.values()))), np.nan)
     for row, step in enumerate(steps):
         table_KR[row, : len(times[step])] = times[step]
-    return _floats(steps), table_KR
+    return _to_floats(steps), table_KR
 
 
 _SENTENCES = {
@@ -246,8 +278,8 @@ _SENTENCES = {
         "{n} lines have a loss and no step: they are ignored",
     ),
     "beyond": (
-        "1 line has a step outside 1 to {top} and is ignored: another count, or another run's?",
-        "{n} lines have steps outside 1 to {top} and are ignored: another count, or another run's?",
+        "1 line has a step outside 1 to {top} and is ignored; check that the log is this run's",
+        "{n} lines have steps outside 1 to {top} and are ignored; check that the log is this run's",
     ),
     "again": (
         "1 step was logged again: the last value counts",
@@ -259,108 +291,118 @@ _SENTENCES = {
     ),
     "no number": ("1 training loss is not a number", "{n} training losses are not numbers"),
 }
-"""Notes by oddity, for one and for several."""
+"""Notes by oddity, for one occurrence and for several."""
 
 
 class OtherRunError(InputError):
-    """A log that names another config: nothing in it is about this run."""
+    """A log names another config, so that nothing in it is about this run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LogReading:
-    """A run so far."""
+    """A run so far, as read from its log."""
 
     columns: LogColumns
     notes: tuple[str, ...]
-    """What is odd about the log, in sentences."""
+    """Sentences on what is odd about the log."""
     names_digest: bool
-    """Whether the log says of which config it is."""
+    """Whether the log names the config that it belongs to."""
     ending: AttemptEnd | None
-    """How the newest attempt ended, if it could write that down."""
+    """End of the newest attempt; None if it did not record one."""
     why_empty: str = "nothing is logged yet"
     """Reason why the log has no training loss, if it has none."""
 
 
 class LogReader:
-    """Follows one run."""
+    """A reader that follows the log of one run."""
 
     def __init__(
         self, source: RowSource, keys: ColumnNames, digest: str, num_steps: int, num_ranks: int = 1
     ) -> None:
-        """`num_steps` and `num_ranks` are those of the frozen config."""
+        """Store the source, and what the frozen config says about the run.
+
+        Args:
+            source: Source of the rows.
+            keys: Names of the columns.
+            digest: Digest of the frozen config.
+            num_steps: Steps of the frozen config.
+            num_ranks: Ranks of the frozen config.
+        """
         self._source, self._keys, self._digest = source, keys, digest
         self._num_steps, self._num_ranks = num_steps, num_ranks
 
     def read(self, *, last: bool = False) -> LogReading:
-        """The run as it is now; `last`: nobody will read again.
+        """Read the run as it is now.
+
+        Args:
+            last: Whether nobody will read again, so that a last line without its end counts.
 
         Raises:
-            OtherRunError: a header in the log has another digest.
-            OSError: what is there cannot be read.
+            OtherRunError: A header in the log has another digest.
+            OSError: An existing file cannot be read.
             DashboardError: W&B was asked online, and did not answer.
         """
         log = self._source.read(last=last)
         self._check(log)
-        # By the rows' own time where they have one: a file may be a copy.
+        # The rows' own times are better than the file's, which may be a copy.
         times = [to_number(rows[-1].get(TIME)) for rows in log.files.values() if rows]
         known = [at for at in times if at is not None and 0 < at < _MAX_UNIX_SECONDS]
         newest_at = max(known, default=log.newest_at)
-        found = gather(
-            [*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at
-        )
-        names_digest = any(event["event"] == "started" for event in found.columns.events)
-        notes = [*log.notes, *self._notes(found, log.there)]
+        run = gather([*log.files.values()], self._keys, self._num_steps, self._num_ranks, newest_at)
+        names_digest = any(event["event"] == "started" for event in run.columns.events)
+        notes = [*log.notes, *self._describe_oddities(run, log.there)]
         if any(log.files.values()) and not names_digest:
             notes.append("the log names no config: it is taken to be this config's")
         return LogReading(
-            columns=found.columns,
+            columns=run.columns,
             notes=tuple(notes),
             names_digest=names_digest,
-            ending=_ending(found.columns.events),
-            why_empty=_why_empty(log),
+            ending=_read_ending(run.columns.events),
+            why_empty=_explain_empty(log),
         )
 
     def _check(self, log: Log) -> None:
         for name, rows in log.files.items():
-            started = [str(row.get("digest")) for row in rows if row.get("event") == "started"]
-            others = dict.fromkeys(digest for digest in started if digest != self._digest)
-            if others:
+            digests = [str(row.get("digest")) for row in rows if row.get("event") == "started"]
+            other_digests = dict.fromkeys(digest for digest in digests if digest != self._digest)
+            if other_digests:
                 raise OtherRunError(
                     f"{name} belongs to the config "
-                    f"{', '.join(f'{digest[:16]}...' for digest in others)}, and this one "
+                    f"{', '.join(f'{digest[:16]}...' for digest in other_digests)}, and this one "
                     f"is {self._digest[:16]}...: it is not judged; name this run's log with "
                     "--metrics"
                 )
 
-    def _notes(self, found: GatheredRun, there: Collection[str]) -> list[str]:
-        """What a reader must know of the log, in sentences."""
-        names, odd = found.names, found.odd
-        said = [
-            texts[odd[what] > 1].format(n=odd[what], top=self._num_steps)
-            for what, texts in _SENTENCES.items()
-            if odd[what]
+    def _describe_oddities(self, run: GatheredRun, available: Collection[str]) -> list[str]:
+        """Return notes on what a reader must know of the log."""
+        names, odd = run.names, run.odd
+        notes = [
+            texts[odd[oddity] > 1].format(n=odd[oddity], top=self._num_steps)
+            for oddity, texts in _SENTENCES.items()
+            if odd[oddity]
         ]
-        said += [
-            _missing(column, self._keys, there)
+        notes += [
+            _describe_missing(column, self._keys, available)
             for column in (STEP, LOSS)
-            if there and column not in names
+            if available and column not in names
         ]
-        said += _compare_units(found.columns)
+        notes += _compare_units(run.columns)
         absent = [column for column in ("grad_norm", TOKENS_PER_SECOND) if column not in names]
         if absent and LOSS in names:
-            said.append(f"the log has no {' and no '.join(absent)}: alerts that need it are off")
+            notes.append(f"the log has no {' and no '.join(absent)}: alerts that need it are off")
         speed, num_ranks = names.get(TOKENS_PER_SECOND, ""), self._num_ranks
         if speed in PER_DEVICE and num_ranks > 1:
-            said.append(
+            notes.append(
                 f"the log's {speed!r} is per device: multiplied by {num_ranks}, the ranks of the "
                 "frozen config"
             )
-        return said
+        return notes
 
 
 def _compare_units(columns: LogColumns) -> list[str]:
-    """Return a warning if the last validation loss and the training loss near it seem to have
-    different units.
+    """Return a warning if validation and training losses seem to have different units.
+
+    The last validation loss is compared with the training losses near it.
     """
     if not len(columns.validation_steps) or not len(columns):
         return []
@@ -371,13 +413,14 @@ def _compare_units(columns: LogColumns) -> list[str]:
         return []
     warning = (
         f"the validation loss at step {step:.0f} is {validation:.4g} and the training loss near it "
-        f"{float(np.median(near)):.4g}: are both in nats per token? A plan declares other units: "
+        f"{float(np.median(near)):.4g}: "
+        "check that both are in nats per token; a plan declares other units with "
         f"{UNIT_KEYS}"
     )
     return [warning]
 
 
-def _why_empty(log: Log) -> str:
+def _explain_empty(log: Log) -> str:
     """Return the reason why a log has no training loss."""
     if log.unknown:
         return log.unknown
@@ -386,17 +429,17 @@ def _why_empty(log: Log) -> str:
     return "the log has none of the names looked for" if log.there else "nothing is logged yet"
 
 
-def _missing(column: str, keys: ColumnNames, there: Collection[str]) -> str:
+def _describe_missing(column: str, keys: ColumnNames, available: Collection[str]) -> str:
     option = {STEP: "--step-key", LOSS: "--train-loss-key"}[column]
-    held = ", ".join(sorted(there)[:20])
+    examples = ", ".join(sorted(available)[:20])
     return (
-        f"the log has no {column} (tried: {keys.told(column)}); it has {held}; name the column "
+        f"the log has no {column} (tried: {keys.told(column)}); it has {examples}; name the column "
         f"with {option}"
     )
 
 
-def _ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:
-    """The last event, if it is how an attempt ended."""
+def _read_ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:
+    """Return the last event if it is the end of an attempt; None otherwise."""
     if not events or events[-1]["event"] not in metrics.ENDINGS:
         return None
     names = {field.name for field in fields(AttemptEnd)}

@@ -35,8 +35,13 @@ KNOWN = (
     "Megatron-LM"
 )
 """Kinds of logs that are recognized by their content, for messages."""
-_SNIFFED_BYTES, _SHOWN_CHARACTERS = 2**16, 80
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xfd7zXZ")  # gzip, zstd, zip, xz
+_MAX_SNIFFED_BYTES, _SHOWN_CHARACTERS = 2**16, 80
+_COMPRESSED_STARTS = (
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"PK\x03\x04",
+    b"\xfd7zXZ",
+)  # gzip, zstd, zip, xz
 _DELIMITERS = (",", "\t", ";")
 
 # Name in lines of text -> name of `launcher.watch.logs.keys`, and the factor to its unit
@@ -55,9 +60,11 @@ _NAMES = {
     "elapsed_time_per_iteration_ms": ("seconds", 1e-3),
     "elapsed time per iteration (ms)": ("seconds", 1e-3),
 }
-_SPACED = re.compile(r"(?:s|step):(\d+)(?:/\d+)?((?:\s+[\w./-]+:\S+)+)\s*")
-_BARRED = re.compile(r"(?:^|\s)(?:validation loss at )?iteration:?\s*(\d+)\s*(?:/\s*\d+)?\s*\|(.*)")
-_ARRAY = re.compile(r"\s*\[\s*(\{|$)")
+_SPACED_PATTERN = re.compile(r"(?:s|step):(\d+)(?:/\d+)?((?:\s+[\w./-]+:\S+)+)\s*")
+_BARRED_PATTERN = re.compile(
+    r"(?:^|\s)(?:validation loss at )?iteration:?\s*(\d+)\s*(?:/\s*\d+)?\s*\|(.*)"
+)
+_ARRAY_PATTERN = re.compile(r"\s*\[\s*(\{|$)")
 """Beginning of a JSON array of objects; `[2026-01-31 10:00:00]` or `[rank0]:` begins a line of
 text."""
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -70,23 +77,24 @@ def read_first_line(path: Path) -> str:
         OSError: The file cannot be read, or is not a plain file.
     """
     with open_plain(path) as file:
-        text = file.read(_SNIFFED_BYTES)
+        text = file.read(_MAX_SNIFFED_BYTES)
     lines = (line for line in text.decode("utf-8", errors="replace").splitlines() if line.strip())
     return next(lines, "")
 
 
 def describe_unknown(path: Path, line: str) -> str:
-    """Return a message that a file is not a log: the first unreadable line, and the kinds of logs
-    that are read.
+    """Return a message that a file is not a log, with its first unreadable line.
+
+    The message also lists the kinds of logs that are read.
     """
     with open_plain(path) as file:
         start = file.read(8)
-    if start.startswith(_PACKED):
+    if start.startswith(_COMPRESSED_STARTS):
         return f"{path.name} is compressed: unpack it, and name the unpacked file with --metrics"
-    shown = repr(line[:_SHOWN_CHARACTERS]) + ("..." if len(line) > _SHOWN_CHARACTERS else "")
+    excerpt = repr(line[:_SHOWN_CHARACTERS]) + ("..." if len(line) > _SHOWN_CHARACTERS else "")
     return (
         f"{path.name} is no log that forerun knows ({KNOWN}); the first line it cannot read: "
-        f"{shown}"
+        f"{excerpt}"
     )
 
 
@@ -103,7 +111,7 @@ def open_log(path: Path, wanted: frozenset[str]) -> Rows:
     line = read_first_line(path)
     if path.suffix in (".jsonl", ".wandb") or "tfevents" in path.name or not line:
         return rows_of(path, wanted, "step")
-    if path.suffix == ".json" or line.strip() == "{" or _ARRAY.match(line):
+    if path.suffix == ".json" or line.strip() == "{" or _ARRAY_PATTERN.match(line):
         return JsonDocument(path, wanted)
     if line.lstrip().startswith("{"):
         return rows_of(path, wanted, "step")
@@ -112,8 +120,9 @@ def open_log(path: Path, wanted: frozenset[str]) -> Rows:
 
 
 def _find_delimiter(line: str, wanted: Set[str]) -> str:
-    """Return the delimiter of a table's header; empty if the line is not a header with a wanted
-    name.
+    """Return the delimiter of a table's header; empty if the line is not a header.
+
+    A header has at least one of the wanted names.
     """
     for delimiter in _DELIMITERS:
         cells = _split(line, delimiter)
@@ -152,8 +161,8 @@ class _Lines(Rows):
         row = self._parse(text)
         if len(self.names) < MAX_NAMES:
             self.names.update(row)
-        if kept := {name: value for name, value in row.items() if name in self._wanted}:
-            rows.append(kept)
+        if values := {name: value for name, value in row.items() if name in self._wanted}:
+            rows.append(values)
 
     @abstractmethod
     def _parse(self, line: str) -> dict[str, object]:
@@ -173,7 +182,7 @@ class CsvLines(_Lines):
         cells = _split(line, self._delimiter)
         if not self._header:
             self._header = cells
-        if cells == self._header:  # a restarted trainer may write the header again
+        if cells == self._header:  # A restarted trainer may write the header again.
             return {}
         if len(cells) != len(self._header):
             self._num_ragged += 1
@@ -193,11 +202,11 @@ class TextLines(_Lines):
     """Lines that trainers print; lines without a step are skipped."""
 
     def _parse(self, line: str) -> dict[str, object]:
-        if spaced := _SPACED.fullmatch(line.strip()):
-            step, fields = spaced.groups()
+        if match := _SPACED_PATTERN.fullmatch(line.strip()):
+            step, fields = match.groups()
             pairs = [field.partition(":")[::2] for field in fields.split()]
-        elif barred := _BARRED.search(line):
-            step, fields = barred.groups()
+        elif match := _BARRED_PATTERN.search(line):
+            step, fields = match.groups()
             pairs = [field.partition(":")[::2] for field in fields.split("|")]
         else:
             return {}

@@ -134,7 +134,7 @@ def test_another_outcome_of_the_same_config_is_refused(frozen):
     log(decision, folder / "run", decision.predicted.loss_nats * 1.2)
     code, body = ask("watch", folder, "--conclude")
     assert (code, body["error"]) == (2, "ConcludedOtherwiseError")
-    assert "is this the log of the same run?" in body["message"]
+    assert "check that this log is of the same run" in body["message"]
 
 
 def test_a_config_that_lies_in_no_study_is_scored_all_the_same(frozen, copied, tmp_path):

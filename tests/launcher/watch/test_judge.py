@@ -11,7 +11,7 @@ from planted_watch import BEGAN, NUM_STEPS, columns_of, decision, header, losses
 
 from launcher.base.policy import SpikePolicy
 from launcher.watch.alerts import Commands
-from launcher.watch.follower import ALARM, CANNOT_TELL, judge
+from launcher.watch.judgment import ALARM, CANNOT_TELL, judge
 from proxies.core import canon
 
 NOW = BEGAN.timestamp() + 500.0

@@ -8,9 +8,10 @@ from planted_watch import columns_of, decision, expected, losses_of
 from scipy.signal import lfilter
 
 from launcher.base.policy import SpikePolicy
-from launcher.watch.follower import headline, judge
+from launcher.watch.judgment import judge
 from launcher.watch.loss_rises import RISE_SDS, limit_sds, rise, sight, spikes
 from launcher.watch.noise import learn, mean_variance
+from launcher.watch.status_text import headline
 
 NUM_STEPS, WARMUP = 2000, 40
 STEPS = np.arange(1.0, NUM_STEPS + 1)

@@ -13,8 +13,8 @@ from launcher.base import chronicle
 from launcher.base.watchdog import START_SECONDS, Limits, Watchdog
 from launcher.watch import pace
 from launcher.watch.alerts import WatchedRun
-from launcher.watch.follower import judge
-from launcher.watch.machine_alerts import medians_of_others, slow, straggler
+from launcher.watch.judgment import judge
+from launcher.watch.machine_alerts import find_slowdown, find_stragglers, medians_of_others
 from launcher.watch.pace import Liveness
 
 SECONDS, TOKENS = 0.5, 1000.0
@@ -30,34 +30,36 @@ def run(num_lines=400, factor=1.0, since=None, seed=0, noise=0.05, **given):
     """`factor` times as long a step after step `since`."""
     rng = np.random.default_rng(seed)
     steps = np.arange(1.0, num_lines + 1)
-    slow = np.where(steps > (num_lines if since is None else since), factor, 1.0)
-    seconds = SECONDS * slow * np.exp(noise * rng.standard_normal(num_lines))
+    slowdown = np.where(steps > (num_lines if since is None else since), factor, 1.0)
+    seconds = SECONDS * slowdown * np.exp(noise * rng.standard_normal(num_lines))
     columns = {"seconds": seconds, "tokens_per_second": TOKENS / seconds, **given}
     return columns_of(np.full(num_lines, 2.0), **columns)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_steady_run_is_not_slow(seed):
-    assert found(slow, run(seed=seed)) == []
-    assert found(slow, run(seed=seed, noise=0.3)) == [], "nor one of ragged steps"
+    assert found(find_slowdown, run(seed=seed)) == []
+    assert found(find_slowdown, run(seed=seed, noise=0.3)) == [], "nor one of ragged steps"
 
 
 def test_a_slowdown_that_stays_is_found_with_its_start_and_size():
-    (one,) = found(slow, run(factor=1.25, since=300))
+    (one,) = found(find_slowdown, run(factor=1.25, since=300))
     assert one.severity == "notice" and one.first_step == pytest.approx(301, abs=16)
     assert one.evidence["lost_share"] == pytest.approx(0.2, abs=0.03)
     assert one.evidence["best_tokens_per_second"] == pytest.approx(TOKENS / SECONDS, rel=0.05)
-    assert found(slow, run(310, factor=1.25, since=300)) == [], "ten lines are not sustained"
+    assert found(find_slowdown, run(310, factor=1.25, since=300)) == [], (
+        "ten lines are not sustained"
+    )
 
 
 def test_slow_lines_after_a_start_and_other_machines_are_not_held_against_it():
     columns = run()
     columns.tokens_per_second[[200, 201, 202, 399]] /= 20
-    assert found(slow, columns) == []
+    assert found(find_slowdown, columns) == []
     fewer = run(factor=2.0, since=200, events=(started(), started(step=200, num_ranks=1)))
-    assert found(slow, fewer) == [], "half the ranks, half the throughput"
+    assert found(find_slowdown, fewer) == [], "half the ranks, half the throughput"
     same = run(factor=2.0, since=200, events=(started(), started(step=200)))
-    (one,) = found(slow, same)
+    (one,) = found(find_slowdown, same)
     assert one.severity == "alarm" and one.evidence["lost_share"] == pytest.approx(0.5, abs=0.03)
 
 
@@ -71,7 +73,7 @@ def ranks(slow_rank=None, by=0.0, since=0, num_lines=300, num_ranks=4, seed=0):
 
 @pytest.mark.parametrize(("num_ranks", "by", "severity"), [(2, 0.2, "notice"), (7, 0.4, "alarm")])
 def test_a_rank_that_stays_slower_is_named(num_ranks, by, severity):
-    (one,) = found(straggler, ranks(slow_rank=1, by=by, since=150, num_ranks=num_ranks))
+    (one,) = found(find_stragglers, ranks(slow_rank=1, by=by, since=150, num_ranks=num_ranks))
     assert one.evidence["rank"] == 1 and one.evidence["slower_share"] == pytest.approx(by, abs=0.04)
     assert one.severity == severity
     assert one.first_step == pytest.approx(151, abs=24)
@@ -79,15 +81,15 @@ def test_a_rank_that_stays_slower_is_named(num_ranks, by, severity):
 
 
 def test_ranks_that_take_turns_or_a_few_slow_steps_are_no_stragglers():
-    assert found(straggler, ranks()) == []
+    assert found(find_stragglers, ranks()) == []
     turns = ranks()
     for line in range(300):
         turns.rank_seconds[line, line % 4] *= 3
-    assert found(straggler, turns) == []
-    assert found(straggler, ranks(slow_rank=2, by=1.0, since=270)) == [], (
+    assert found(find_stragglers, turns) == []
+    assert found(find_stragglers, ranks(slow_rank=2, by=1.0, since=270)) == [], (
         "not yet three of four lines"
     )
-    assert found(straggler, run()) == [], "nothing told of ranks"
+    assert found(find_stragglers, run()) == [], "nothing told of ranks"
 
 
 def test_goodput_is_kept_steps_over_wall_time():
@@ -230,9 +232,9 @@ def silence(columns, now, **given):
 
 def test_silence_is_allowed_as_long_as_steps_and_saves_take():
     now = BEGAN.timestamp()
-    assert silence(run(newest_at=now), now + 5.0) == (5.0, pace.LEAST_STALL_SECONDS, False)
-    slow = run(factor=20.0, since=0, noise=0.0, newest_at=now)
-    assert silence(slow, now)[1] == pytest.approx(pace.STALL_STEPS * 10.0)
+    assert silence(run(newest_at=now), now + 5.0) == (5.0, pace.MIN_STALL_SECONDS, False)
+    slow_run = run(factor=20.0, since=0, noise=0.0, newest_at=now)
+    assert silence(slow_run, now)[1] == pytest.approx(pace.STALL_STEPS * 10.0)
     saves = ({"event": "saved", "step": 3, "seconds": 300.0},)
     assert silence(run(newest_at=now, events=saves), now)[1] == 600.0
     assert silence(columns_of([], newest_at=now), now + 1.0) == (1.0, START_SECONDS, True)

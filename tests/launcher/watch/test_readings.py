@@ -254,7 +254,7 @@ def test_what_looks_like_a_run_of_wandb(tmp_path, monkeypatch):
 def test_losses_in_different_units_are_warned_of_and_declared_ones_converted(tmp_path):
     lines = [{"step": s, "loss": 6.2} for s in range(1, 101)] + [{"step": 100, "val_loss": 3.7}]
     path = write_lines(tmp_path / "log.jsonl", lines)
-    told(read(path), "are both in nats per token?")
+    told(read(path), "check that both are in nats per token")
     keys = ColumnNames({}, {"validation_loss_nats": 1.7})
     reading = LogReader(source_of(str(path), keys), keys, "ab" * 32, 100).read(last=True)
     assert reading.columns.validation_loss_nats.tolist() == [pytest.approx(3.7 * 1.7)]

@@ -5,8 +5,8 @@ import pytest
 from planted_watch import NUM_STEPS, columns_of, decision, losses_of
 from watched_case import read, write_lines
 
-from launcher.watch.follower import judge
-from launcher.watch.loss_alerts import LEAST_EQUAL, frozen_loss, stopped
+from launcher.watch.judgment import judge
+from launcher.watch.loss_alerts import MIN_EQUAL, find_stopped_losses, frozen_loss
 from launcher.watch.noise import resolution
 
 
@@ -17,8 +17,8 @@ def alarms(columns):
 def test_a_loss_frozen_to_the_last_digit_is_an_alarm_after_sixteen_lines():
     losses = losses_of(np.random.default_rng(0))
     losses[500:] = losses[500]
-    assert alarms(columns_of(losses[: 500 + LEAST_EQUAL])) == ["frozen_loss"]
-    assert alarms(columns_of(losses[: 499 + LEAST_EQUAL])) == []
+    assert alarms(columns_of(losses[: 500 + MIN_EQUAL])) == ["frozen_loss"]
+    assert alarms(columns_of(losses[: 499 + MIN_EQUAL])) == []
     moves_on = np.append(losses[:600], losses_of(np.random.default_rng(1))[600:])
     assert alarms(columns_of(moves_on)) == []
 
@@ -43,7 +43,7 @@ def test_how_many_equal_ones_it_takes_grows_with_the_rounding():
             n for n in range(2, 400) if frozen_loss(columns_of(losses[: 400 + n]), 20, NUM_STEPS)
         )
         needed.append(next(found))
-    assert needed[0] == LEAST_EQUAL and needed[0] <= needed[1] < needed[2]
+    assert needed[0] == MIN_EQUAL and needed[0] <= needed[1] < needed[2]
 
 
 def test_a_loss_that_never_changed_is_frozen_unless_it_may_have_been_rounded_so():
@@ -61,7 +61,7 @@ def test_losses_that_stop_while_steps_go_on_are_told(tmp_path):
     lines = [{"step": step, "loss": losses[step - 1], "grad_norm": 1.0} for step in range(1, 401)]
     silent = [{"step": step, "grad_norm": 1.0} for step in range(401, 421)]
     columns = columns_in(lines + silent)
-    assert [(each.evidence["loss"], each.first_step) for each in stopped(columns)] == [
+    assert [(each.evidence["loss"], each.first_step) for each in find_stopped_losses(columns)] == [
         ("training", 400)
     ]
     assert alarms(columns) == ["metrics_stop"]
