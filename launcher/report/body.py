@@ -27,7 +27,7 @@ from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.history import CONCLUDED
 from launcher.study.ladder_checks import checks_body
 from launcher.study.next_runs import next_runs
-from launcher.study.own_model import own_run
+from launcher.study.own_count import own_run
 from launcher.views.aspect import aspect_body
 from launcher.views.batch import noise_body
 from launcher.views.search import search_body
