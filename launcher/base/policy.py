@@ -52,7 +52,7 @@ class SpikePolicy:
     OPT lowered its clip norm from 1.0 to 0.3 (arXiv 2205.01068, section 2.5). A spike is a loss
     above the median of the last `window_steps` by more than `threshold` robust standard deviations
     (1.4826 times the median absolute deviation) and by more than `least_nats`. If it lasts
-    `patience_steps` in a row, the run rolls back.
+    `patience_steps` in a row, this policy applies.
     """
 
     rollback_steps: int = 100

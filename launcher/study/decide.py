@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,13 @@ from launcher.plan.study import Study
 from launcher.study.history import ConcludedRun
 from proxies.core import canon
 from proxies.core.branches import trunk_id
+from proxies.core.canon import Json
 from proxies.core.checks import SpecError
 from proxies.core.programs import PLACES
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
-from proxies.external.command import placeholder_values
+from proxies.external.command import filled, placeholder_values
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
 from transfer.verdict.rules import rule_of
@@ -243,6 +245,21 @@ def main_spec(study: Study, transfer_result: Transferred, choice: Choice) -> Run
         num_steps=choice.num_steps,
         batch_tokens=choice.batch_tokens,
     )
+
+
+def own_run(study: Study, transfer_result: Transferred, choice: Choice) -> Json:
+    """Return the command line of the main run; None if forerun's trainer is used."""
+    spec = main_spec(study, transfer_result, choice)
+    if spec.command is None:
+        return None
+    values = placeholder_values(spec, Path("RUN_DIR"), study.corpus)
+    return {"kind": "command", "line": shlex.join(filled(spec.command.template, values))}
+
+
+def own_text(body: Json) -> str:
+    """Return the command of the main run as text for the terminal."""
+    assert isinstance(body, dict)
+    return f"the main run with your own trainer (use a fresh folder as RUN_DIR):\n  {body['line']}"
 
 
 def finished_rungs(

@@ -68,11 +68,8 @@ def next_runs(
     if any(gate.outcome == "failed" and gate.name not in accepted for gate in findings.gates):
         return None  # more runs cannot repair a gate that failed
     transfer_outcome = transfer_gate(findings.verdicts).outcome
-    tuned = (
-        tuned_gate(findings.checks)
-        if findings.checks is not None and findings.checks.rungs
-        else None
-    )
+    checks = findings.checks
+    tuned = tuned_gate(checks) if checks is not None and checks.rungs else None
     if "failed" in (transfer_outcome, tuned and tuned.outcome):
         return None  # a failure is decided, and must be dealt with first
     # More seeds decide neither an axis without a test nor a failed run.
@@ -81,29 +78,20 @@ def next_runs(
     )
     transfer = transfer_outcome == "cannot_tell" and not lacking and "transfer" not in accepted
     ladder = tuned is not None and tuned.outcome == "cannot_tell" and "ladder_tuned" not in accepted
-    if (
-        transfer
-        and not ladder
-        and (missing := _find_spend_runs(study, ledger, findings.transferred))
-    ):
-        return _build_body(study, ledger, ["transfer"], {}, own_flops(missing.values()))
+    if transfer and not ladder:
+        missing = _find_spend_runs(study, ledger, findings.transferred)
+        if missing:
+            return _build_body(study, ledger, ["transfer"], {}, own_flops(missing.values()))
     sets = (_set_transfer_seeds(study, findings) if transfer else {}) | (
         _set_ladder_seeds(study, findings) if ladder else {}
     )
     gates = [
         name for name, is_open in (("transfer", transfer), ("ladder_tuned", ladder)) if is_open
     ]
-    return (
-        _build_body(
-            study,
-            ledger,
-            gates,
-            sets,
-            _count_added_flops(study, ledger, findings.transferred, sets),
-        )
-        if sets
-        else None
-    )
+    if not sets:
+        return None
+    flops = _count_added_flops(study, ledger, findings.transferred, sets)
+    return _build_body(study, ledger, gates, sets, flops)
 
 
 def deciding_command(after: Any, study_dir: Path) -> str:

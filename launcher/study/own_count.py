@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,7 @@ from typing import Any, cast
 
 from launcher.base.talk import say
 from launcher.calibration.procedure import COUNTED, calibrated
-from launcher.experiments.transferred_values import Transferred
 from launcher.plan.study import Study
-from launcher.study.decide import Choice, main_spec
 from proxies.core.canon import Json
 from proxies.core.checks import SpecError
 from proxies.core.errors import InputError
@@ -168,15 +165,6 @@ def _is_count(value: object) -> bool:
 # ---- Descriptions for people ----
 
 
-def own_run(study: Study, transfer_result: Transferred, choice: Choice) -> Json:
-    """Return the command line of the main run; None if forerun's trainer is used."""
-    spec = main_spec(study, transfer_result, choice)
-    if spec.command is None:
-        return None
-    values = placeholder_values(spec, Path("RUN_DIR"), study.corpus)
-    return {"kind": "command", "line": shlex.join(filled(spec.command.template, values))}
-
-
 def own_model(study: Study) -> dict[str, Json]:
     """Return the facts about a factory's model at the largest width of the coordinate check, which
     are known before it trains.
@@ -198,9 +186,3 @@ def own_model(study: Study) -> dict[str, Json]:
         for parameter in description.numbers
     ]
     return {"width": spec.shape.width, "parameters": parameters}
-
-
-def own_text(body: Json) -> str:
-    """Return the command of the main run as text for the terminal."""
-    assert isinstance(body, dict)
-    return f"the main run with your own trainer (use a fresh folder as RUN_DIR):\n  {body['line']}"
