@@ -74,7 +74,7 @@ def frozen_named(text: str | None, study: Path | None = None) -> Path:
     word = path.name
     parent = study if path.parent == Path() else path.parent
     configs = configs_in(parent)
-    # the launch file is written again by a freeze that decides the same
+    # A freeze with the same decision writes the launch file again, so its time is that of the last.
     if word == LATEST and configs:
         return max(configs, key=lambda config: (config / _LAUNCH).stat().st_mtime_ns)
     if _PREFIX.fullmatch(word) and configs:

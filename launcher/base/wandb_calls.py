@@ -90,9 +90,8 @@ def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
     )
     # By default wandb writes into the user's home.
     environment |= {"WANDB_DATA_DIR": str(data_dir), "WANDB_CACHE_DIR": str(data_dir / "cache")}
-    environment["WANDB_ERROR_REPORTING"] = (
-        "false"  # else wandb contacts its error service even offline
-    )
+    # Otherwise wandb contacts its error service, even offline.
+    environment["WANDB_ERROR_REPORTING"] = "false"
     if not online:
         environment["WANDB_CONFIG_DIR"] = str(data_dir / "config")
     return environment

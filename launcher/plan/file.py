@@ -143,7 +143,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
-        # editors on Windows begin a file with a mark
+        # Editors on Windows begin a file with a byte order mark.
         plan = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PlanError(str(path), ["is not UTF-8: save it as UTF-8"]) from error
@@ -302,6 +302,6 @@ def _format_value(value: object) -> str:
     plain_value = list(value) if isinstance(value, tuple) else value
     try:
         sentence = repr(plain_value)
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # Python refuses to format integers of thousands of digits
         sentence = "a number that is too long to show"
     return sentence if len(sentence) <= _MAX_SHOWN else f"{sentence[:_MAX_SHOWN]}..."

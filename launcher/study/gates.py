@@ -421,7 +421,7 @@ def failed_text(ledger: Ledger, study_dir: Path) -> str:
     The command starts a child study, because later suggestions of this one counted the run as
     failed.
     """
-    from launcher.plan.study import PLAN_FILE  # pydantic is not for `--help`
+    from launcher.plan.study import PLAN_FILE  # here, because `--help` must not load pydantic
 
     failed = [result for result in ledger.results().values() if result.status == "failed"]
     if not failed:

@@ -145,7 +145,7 @@ class _ProgressLine:
         self._total_bytes = self._bytes_shown = 0
 
     def __call__(self, progress: SplitProgress) -> None:
-        # The total changes when a source is read again, for example to write it after counting.
+        # Another total means another pass over the sources.
         if self._meter is None or progress.total_bytes != self._total_bytes:
             self._meter, self._total_bytes = (
                 Meter("tokenize", progress.total_bytes),
