@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from launcher.answers.texts import shown_table
 from launcher.frozen.launch_file import format_accepted_gates, list_accepted_failures
+from launcher.study.decide import own_text
 from launcher.study.gates import forecast_warnings, needs_text, open_gates
 from launcher.study.next_runs import deciding_command
-from launcher.study.own_model import own_text
 from launcher.views import tables
 from launcher.views.aspect import aspect_text
 from launcher.views.batch import judged_text

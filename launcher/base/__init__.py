@@ -1,9 +1,9 @@
-"""What every other folder of the launcher uses: files, logs, signals and progress lines, with no
-study in them.
+"""Basics of the launcher that every other folder uses: files, logs, signals, and progress lines.
+Nothing here knows studies.
 
 Enters:   paths, lines of metrics, signals.
-Leaves:   metrics files, chronicles, checkpoint folders by name, terminal progress, one call to
-    wandb in a process of its own.
-Promises: nothing here loads torch, Ray or Optuna.
-Refuses:  files that are not plain files, links that lead out of a folder.
+Leaves:   metrics files, event logs, names of checkpoint folders, terminal progress, and calls of
+wandb in its own process.
+Promises: nothing here imports torch, Ray, or Optuna.
+Refuses:  files that are not plain files, and links that lead out of a folder.
 """

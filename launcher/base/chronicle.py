@@ -1,9 +1,8 @@
-"""The chronicle of a study or a run: `chronicle.jsonl`, one dated line an event, appended and never
-rewritten.
+"""The event log of a study or a run: `chronicle.jsonl`, one dated line per event.
 
-Metrics are rewound when a run goes back; this is not: it is the history, in the order things
-happened, that the logbook is made of. Whoever has something to say appends; one line is one write,
-so that two writers do not mix.
+Lines are appended and never rewritten. A run that goes back to a checkpoint rewinds its metrics,
+but not its event log, so the log holds the full history from which the logbook is made. Any process
+may append: one line is one write, so lines of two writers do not mix.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One event."""
+    """One event of the log."""
 
     at: str
-    """UTC, ISO 8601."""
+    """Time of the event: UTC, ISO 8601."""
     kind: Kind
     text: str
-    """In a sentence, for people."""
+    """One sentence for people."""
     step: int | None = None
-    """Steps of the main run done, where it is about one."""
+    """Number of completed steps of the main run; None if the event is not about a step."""
     digest: str | None = None
-    """The launch config's, where it is about one."""
+    """Digest of the launch config; None if the event is not about one."""
     data: dict[str, object] = field(default_factory=dict)
-    """The numbers behind the sentence: JSON."""
+    """Numbers behind the sentence, as JSON values."""
 
 
 def record(
@@ -63,17 +62,18 @@ def record(
     digest: str | None = None,
     data: dict[str, Json] | None = None,
 ) -> Entry:
-    """Append an event of now to the chronicle in `folder`, on disk when this returns.
+    """Append an event to the log in `folder`, with the current time. The line is on disk when this
+    returns.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The log cannot be written.
     """
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     entry = Entry(at=at, kind=kind, text=text, step=step, digest=digest, data={**(data or {})})
     folder.mkdir(parents=True, exist_ok=True)
     line = canon.canonical(entry).encode() + b"\n"
     with open_to_append(folder / CHRONICLE_FILE) as file:
-        if _ends_within_line(folder / CHRONICLE_FILE):  # somebody died there
+        if _ends_within_line(folder / CHRONICLE_FILE):  # a writer died within its line
             line = b"\n" + line
         try:
             file.write(line)
@@ -93,15 +93,15 @@ def _ends_within_line(path: Path) -> bool:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return the events recorded in `folder`, oldest first; lines that are not events are skipped.
+    """Return the events recorded in `folder`, oldest first. Lines that are not events are skipped.
 
     Raises:
-        OSError: The chronicle cannot be read, or is not a plain file.
+        OSError: The log cannot be read, or is not a plain file.
     """
-    path, found = folder / CHRONICLE_FILE, []
+    path, events = folder / CHRONICLE_FILE, []
     for line in read_plain(path).splitlines() if path.exists() else ():
         try:
-            found.append(canon.decode(Entry, canon.parse(line)))
+            events.append(canon.decode(Entry, canon.parse(line)))
         except ValueError:
             continue
-    return found
+    return events

@@ -1,23 +1,22 @@
-"""What a main run leaves for its readers: `metrics.jsonl`, appended line by line, and how the last
-attempt ended.
+"""The metrics file of a main run, `metrics.jsonl`, and the record of how its last attempt ended.
 
-A line is strict JSON, of one of two kinds.
+Lines are appended. Each line is strict JSON, of one of two kinds.
 
-A step's line has `train_loss_nats`: `step` (steps done), `train_loss_nats` (before that step's
-update), `grad_norm` (before clipping), `lr` (of the first group), `tokens` (seen so far),
-`tokens_per_second`, `seconds` (of that step); and where they are known `mfu` (share of the peak of
-the header's `peak_flops_per_second`), `clip_norm` (in force), `validation_loss_nats` (after the
-update), `rank_seconds` (compute time of each rank, before it waits for the others),
-`noise_scale_tokens`, `noise_scale_low_tokens`, `noise_scale_high_tokens` (the gradient noise scale
-of the last thousand steps with its 90 % interval, of runs that accumulate or have several ranks;
-what cannot be told is not there), `layers` (name of a layer -> `weight_rms`, `param_norm`,
-`grad_norm`, `update_ratio`).
+A step's line has `train_loss_nats`: `step` (number of completed steps), `train_loss_nats` (before
+that step's update), `grad_norm` (before clipping), `lr` (of the first group), `tokens` (seen so
+far), `tokens_per_second`, `seconds` (of that step). These keys are present if they are known: `mfu`
+(share of the header's `peak_flops_per_second`), `clip_norm` (in force), `validation_loss_nats`
+(after the update), `rank_seconds` (compute time of each rank, without the wait for the others),
+`noise_scale_tokens`, `noise_scale_low_tokens`, `noise_scale_high_tokens` (gradient noise scale of
+the last thousand steps with its 90 % interval, for runs that accumulate gradients or have several
+ranks; a bound that is not known is left out), `layers` (name of a layer -> `weight_rms`,
+`param_norm`, `grad_norm`, `update_ratio`).
 
-Any other line has `event` and the `step` after which it came: `started` (a `Header`: the first line
-of every attempt), `saved` (`seconds`, of which the run waited `wait_seconds`), `replayed`
-(`difference`; of that very step, whose line follows), `rolled_back` (`number`, `to_step`,
-`skipped_sequences`, `clip_norm`, `reason`), and the last line of an attempt that ended in order,
-its `AttemptEnd`.
+Any other line has `event` and the `step` after which it happened: `started` (a `Header`, the first
+line of every attempt), `saved` (`seconds`, of which the run waited `wait_seconds`), `replayed`
+(`difference`; it belongs to that very step, whose line follows), `rolled_back` (`number`,
+`to_step`, `skipped_sequences`, `clip_norm`, `reason`), and `AttemptEnd`, the last line of an
+attempt that ended in order.
 """
 
 from __future__ import annotations
@@ -32,16 +31,19 @@ from proxies.core.canon import Json
 from proxies.core.plain_files import open_plain, open_to_append, read_plain
 from proxies.external.growing_file import GrowingFile
 
-# A run's `metrics.jsonl`, followed while it is written, also over rewinds. Standard library only.
+# ---- Following a file that grows ----
 
 _PORTION_BYTES = 8 * 2**20
+"""Maximum number of bytes that are read at once."""
 _MAX_LINE_BYTES = 64 * 2**20
-"""A longer line is none: what is pending of it is dropped."""
+"""Maximum length of a line; the pending part of a longer one is dropped."""
 
 
 class Following:
-    """Reads on where it stopped; lines that are not whole wait for their rest, lines that are none
-    are skipped.
+    """A reader of a run's `metrics.jsonl` that continues where it stopped, also after the file is
+    rewound.
+
+    An incomplete line waits for its end. Lines that are not JSON objects are skipped.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -50,38 +52,40 @@ class Following:
 
     @property
     def at_end(self) -> bool:
-        """Whether all that was there has been read."""
+        """Whether everything in the file has been read."""
         return self._file.at_end
 
     def read(self) -> tuple[list[dict[str, Json]], bool]:
-        """The next lines, and whether they are the file's first: it was replaced, by a shorter one
-        as a rule.
+        """Return the next lines, and whether they are the first of the file, which happens when it
+        is replaced, as a rule by a shorter one.
 
         Raises:
-            OSError: it cannot be read; a file that is not there yet is empty.
+            OSError: The file cannot be read. A missing file counts as empty.
         """
         data, begins = self._file.read(_PORTION_BYTES)
         if begins:
             self._pending = b""
-        *whole, self._pending = (self._pending + data).split(b"\n")
+        *complete_lines, self._pending = (self._pending + data).split(b"\n")
         if len(self._pending) > _MAX_LINE_BYTES:
             self._pending = b""
-        return [value for line in whole if isinstance(value := _parsed(line), dict)], begins
+        return [
+            value for line in complete_lines if isinstance(value := _parse_line(line), dict)
+        ], begins
 
 
 class RecordedSteps:
-    """The steps and the saves that a run's metrics hold, read on as the file grows."""
+    """Steps and saves that a run's metrics file records, updated while the file grows."""
 
     def __init__(self) -> None:
         self.last = 0
         """Last step that has a line."""
         self.saves: list[int] = []
-        """Steps of the saves that are reported, oldest first."""
+        """Steps of the recorded saves, oldest first."""
         self._gaps: list[range] = []
 
     def take(self, lines: list[dict[str, Json]], *, begins: bool) -> None:
-        """Add lines as `Following.read` returns them; the first lines of a replaced file begin
-        anew.
+        """Add lines from `Following.read`. If `begins` is set, they start a replaced file, and
+        earlier lines are forgotten.
         """
         if begins:
             self.last, self.saves, self._gaps = 0, [], []
@@ -97,14 +101,14 @@ class RecordedSteps:
                 self.last = max(self.last, step)
 
     def find_gaps(self, last_step: int = 0) -> list[range]:
-        """Return the steps without a line, from the first step to the last that has one, or to
-        `last_step`.
+        """Return the ranges of steps without a line, from step 1 to the last recorded step, or to
+        `last_step` if it is larger.
         """
         return self._gaps + ([range(self.last + 1, last_step + 1)] if last_step > self.last else [])
 
 
 def read_recorded(run_dir: Path) -> RecordedSteps:
-    """Return what the metrics of a run hold now."""
+    """Return the steps and saves that a run's metrics file records now."""
     recorded, following = RecordedSteps(), Following(run_dir)
     while True:
         lines, begins = following.read()
@@ -113,12 +117,14 @@ def read_recorded(run_dir: Path) -> RecordedSteps:
             return recorded
 
 
-def _parsed(line: bytes) -> Json:
+def _parse_line(line: bytes) -> Json:
     try:
         return canon.parse(line)
     except canon.CanonError:
         return None
 
+
+# ---- Records ----
 
 METRICS_FILE = "metrics.jsonl"
 ENDING_FILE = "ending.json"
@@ -129,44 +135,56 @@ ENDINGS = ("finished", "stopped", "interrupted", "aborted", "refused")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What the lines below belong to, and the machine they were made on."""
+    """First line of an attempt: the launch config and the machine that the lines below belong
+    to.
+    """
 
     event: Literal["started"] = "started"
     schema_version: int = SCHEMA_VERSION
     digest: str
-    """The launch config's: a reader that follows another one says so."""
+    """Digest of the launch config; a reader that follows another config reports it."""
     step: int
-    """Steps done when this attempt began."""
+    """Number of completed steps when this attempt began."""
     started_at: str
-    """UTC, ISO 8601."""
+    """Start of the attempt: UTC, ISO 8601."""
     num_ranks: int
     device: str
-    """As torch names it; `cpu`."""
+    """Name of the device as torch reports it, or `cpu`."""
     model_flops_per_token: float
-    """Forward and backward, convention `causal` of `proxies.core.flops`: what MFU counts."""
+    """FLOPs per token of forward and backward pass, by convention `causal` of `proxies.core.flops`;
+    MFU counts these.
+    """
     peak_flops_per_second: float | None
-    """Peak of one rank's device at the run's precision, as its maker names it; None: not known, and
-    no MFU."""
+    """Peak of one rank's device at the run's precision, from the maker's data sheet; None if it is
+    not known, and then there is no MFU.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptEnd:
-    """How an attempt at a run ended. A killed or crashed one leaves none."""
+    """The way one attempt at a run ended. An attempt that was killed or crashed leaves no such
+    record.
+    """
 
     event: Literal["finished", "stopped", "interrupted", "aborted", "refused"]
-    """The schedule's end; the asked-for step; a signal; the run's own brake; or it never
-    started."""
+    """The reason for the end: the end of the schedule, the requested step, a signal, the run's own
+    abort policy; or the attempt never started.
+    """
     exit_code: int
     step: int
-    """Optimizer steps done; 0 when refused."""
+    """Number of completed optimizer steps; 0 if refused."""
     reason: str = ""
     validation_loss_nats: float | None = None
-    """Only of `finished` and `stopped`."""
+    """Validation loss in nats; None unless the event is `finished` or `stopped`."""
 
 
 def not_finite(columns: canon.Json, name: str = "") -> str:
-    """The first number in the columns of a line that is NaN or infinite, with its path; empty where
+    """Return the path and value of the first number in `columns` that is NaN or infinite; empty if
     there is none.
+
+    Args:
+        columns: A line of metrics, or a part of one.
+        name: Path of that part within the line.
     """
     if isinstance(columns, float):
         return "" if math.isfinite(columns) else f"{name} is {columns}"
@@ -177,36 +195,38 @@ def not_finite(columns: canon.Json, name: str = "") -> str:
         if isinstance(columns, list)
         else ()
     )
-    told = (not_finite(part, f"{name}.{key}" if name else str(key)) for key, part in parts)
-    return next(filter(None, told), "")
+    messages = (not_finite(part, f"{name}.{key}" if name else str(key)) for key, part in parts)
+    return next(filter(None, messages), "")
 
 
 def append(run_dir: Path, record: object) -> None:
-    """Add one line.
+    """Append one line to the run's metrics file.
 
     Raises:
-        CanonError: a number in it is not finite.
+        CanonError: A number in the record is not finite.
     """
     line = canon.canonical(record) + "\n"
-    # it may have been removed: the supervisor notices, the run saves
+    # The folder may have been removed: the supervisor notices, and the run still saves.
     run_dir.mkdir(parents=True, exist_ok=True)
     with open_to_append(run_dir / METRICS_FILE) as file:
         file.write(line.encode())
 
 
 def read(run_dir: Path) -> list[dict[str, canon.Json]]:
-    """The lines there are; what a killed run left half-written is skipped."""
+    """Return the complete lines of the run's metrics file. A line that a killed run left
+    half-written is skipped.
+    """
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
     with open_plain(path) as file:
         lines = file.read().splitlines()
-    return [value for line in lines if isinstance(value := _parsed(line), dict)]
+    return [value for line in lines if isinstance(value := _parse_line(line), dict)]
 
 
 def rewind(run_dir: Path, step: int) -> None:
-    """Drop what a run resumed after `step` steps will write anew: later steps and events, and
-    earlier endings.
+    """Drop the lines that a run resumed after `step` steps will write again: later steps and
+    events, and earlier endings.
     """
     kept = [
         line
@@ -220,17 +240,19 @@ def rewind(run_dir: Path, step: int) -> None:
 
 
 def write_ending(run_dir: Path, ending: AttemptEnd) -> None:
-    """Tell the supervisor; a refused attempt leaves the run's own metrics alone."""
+    """Record the end of an attempt for the supervisor. A refused attempt does not add a line to the
+    run's metrics.
+    """
     if ending.event != "refused":
         append(run_dir, ending)
     canon.write_atomic(run_dir / ENDING_FILE, canon.pretty(ending))
 
 
 def read_ending(run_dir: Path) -> AttemptEnd | None:
-    """How the last attempt ended, None if it did not get so far.
+    """Return how the last attempt ended; None if it left no record.
 
     Raises:
-        CanonError: the file is not one of ours.
+        CanonError: The file is not one of forerun's.
     """
     path = run_dir / ENDING_FILE
     return canon.decode(AttemptEnd, canon.parse(read_plain(path))) if path.exists() else None

@@ -1,5 +1,5 @@
-"""What a frozen config says about the run itself: when it saves, when it stops, what it does about
-a spike, and what it looks at on the way.
+"""The run policies of a frozen config: when the run saves and stops, how it treats loss spikes, and
+what it monitors.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from typing import Literal
 from proxies.core.checks import Checks
 
 Recomputed = Literal["none", "selective", "full"]
-"""What the backward pass computes again; selective: all but outputs of products and attention;
-full: whole blocks."""
+"""Activations that the backward pass recomputes: none; selective, which keeps only the outputs of
+matrix products and attention; or full, which recomputes whole blocks.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpointing:
-    """When the run saves, and how many complete checkpoints stay."""
+    """The interval between checkpoints, and the number of complete checkpoints that are kept."""
 
     every_steps: int
     keep: int = 2
-    """Two at least: the newest may turn out corrupt."""
+    """Number of checkpoints to keep; at least two, because the newest may turn out to be corrupt.
+    """
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -31,31 +33,34 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbortPolicy:
-    """When the run must stop by itself."""
+    """The conditions under which the run stops by itself."""
 
     on_non_finite: bool
-    """Before the optimizer step, the last checkpoint intact."""
+    """Whether a loss or gradient that is not finite stops the run, before the optimizer step, so
+    that the last checkpoint is intact.
+    """
     train_loss_above_nats: float
-    """Past the warmup: ln(vocabulary) + 1."""
+    """Training loss in nats above which the run stops after the warmup: ln(vocabulary) + 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpikePolicy:
-    """What a spike of the training loss is, and what is done when it does not come back.
+    """The definition of a spike of the training loss, and the reaction to one that does not
+    recover.
 
     PaLM went back about 100 steps and skipped 200 to 500 batches (arXiv 2204.02311, section 5.1);
-    OPT lowered its clip from 1.0 to 0.3 (arXiv 2205.01068, section 2.5). A spike is a loss above
-    the median of the last `window_steps` by more than `threshold` robust standard deviations
-    (1.4826 times the median absolute deviation) and `least_nats`; one that lasts `patience_steps`
-    in a row calls for this policy.
+    OPT lowered its clip norm from 1.0 to 0.3 (arXiv 2205.01068, section 2.5). A spike is a loss
+    above the median of the last `window_steps` by more than `threshold` robust standard deviations
+    (1.4826 times the median absolute deviation) and by more than `least_nats`. If it lasts
+    `patience_steps` in a row, this policy applies.
     """
 
     rollback_steps: int = 100
     skip_batches: int = 200
     clip_share: float = 0.3
-    """The share of `clip_norm` that is left if spikes come again."""
+    """Factor on `clip_norm` if spikes come again."""
     max_rollbacks: int = 0
-    """How often the trainer may do so by itself; 0: never, it is for people to do."""
+    """Number of rollbacks that the trainer may do by itself; with 0, a person must do them."""
     window_steps: int = 64
     threshold: float = 6.0
     least_nats: float = 0.1
@@ -74,13 +79,17 @@ class SpikePolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Monitoring:
-    """What a run looks at besides the loss of each step; 0 is never."""
+    """The measurements of a run besides the loss of each step, with their intervals in steps; 0
+    turns one off.
+    """
 
     validate_every_steps: int = 0
     layers_every_steps: int = 0
-    """Norms, weight RMS and update ratio of every layer."""
+    """Steps between measurements of every layer: norms, weight RMS, and update ratio."""
     replay_every_steps: int = 0
-    """A step is computed twice and compared, against silent data corruption (arXiv 2102.11245)."""
+    """Steps between replays: a step is computed twice and compared, against silent data corruption
+    (arXiv 2102.11245).
+    """
 
     def __post_init__(self) -> None:
         checks = Checks(self)

@@ -1,9 +1,9 @@
-"""Published facts that numbers are checked and defaulted from: accelerators, models, prices, shares
-of the peak.
+"""Published facts that serve as defaults and as checks: accelerators, models, prices, and ranges of
+published values.
 
-Peaks are dense BF16 (no sparsity), of the makers' data sheets as torchtitan's `tools/utils.py`
-lists them where it does. Models are of their papers or published configs. What a fact is no more
-than one source's word for, says so.
+Peaks are dense BF16 (no sparsity), from the makers' data sheets, as torchtitan's `tools/utils.py`
+lists them where it does. Models are from their papers or published configs. An entry that only one
+source states says so.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class UnknownNameError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """One accelerator."""
+    """One type of accelerator."""
 
     peak_flops: float
-    """A second, dense BF16."""
+    """Peak FLOPs per second, dense BF16."""
     memory_gb: float
     source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """A number from the outside, with the range that others reported."""
+    """A published number, with the range that others reported."""
 
     value: float
     low: float
@@ -46,9 +46,9 @@ class Model:
 
     shape: Shape
     params: float
-    """Total, as published."""
+    """Total number of parameters, as published."""
     tokens: float | None
-    """Trained on; None where not published."""
+    """Number of training tokens; None if not published."""
     flops_published: float | None
     """Training FLOPs, as the source counts them."""
     source: str
@@ -178,36 +178,41 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
 
 
 def gpu(name: str) -> tuple[str, Gpu]:
-    """The accelerator of this name, whatever its case, dashes and spaces, and the name the table
-    gives it.
+    """Look up an accelerator. Case, dashes, and spaces of the name do not matter.
+
+    Returns:
+        The name in the table, and the accelerator.
 
     Raises:
-        UnknownNameError: with the names there are.
+        UnknownNameError: The table has no such name; the message lists the names it has.
     """
-    found = _find(name, tuple(GPUS), "GPU")
-    return found, GPUS[found]
+    known_name = _find_name(name, tuple(GPUS), "GPU")
+    return known_name, GPUS[known_name]
 
 
 def model(name: str) -> tuple[str, Model]:
-    """The model of this name, and the name the table gives it.
+    """Look up a published model. Case, dashes, and spaces of the name do not matter.
+
+    Returns:
+        The name in the table, and the model.
 
     Raises:
-        UnknownNameError: with the names there are.
+        UnknownNameError: The table has no such name; the message lists the names it has.
     """
-    found = _find(name, tuple(MODELS), "model")
-    return found, MODELS[found]
+    known_name = _find_name(name, tuple(MODELS), "model")
+    return known_name, MODELS[known_name]
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _find(name: str, names: tuple[str, ...], what: str) -> str:
-    plain = {_plain(known): known for known in names}
-    if _plain(name) in plain:
-        return plain[_plain(name)]
-    near = difflib.get_close_matches(_plain(name), plain, n=1)
-    hint = f" (did you mean {plain[near[0]]}?)" if near else ""
+def _find_name(name: str, names: tuple[str, ...], kind: str) -> str:
+    names_by_key = {_normalize_name(known): known for known in names}
+    if _normalize_name(name) in names_by_key:
+        return names_by_key[_normalize_name(name)]
+    near = difflib.get_close_matches(_normalize_name(name), names_by_key, n=1)
+    hint = f" (did you mean {names_by_key[near[0]]}?)" if near else ""
     raise UnknownNameError(
-        f"{what} {name!r} is not in the table{hint}: known names are {', '.join(names)}"
+        f"{kind} {name!r} is not in the table{hint}: known names are {', '.join(names)}"
     )

@@ -1,4 +1,8 @@
-"""Files of a run's folder: what lies there, and where checkpoints lie."""
+"""Files in a run's folder: where checkpoints are, which of them are complete, and messages about
+those that cannot be used.
+
+A checkpoint is complete if its folder has its final name. Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,10 @@ from launcher.base import chronicle, metrics
 from launcher.base.talk import say
 from proxies.core.plain_files import name_kind
 
-# Where a run's checkpoints lie, which of them are complete, by their names alone, and what is said
-# of one that is not gone on from. Standard library only.
-
 CHECKPOINTS, ROLLBACKS_FILE = "checkpoints", "rollbacks.json"
-"""In a run's folder; the second is written before a run goes back, and loads a checkpoint again."""
+"""Names in a run's folder. The rollbacks file is written before a run goes back to a checkpoint,
+and loads one.
+"""
 _COMPLETE = re.compile(r"step-(\d{8})")
 
 
@@ -25,60 +28,71 @@ def name_checkpoint(step: int) -> str:
 
 
 def complete_folders(root: Path) -> dict[int, Path]:
-    """Complete checkpoints by the updates made, newest first."""
+    """Return the folders of complete checkpoints by number of optimizer steps, newest first."""
     if not root.is_dir():
         return {}
-    found = {
-        int(named[1]): folder
+    folders = {
+        int(match[1]): folder
         for folder in root.iterdir()
-        if (named := _COMPLETE.fullmatch(folder.name))
+        if (match := _COMPLETE.fullmatch(folder.name))
     }
-    return dict(sorted(found.items(), reverse=True))
+    return dict(sorted(folders.items(), reverse=True))
 
 
 def expected(run_dir: Path, digest: str) -> str:
-    """Why this run must have a complete checkpoint, in words; empty where it may not have saved one
-    yet.
+    """Return the reason why this run must have a complete checkpoint; empty if it may not have
+    saved one yet.
     """
     events = [entry for entry in chronicle.entries(run_dir) if entry.digest == digest]
-    begun = max(
+    resumed_step = max(
         (entry.step or 0 for entry in events if entry.kind in ("launched", "restarted")), default=0
     )
-    if begun:
-        return f"{chronicle.CHRONICLE_FILE} says that it resumed from step {begun}"
-    saved = [line.get("step") for line in metrics.read(run_dir) if line.get("event") == "saved"]
-    return f"{metrics.METRICS_FILE} says that it saved at step {saved[-1]}" if saved else ""
+    if resumed_step:
+        return f"{chronicle.CHRONICLE_FILE} says that it resumed from step {resumed_step}"
+    saved_steps = [
+        line.get("step") for line in metrics.read(run_dir) if line.get("event") == "saved"
+    ]
+    return (
+        f"{metrics.METRICS_FILE} says that it saved at step {saved_steps[-1]}"
+        if saved_steps
+        else ""
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedCheckpoint:
-    """A complete checkpoint that a run does not go on from."""
+    """A complete checkpoint from which a run does not resume."""
 
     step: int
     text: str
-    """Why, and what became of it."""
+    """The reason, and what happened to the checkpoint."""
     corrupt: bool
-    """Or else of a path that the run went back from, which the chronicle tells as a rollback."""
+    """True if the checkpoint is corrupt; False if the run has gone back from it, which the event
+    log records as a rollback.
+    """
 
 
 def tell(run_dir: Path, digest: str, refused: Sequence[RefusedCheckpoint]) -> None:
-    """Say it on stderr, and of corrupt ones in the run's chronicle, which a full disk may prevent.
-    One rank only.
+    """Print refused checkpoints on stderr, and record corrupt ones in the run's event log; a full
+    disk may prevent that. Call it on one rank only.
     """
-    for each in refused:
-        say(each.text)
-        if each.corrupt:
+    for checkpoint in refused:
+        say(checkpoint.text)
+        if checkpoint.corrupt:
             try:
-                chronicle.record(run_dir, "corrupt", each.text, step=each.step, digest=digest)
+                chronicle.record(
+                    run_dir, "corrupt", checkpoint.text, step=checkpoint.step, digest=digest
+                )
             except OSError as error:
                 say(f"{run_dir / chronicle.CHRONICLE_FILE}: {error.strerror}; not recorded")
 
 
 def kinds_in(folder: Path) -> dict[str, str]:
-    """What lies in a folder and below, by path: `file`, or the name of what is none; no folders, no
-    bytecode caches.
+    """Return the entries in and below a folder: path -> `file`, or the kind of an entry that is not
+    a plain file.
 
-    A link is a link, wherever it leads. A folder that is not there has nothing in it.
+    Folders themselves and bytecode caches are left out. A link counts as a link, wherever it leads.
+    A missing folder has no entries.
     """
     kinds: dict[str, str] = {}
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -86,5 +100,5 @@ def kinds_in(folder: Path) -> dict[str, str]:
         if kind != "folder":
             kinds[entry.name] = kind
         elif entry.name != "__pycache__":
-            kinds |= {f"{entry.name}/{name}": of for name, of in kinds_in(entry).items()}
+            kinds |= {f"{entry.name}/{name}": inner for name, inner in kinds_in(entry).items()}
     return kinds

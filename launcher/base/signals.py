@@ -1,5 +1,5 @@
-"""Signals: a flag that a handler may set, and processes that die with their parent. Standard
-library only.
+"""Signal handling: a flag that a handler may set, and processes that end with their parent.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Processes that die with their parent: none may write on where a new attempt writes, or be left
-# alone on a machine.
+# ---- Processes that end with their parent ----
+# An orphaned process must not write where a new attempt writes, nor stay behind on a machine.
 
 JOB_VARIABLE = "FORERUN_ATTEMPT"
 """Environment variable of every process of a job; it holds the token of the attempt."""
@@ -58,38 +58,40 @@ def die_with_job() -> None:
     try:
         environment = Path(f"/proc/{parent}/environ").read_bytes()
     except PermissionError:
-        if parent != 1:  # an agent that hides its environment
+        if parent != 1:  # the agent hides its environment
             return
         environment = b""
-    except OSError:  # it has just ended
+    except OSError:  # the parent has just ended
         environment = b""
     if f"{JOB_VARIABLE}={token}".encode() not in environment.split(b"\0"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 _NAP_SECONDS = 0.05
+"""Seconds between two looks at a flag."""
 
 
 class Flag:
-    """As `threading.Event`, for handlers of signals, which run in the midst of the main thread.
+    """A flag like `threading.Event` that signal handlers may set.
 
-    An event has a lock: a handler that sets it while the main thread, in `wait` or in a handler of
-    the signal before, holds that lock waits for ever. This has none.
+    An event has a lock. A handler runs in the middle of the main thread: if it sets an event while
+    the main thread holds that lock (in `wait`, or in the handler of an earlier signal), it waits
+    forever. This flag has no lock.
     """
 
     def __init__(self) -> None:
         self._set = False
 
     def set(self) -> None:
-        """From now on it is set."""
+        """Set the flag; nothing unsets it."""
         self._set = True
 
     def is_set(self) -> bool:
-        """Whether it has been set."""
+        """Return whether the flag is set."""
         return self._set
 
     def wait(self, seconds: float) -> bool:
-        """Until it is set, and so long at most. Returns whether it is."""
+        """Wait until the flag is set, for at most `seconds`. Return whether it is set."""
         deadline = time.monotonic() + seconds
         while not self._set and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _NAP_SECONDS))

@@ -1,7 +1,7 @@
-"""What people type for a study or a frozen config: a path, `latest`, the first characters of a
-digest, or nothing.
+"""Names of studies and frozen configs on the command line: a path, `latest`, the first characters
+of a digest, or nothing.
 
-A path that exists wins over a word. Names of frozen configs are looked for in the study that the
+A path that exists takes precedence over a word. A frozen config is looked up in the study that the
 name begins with (`runs/study/973e`, `runs/study/frozen/973e`), else in the default study. Standard
 library only.
 """
@@ -16,51 +16,53 @@ from proxies.core.notation import counted
 
 LATEST = "latest"
 NUM_SHOWN = 12
-"""Characters of a digest that are shown, and enough to name it."""
+"""Number of characters of a digest that are shown; they are enough to name it."""
 _LAUNCH, _LEDGER, _FROZEN = "launch.json", "ledger.db", "frozen"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 
 
 class StudyNameError(InputError):
-    """A name that fits no frozen config, or several."""
+    """The name matches no frozen config, or several."""
 
 
 def default_study() -> Path:
-    """`./study` if it exists, else the current folder if it holds a ledger, else `./study`, which
-    is to be made.
+    """Return `./study` if it exists, else the current folder if it holds a ledger, else `./study`,
+    which is yet to be created.
     """
     study = Path("study")
     return Path() if not study.exists() and Path(_LEDGER).is_file() else study
 
 
 def configs_in(folder: Path) -> list[Path]:
-    """Folders of frozen configs in a study, or in a study's `frozen/`; by name."""
-    inside = folder / _FROZEN
-    place = inside if inside.is_dir() else folder
+    """Return the folders of the frozen configs in a study, or in a study's `frozen/`, sorted by
+    name.
+    """
+    frozen_dir = folder / _FROZEN
+    parent = frozen_dir if frozen_dir.is_dir() else folder
     try:
         return sorted(
-            one
-            for one in place.iterdir()
-            if _DIGEST.fullmatch(one.name) and (one / _LAUNCH).exists()
+            config
+            for config in parent.iterdir()
+            if _DIGEST.fullmatch(config.name) and (config / _LAUNCH).exists()
         )
     except OSError:
         return []
 
 
 def frozen_named(text: str | None, study: Path | None = None) -> Path:
-    """The frozen config that `text` names; None: the only one of the study.
+    """Find the frozen config that `text` names.
 
     Args:
-        text: A path, digest, or `latest`.
-        study: Where a word is looked up; None: the default study.
+        text: A path, the start of a digest, or `latest`; None for the only config of the study.
+        study: Study in which a word is looked up; None for the default study.
 
     Raises:
-        StudyNameError: none or several have that name; all that could be meant are named.
+        StudyNameError: No config or several have that name; the message lists the candidates.
     """
     study = study or default_study()
     if text is None:
-        return _only(study, "no FROZEN was given, and")
+        return _require_only_config(study, "no FROZEN was given, and")
     path = Path(text)
     if path.exists() or path.is_symlink():
         is_study = (
@@ -68,31 +70,31 @@ def frozen_named(text: str | None, study: Path | None = None) -> Path:
             and not (path / _LAUNCH).exists()
             and ((path / _LEDGER).exists() or configs_in(path))
         )
-        return _only(path, "") if is_study else path
+        return _require_only_config(path, "") if is_study else path
     word = path.name
-    where = study if path.parent == Path() else path.parent
-    configs = configs_in(where)
-    # the launch file is written again by a freeze that decides the same
+    parent = study if path.parent == Path() else path.parent
+    configs = configs_in(parent)
+    # A freeze with the same decision writes the launch file again, so its time is that of the last.
     if word == LATEST and configs:
-        return max(configs, key=lambda one: (one / _LAUNCH).stat().st_mtime_ns)
+        return max(configs, key=lambda config: (config / _LAUNCH).stat().st_mtime_ns)
     if _PREFIX.fullmatch(word) and configs:
-        found = [one for one in configs if one.name.startswith(word)]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        matches = [config for config in configs if config.name.startswith(word)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise StudyNameError(
-                f"{text} fits {counted(len(found), 'frozen config')}: {_listed(found)}; give more "
-                "characters"
+                f"{text} fits {counted(len(matches), 'frozen config')}: {_list_names(matches)}; "
+                "give more characters"
             )
-    there = f"{where} has {_listed(configs)}" if configs else _none(where)
-    raise StudyNameError(f"{text}: no such path, and no digest begins so: {there}")
+    available = f"{parent} has {_list_names(configs)}" if configs else _explain_no_config(parent)
+    raise StudyNameError(f"{text}: no such path, and no digest begins so: {available}")
 
 
 def study_named(text: str | None) -> Path:
-    """The study that `text` names: its folder, or any name of a frozen config in it; None: the
-    default study.
+    """Find the study that `text` names: by its folder, or by any name of a frozen config in it.
+    None names the default study.
 
-    A folder that does not exist is given back as it is: what reads it says what is missing.
+    A folder that does not exist is returned unchanged; its reader reports what is missing.
     """
     if text is None:
         return default_study()
@@ -113,35 +115,37 @@ def study_named(text: str | None) -> Path:
 
 
 def shown_name(frozen: Path) -> str:
-    """A frozen config as commands take it: its path, with a digest cut to what is enough to name
-    it.
+    """Return the name by which commands accept a frozen config: its path, with the digest shortened
+    as far as it is still unique.
     """
     folder = frozen.parent if frozen.name == _LAUNCH else frozen
     if not _DIGEST.fullmatch(folder.name):
         return str(frozen)
-    alike = [
-        one for one in configs_in(folder.parent) if one.name[:NUM_SHOWN] == folder.name[:NUM_SHOWN]
+    same_prefix = [
+        config
+        for config in configs_in(folder.parent)
+        if config.name[:NUM_SHOWN] == folder.name[:NUM_SHOWN]
     ]
-    return str(folder if len(alike) > 1 else folder.with_name(folder.name[:NUM_SHOWN]))
+    return str(folder if len(same_prefix) > 1 else folder.with_name(folder.name[:NUM_SHOWN]))
 
 
-def _only(study: Path, begin: str) -> Path:
+def _require_only_config(study: Path, begin: str) -> Path:
     configs = configs_in(study)
     if len(configs) == 1:
         return configs[0]
-    found = (
-        f"{study} holds {counted(len(configs), 'frozen config')}: {_listed(configs)}; name "
+    problem = (
+        f"{study} holds {counted(len(configs), 'frozen config')}: {_list_names(configs)}; name "
         f"one, or `{LATEST}`"
     )
-    raise StudyNameError(f"{begin} {found if configs else _none(study)}".strip())
+    raise StudyNameError(f"{begin} {problem if configs else _explain_no_config(study)}".strip())
 
 
-def _none(where: Path) -> str:
+def _explain_no_config(where: Path) -> str:
     return f"{where} holds no frozen config; `forerun freeze {where}` writes one"
 
 
-def _listed(configs: list[Path]) -> str:
-    short = [one.name[:NUM_SHOWN] for one in configs]
-    names = short if len(set(short)) == len(short) else [one.name for one in configs]
+def _list_names(configs: list[Path]) -> str:
+    short = [config.name[:NUM_SHOWN] for config in configs]
+    names = short if len(set(short)) == len(short) else [config.name for config in configs]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more

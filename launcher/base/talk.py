@@ -1,4 +1,4 @@
-"""What the command line says while it works: on stderr, a live line on a terminal, plain lines
+"""Progress output of the command line on stderr: a live line on a terminal, plain lines
 elsewhere.
 """
 
@@ -16,20 +16,21 @@ from launcher.base.terminal import count_columns, has_color, lay_out, shown, ter
 from proxies.core.notation import format_duration, format_percent
 
 PLAIN_EVERY_SECONDS = 15.0
-
+"""Minimum seconds between two progress lines if stderr is not a terminal."""
 
 _CLEAR = "\r\033[K"
 
 
 def say(text: str) -> None:
-    """A line on stderr, in the place of a live one."""
-    _put(f"{_CLEAR if sys.stderr.isatty() else ''}{lay_out(shown(text), sys.stderr)}\n")
+    """Print a line on stderr; it replaces a live line."""
+    _print_safely(f"{_CLEAR if sys.stderr.isatty() else ''}{lay_out(shown(text), sys.stderr)}\n")
 
 
-def _put(text: str) -> None:
-    """Work continues where nobody reads: a terminal that is gone, a log's disk that is full.
+def _print_safely(text: str) -> None:
+    """Write a text on stderr and ignore failures, so that work continues if the terminal is gone or
+    the disk of a log is full.
 
-    A signal's handler may speak while a line is being written, which Python refuses as a
+    A signal handler may print while a line is being written, which Python reports as a
     RuntimeError.
     """
     with contextlib.suppress(OSError, RuntimeError):
@@ -37,40 +38,44 @@ def _put(text: str) -> None:
 
 
 class LiveLine:
-    """A line that is redrawn in place on a terminal, with a bar; elsewhere a plain line now and
-    then.
+    """A progress line: on a terminal redrawn in place with a bar, elsewhere printed as a plain line
+    from time to time.
     """
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         self._live = sys.stderr.isatty()
 
     def show(self, text: str, share: float | None = None, *, last: bool = False) -> None:
-        """Show how things stand, with a bar of `share` (0 to 1); `last`: also where it is not time
-        yet.
+        """Show the state of the work.
+
+        Args:
+            text: The state; parts that may be dropped for room are separated by two spaces.
+            share: Share of the work that is done, 0 to 1, for the bar; None for no bar.
+            last: Whether to print a plain line even if the last one was printed a moment ago.
         """
         now = time.monotonic()
         if self._live:
-            _put(f"{_CLEAR}{_fitted(shown(text), share)}")
-        elif last or now - self._said > PLAIN_EVERY_SECONDS:
+            _print_safely(f"{_CLEAR}{_fit_line(shown(text), share)}")
+        elif last or now - self._printed_at > PLAIN_EVERY_SECONDS:
             say(text)
-            self._said = now
+            self._printed_at = now
 
     def clear(self) -> None:
-        """Take the live line away."""
+        """Remove the live line from the terminal."""
         if self._live:
-            _put(_CLEAR)
+            _print_safely(_CLEAR)
 
 
 _BAR_COLUMNS = 20
 
 
-def _fitted(text: str, share: float | None) -> str:
-    """Return a text that fits a terminal's line, with a bar before it where there is room: what
-    wraps is not redrawn.
+def _fit_line(text: str, share: float | None) -> str:
+    """Return a text cut to one line of the terminal, with a bar before it if there is room. A line
+    that wraps could not be redrawn.
 
-    Parts of the text, which stand two spaces apart, are left out from the end until it fits; none
-    is cut.
+    Parts of the text, which are separated by two spaces, are dropped from the end until it fits; no
+    part is cut.
     """
     columns = terminal_columns(sys.stderr) - 1
     parts = text.split("  ")
@@ -99,7 +104,7 @@ class Meter:
         self._label, self._total, self._done = label, total, 0.0
         self._started, self._line = time.monotonic(), LiveLine()
         self.left_seconds: float | None = None
-        """At the rate so far; None before anything is done."""
+        """Seconds left at the rate so far; None before any work is done."""
 
     def __enter__(self) -> Meter:
         return self
@@ -113,8 +118,12 @@ class Meter:
         self._line.clear()
 
     def add(self, work: float, note: str = "", under_way: float = 0.0) -> None:
-        """Count finished work, and say so if it is time; `under_way` is done of what is not
-        finished, as of now.
+        """Count finished work, and print the progress if it is time.
+
+        Args:
+            work: Work that has finished.
+            note: Text behind the progress.
+            under_way: Work done so far of what has not finished.
         """
         self._done += work
         elapsed = time.monotonic() - self._started
@@ -127,8 +136,8 @@ class Meter:
 
 
 class Heartbeat:
-    """A progress line that a thread draws for work in long steps, once the work has taken some
-    seconds.
+    """A progress line that a thread draws while the main thread is in long steps; it starts after
+    some seconds.
     """
 
     FIRST_AFTER_SECONDS = 4.0

@@ -18,7 +18,8 @@ from typing import TextIO
 from unicodedata import category, combining, east_asian_width
 
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories of controls, marks of text direction, surrogates, and line separators."""
+"""Unicode categories of control characters, text direction marks, surrogates, and line separators.
+"""
 _GLUE = "\ue000"
 """Private character that stands for a space at which a line must not be broken."""
 _UNBROKEN = re.compile(r"\[[^\[\]\n]{1,60}\]|(?<=\d) to (?=[-+\d])|(?<=\d) (?=%)")
@@ -74,7 +75,8 @@ def print_answer(text: str) -> None:
 
 
 def shown(text: str) -> str:
-    """Return a text with control characters as escapes, such as \\x1b; newlines and tabs stay.
+    """Return a text with control characters written as escapes, such as \\x1b; newlines and tabs
+    stay.
 
     Names of files, runs, hosts, and environment variables are not trusted: a control sequence in
     one could color a line, hide it, or write another.

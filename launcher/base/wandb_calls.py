@@ -1,9 +1,8 @@
-"""Processes that work with wandb: what each may know of this one, how long it may take, how it
-ends.
+"""Processes that run wandb: their environment, their time limits, and how they end.
 
-They get their orders on stdin and an environment from a short list: so no secret of the command
-line or the environment reaches the disk, no thread or signal handler of wandb's enters this
-process, and nothing can hang or stay behind.
+They read orders on stdin and get only a short list of environment variables. So no secret of the
+command line or the environment reaches the disk, no thread or signal handler of wandb enters this
+process, and nothing hangs or stays behind.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from proxies.core.notation import format_duration
 
 WANDB_DIR = "wandb"
 OFFLINE_SECONDS, ONLINE_SECONDS = 180.0, 900.0
-"""The longest wait for wandb."""
+"""Maximum wait for an answer of wandb."""
 ANSWER = "forerun-wandb "
-"""How the line of an answer begins; whatever else is printed is wandb's own."""
+"""Prefix of a line that holds an answer; any other line was printed by wandb itself."""
 
-_PASSED = (
+_VARIABLES = (
     "PATH",
     "HOME",
     "TMPDIR",
@@ -44,8 +43,9 @@ _PASSED = (
     "VIRTUAL_ENV",
     "PYTHONPATH",
 )
+"""Environment variables that a wandb process always gets."""
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
-_PASSED_ONLINE = (
+_VARIABLES_ONLINE = (
     "WANDB_API_KEY",
     "WANDB_BASE_URL",
     "WANDB_CONFIG_DIR",
@@ -58,52 +58,63 @@ _PASSED_ONLINE = (
     *_PROXIES,
     *(name.lower() for name in _PROXIES),
 )
+"""Environment variables that a wandb process also gets if it is online: login, server, and
+certificates.
+"""
 Mode = Literal["offline", "online"]
-_NUM_SAID = 400
+_MAX_OUTPUT_CHARS = 400
+"""Maximum number of characters of wandb's own output in an error message."""
 _END_SECONDS = 30.0
-"""For a process that has answered to end by itself."""
-_POLL_SECONDS, _LAST_SECONDS = 0.1, 1.0
-"""Between two looks whether it has ended, for wandb's own service may hold its pipe; for its last
-output."""
+"""Seconds for a process that has answered to end by itself."""
+_POLL_SECONDS = 0.1
+"""Seconds between two checks whether the process has ended: wandb's service may keep its pipe
+open.
+"""
+_LAST_SECONDS = 1.0
+"""Seconds to wait for the last output of a process that has ended."""
 
 
 class DashboardError(ForerunError):
-    """The study could not be logged; the study itself is untouched."""
+    """The study could not be logged to W&B; the study itself is unchanged."""
 
 
 def short_environment(data_dir: Path, *, online: bool) -> dict[str, str]:
-    """What a process of wandb's gets of our environment: no secret but, online, the login it
-    needs.
+    """Return the environment of a wandb process. It contains no secrets, except the login that
+    wandb needs if it is online.
     """
-    names = _PASSED + (_PASSED_ONLINE if online else ())
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    ours = str(Path(__file__).parents[2])
-    given["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, given.get("PYTHONPATH"))))
-    # The default is a folder of the user's own.
-    given |= {"WANDB_DATA_DIR": str(data_dir), "WANDB_CACHE_DIR": str(data_dir / "cache")}
-    given["WANDB_ERROR_REPORTING"] = "false"  # else wandb looks its error service up, even offline
+    names = _VARIABLES + (_VARIABLES_ONLINE if online else ())
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    package_root = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (package_root, environment.get("PYTHONPATH")))
+    )
+    # By default wandb writes into the user's home.
+    environment |= {"WANDB_DATA_DIR": str(data_dir), "WANDB_CACHE_DIR": str(data_dir / "cache")}
+    # Otherwise wandb contacts its error service, even offline.
+    environment["WANDB_ERROR_REPORTING"] = "false"
     if not online:
-        given["WANDB_CONFIG_DIR"] = str(data_dir / "config")
-    return given
+        environment["WANDB_CONFIG_DIR"] = str(data_dir / "config")
+    return environment
 
 
 class WandbProcess:
-    """A process that works with wandb: orders go in and answers come out as lines of JSON."""
+    """A process that runs wandb; it takes orders and gives answers as lines of JSON."""
 
     def __init__(
         self, command: list[str], data_dir: Path, *, online: bool, dies_with_us: bool = True
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            command: after Python's own name.
-            data_dir: where wandb may keep files.
-            online: whether it gets the login, and longer to answer.
-            dies_with_us: or else it ends by itself when its stdin does, once all is done.
+            command: Arguments after the Python executable.
+            data_dir: Folder in which wandb may keep files.
+            online: Whether the process gets the login and a longer time limit.
+            dies_with_us: Whether the kernel kills the process when this one ends. Otherwise it ends
+                by itself when its stdin is closed and its work is done.
         """
         self.limit_seconds = ONLINE_SECONDS if online else OFFLINE_SECONDS
         self._online = online
-        self._said: deque[str] = deque(maxlen=20)
+        self._output: deque[str] = deque(maxlen=20)
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             [sys.executable, "-P", *command],
@@ -112,7 +123,7 @@ class WandbProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is ours
+            start_new_session=True,  # Ctrl-C must reach only this process
             preexec_fn=make_child_die_with_us() if dies_with_us else None,  # noqa: PLW1509  (one system call, no lock held)
         )
         assert self._process.stdin is not None
@@ -129,23 +140,25 @@ class WandbProcess:
             if line.startswith(ANSWER):
                 self._answers.put(json.loads(line.removeprefix(ANSWER)))
             elif line.strip():
-                self._said.append(line.strip())
+                self._output.append(line.strip())
 
     def put(self, order: dict[str, Any]) -> None:
-        """Give it a line.
+        """Send one order.
 
         Raises:
-            DashboardError: it does not take it, or has ended.
+            DashboardError: The process does not accept it in time, or has ended.
         """
-        left, until = json.dumps(order).encode() + b"\n", time.monotonic() + self.limit_seconds
-        while left:
+        unsent, deadline = json.dumps(order).encode() + b"\n", time.monotonic() + self.limit_seconds
+        while unsent:
             try:
-                # wandb's own service may hold its end of the pipe still
+                # wandb's service may keep its end of the pipe open after the process has ended
                 if self._process.poll() is not None:
                     raise BrokenPipeError
-                left = left[os.write(self._into, left) :]
+                unsent = unsent[os.write(self._into, unsent) :]
             except BlockingIOError:
-                if not select.select([], [self._into], [], max(0.0, until - time.monotonic()))[1]:
+                if not select.select([], [self._into], [], max(0.0, deadline - time.monotonic()))[
+                    1
+                ]:
                     raise DashboardError(
                         f"wandb accepted no data for {format_duration(self.limit_seconds)}, and "
                         "was stopped"
@@ -158,33 +171,32 @@ class WandbProcess:
         """Wait for the next answer.
 
         Args:
-            more_seconds: that it may take beyond the usual, for a long order.
+            more_seconds: Seconds beyond the usual limit, for a long order.
 
         Raises:
-            DashboardError: wandb cannot be started, fails, or does not answer.
+            DashboardError: wandb cannot be started, fails, or does not answer in time.
         """
         seconds = self.limit_seconds + more_seconds
-        until, found = time.monotonic() + seconds, self._next(0.0)
-        while found is None and self._process.poll() is None:
-            if time.monotonic() > until:
+        deadline, reply = time.monotonic() + seconds, self._next(0.0)
+        while reply is None and self._process.poll() is None:
+            if time.monotonic() > deadline:
                 raise DashboardError(
                     f"wandb did not finish within {format_duration(seconds)}, and was stopped"
                 )
-            found = self._next(_POLL_SECONDS)
-        found = found or self._next(_LAST_SECONDS)  # said with its last breath
-        if found is None:
-            said = "\n".join(self._said)[-_NUM_SAID:]
-            raise DashboardError(
-                f"wandb exited with code {self._process.returncode}: {said or 'it printed nothing'}"
-            )
-        if "problem" in found:
+            reply = self._next(_POLL_SECONDS)
+        reply = reply or self._next(_LAST_SECONDS)  # sent just before the process ended
+        if reply is None:
+            output = "\n".join(self._output)[-_MAX_OUTPUT_CHARS:]
+            code = self._process.returncode
+            raise DashboardError(f"wandb exited with code {code}: {output or 'it printed nothing'}")
+        if "problem" in reply:
             hint = (
                 " (wandb's own login is used: `wandb login`, or WANDB_API_KEY)"
                 if self._online
                 else ""
             )
-            raise DashboardError(f"wandb failed: {found['problem']}{hint}")
-        return found
+            raise DashboardError(f"wandb failed: {reply['problem']}{hint}")
+        return reply
 
     def _next(self, seconds: float) -> dict[str, Any] | None:
         with contextlib.suppress(queue.Empty):
@@ -192,7 +204,9 @@ class WandbProcess:
         return None
 
     def end(self) -> None:
-        """Tell it that nothing more comes, and wait until it has ended."""
+        """Close stdin, so that the process knows that no more orders come, and wait until it has
+        ended.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -200,28 +214,30 @@ class WandbProcess:
             self._process.wait(_END_SECONDS)
 
     def stop(self) -> None:
-        """Kill it and what it started, as another thread may: whoever waits for it gets a
-        DashboardError.
+        """Kill the process and its children. Another thread may call this; a caller that waits for
+        an answer gets a DashboardError.
         """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Have nothing of it stay behind, whether it has ended or not."""
+        """Kill the process if it still runs, and release its pipes and threads."""
         self.stop()
         self._process.wait()
         self._listener.join(_LAST_SECONDS)
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # wandb's service has a session of its own, and may hold the pipe still
+        # wandb's service runs in its own session, and may keep the pipe open
         if not self._listener.is_alive():
             self._process.stdout.close()
 
 
 @contextlib.contextmanager
 def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[WandbProcess]:
-    """Within, `launcher.dashboards.wandb_process` takes orders; see there for them."""
+    """Run `launcher.dashboards.wandb_process` within the block; that module documents the orders it
+    takes.
+    """
     command = ["-m", "launcher.dashboards.wandb_process"]
     with contextlib.closing(
         WandbProcess(command, data_dir, online=online, dies_with_us=dies_with_us)
@@ -231,7 +247,16 @@ def job(data_dir: Path, *, online: bool, dies_with_us: bool = True) -> Iterator[
 
 
 def ask(order: dict[str, Any], *, online: bool, more_seconds: float = 0.0) -> dict[str, Any]:
-    """The answer to one order; raises as `WandbProcess.answer`."""
+    """Return the answer to one order.
+
+    Args:
+        order: Order of `launcher.dashboards.wandb_process`.
+        online: Whether the process may use the network.
+        more_seconds: Seconds beyond the usual limit.
+
+    Raises:
+        DashboardError: See `WandbProcess.answer`.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="forerun-wandb-") as scratch,
         job(Path(scratch), online=online) as running,
@@ -243,10 +268,10 @@ def ask(order: dict[str, Any], *, online: bool, more_seconds: float = 0.0) -> di
 def upload(
     folders: Collection[Path], project: str, entity: str | None, more_seconds: float
 ) -> None:
-    """`wandb sync` of runs that were logged offline. How it ended says nothing: ask the service
-    what it has.
+    """Upload runs that were logged offline, with `wandb sync`. Its exit does not tell whether that
+    worked: ask the service what it has.
     """
-    whose = ["--entity", entity] if entity else []
+    entity_options = ["--entity", entity] if entity else []
     command = [
         "-m",
         "wandb",
@@ -254,7 +279,7 @@ def upload(
         "--include-synced",
         "--project",
         project,
-        *whose,
+        *entity_options,
         *map(str, folders),
     ]
     with (
@@ -266,16 +291,16 @@ def upload(
 
 
 def fetch_history(run_path: str, wanted: Collection[str], min_step: int) -> list[dict[str, Any]]:
-    """What a run logged online, row by row from `_step` `min_step` on: of each the asked-for names
-    and `_step`.
+    """Return the rows that a run has logged online, from row `min_step` on, each with `_step` and
+    the requested names.
 
     Args:
         run_path: `entity/project/run`.
-        wanted: names; rows with none of them are left out.
-        min_step: wandb's own count of rows.
+        wanted: Names to return; rows with none of them are left out.
+        min_step: First row, by wandb's own count (`_step`).
 
     Raises:
-        DashboardError: W&B does not answer, or knows no such run, or not to this login.
+        DashboardError: W&B does not answer, or this login cannot see such a run.
     """
     rows: list[dict[str, Any]] = ask(
         {"fetch": run_path, "wanted": sorted(wanted), "min_step": min_step}, online=True

@@ -1,12 +1,12 @@
-"""Whether a run still moves: its metrics are followed, its steps timed, and silence past a limit is
+"""Hang detection: follows the metrics of a run, times its steps, and calls a silence beyond a limit
 a hang.
 
-A save that the training waits for writes no metrics, and may take long: its files are looked at,
-and while they change the run moves.
+A save that the training waits for writes no metrics and may take long. Therefore the files of the
+save are watched too, and while they change the run is alive.
 
-A rank that waits for ever for another one (a dead link, a stuck device, a deadlock) raises nothing,
-and its job would hold the machines until somebody looks: what Llama 3's team called hangs, arXiv
-2407.21783, section 3.3.4.
+A rank that waits forever for another one (a dead link, a stuck device, a deadlock) raises no error,
+and its job would occupy the machines until a person looks. Llama 3's team calls these hangs (arXiv
+2407.21783, section 3.3.4).
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from proxies.core.canon import Json
 from proxies.core.notation import format_duration
 
 FLOOR_SECONDS = 600.0
-"""The shortest silence called a hang: a validation lies between two steps."""
+"""Minimum silence that counts as a hang, because a validation may lie between two steps."""
 STEP_FACTOR = 20.0
-"""Or so many median steps, if that is longer."""
+"""Number of median steps that a silence must last to count as a hang, if that is longer."""
 START_SECONDS = 3600.0
-"""For everything before an attempt's first step: meeting, loading a checkpoint, compiling."""
+"""Maximum silence before an attempt's first step: rendezvous, loading a checkpoint, compiling."""
 _NUM_TIMED = 64
-"""Steps that the median is of."""
+"""Number of steps in the median step time."""
 SETTLING_LINES = 16
-"""Lines at the start of an attempt, whose steps load, compile and fill caches, and are not
-typical."""
+"""Number of lines at the start of an attempt whose steps load, compile, and fill caches, and are
+not typical.
+"""
 PACE_LINES = 1024
 """Number of newest lines that give the pace: enough to have saves and validations in proportion."""
 MAX_STEP_SECONDS = 1e8
 """Maximum time of a step; a longer or negative time is not a measurement."""
 _NUM_LOOKS = 16
-"""At the files of a save, within a silence as long as the limit; their folder may lie on a slow
-disk."""
+"""Number of times that the files of a save are looked at within a silence of maximum length. The
+limit is for slow disks.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How long a run may be silent; None: for ever."""
+    """Maximum silences of a run in seconds; None for no limit."""
 
     floor_seconds: float | None = FLOOR_SECONDS
     start_seconds: float | None = START_SECONDS
 
 
 def usual_step_seconds(settling: Sequence[float], settled: Sequence[float]) -> float | None:
-    """Estimate the seconds of a coming step; `launch` and `watch` multiply the number of steps left
-    by it.
+    """Estimate the seconds of a coming step. `launch` and `watch` multiply it by the number of
+    steps left.
 
     Args:
         settling: Seconds of the first `SETTLING_LINES` logged steps of attempts.
@@ -70,10 +72,10 @@ def usual_step_seconds(settling: Sequence[float], settled: Sequence[float]) -> f
 
 @dataclass(kw_only=True, slots=True)
 class Pace:
-    """What the steps of this attempt say about its speed."""
+    """Speed of the newest attempt, from its logged steps."""
 
     step: int | None = None
-    """The last one logged; None before this attempt's first line."""
+    """Last logged step; None before this attempt's first line."""
     loss_nats: float | None = None
     tokens: int = 0
     seconds: collections.deque[float] = field(
@@ -91,10 +93,12 @@ class Pace:
     num_lines: int = 0
     """Number of timed steps of the newest attempt."""
     since: tuple[float, int] | None = None
-    """The moment of the first line of a step that was seen, and its tokens."""
+    """Time at which the first new step's line was seen, and the tokens at that step."""
 
     def tokens_per_second(self, now: float) -> float | None:
-        """By the clock: saving and validating count, as they will for the rest of the run."""
+        """Return the tokens per second of wall-clock time, which includes saving and validating, as
+        the rest of the run will.
+        """
         if self.since is None or now <= self.since[0] or self.tokens <= self.since[1]:
             return None
         return (self.tokens - self.since[1]) / (now - self.since[0])
@@ -112,8 +116,8 @@ class Pace:
 
 
 class Watchdog:
-    """Looks at a run's metrics whenever asked to; `now` is always of one monotonic clock, in
-    seconds.
+    """A monitor that reads a run's metrics whenever `look` is called. All times are from one
+    monotonic clock, in seconds.
     """
 
     def __init__(self, run_dir: Path, limits: Limits, now: float) -> None:
@@ -124,8 +128,8 @@ class Watchdog:
             now,
             False,
         )
-        self._run_dir, self._looked, self._written = run_dir, now, _written(run_dir)
-        while True:  # what earlier attempts left
+        self._run_dir, self._looked, self._written = run_dir, now, _list_unfinished_files(run_dir)
+        while True:  # read what earlier attempts left
             lines, begins = self._following.read()
             self.recorded.take(lines, begins=begins)
             self._time(lines)
@@ -133,16 +137,16 @@ class Watchdog:
                 break
 
     def look(self, now: float) -> str:
-        """Read on; returns why the run is to be called hung, empty while it moves."""
-        # a network disk that stutters ends no run; one that is gone is silence
+        """Read new lines; return why the run counts as hung, or an empty text while it moves."""
+        # A read error of a network disk ends no run; a disk that stays away counts as silence.
         with contextlib.suppress(OSError):
             self._read_on(now)
-        return self._hung(now)
+        return self._explain_hang(now)
 
     def _read_on(self, now: float) -> None:
         while True:
             lines, begins = self._following.read()
-            if lines:  # an empty file begins at every look
+            if lines:  # an empty file sets `begins` at every look
                 self._moved = now
             self.recorded.take(lines, begins=begins)
             self._time(lines)
@@ -164,7 +168,9 @@ class Watchdog:
                 self.pace.time(seconds)
 
     def _take(self, line: dict[str, Json], now: float, *, old: bool) -> None:
-        """`old`: what a rewind kept of earlier attempts, or has just been followed by."""
+        """Update the pace from one line. `old`: the line was kept by a rewind, or is already behind
+        the run.
+        """
         step, loss, tokens = line.get("step"), line.get("train_loss_nats"), line.get("tokens")
         if not isinstance(step, int):
             return
@@ -175,32 +181,33 @@ class Watchdog:
                 self._stepping = True
                 self.pace.since = self.pace.since or (now, tokens)
 
-    def _hung(self, now: float) -> str:
-        limit, what = self._limits.start_seconds, "before its first step"
+    def _explain_hang(self, now: float) -> str:
+        limit, where = self._limits.start_seconds, "before its first step"
         if self._stepping:
-            limit, what = self._limits.floor_seconds, f"after step {self.pace.step}"
+            limit, where = self._limits.floor_seconds, f"after step {self.pace.step}"
             if limit is not None and self.pace.seconds:
                 limit = max(limit, STEP_FACTOR * statistics.median(self.pace.seconds))
         if limit is None:
             return ""
         if now - max(self._moved, self._looked) >= limit / _NUM_LOOKS:
-            self._looked, before, self._written = now, self._written, _written(self._run_dir)
-            if self._written != before:
+            self._looked, written_before = now, self._written
+            self._written = _list_unfinished_files(self._run_dir)
+            if self._written != written_before:
                 self._moved = now
         if (silent := now - self._moved) <= limit:
             return ""
         save = ", nor any change of the save in progress" if self._written else ""
         return (
-            f"no line of metrics{save} for {format_duration(silent)} {what}; the limit is "
+            f"no line of metrics{save} for {format_duration(silent)} {where}; the limit is "
             f"{format_duration(limit)}"
         )
 
 
-def _written(run_dir: Path) -> frozenset[tuple[str, int]]:
-    """The files of checkpoints that are not complete, and how large they are by now."""
-    found = set()
+def _list_unfinished_files(run_dir: Path) -> frozenset[tuple[str, int]]:
+    """Return name and size in bytes of each file of checkpoints that are not complete."""
+    files = set()
     with contextlib.suppress(OSError):
         for file in (run_dir / CHECKPOINTS).glob("*.part/*"):
-            with contextlib.suppress(OSError):  # it may just be gone
-                found.add((f"{file.parent.name}/{file.name}", file.stat().st_size))
-    return frozenset(found)
+            with contextlib.suppress(OSError):  # the file may have been removed meanwhile
+                files.add((f"{file.parent.name}/{file.name}", file.stat().st_size))
+    return frozenset(files)

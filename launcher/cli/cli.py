@@ -45,7 +45,8 @@ _OS_ADVICE = {
 }
 _PARSERS = {"json", "tomllib", "tomli", "yaml"}
 
-# In the order of the story; the module is loaded when its verb is called, or its help asked for.
+# Verbs in the order a user needs them: module of `launcher.verbs`, and help. A module is imported
+# only when its verb is called, or its help.
 _VERBS = {
     "demo": (
         "start",
@@ -235,13 +236,13 @@ def _surroundings_text(error: BaseException) -> str | None:
         )
     if isinstance(error, EOFError):
         return (
-            f"a file or stream ends too early{': ' if str(error) else ''}{error}; it may have "
-            "been cut short"
+            f"a file or stream ends too early{': ' if str(error) else ''}{error}; it may have been "
+            "cut short"
         )
     if isinstance(error, UnicodeDecodeError):
         return (
-            f"text is not {error.encoding}: {error.reason} at byte {error.start}; convert the "
-            "file to UTF-8"
+            f"text is not {error.encoding}: {error.reason} at byte {error.start}; convert the file "
+            "to UTF-8"
         )
     if isinstance(error, RecursionError) and _is_parsing(error):
         return "a file or value that was read is nested too deeply; write it with fewer levels"
@@ -281,7 +282,7 @@ def _unwrap(error: BaseException) -> BaseException | None:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error of a verb says to the user."""
+    """Return the message to the user for an error of a verb."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return "interrupted; finished work is recorded, the same command resumes or starts over"
     if isinstance(error, click.ClickException):
@@ -292,25 +293,24 @@ def message_of(error: BaseException) -> str:
         return text
     return (
         f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record "
-        "is lost. "
-        "FORERUN_TRACEBACK=1 shows where it happened."
+        "is lost. FORERUN_TRACEBACK=1 shows where it happened."
     )
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Entry point: run a verb, turn errors into words and exit codes."""
+    """Run a verb, and turn errors into messages and exit codes; the entry point of the program."""
     typed = sys.argv[1:] if args is None else args
     try:
-        if args is None:  # a process of its own
+        if args is None:  # this process runs the verb alone
             _end_in_time()
-        _listen()
+        _handle_signals()
         _refuse_other_encodings(typed)
         code = cli.main(args=typed, prog_name="forerun", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except BaseException as error:
         cause = _unwrap(error)
-        code = 0 if cause is None else _complain(cause, typed)
+        code = 0 if cause is None else _report_error(cause, typed)
     _flush_streams()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -348,10 +348,10 @@ def _refuse_other_encodings(typed: list[str]) -> None:
     if not typed or typed[0].startswith("-"):  # help
         return
     words = typed
-    if typed[0] == "note":  # whose text has a message of its own
+    if typed[0] == "note":  # `note` reports a text that is not UTF-8 itself
         words = [word for before, word in itertools.pairwise(typed) if before == "--study"]
     places = [("", word) for word in words]
-    with contextlib.suppress(OSError):  # a current folder that was removed
+    with contextlib.suppress(OSError):  # the current folder may have been removed
         places.append(("the current folder ", str(Path.cwd())))
     named = [
         f"{prefix}{os.fsencode(word).decode('utf-8', 'backslashreplace')}"
@@ -372,14 +372,12 @@ def _is_utf8(word: str) -> bool:
     return True
 
 
-def _listen() -> None:
-    """Have a verb that is asked to end (SIGTERM, or a terminal that goes) leave as it does on
-    Ctrl-C.
-    """
+def _handle_signals() -> None:
+    """End a verb on SIGTERM or SIGHUP (the terminal is gone) in the same way as on Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # of `nohup` it is ignored, and stays so
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it, and that stays
             signal.signal(number, signal.default_int_handler)
 
 
@@ -394,13 +392,12 @@ def _flush_streams() -> None:
             drop_stream(stream)
 
 
-def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
-    """Return what removes secrets from messages, for a user's own code may raise one that holds
-    one; and the error.
+def _choose_redaction(error: BaseException) -> tuple[Callable[[str], str], BaseException]:
+    """Return a function that removes secrets from messages, and the error to report.
 
-    A message of ours keeps its own words: only what came with an exception of somebody else is
-    searched by names. Where another package hides one of ours, that is the error, whatever came of
-    it.
+    A user's own code may raise an exception that holds a secret. Our own messages keep their words;
+    only text that came with somebody else's exception is searched. If another package hides one of
+    ours, that is the error to report, whatever it caused.
     """
     from launcher.doctor.findings import NamesError, found
     from launcher.doctor.findings import foreign as strangers
@@ -411,23 +408,24 @@ def _redactor(error: BaseException) -> tuple[Callable[[str], str], BaseException
 
     if not isinstance(error, ForerunError | click.ClickException):
         return redacted, error
-    foreign, cause = list[str](), error.__cause__ or error.__context__
+    foreign_texts, cause = list[str](), error.__cause__ or error.__context__
     while cause is not None:
-        foreign += [] if isinstance(cause, ForerunError) else [str(cause)]
+        foreign_texts += [] if isinstance(cause, ForerunError) else [str(cause)]
         cause = cause.__cause__ or cause.__context__
-    return lambda text: redact_message(text, foreign), error
+    return lambda text: redact_message(text, foreign_texts), error
 
 
-def _complain(error: BaseException, typed: list[str]) -> int:
+def _report_error(error: BaseException, typed: list[str]) -> int:
+    """Print an error on stderr, with `--json` also on stdout, and return the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.BUG
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return ExitCode.INPUT
-    redacted, error = _redactor(error)
+    redacted, error = _choose_redaction(error)
     code, message = exit_code_of(error), redacted(message_of(error))
     problems = [redacted(str(problem)) for problem in getattr(error, "problems", None) or [message]]
-    with contextlib.suppress(OSError):  # a stream that takes no more: the exit code says it still
+    with contextlib.suppress(OSError):  # if the stream is closed, the exit code still tells
         if os.environ.get("FORERUN_TRACEBACK") == "1":
             click.echo(
                 shown(redacted("".join(traceback.format_exception(error)))), err=True, nl=False

@@ -1,9 +1,9 @@
-"""The demo: the whole chain through the commands a user would type, on a corpus that every machine
-has.
+"""The demo: the whole chain, run through the commands that a user would type, on a corpus that
+every machine has.
 
-The corpus is the source of Python's own standard library. Nothing is downloaded, no account is
-needed. Each step is a command of its own and every one resumes or is quick, so an interrupted demo
-is simply run again.
+The corpus is the source of Python's own standard library. Nothing is downloaded, and no account is
+needed. Each step is a separate command that resumes or is quick, so an interrupted demo is simply
+run again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ from proxies.core.plain_files import read_plain
 
 FIRST_STEPS, MORE_STEPS = 20, 40
 COLUMNS, LABEL_COLUMNS = 100, 20
-"""Of the summary."""
+"""Width of the summary, and of its labels, in columns."""
 ACCEPT_REASON = "demo: to show the rest of the chain; a real study would run what the gate asks for"
 
 
 class DemoError(InputError):
-    """A step of the demo failed; its own message is above, its exit code the demo's."""
+    """A step of the demo failed. Its own message was printed above; its exit code becomes the
+    demo's.
+    """
 
     def __init__(self, arguments: Sequence[str], exit_code: int) -> None:
         self.exit_code = exit_code
@@ -54,10 +56,10 @@ class DemoError(InputError):
 
 
 def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json], str]:
-    """Run every step into `folder`; what is there already is not made again.
+    """Run every step into `folder`. A corpus and a plan that exist are used again.
 
     Raises:
-        DemoError: a step failed.
+        DemoError: A step failed.
     """
     started = time.monotonic()
     corpus, plan, study = folder / "corpus", folder / "plan.toml", folder / "study"
@@ -66,37 +68,37 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
         # Installed packages lie below the standard library's folder, and differ from machine to
         # machine.
         excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
-        _step("tokenize", library, "--out", str(corpus), "--suffix", ".py", *excluded)
+        _run_step("tokenize", library, "--out", str(corpus), "--suffix", ".py", *excluded)
     if not plan.exists():
-        _step("init", "--preset", "demo", "--data", "corpus", "--out", str(plan))
+        _run_step("init", "--preset", "demo", "--data", "corpus", "--out", str(plan))
     changes = [part for override in overrides for part in ("--set", override)]
-    _step("validate", str(plan), *changes)
-    _step("run", str(plan), "--study", str(study), *changes)
+    _run_step("validate", str(plan), *changes)
+    _run_step("run", str(plan), "--study", str(study), *changes)
     frozen = folder / "study" / "frozen" / _freeze(study)
     named = shown_name(frozen)
-    _step("export", named, "--to", "native")
-    _step("export", named, "--to", "torchtitan")
-    _step("launch", named, "--steps", str(FIRST_STEPS))
-    _step("launch", named, "--steps", str(MORE_STEPS))
-    _step("verify", named)
-    _step("report", str(study))
+    _run_step("export", named, "--to", "native")
+    _run_step("export", named, "--to", "torchtitan")
+    _run_step("launch", named, "--steps", str(FIRST_STEPS))
+    _run_step("launch", named, "--steps", str(MORE_STEPS))
+    _run_step("verify", named)
+    _run_step("report", str(study))
     seconds = time.monotonic() - started
     text = "\n".join(
         [
-            *summary_lines(_report(study)),
-            *_labelled("took", format_duration(seconds)),
+            *summary_lines(_read_report(study)),
+            *_format_labelled("took", format_duration(seconds)),
             "frozen config:",
             str(frozen / "launch.json"),
             "report, for a browser:",
             str(study / "report.html"),
-            next_line(_report(study), None, study),
+            next_line(_read_report(study), None, study),
         ]
     )
     return {"frozen": str(frozen), "report": str(study / "report.html"), "seconds": seconds}, text
 
 
 def summary_lines(body: Json) -> list[str]:
-    """What a report found, for a screen of 100 columns.
+    """Summarize a report as lines for a screen of 100 columns.
 
     Args:
         body: `report.json` of a study whose config is frozen.
@@ -105,7 +107,7 @@ def summary_lines(body: Json) -> list[str]:
     transfer, choice = report["transfer"], report["choice"]
     verdict = next(test["verdict"] for test in transfer["tests"] if test["axis"] == "width")
     control = verdict["control"]
-    said = {
+    texts = {
         "coordinate check": "; ".join(
             f"{name} {words(check['outcome'])} over widths {', '.join(map(str, check['widths']))}"
             for name, check in report["coordinates"].items()
@@ -136,42 +138,42 @@ def summary_lines(body: Json) -> list[str]:
             words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"
         ),
         "accepted": ", ".join(
-            _found(gate) for gate in report["gates"] if gate["outcome"] != "passed"
+            _format_gate(gate) for gate in report["gates"] if gate["outcome"] != "passed"
         )
         or "none",
     }
-    return [line for name, text in said.items() for line in _labelled(name, text)]
+    return [line for name, text in texts.items() for line in _format_labelled(name, text)]
 
 
-def _labelled(name: str, text: str) -> list[str]:
-    """A label, and its text beside it."""
+def _format_labelled(name: str, text: str) -> list[str]:
+    """Return a label with its text, wrapped."""
     indent = " " * LABEL_COLUMNS
     return textwrap.wrap(
         text, COLUMNS, initial_indent=name.ljust(LABEL_COLUMNS), subsequent_indent=indent
     )
 
 
-def _found(gate: Any) -> str:
+def _format_gate(gate: Any) -> str:
     outcome = "accepted failure" if gate["outcome"] == "failed" else words(gate["outcome"])
     return f"{words(gate['name'])} ({outcome})"
 
 
 def _freeze(study: Path) -> str:
-    """Freeze, and give the digest; gates that did not pass are accepted, with the reason
-    recorded.
+    """Freeze the config and return its digest. Gates that did not pass are accepted, with the
+    reason recorded.
     """
-    report = _report(study)
+    report = _read_report(study)
     closed = open_gates(report)
     accepts = [part for gate in closed for part in ("--accept", gate["name"])]
     if closed:
-        found = ", ".join(map(_found, closed))
+        names = ", ".join(map(_format_gate, closed))
         say(
-            f"gates that did not pass: {found}; the demo accepts them on record, to show the rest "
+            f"gates that did not pass: {names}; the demo accepts them on record, to show the rest "
             "of the chain"
         )
         accepts += ["--reason", ACCEPT_REASON]
     command = ("freeze", str(study), "--json", *accepts)
-    code, out = _call(*command)
+    code, out = _run_command(*command)
     if code:
         raise DemoError(command, code)
     answer = canon.parse(out)
@@ -180,25 +182,27 @@ def _freeze(study: Path) -> str:
     return str(answer["digest"])
 
 
-def _report(study: Path) -> Any:
-    """What `forerun run` and `forerun report` wrote last."""
+def _read_report(study: Path) -> Any:
+    """Return the report that `forerun run` or `forerun report` wrote last."""
     return canon.parse(read_plain(study / "report.json"))
 
 
-def _step(*arguments: str) -> None:
-    """One command, its answer passed through to stderr: stdout is the demo's own."""
-    code, out = _call(*arguments)
+def _run_step(*arguments: str) -> None:
+    """Run one command, and pass its answer to stderr, because stdout is for the demo's own
+    answer.
+    """
+    code, out = _run_command(*arguments)
     say(out.rstrip())
     if code:
         raise DemoError(arguments, code)
 
 
-def _call(*arguments: str) -> tuple[int, str]:
-    """Exit code and stdout of one command, which gets every signal that comes, once, and ends in
-    its own time.
+def _run_command(*arguments: str) -> tuple[int, str]:
+    """Run one command and return its exit code and stdout. Every signal is passed on to it once,
+    and it ends in its own time.
 
     Raises:
-        KeyboardInterrupt: it was asked to end, and has.
+        KeyboardInterrupt: The command was told to end, and has ended.
     """
     say(f"\n$ forerun {shlex.join(arguments)}")
     received: list[int] = []
@@ -214,12 +218,12 @@ def _call(*arguments: str) -> tuple[int, str]:
             [sys.executable, "-m", "launcher", *arguments],
             stdout=subprocess.PIPE,
             text=True,
-            # else a terminal's Ctrl-C comes twice, and the second one ends it unsaved
+            # Otherwise Ctrl-C on a terminal reaches it twice, and the second ends it unsaved.
             start_new_session=True,
             preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
         )
         running.append(step)
-        if received:  # meanwhile
+        if received:  # a signal arrived before the process was in `running`
             step.send_signal(received[0])
         with step:
             out, _ = step.communicate()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Named(click.Path):
-    """A path that has other names too; what they name is looked for when a verb is called."""
+    """A click path that also accepts names of studies and frozen configs; subclasses look them up
+    when a verb is called.
+    """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -31,24 +33,24 @@ class Named(click.Path):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names of frozen configs that fit what is typed, then files."""
+        """Return the names of frozen configs that complete the typed text, then files."""
         from click.shell_completion import CompletionItem
 
-        where, _, word = incomplete.rpartition("/")
-        configs = configs_in(Path(where) if where else default_study())
-        begin = f"{where}/" if where else ""
-        names = [LATEST, *(one.name[:NUM_SHOWN] for one in configs)] if configs else []
+        folder, _, word = incomplete.rpartition("/")
+        configs = configs_in(Path(folder) if folder else default_study())
+        prefix = f"{folder}/" if folder else ""
+        names = [LATEST, *(config.name[:NUM_SHOWN] for config in configs)] if configs else []
         return [
-            *(CompletionItem(begin + name) for name in names if name.startswith(word)),
+            *(CompletionItem(prefix + name) for name in names if name.startswith(word)),
             *super().shell_complete(ctx, param, incomplete),
         ]
 
 
 class AnyName(Named):
-    """Any word; a frozen config's names are offered."""
+    """Any word; completion offers names of frozen configs."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word as it was typed."""
+        """Return the word as it was typed."""
         return str(value)
 
 
@@ -56,15 +58,15 @@ class FrozenName(Named):
     """A frozen config by any of its names; converts to its folder or launch file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path that `value` names."""
-        return value if isinstance(value, Path) else _found(str(value), param, ctx)
+        """Return the path that `value` names."""
+        return value if isinstance(value, Path) else _find_frozen(str(value), param, ctx)
 
 
 class PlanOrFrozen(FrozenName):
     """A plan by its path, or a frozen config by any of its names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path that `value` names."""
+        """Return the path that `value` names."""
         return (
             Path(value)
             if Path(value).suffix in (".toml", ".json")
@@ -76,7 +78,7 @@ class StudyName(Named):
     """A study by its folder, or by the name of a frozen config in it; converts to its folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The folder that `value` names."""
+        """Return the folder that `value` names."""
         return value if isinstance(value, Path) else study_named(str(value))
 
 
@@ -93,23 +95,25 @@ def study_of_line(ctx: click.Context) -> Path | None:
     return study
 
 
-def _keep_study(ctx: click.Context, _: click.Parameter, value: Path | None) -> None:
+def _store_study(ctx: click.Context, _: click.Parameter, value: Path | None) -> None:
     if value is not None:
         ctx.meta[_STUDY] = value
 
 
-def _frozen_given(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    return None if ctx.resilient_parsing else _found(value, param, ctx)
+def _convert_frozen(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    return None if ctx.resilient_parsing else _find_frozen(value, param, ctx)
 
 
-def _found(text: str | None, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+def _find_frozen(
+    text: str | None, param: click.Parameter | None, ctx: click.Context | None
+) -> Path:
     try:
         return frozen_named(text, None if ctx is None else study_of_line(ctx))
     except StudyNameError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-def _study_given(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
+def _convert_study(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
     named = study_of_line(ctx)
     if value is not None and named is not None and value != named:
         raise click.BadParameter(
@@ -119,11 +123,11 @@ def _study_given(ctx: click.Context, param: click.Parameter, value: Path | None)
 
 
 lookup_option = click.option(
-    # Eager: an argument that stands before it looks it up.
+    # Eager, because an argument that stands before the option on the command line looks it up.
     "--study",
     "study",
     type=StudyName(),
-    callback=_keep_study,
+    callback=_store_study,
     expose_value=False,
     is_eager=True,
     metavar="STUDY",
@@ -135,7 +139,7 @@ lookup_option = click.option(
 def frozen_argument(command: _Command) -> _Command:
     """Add the argument FROZEN: a path, a digest, or `latest` in the study that `--study` names."""
     argument = click.argument(
-        "frozen", metavar="[FROZEN]", required=False, type=AnyName(), callback=_frozen_given
+        "frozen", metavar="[FROZEN]", required=False, type=AnyName(), callback=_convert_frozen
     )
     return argument(lookup_option(command))
 
@@ -143,18 +147,18 @@ def frozen_argument(command: _Command) -> _Command:
 def study_argument(command: _Command) -> _Command:
     """Add the argument STUDY, which may also be given as `--study`."""
     argument = click.argument(
-        "study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_study_given
+        "study_dir", metavar="[STUDY]", required=False, type=StudyName(), callback=_convert_study
     )
     return argument(lookup_option(command))
 
 
 study_option = click.option(
-    # A path alone: a new study may be called `latest` or `ab`, and must not become the study of
-    # such a config.
+    # Only a path: a new study may be called `latest` or `ab`, which must not be looked up as the
+    # name of a frozen config.
     "--study",
     "study_dir",
     type=click.Path(path_type=Path),
-    callback=_study_given,
+    callback=_convert_study,
     metavar="STUDY",
     help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
 )

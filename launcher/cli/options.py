@@ -1,4 +1,4 @@
-"""Options that verbs share, all their problems at once, and how a verb answers."""
+"""Options that several verbs share, a collector for their problems, and the answer of a verb."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 class Amount(click.types.FloatParamType):
-    """Parameters, tokens, FLOPs or dollars: a number, or one with K, M, B or T behind it, as `7B`
-    or `1.5T`.
+    """Number of parameters, tokens, FLOPs, or dollars: a number, optionally followed by K, M, B, or
+    T, such as `7B` or `1.5T`.
     """
 
     name = "amount"
@@ -33,7 +33,7 @@ class Amount(click.types.FloatParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number that `value` spells."""
+        """Return the number that `value` spells."""
         number = parse_amount(str(value))
         if number is None:
             self.fail(
@@ -49,7 +49,7 @@ class WholeAmount(Amount):
     """An `Amount` that must be a whole number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The whole number that `value` spells."""
+        """Return the whole number that `value` spells."""
         number = super().convert(value, param, ctx)
         if not number.is_integer():
             self.fail(f"{value!r} is not a whole number.", param, ctx)
@@ -104,7 +104,7 @@ column_option = click.option(
 
 
 class OptionProblems(click.UsageError):
-    """Bad options; `problems` lists what is wrong with each."""
+    """Some options are wrong; `problems` has one message each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = list(problems)
@@ -112,14 +112,16 @@ class OptionProblems(click.UsageError):
 
 
 class Collected:
-    """Problems of several records, raised together."""
+    """A collector of problems, so that the problems of several records are raised together."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep what a record or a table refuses inside the block, and continue."""
+        """Catch what a record or a table refuses within the block, keep its problems, and
+        continue.
+        """
         from launcher.base.reference import UnknownNameError
         from proxies.core.checks import SpecError
 
@@ -131,13 +133,13 @@ class Collected:
             self.problems.append(str(error))
 
     def done(self) -> None:
-        """Raise `OptionProblems` with all of them, each once, if there are any."""
+        """Raise `OptionProblems` with all problems, each once, if there are any."""
         if self.problems:
             raise OptionProblems(list(dict.fromkeys(self.problems)))
 
 
 def typed_options(context: click.Context) -> dict[str, str]:
-    """The options that were typed: by parameter, as they are spelled first."""
+    """Return the options that were given on the command line: parameter name -> first spelling."""
     return {
         str(param.name): param.opts[0]
         for param in context.command.params
@@ -147,8 +149,8 @@ def typed_options(context: click.Context) -> dict[str, str]:
 
 
 def folder_of(frozen: Path) -> Path:
-    """The folder of a frozen config, given as itself, as its launch file, or as a link to
-    either.
+    """Return the folder of a frozen config that is given as the folder, its launch file, or a link
+    to either.
     """
     if frozen.is_dir():
         return frozen
@@ -161,8 +163,8 @@ def sound_config(frozen: Path) -> tuple[Decision, Path]:
 
     Raises:
         FrozenError: There is no launch config.
-        TamperedError: It was edited, its attestations are missing or those of another config, or
-            the ledger lacks its evidence; and nobody has accepted that.
+        TamperedError: The config was edited, its attestations are missing or belong to another
+            config, or the ledger lacks its evidence; and nobody has accepted that.
     """
     from launcher.frozen.config_checks import require_sound
     from launcher.frozen.launch_file import read_launch
@@ -174,11 +176,11 @@ def sound_config(frozen: Path) -> tuple[Decision, Path]:
 
 
 def corpus_of(folder: Path, given: Path | None) -> Path:
-    """The corpus that is `given`, or that of the study around a frozen config's folder.
+    """Return the corpus `given`; if it is None, that of the study around a frozen config's folder.
 
     Raises:
-        UsageError: the study has none.
-        PlanError, DataError: there is no study, or not a sound one.
+        UsageError: The study has no corpus.
+        PlanError, DataError: There is no study, or it is not sound.
     """
     from launcher.study.study_folder import recorded_study
 
@@ -189,10 +191,10 @@ def corpus_of(folder: Path, given: Path | None) -> Path:
 
 
 def code_of(folder: Path, decision: Decision) -> Path | None:
-    """Where the code of a user's own model lies: as the plan of the study around a config says,
-    else this folder.
+    """Return the folder with the code of a user's own model: as the plan of the study around the
+    config says, else the current folder.
 
-    None for a config whose model is ours.
+    None for a config whose model is forerun's.
     """
     from launcher.frozen.frozen_folder import study_of
     from launcher.study.study_folder import recorded
@@ -204,23 +206,27 @@ def code_of(folder: Path, decision: Decision) -> Path | None:
 
 
 def plan_verb(command: _Command) -> _Command:
-    """PLAN, --study, --set and --json."""
+    """Add PLAN, --study, --set and --json to a command."""
     for option in (json_option, set_option, study_option, plan_argument):
         command = option(command)
     return command
 
 
 def answer(as_json: bool, body: object, text: str) -> None:
-    """The one answer of a verb on stdout: JSON, or text for people."""
+    """Print the answer of a verb on stdout: one JSON object, or text for people."""
     print_answer(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """The one table of the terminal: columns under heads, those of `left` aligned left, the others
-    right.
+    """Return a table for the terminal: columns below their names.
 
-    On a terminal, texts are wrapped at its width; no word or number is ever cut. Elsewhere nothing
-    is.
+    Args:
+        head: Name of each column.
+        rows: Cells of each row.
+        left: Indexes of the columns that are aligned left; the others are aligned right.
+
+    On a terminal, cells are wrapped to its width, and no word or number is cut. Elsewhere nothing
+    is wrapped.
     """
     return lay_out_table(
         head, rows, left, terminal_columns(sys.stdout) if sys.stdout.isatty() else None

@@ -1,4 +1,6 @@
-"""How verbs run the stages of a study, and end by what they found."""
+"""Running the stages of a study for a verb, and ending the verb with the exit code of the
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,21 @@ def with_runner(
     verb: str,
     verbose: bool = False,
 ) -> tuple[Json, str]:
-    """Do some work on a plan's study, opened for writing; finished runs of the study in
-    `parent_dir` come first.
+    """Open a plan's study for writing, and do some work on it.
 
-    Runs that failed for good are named first. Progress counts the stages that `verb` runs; with
-    `verbose`, each run that ends is a line.
+    Runs that have finally failed are named first in the answer.
+
+    Args:
+        plan_path: Plan file.
+        study_dir: Folder of the study.
+        overrides: Values of `--set`.
+        work: Function of the runner; it returns the JSON body and the text of the answer.
+        parent_dir: Study whose finished runs are used first; None for no such study.
+        verb: Verb whose stages the progress counts.
+        verbose: Whether to print a line for each run that ends.
 
     Raises:
-        PlanError, DataError, SweepError, GateError: what keeps it from being done.
+        PlanError, DataError, SweepError, GateError: The work cannot be done.
     """
     from launcher.base.talk import say
     from launcher.experiments.transferred_values import target_guess
@@ -42,8 +51,8 @@ def with_runner(
 
     study = plan_study(plan_path, study_dir, overrides)
     verified_corpus(study)  # before the study folder is touched
-    if study.factory is not None:  # so that a model which cannot be built yet pins nothing
-        from launcher.study.own_model import own_model
+    if study.factory is not None:  # a model that cannot be built must not create the study
+        from launcher.study.own_count import own_model
 
         own_model(study)
     with open_ledger(study, parent_dir) as ledger:
@@ -63,6 +72,8 @@ def with_runner(
 
 
 def exit_by(outcome: str) -> None:
-    """End with 3 if a gate failed, with 4 if it cannot tell."""
+    """End the verb with exit code 3 if a gate failed, and with 4 if the outcome is `cannot
+    tell`.
+    """
     if outcome != "passed":
         raise SystemExit(ExitCode.GATE if outcome == "failed" else ExitCode.CANNOT_TELL)

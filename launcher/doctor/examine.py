@@ -1,4 +1,6 @@
-"""All checks in order, each guarded: one that breaks is a line of the report."""
+"""All checks of the machine in order. Each is guarded, so that a check that raises becomes a line
+of the report.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,16 @@ _AGAIN = "fix the lines above, then run `forerun doctor` again"
 
 
 def examine(study_dir: Path) -> Iterator[DoctorFinding]:
-    """Every finding, as it is made; some seconds, most of them for importing torch and Ray
-    elsewhere.
+    """Yield every finding as soon as it is made. This takes some seconds, mostly for importing
+    torch and Ray in other processes.
 
-    `study_dir`: where a study would lie.
+    Args:
+        study_dir: Folder in which a study would be.
     """
     yield judge_python(sys.version_info[:3], sys.platform)
-    yield from _guarded("names", lambda: [judge_names(found(), bool(version_of("sweeps")))])
-    yield from _guarded("study folder", lambda: [check_folder(study_dir)])
-    yield from _guarded("machine", check_machine)
+    yield from _run_guarded("names", lambda: [judge_names(found(), bool(version_of("sweeps")))])
+    yield from _run_guarded("study folder", lambda: [check_folder(study_dir)])
+    yield from _run_guarded("machine", check_machine)
     try:
         needs = needed()
     except PackageNotFoundError:
@@ -45,17 +48,17 @@ def examine(study_dir: Path) -> Iterator[DoctorFinding]:
     missing = LibraryCheck(problem="it is not installed")
     for name, limits in needs.items():
         yield judge_library(name, version_of(name), limits, imported.get(name, missing))
-    yield from _guarded("devices", lambda: _devices(imported.get("torch", missing)))
+    yield from _run_guarded("devices", lambda: _check_devices(imported.get("torch", missing)))
 
 
-def _devices(torch: LibraryCheck) -> list[DoctorFinding]:
+def _check_devices(torch: LibraryCheck) -> list[DoctorFinding]:
     gpus, problem = ask_smi()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None
     return [judge_driver(gpus, problem), judge_torch(version_of("torch"), torch, gpus, hidden)]
 
 
-def _guarded(name: str, check: Callable[[], list[DoctorFinding]]) -> list[DoctorFinding]:
+def _run_guarded(name: str, check: Callable[[], list[DoctorFinding]]) -> list[DoctorFinding]:
     try:
         return check()
-    except Exception as error:  # whatever it is: the other lines are worth having
-        return [warn(name, f"could not be looked at ({type(error).__name__}: {error})", _AGAIN)]
+    except Exception as error:  # any error: the other lines are still useful
+        return [warn(name, f"could not be checked ({type(error).__name__}: {error})", _AGAIN)]

@@ -1,4 +1,4 @@
-"""The study's folder: free space, and the kind of filesystem that it lies on."""
+"""Check of the study's folder: free space, and the kind of filesystem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from launcher.doctor.findings import DoctorFinding, fail, ok, warn
 from proxies.core.notation import format_bytes
 
 LEAST_BYTES, ENOUGH_BYTES = 100 * 10**6, 2 * 10**9
-"""Free where a study lies: the demo's takes some 20 MB, checkpoints of a large proxy more."""
+"""Free bytes below which the folder fails, and below which it gets a warning. The demo's study
+takes about 20 MB; checkpoints of a large proxy take more.
+"""
 _SHARED = (
     "nfs",
     "cifs",
@@ -28,22 +30,26 @@ _SHARED = (
 
 
 def check_folder(path: Path) -> DoctorFinding:
-    """Free space and filesystem where a study would lie; a trial file is written there and
-    removed.
+    """Check free space and filesystem of the folder in which a study would be. A trial file is
+    written there and removed.
     """
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    existing = next(
+        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
+    )
     try:
         with tempfile.TemporaryDirectory(
-            prefix=".forerun-doctor-", dir=there, ignore_cleanup_errors=True
+            prefix=".forerun-doctor-", dir=existing, ignore_cleanup_errors=True
         ):
-            return judge_room(path, shutil.disk_usage(there).free, filesystem_of(there))
+            return judge_room(path, shutil.disk_usage(existing).free, filesystem_of(existing))
     except OSError as error:
-        sentence = f"{there}: {error.strerror}: nothing can be written"
+        sentence = f"{existing}: {error.strerror}: nothing can be written"
         return fail("study folder", sentence, "name another folder with --study")
 
 
 def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
-    """Whether a study fits, and whether drivers on two machines may miss each other's locks."""
+    """Judge whether a study fits, and whether drivers on two machines may miss each other's
+    locks.
+    """
     name, free = "study folder", f"{format_bytes(free_bytes)} free at {path}"
     mend = "free some space, or choose another folder with --study"
     if free_bytes < LEAST_BYTES:
@@ -64,16 +70,18 @@ def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
 
 
 def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """The type of the innermost mount that a path lies in; empty where the system does not say."""
+    """Return the type of the innermost mount that contains a path; empty if the system does not
+    tell.
+    """
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
         return ""
-    best, kind = -1, ""
+    depth, kind = -1, ""
     for line in lines:
         head, _, tail = line.partition(" - ")
         point = Path(head.split()[4].replace("\\040", " "))
-        # of two on one point the later counts
-        if path.resolve().is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), tail.split()[0]
+        # If two mounts share a mount point, the later one counts.
+        if path.resolve().is_relative_to(point) and len(point.parts) >= depth:
+            depth, kind = len(point.parts), tail.split()[0]
     return kind

@@ -1,8 +1,8 @@
-"""Python and the libraries: their versions, and whether each can be imported, in a process of its
-own.
+"""Checks of Python and the libraries: their versions, and whether each can be imported.
 
-So one that crashes or hangs is a line of the report, not its end. All but torch share one process,
-which costs a third of the time; where that fails, each is tried alone.
+Imports are tried in other processes, so that a library that crashes or hangs becomes a line of the
+report. All libraries but torch share one process, which takes a third of the time; if that process
+fails, each library is tried alone.
 """
 
 from __future__ import annotations
@@ -38,55 +38,60 @@ with warnings.catch_warnings(record=True) as caught:
 said = [str(each.message) for each in caught]
 print("\\nforerun-doctor " + json.dumps({"cuda": torch.version.cuda or "", "devices": devices, "warned": said}))
 """  # noqa: E501
-"""Each GPU that torch sees is asked to add two numbers."""
+"""Program that asks each GPU that torch sees to add two numbers."""
 _MUP = """
 import importlib.util, pathlib, runpy
 runpy.run_path(str(pathlib.Path(importlib.util.find_spec("mup").origin).with_name("infshape.py")))
 """
-"""The part of mup that is used; the whole of it would import torch a second time."""
+"""Program that imports the part of mup that is used; the whole package would import torch a second
+time.
+"""
 _REACHED = "print('\\nforerun-doctor {\"all\": true}')"
 _TRIALS = {"mup": _MUP}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryCheck:
-    """One library, tried."""
+    """Result of trying to import one library."""
 
     problem: str = ""
-    """In words; empty if it came."""
+    """The problem in words; empty if the import worked."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What torch says: its `cuda`, what it `warned`, and what is wrong with each of its `devices`,
-    empty if it adds."""
+    """Facts that torch reports: its `cuda`, the warnings (`warned`), and for each of its `devices`
+    what is wrong, empty if it adds correctly.
+    """
 
 
 def try_imports(
     names: Sequence[str], limit_seconds: float = IMPORT_SECONDS
 ) -> dict[str, LibraryCheck]:
-    """Import torch in a process of its own, the others in one, or each in its own if that fails, as
-    a worker would.
+    """Import torch in its own process and the other libraries in a shared one; if the shared one
+    fails, each in its own. The environment is that of a Ray worker.
     """
-    others = [name for name in names if name != "torch"]
-    together = "\n".join([*map(_trial, others), _REACHED])
+    light_names = [name for name in names if name != "torch"]
+    program = "\n".join([*map(_write_import, light_names), _REACHED])
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        torch = pool.submit(_tried, _TORCH, limit_seconds) if "torch" in names else None
-        if _tried(together, limit_seconds).facts:  # the last line was reached
-            found = dict.fromkeys(others, LibraryCheck())
+        torch = pool.submit(_run_import, _TORCH, limit_seconds) if "torch" in names else None
+        if _run_import(program, limit_seconds).facts:  # the last line of the program was reached
+            checks = dict.fromkeys(light_names, LibraryCheck())
         else:
-            tried = pool.map(lambda name: _tried(_trial(name), limit_seconds), others)
-            found = dict(zip(others, tried, strict=True))
-        return found if torch is None else {**found, "torch": torch.result()}
+            results = pool.map(
+                lambda name: _run_import(_write_import(name), limit_seconds), light_names
+            )
+            checks = dict(zip(light_names, results, strict=True))
+        return checks if torch is None else {**checks, "torch": torch.result()}
 
 
-def _trial(name: str) -> str:
+def _write_import(name: str) -> str:
     return _TRIALS.get(name, f"import {name}")
 
 
-def _tried(code: str, limit_seconds: float) -> LibraryCheck:
-    # as Ray's workers get it
+def _run_import(code: str, limit_seconds: float) -> LibraryCheck:
+    # The environment that Ray's workers get
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-c", code]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -96,31 +101,36 @@ def _tried(code: str, limit_seconds: float) -> LibraryCheck:
         )
     except subprocess.TimeoutExpired:
         return LibraryCheck(problem=f"no answer in {limit_seconds:g} s")
-    if done.returncode < 0:
+    if process.returncode < 0:
         return LibraryCheck(
-            problem=f"it ends the interpreter ({signal.Signals(-done.returncode).name})"
+            problem=f"it ends the interpreter ({signal.Signals(-process.returncode).name})"
         )
-    if done.returncode > 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return LibraryCheck(problem=said[-1][:300] if said else f"exit code {done.returncode}")
+    if process.returncode > 0:
+        errors = process.stderr.decode(errors="replace").strip().splitlines()
+        problem = errors[-1][:300] if errors else f"exit code {process.returncode}"
+        return LibraryCheck(problem=problem)
     lines = [
-        line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(_MARK)
+        line
+        for line in process.stdout.decode(errors="replace").splitlines()
+        if line.startswith(_MARK)
     ]
     return LibraryCheck(facts=json.loads(lines[-1].removeprefix(_MARK)) if lines else {})
 
 
 def needed() -> dict[str, list[tuple[str, str]]]:
-    """What forerun's own metadata asks for: library -> such as (">=", "2.13").
+    """Return the requirements in forerun's own metadata: library -> limits, such as (">=", "2.13").
 
     Raises:
-        PackageNotFoundError: forerun is not installed itself.
+        PackageNotFoundError: forerun itself is not installed.
     """
-    found = {}
+    requirements = {}
     for line in importlib.metadata.requires("forerun") or []:
-        named = re.match(r"[\w.-]+", line)
-        if named is not None and "extra ==" not in line:
-            found[named.group()] = re.findall(r"(>=|==|<(?!=))\s*([\w.]+)", line.partition(";")[0])
-    return found
+        match = re.match(r"[\w.-]+", line)
+        if match is not None and "extra ==" not in line:
+            requirements[match.group()] = re.findall(
+                r"(>=|==|<(?!=))\s*([\w.]+)", line.partition(";")[0]
+            )
+    return requirements
 
 
 def version_of(name: str) -> str:
@@ -132,7 +142,7 @@ def version_of(name: str) -> str:
 
 
 def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
-    """The interpreter, and the system under it."""
+    """Judge the version of Python, and the operating system."""
     sentence = f"{'.'.join(map(str, version))} on {platform}"
     if version[:2] < OLDEST_PYTHON:
         install = "uv venv --python 3.13 .venv && uv pip install forerun"
@@ -149,11 +159,11 @@ def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
 def judge_library(
     name: str, version: str, needs: Sequence[tuple[str, str]], tried: LibraryCheck
 ) -> DoctorFinding:
-    """Its version, and whether it can be imported."""
+    """Judge the version of a library, and whether it can be imported."""
     mend = f"pip install '{name}{','.join(sign + limit for sign, limit in needs)}'"
     if not version:
         return fail(name, "not installed", mend)
-    unmet = [f"{sign}{limit}" for sign, limit in needs if not _meets(version, sign, limit)]
+    unmet = [f"{sign}{limit}" for sign, limit in needs if not _meets_limit(version, sign, limit)]
     if unmet:
         return fail(name, f"{version}: it must be {', '.join(unmet)}", mend)
     if tried.problem:
@@ -163,12 +173,18 @@ def judge_library(
     return ok(name, version)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version; what a build adds behind `+` is none of it."""
-    found = [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3]]
-    return tuple(found + [0] * (3 - len(found)))
+def _parse_version(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version, without the local part behind `+`."""
+    numbers = [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    return tuple(numbers + [0] * (3 - len(numbers)))
 
 
-def _meets(version: str, sign: str, limit: str) -> bool:
-    have, want = _numbers(version), _numbers(limit)
-    return have >= want if sign == ">=" else have < want if sign == "<" else have == want
+def _meets_limit(version: str, sign: str, limit: str) -> bool:
+    installed, required = _parse_version(version), _parse_version(limit)
+    return (
+        installed >= required
+        if sign == ">="
+        else installed < required
+        if sign == "<"
+        else installed == required
+    )

@@ -1,4 +1,4 @@
-"""GPUs, and what Ray and W&B need of a machine. No secret's value is kept."""
+"""Checks of the GPUs, and of what Ray and W&B need of a machine. No value of a secret is kept."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ from launcher.doctor.libraries import LibraryCheck
 from proxies.core.notation import counted
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""The object store of a cluster of our own (`sweeps.ray.start`); where /dev/shm has less, Ray puts
-it on the disk."""
+"""Bytes of the object store of a cluster that forerun starts (`sweeps.ray.start`); if /dev/shm has
+less, Ray puts the store on disk.
+"""
 SMI_SECONDS = 20.0
+"""Maximum seconds that `nvidia-smi` may take."""
 LOOPBACK_SECONDS = 5.0
+"""Maximum seconds for one byte over the loopback interface."""
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-_KEY_CHARS = 40
+_MIN_KEY_CHARS = 40
+"""Minimum number of characters of a W&B API key."""
 
 
 def check_machine() -> list[DoctorFinding]:
-    """Every line of this process's machine but its GPUs."""
-    there = Path("/dev/shm").is_dir()  # not on macOS
+    """Check everything about this machine but its GPUs."""
+    has_shm = Path("/dev/shm").is_dir()  # not on macOS
     return [
-        *([judge_shm(shutil.disk_usage("/dev/shm").free)] if there else []),
+        *([judge_shm(shutil.disk_usage("/dev/shm").free)] if has_shm else []),
         judge_loopback(loopback_problem()),
         judge_wandb(os.environ),
     ]
 
 
 def judge_shm(free: int) -> DoctorFinding:
-    """Ray's object store lies there, and what NCCL and data loaders share."""
+    """Judge the free bytes of /dev/shm, which holds Ray's object store and the shared memory of
+    NCCL and data loaders.
+    """
     sentence = f"{free / 2**20:,.0f} MiB free"
     if free < OBJECT_STORE_BYTES:
         sentence += ": Ray's object store (80 MiB) goes to the disk, and NCCL may not start"
@@ -43,24 +49,26 @@ def judge_shm(free: int) -> DoctorFinding:
 
 
 def loopback_problem() -> str:
-    """Send a byte to ourselves; what is wrong, in words."""
+    """Send a byte to this machine itself; return the problem in words, empty if it arrived."""
     try:
-        with contextlib.ExitStack() as opened:
-            server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             server.settimeout(LOOPBACK_SECONDS)
-            client = opened.enter_context(
+            client = stack.enter_context(
                 socket.create_connection(server.getsockname(), LOOPBACK_SECONDS)
             )
-            taken = opened.enter_context(server.accept()[0])
-            taken.settimeout(LOOPBACK_SECONDS)
+            connection = stack.enter_context(server.accept()[0])
+            connection.settimeout(LOOPBACK_SECONDS)
             client.sendall(b"?")
-            return "" if taken.recv(1) == b"?" else "a test byte did not arrive"
+            return "" if connection.recv(1) == b"?" else "a test byte did not arrive"
     except OSError as error:
         return error.strerror or str(error)
 
 
 def judge_loopback(problem: str) -> DoctorFinding:
-    """Ray's parts and the ranks of a run meet there."""
+    """Judge the loopback interface, through which the parts of Ray and the ranks of a run
+    connect.
+    """
     if problem:
         mend = "sudo ip link set lo up; in a container, allow connections to 127.0.0.1"
         return fail("ports", f"127.0.0.1: {problem}: neither Ray nor torchrun can start", mend)
@@ -68,13 +76,13 @@ def judge_loopback(problem: str) -> DoctorFinding:
 
 
 def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
-    """A key is needed for `--online` alone; its value is not kept."""
+    """Judge the W&B login. Only `--online` needs a key; its value is not kept."""
     key = environment.get("WANDB_API_KEY")
     if key is None:
         return ok(
             "W&B", "no WANDB_API_KEY: dashboards stay offline, or use the login of `wandb login`"
         )
-    if key != key.strip() or not key.isprintable() or len(key) < _KEY_CHARS:
+    if key != key.strip() or not key.isprintable() or len(key) < _MIN_KEY_CHARS:
         length = counted(len(key.strip()), "character")
         sentence = f"WANDB_API_KEY has {length}, or spaces around them: W&B's keys have 40 and more"
         return warn("W&B", sentence, "wandb login --relogin, and unset WANDB_API_KEY")
@@ -82,28 +90,34 @@ def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
 
 
 def ask_smi(seconds: float = SMI_SECONDS) -> tuple[list[str], str]:
-    """nvidia-smi's list of GPUs, and what is wrong with it; it hangs where a GPU does."""
+    """Return the GPUs that nvidia-smi lists, and what is wrong with it. It hangs if a GPU hangs, so
+    its time is limited.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], ""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *_QUERY], capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         return [], f"no answer in {seconds:g} s"
     except OSError as error:
         return [], str(error.strerror)
-    if done.returncode != 0:
+    if process.returncode != 0:
         return [], (
-            (done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+            (process.stdout + process.stderr).strip().splitlines()
+            or [f"exit code {process.returncode}"]
         )[0][:300]
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()], ""
+    return [line.strip() for line in process.stdout.splitlines() if line.strip()], ""
 
 
 def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
-    """The machine's GPUs and their driver, whatever torch is; `gpus`: name, memory and driver of
-    each.
+    """Judge the machine's GPUs and their driver, independent of torch.
+
+    Args:
+        gpus: Name, memory, and driver of each GPU.
+        problem: Problem of nvidia-smi; empty if there is none.
     """
     if problem:
         mend = (
@@ -119,7 +133,14 @@ def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
 def judge_torch(
     version: str, torch: LibraryCheck, gpus: Sequence[str], hidden: bool
 ) -> DoctorFinding:
-    """Whether torch can use what is there; `hidden`: CUDA_VISIBLE_DEVICES is set."""
+    """Judge whether torch can use the GPUs of this machine.
+
+    Args:
+        version: Version of torch.
+        torch: Result of importing it.
+        gpus: Name, memory, and driver of each GPU.
+        hidden: Whether CUDA_VISIBLE_DEVICES is set.
+    """
     name = "torch and GPUs"
     if torch.problem:
         return fail(
@@ -153,8 +174,8 @@ def judge_torch(
         )
     why = warned[0] if warned else f"torch is built for CUDA {cuda}"
     mend = (
-        "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built "
-        "for that CUDA"
+        "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built for "
+        "that CUDA"
     )
     return fail(
         name, f"torch sees none of {counted(len(gpus), 'GPU')}: {why.splitlines()[0][:300]}", mend

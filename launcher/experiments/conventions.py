@@ -1,11 +1,11 @@
-"""Conventional values, and the paired runs that say whether a value that was found is better. No
-torch.
+"""Conventional values of hyperparameters, and the paired runs that compare them with searched
+values. No torch.
 
-A search of some dozen runs likes values by luck. So a value that published trainers use wins,
-unless runs with the same seeds, which have the same initial values and data, say clearly that it
-loses. That is asked twice: at the end of a search, before anything else runs, so that rate, verdict
-and forecast are of the values that are frozen; and of how a warmup set at the base is carried over
-duration. Which runs are asked for is a pure function of outcomes.
+A search of some dozen runs prefers some values by luck. Therefore a value that published trainers
+use wins, unless runs with the same seeds (the same initial values and data) clearly show that it
+loses. This comparison is made at the end of a search, before anything else runs, so that learning
+rate, verdict, and forecast are those of the frozen values. It is made again for the rule that
+carries a warmup set at the base over duration. The runs asked for are a pure function of outcomes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ if TYPE_CHECKING:
     """A run of the base's settings but for its tokens, at a point, with a seed."""
 
 Basis = Literal["same", "margin", "noise", "undetermined", "searched"]
-"""Why a value is used: both are one run; the convention loses less than the margin; no more than
-one run's noise; too few runs can tell; or the searched value is clearly better."""
+"""Reason for the value that is used: both values are the same run; the convention loses less than
+the margin; it loses no more than one run's noise; too few runs can tell; or the searched value is
+clearly better.
+"""
 
 SCOUTS = 2
-"""Seeds by which the better of two learning rates is found: the others then run at that one
-alone."""
+"""Number of seeds that choose the better of two learning rates; the other seeds run only at that
+rate.
+"""
 LOWER_RATE = -1.0
-"""Octaves: the other rate at which a value is tried that bears less of a rate, as a shorter warmup
-does."""
+"""Offset in octaves of the second learning rate at which a value is tried that tolerates only lower
+rates, such as a shorter warmup.
+"""
 
 _OPEN = [one for one in HYPERPARAMETERS.values() if one.convention is not None]
 CONVENTIONAL: tuple[Hyperparameter, ...] = tuple(
@@ -48,19 +52,21 @@ CONVENTIONAL: tuple[Hyperparameter, ...] = tuple(
         _OPEN, key=lambda one: one.convention is not None and one.convention.bears_less
     )
 )
-"""In the order in which single ones are decided: last what the learning rate hangs on."""
+"""Hyperparameters with a convention, in the order in which single ones are decided: last those on
+which the learning rate depends.
+"""
 
 
 def convention(plan: Plan, name: Hyperparameter) -> tuple[float, str]:
-    """The conventional value at the base, and whose it is."""
+    """Return the conventional value at the base, and its source."""
     found = HYPERPARAMETERS[name].convention
     assert found is not None, name
     return found.at(plan.proxy.num_steps), found.source
 
 
 def rate_offsets(values: Mapping[str, float], best: Mapping[str, float]) -> tuple[float, ...]:
-    """Octaves of the learning rate at which conventional values are tried in place of a search's
-    best.
+    """Return the offsets of the learning rate, in octaves, at which conventional values are tried
+    in place of a search's best.
     """
     for name, value in values.items():
         found = HYPERPARAMETERS[name].convention
@@ -71,19 +77,22 @@ def rate_offsets(values: Mapping[str, float], best: Mapping[str, float]) -> tupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConventionFinding:
-    """What paired runs say of a convention."""
+    """Result of the paired runs for a convention."""
 
     basis: Basis
     loses_nats: tuple[float, float, float] | None
-    """By which the convention's mean is above that of the searched value: estimate and interval;
-    None: not known."""
+    """Mean loss of the conventional value minus that of the searched one, in nats: estimate, lower
+    and upper end of its interval; None if unknown.
+    """
     noise_nats: float | None
-    """Standard deviation of one run, what its seed brings taken out where that matters."""
+    """Standard deviation of one run's loss in nats, without the part that its seed explains if
+    seeds are paired.
+    """
     octaves: float
-    """How far the convention's learning rate was above that of the searched value."""
+    """Learning rate of the convention relative to that of the searched value, in octaves."""
     num_seeds: int
     num_diverged: int = 0
-    """Runs of the convention that diverged."""
+    """Number of runs of the convention that diverged."""
 
     @property
     def conventional(self) -> bool:
@@ -99,18 +108,20 @@ def contest(
     num_seeds: int,
     results: Mapping[str, RunResult],
 ) -> tuple[tuple[RunSpec, ...], ConventionFinding | None]:
-    """Compare a searched value with a convention, seed by seed, by the study's margin and level.
-
-    Returns the runs that are asked for, as far as outcomes tell, and what they say once all have
-    ended.
+    """Compare a searched value with a convention, seed by seed, at the study's margin and level.
 
     Args:
-        study: what is asked.
-        searched: the searched value's run with a seed, 0 ... num_seeds - 1.
-        conventional: that of the convention at so many octaves from the searched value's rate.
-        offsets: octaves to choose from, by the first `SCOUTS` seeds where there are several.
-        num_seeds: of each, 2 or more.
-        results: so far, by id.
+        study: Study of the runs.
+        searched: Returns the searched value's run with a seed, 0 ... num_seeds - 1.
+        conventional: Returns the convention's run with a learning rate so many octaves above the
+            searched value's, and a seed.
+        offsets: Offsets in octaves to choose from, by the first `SCOUTS` seeds if there are
+            several.
+        num_seeds: Seeds of each value, 2 or more.
+        results: Results so far, by run id.
+
+    Returns:
+        The runs that are asked for, as far as outcomes tell, and the finding once all have ended.
     """
     scouts = SCOUTS if len(offsets) > 1 else num_seeds
     runs = {(0, seed): searched(seed) for seed in range(num_seeds)}
@@ -144,8 +155,8 @@ def _found(
     octaves: float,
     num_seeds: int,
 ) -> ConventionFinding:
-    """What the runs of the searched value (0) and of the convention (`which`) say; all of them give
-    the noise.
+    """Return the finding from the runs of the searched value (index 0) and of the convention (index
+    `which`). All runs contribute to the noise.
     """
     from sweeps.search.replicates import difference
 
@@ -180,7 +191,7 @@ def _found(
 
 
 def num_runs(num_offsets: int, num_seeds: int) -> int:
-    """Runs of a contest."""
+    """Return the number of runs of a contest."""
     scouts = SCOUTS * num_offsets + num_seeds - SCOUTS if num_offsets > 1 else num_seeds
     return num_seeds + scouts
 
@@ -219,21 +230,21 @@ SAME = ConventionFinding(basis="same", loses_nats=None, noise_nats=None, octaves
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tie:
-    """One hyperparameter's value at the end of a search."""
+    """One hyperparameter's value at the end of a search: the searched or the conventional one."""
 
     hyperparameter: Hyperparameter
     searched: float
-    """To three digits, as later stages would run it."""
+    """Searched value, rounded to three digits as later stages run it."""
     conventional: float
     source: str
-    """Whose value the conventional one is."""
+    """Source of the conventional value."""
     together: tuple[Hyperparameter, ...]
-    """That had their conventional values in these runs."""
+    """Hyperparameters that had their conventional values in these runs."""
     finding: ConventionFinding
 
     @property
     def value(self) -> float:
-        """What is used."""
+        """Value that is used."""
         return self.conventional if self.finding.conventional else self.searched
 
     def words(self, margin_nats: float) -> str:
@@ -258,13 +269,13 @@ class Tie:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConventionDecisions:
-    """The decisions, as far as outcomes tell, and the runs that they take."""
+    """Decisions as far as outcomes tell, and the runs that they need."""
 
     ties: tuple[Tie, ...]
     specs: tuple[RunSpec, ...]
-    """Repeats of the best trial among them, which may have run already."""
+    """Runs of all comparisons; repeats of the best trial among them may have run already."""
     point: Params | None
-    """None before all has been decided."""
+    """Point that is used; None before everything has been decided."""
 
 
 def settled(
@@ -273,10 +284,10 @@ def settled(
     """Decide between the best trial's values and conventional ones.
 
     Args:
-        study: what is asked.
-        space: of the search, as its ranges ended.
-        best: the best trial's point.
-        results: so far, by id.
+        study: Study of the search.
+        space: Search space at the end of the search.
+        best: Point of the best trial.
+        results: Results so far, by run id.
     """
     values = {name: convention(study.plan, name)[0] for name in _open(study, space)}
     own = study.trial_id(best)
@@ -322,8 +333,8 @@ def settled(
 
 
 def num_tie_runs(study: Study) -> tuple[int, int]:
-    """Runs before anything is known: of all conventions at once, and with those of each by
-    itself.
+    """Return the number of runs before any outcome is known: for all conventions at once, and with
+    those of each one alone.
     """
     names, seeds = _open(study, study.space), study.plan.search.tie_seeds
     if not names:
@@ -337,7 +348,7 @@ def num_tie_runs(study: Study) -> tuple[int, int]:
 
 
 def ties_body(ties: Sequence[Tie], margin_nats: float) -> list[Json]:
-    """As JSON: what was found, the value used, and the margin it was compared with."""
+    """Return the decisions as JSON: the findings, the values used, and the margin."""
     return [
         {
             "hyperparameter": tie.hyperparameter,
@@ -355,7 +366,7 @@ def ties_body(ties: Sequence[Tie], margin_nats: float) -> list[Json]:
 
 
 def _open(study: Study, space: SearchSpace) -> list[Hyperparameter]:
-    """Hyperparameters that the search varies, and whose range holds the convention."""
+    """Return the hyperparameters that the search varies and whose range contains the convention."""
     if not study.plan.search.tie_seeds:
         return []
     found = []
@@ -372,7 +383,7 @@ def _open(study: Study, space: SearchSpace) -> list[Hyperparameter]:
 def _tried(
     study: Study, best: Params, values: Params, results: Mapping[str, RunResult]
 ) -> tuple[tuple[RunSpec, ...], ConventionFinding | None]:
-    """The best trial's point against the same with these values."""
+    """Compare the best trial's point with the same point at these values."""
 
     def conventional(octaves: float, seed: int) -> RunSpec:
         rate = best["learning_rate"] * 2.0**octaves
@@ -406,31 +417,34 @@ Rule = Literal["share", "tokens"]
 _CONVENTION = HYPERPARAMETERS[WARMUP].convention
 CONVENTIONAL_WARMUP = _CONVENTION.value if _CONVENTION else 0.0
 WARMUP_SHARE = 0.1
-"""The largest share of the other transfer tests' FLOPs for this comparison: it settles one
-hyperparameter of many."""
+"""Maximum FLOPs of the comparison of warmup rules, as a share of the other transfer tests': it
+settles one hyperparameter of many.
+"""
 DIGITS = 6
-"""Significant digits of a share of the steps."""
+"""Number of significant digits of a warmup share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmupRule:
-    """The rule that is used, and what it rests on."""
+    """The rule that carries a warmup over duration, with its evidence."""
 
     HYPERPARAMETER: ClassVar[str] = WARMUP
-    """The one that a rule over duration is chosen for."""
+    """Hyperparameter for which a rule over duration is chosen."""
 
     rule: Rule
     num_tokens: int | None = None
-    """Tokens of the runs that compared both; None: none did."""
+    """Tokens of the runs that compared both rules; None if none did."""
     finding: ConventionFinding | None = None
-    """The convention is a number of tokens; None: not compared."""
+    """Result of the comparison, in which the convention is a number of tokens; None if not
+    compared.
+    """
 
     def body(self, margin_nats: float) -> dict[str, Json]:
-        """As JSON, with the margin that it was compared with."""
+        """Return the rule as JSON, with the margin of the comparison."""
         return {**cast(dict[str, Json], canon.to_json(self)), "margin_nats": margin_nats}
 
     def words(self, margin_nats: float) -> str:
-        """The rule and what it rests on."""
+        """Describe the rule and its evidence in words."""
         if self.rule == "share" and self.finding is None:
             return "The same share of the steps"
         share = format_percent(CONVENTIONAL_WARMUP)
@@ -447,7 +461,8 @@ class WarmupRule:
 
 
 def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: float) -> float:
-    """A warmup set at the base as a share of the steps of a run on so many tokens.
+    """Return the warmup of a run on `num_tokens` tokens, as a share of its steps, from the warmup
+    set at the base.
 
     As a number of tokens it is never a larger share than at the base, nor, in long runs, a smaller
     one than the conventional share.
@@ -461,13 +476,13 @@ def transferred_warmup(study: Study, rule: Rule, fraction: float, num_tokens: fl
 
 
 def followed(study: Study, rule: Rule, point: Params, num_tokens: float) -> Params:
-    """A point set at the base with its warmup as a run on so many tokens has it."""
+    """Return a point set at the base with the warmup of a run on `num_tokens` tokens."""
     return with_warmup(point, transferred_warmup(study, rule, warmup_of(point), num_tokens))
 
 
 def as_proxy(study: Study, rule: Rule, point: Params, num_tokens: int, num_steps: int) -> Params:
-    """The same of a proxy: where durations share a stable phase, its warmup has as many steps as
-    the base's.
+    """Return a point set at the base with the warmup of a proxy. If durations share a stable phase,
+    the warmup has as many steps as the base's.
     """
     if not study.plan.proxy.decay_branches:
         return followed(study, rule, point, num_tokens)
@@ -476,7 +491,9 @@ def as_proxy(study: Study, rule: Rule, point: Params, num_tokens: int, num_steps
 
 
 def power_of(study: Study, rule: Rule, point: Params, num_tokens: int) -> float:
-    """The power of duration by which the rule moves a point's warmup to a run on so many tokens."""
+    """Return the power of duration by which the rule scales a point's warmup for a run on
+    `num_tokens` tokens.
+    """
     own, base = warmup_of(point), base_duration(study)
     if num_tokens == base or not own:
         return 0.0
@@ -486,7 +503,7 @@ def power_of(study: Study, rule: Rule, point: Params, num_tokens: int) -> float:
 
 
 def comparison_log2(spec: RunSpec) -> float:
-    """Octaves of the warmup that a run of the comparison has."""
+    """Return log2 of the warmup share of a run of the comparison."""
     return HYPERPARAMETERS[WARMUP].to_log2(spec.schedule.warmup_steps / spec.schedule.num_steps)
 
 
@@ -500,18 +517,20 @@ def compare_warmup_rules(
 ) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:
     """Compare a share with a number of tokens at the longest duration that the budget allows.
 
-    Returns the runs, as far as outcomes tell, and what is decided once all have ended. The number
-    of tokens is run at the point's learning rate and at half of it, since a shorter warmup bears
-    less.
+    The number of tokens is run at the point's learning rate and at half of it, because a shorter
+    warmup tolerates less.
 
     Args:
-        study: what is asked; without `search.tie_seeds` nothing is compared, and a warmup is a
+        study: Study of the runs. Without `search.tie_seeds` nothing is compared, and a warmup is a
             share.
-        point: set at the base.
-        durations: tokens of the plan's durations.
-        budget_flops: of all runs together.
-        run_at: makes them.
-        results: so far, by id.
+        point: Point set at the base.
+        durations: Tokens of the plan's durations.
+        budget_flops: FLOPs of all runs together.
+        run_at: Returns a run on so many tokens, at a point, with a seed.
+        results: Results so far, by run id.
+
+    Returns:
+        The runs, as far as outcomes tell, and the rule once all have ended.
     """
     if study.plan.proxy.decay_branches:
         return (), WarmupRule(rule="tokens")  # all durations share one warmup
@@ -541,8 +560,8 @@ def compare_warmup_rules(
 def _design(
     study: Study, point: Params, durations: tuple[int, ...], budget_flops: float, run_at: RunAt
 ) -> tuple[int, int] | None:
-    """Tokens and seeds of the comparison: as near to the target as the budget allows, then as many
-    seeds; or None.
+    """Return tokens and seeds of the comparison: the longest duration that the budget allows, then
+    as many seeds as it allows; None if it allows none.
     """
     for num_tokens in sorted(durations, reverse=True):
         run = run_at(num_tokens, point, 0)

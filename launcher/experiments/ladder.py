@@ -1,16 +1,17 @@
-"""The scaling ladder's runs, those that check some of its rungs at other rates, and what these say.
-No torch.
+"""The runs of the scaling ladder, and the runs that check some of its rungs at other learning
+rates. No torch.
 
-A rung is a main run in small: its rate comes by the same rules (`sweep_grids.transferred_rate`),
-and it has a schedule of its own, which ends with it. So no rung is a longer run cut short. Where
-the plan has decay branches, rungs that differ only in duration share their stable phase
-(`proxies.core.branches`).
+A rung is a small main run: its learning rate follows the same rules
+(`sweep_grids.transferred_rate`), and it has its own schedule, which ends with it. So no rung is a
+longer run cut short. If the plan has decay branches, rungs that differ only in duration share their
+stable phase (`proxies.core.branches`).
 
-A ladder whose rungs are the worse tuned the larger they are shows exponents that are too small: the
-fit takes lost rate for lost scale. So some rungs are run at other rates too, and a parabola in log2
-of the rate says what each loses to the best rate between the outermost. Three runs of one seed do
-not tell their noise; it comes from the transfer tests, whose seeds were paired in the same way. The
-better neighbour is never put into the fit: the lower of several noisy losses is too low on average.
+If larger rungs are tuned worse, the fitted exponents are too small, because the fit mistakes loss
+from a wrong rate for loss from size. Therefore some rungs are run at other rates too, and a
+parabola in log2 of the rate estimates the regret of each relative to the best rate between the
+outermost. Three runs of one seed do not show their noise, so the noise comes from the transfer
+tests, whose seeds are paired in the same way. The better neighbor is never used in the fit: the
+minimum of several noisy losses is biased low.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 DIGITS = 6
-"""Significant digits of a rate that an offset gives."""
+"""Number of significant digits of a learning rate at an offset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedRung:
-    """A rung, with the runs that show whether its learning rate was the right one."""
+    """A rung, with the runs that show whether its learning rate is right."""
 
     rung: RunSpec
     runs: tuple[tuple[float, tuple[RunSpec, ...]], ...]
-    """By octaves from the rung's own rate, ascending, 0 among them: a run for every seed, the
-    rung's own first."""
+    """Runs by offset in octaves from the rung's own rate, ascending, with 0 among them: a run for
+    every seed, the rung's own first.
+    """
 
     @property
     def extra(self) -> list[RunSpec]:
-        """What the check takes beyond the rung itself."""
+        """Runs of the check other than the rung itself."""
         return [spec for _, specs in self.runs for spec in specs if spec.id != self.rung.id]
 
 
@@ -61,9 +63,10 @@ def ladder_runs(
     powers_at: Callable[[Sizes], Mapping[Axis, float]] = lambda there: {},
     warmup: Rule = "share",
 ) -> list[RunSpec]:
-    """Every width, at its depths, at every duration and seed, at a point set at the base; its rate
-    moves by the exponents of its sizes, if any. Durations that share a stable phase have the rate
-    of their geometric mean.
+    """Return the runs of the ladder: every width, at its depths, at every duration and seed.
+
+    The point is set at the base; the learning rate moves by the exponents for the sizes of a rung,
+    if there are any. Durations that share a stable phase have the rate of their geometric mean.
     """
     ladder, plan = study.plan.ladder, study.plan
     batch = ladder.batch_tokens or plan.proxy.batch_tokens
@@ -99,18 +102,20 @@ def ladder_runs(
 
 
 def stage_specs(study: Study, rungs: Sequence[RunSpec]) -> list[RunSpec]:
-    """All that the ladder's stage runs, each once: the rungs, and what checks some of them."""
+    """Return all runs of the ladder's stage, each once: the rungs, and the runs that check some of
+    them.
+    """
     needed = [*rungs, *(spec for checked in checked_rungs(study, rungs) for spec in checked.extra)]
     return list({spec.id: spec for spec in needed}.values())
 
 
 def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, ...]:
-    """The rungs to check, cheapest first: evenly by rank from the cheapest to as large a one as the
-    plan pays for.
+    """Return the rungs to check, cheapest first: evenly by rank, from the cheapest to the largest
+    that the plan's budget for checks allows.
 
-    They are the two ends of the ladder where it can be: a mistake that grows along the ladder,
-    which is what bends a fit, is largest between these. The largest rung may be a third of the
-    ladder, so `ladder.check_share` limits it.
+    If possible these are the two ends of the ladder, because a mistake that grows along the ladder,
+    which bends a fit, differs most between them. The largest rung may be a third of the ladder, so
+    `ladder.check_share` limits its cost.
     """
     ladder = study.plan.ladder
     if not ladder.check_offsets_octaves:
@@ -119,7 +124,7 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
         (spec for spec in specs if spec.seed == ladder.seed), key=lambda spec: spec.flops
     )
     limit = ladder.check_share * sum(spec.flops for spec in ordered)
-    # By their own cost, so that more rates or seeds are of the same rungs.
+    # The limit counts only the rungs, so that more rates or seeds check the same rungs.
     for number in range(min(ladder.num_checked, len(ordered)), 0, -1):
         for top in range(len(ordered) - 1, number - 2, -1):
             rungs = _spread(ordered[: top + 1], number)
@@ -137,7 +142,9 @@ def checked_rungs(study: Study, specs: Sequence[RunSpec]) -> tuple[CheckedRung, 
 
 
 def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:
-    """So many of them, evenly by rank, the first and the last among them; of one, the last."""
+    """Return `number` of the runs, evenly by rank, with the first and the last; if only one, the
+    last.
+    """
     top = len(ordered) - 1
     return (
         [ordered[round(top * i / (number - 1))] for i in range(number)]
@@ -147,7 +154,7 @@ def _spread(ordered: Sequence[RunSpec], number: int) -> list[RunSpec]:
 
 
 def _at(rung: RunSpec, octaves: float, seed: int) -> RunSpec:
-    """The rung at another rate, or with another seed."""
+    """Return the rung at another learning rate, or with another seed."""
     own = rung.hparams.learning_rate
     rate = own if octaves == 0 else float(f"{own * 2.0**octaves:.{DIGITS}g}")
     return dataclasses.replace(
@@ -158,30 +165,32 @@ def _at(rung: RunSpec, octaves: float, seed: int) -> RunSpec:
 Tuned = Literal["tuned", "mis_tuned", "cannot_tell"]
 NUM_DRAWS = 2000
 LEAST_OFFSETS = 3
-"""A parabola has three numbers."""
+"""Minimum number of learning rates: a parabola has three parameters."""
 SHAPE_SHARE = 0.2
-"""Sd of a loss basin about its parabola, as a share of its height: lopsided as much as
-`transfer.basin` expects (an octave out, linex of slant 0.55 is 18 % above or below the parabola of
-the same curvature)."""
+"""Standard deviation of a loss basin about its parabola, as a share of its height. It covers the
+asymmetry that `transfer.basin` expects: one octave from the optimum, linex with slant 0.55 is 18 %
+above or below the parabola with the same curvature.
+"""
 LEAST_NOISE_NATS = 1e-6
+"""Minimum noise of a run in nats that is assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungRate:
-    """One rate of a checked rung."""
+    """One learning rate of a checked rung, with its losses."""
 
     octaves: float
-    """From the rung's own."""
+    """Offset from the rung's own rate, in octaves."""
     learning_rate: float
     losses_nats: tuple[float | None, ...]
-    """By seed; None: it diverged or failed."""
+    """Losses by seed; None for a run that diverged or failed."""
     diverged: bool
-    """Whether any of them did."""
+    """Whether any of the runs diverged."""
 
     @property
     def loss_nats(self) -> float | None:
-        """Mean over seeds; None unless every one finished: survivors of a cliff are the lucky
-        ones.
+        """Mean loss over seeds; None unless every run finished, because the runs that survive near
+        a divergence are the lucky ones.
         """
         finite = [loss for loss in self.losses_nats if loss is not None]
         return sum(finite) / len(finite) if len(finite) == len(self.losses_nats) else None
@@ -189,32 +198,36 @@ class RungRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Excess:
-    """Loss of a rung above the best rate between the outermost ones that were run."""
+    """Regret of a rung's learning rate, relative to the best rate between the outermost ones that
+    were run.
+    """
 
     nats: float
     interval: tuple[float, float]
     optimum_octaves: float
-    """Where that rate is, from the rung's own; an end where the parabola falls to it."""
+    """Offset of the best rate from the rung's own, in octaves; an end of the range if the parabola
+    falls toward it.
+    """
     optimum_interval: tuple[float, float]
     reach: tuple[float, float]
-    """Octaves between which the best rate was looked for."""
+    """Range of offsets, in octaves, in which the best rate was searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RungCheck:
-    """What the runs about one rung say."""
+    """Result of the runs that check one rung."""
 
     rung: RunSpec
     tried: tuple[RungRate, ...]
     noise_nats: float | None
-    """Standard deviation of one run; None: nothing tells."""
+    """Standard deviation of one run's loss; None if unknown."""
     excess: Excess | None
     outcome: Tuned
     words: str
 
     @property
     def best(self) -> RungRate | None:
-        """The rate of the lowest loss; None without any."""
+        """Rate with the lowest loss; None if no rate has a loss."""
         return best_of(self.tried)
 
 
@@ -226,14 +239,14 @@ def check(
     margin_nats: float,
     level: float,
 ) -> RungCheck | None:
-    """The check of one rung; None while a run is missing.
+    """Judge one rung; return None while a run is missing.
 
     Args:
-        checked: the rung and its runs.
-        results: by id.
-        noise_nats: standard deviation of one run's loss against others of its seed.
-        margin_nats: the loss that a wrong rate may cost.
-        level: of two-sided intervals; each bound is one-sided at (1 + level) / 2.
+        checked: Rung and its runs.
+        results: Results by run id.
+        noise_nats: Standard deviation of one run's loss relative to others with its seed.
+        margin_nats: Regret that is allowed.
+        level: Level of two-sided intervals; each bound is one-sided at (1 + level) / 2.
     """
     if any(spec.id not in results for _, specs in checked.runs for spec in specs):
         return None
@@ -260,7 +273,7 @@ def check(
 
 
 def _shape_words(rung: RunSpec) -> str:
-    """A rung's width, with its layers where they are not the base's."""
+    """Return a rung's width, with its layers if they differ from the base's."""
     layers = rung.shape.num_layers
     return f"width {rung.shape.width}" + (
         f" of {counted(layers, 'layer')}" if layers != rung.base_shape.num_layers else ""
@@ -268,18 +281,18 @@ def _shape_words(rung: RunSpec) -> str:
 
 
 def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Excess | None:
-    """A parabola through the mean losses, and what the rung's own rate loses to its lowest point in
-    between.
+    """Fit a parabola to the mean losses, and return the regret of the rung's own rate relative to
+    its minimum.
 
-    None with fewer than three rates that finished, or none on one side of the rung's own. Beyond
-    the outermost rates nothing is claimed: a parabola that falls to an end has its best there. A
-    rate counts the less, the higher up the basin it is, where no basin is a parabola; and with more
-    than three, a misfit beyond that widens the interval.
+    None with fewer than three rates that finished, or with none on one side of the rung's own.
+    Beyond the outermost rates nothing is claimed: if the parabola falls toward an end, that end is
+    the best. Rates higher up in the basin get less weight, because no basin is a parabola there.
+    With more than three rates, a misfit beyond that widens the interval.
 
     Args:
-        tried: rates with their losses.
-        noise_nats: of one run.
-        level: of the intervals.
+        tried: Rates with their losses.
+        noise_nats: Standard deviation of one run's loss.
+        level: Level of the intervals.
     """
     import numpy as np
 
@@ -313,8 +326,8 @@ def excess_of(tried: Sequence[RungRate], noise_nats: float, level: float) -> Exc
 
 
 def _lowest(rows_M3: Floats, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return how far parabolas (level, slope, bend) fall from 0 to the lowest point in [low, high],
-    and where (M,).
+    """Return how far parabolas (level, slope, bend) fall from offset 0 to their minimum in [low,
+    high], and the offset of the minimum, each of shape (M,).
     """
     import numpy as np
 
@@ -339,8 +352,8 @@ def _judge(
     margin_nats: float,
     level: float,
 ) -> tuple[Tuned, str]:
-    """Mis-tuned where a neighbour is better by more than the margin and the noise; tuned where no
-    rate can be.
+    """Return the outcome and its reason: mis-tuned if another rate is better by more than the
+    margin and the noise; tuned if no rate can be.
     """
     own, best = next(one for one in tried if one.octaves == 0), best_of(tried)
     if own.loss_nats is None:
@@ -382,13 +395,13 @@ def _judge(
 
 
 def best_of(tried: Sequence[RungRate]) -> RungRate | None:
-    """The rate of the lowest loss; None where none has one."""
+    """Return the rate with the lowest loss; None if no rate has a loss."""
     finite = [one for one in tried if one.loss_nats is not None]
     return min(finite, key=lambda one: one.loss_nats or 0.0, default=None)
 
 
 def _why_no_excess(tried: Sequence[RungRate]) -> str:
-    """Why there is no parabola, and the rates that would make one."""
+    """Return the reason why there is no parabola, and the rates that would give one."""
     lost = [f"{one.octaves:+g}" for one in tried if one.loss_nats is None]
     nearer = [
         one.octaves if one.loss_nats is not None else one.octaves / 2

@@ -1,5 +1,5 @@
-"""The verdict on the learning rate beside another rate of the user's own code, from runs with both
-of them off.
+"""The joint verdict on the learning rate and another rate of the user's own code, from runs in
+which both are off their optimum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def judged_pair(
     tests: tuple[tuple[TransferTest, DetailedVerdict], ...],
     together: JointVerdict,
 ) -> PairVerdict:
-    """The verdict on a pair whose runs have ended."""
+    """Judge a pair of rates whose runs have ended."""
     from transfer.verdict.pair_verdict import PairQuestion, judge_pair
 
     transfer, base = setting.study.plan.transfer, setting.study.plan.proxy.base_width
@@ -60,7 +60,7 @@ def judged_pair(
 
 
 def _summed(costs: list[Estimate]) -> Estimate:
-    """What a value costs over all axes that it is tested on."""
+    """Return the regret of a value over all axes on which it is tested."""
     from transfer.regret.regret import Estimate
 
     return Estimate(

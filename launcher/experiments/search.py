@@ -1,8 +1,8 @@
-"""The search of a study: its phases, whether it continues, repeats of its best trials, ties. No
-torch, no Optuna.
+"""The search of a study: its phases, whether it continues, repeats of its best trials, and
+comparisons with conventional values. No torch, no Optuna.
 
-A search has one phase, and one more each time that its ranges grew, which is a record. All else is
-a pure function of plan and results, so that a resumed search continues as the uninterrupted one
+A search has one phase, and one more each time that its ranges grow, which is a record. Everything
+else is a pure function of plan and results, so a resumed search continues as the uninterrupted one
 would have.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def implied_problems(study: Study, space: SearchSpace) -> list[str]:
-    """What is wrong with the runs of every stage, at the ends of what is searched."""
+    """Return the problems with the runs of every stage, at the ends of the search space."""
     makers: dict[str, Callable[[Params], list[RunSpec]]] = {
         "search": lambda point: [study.trial(point)],
         "transfer": lambda point: [
@@ -65,20 +65,20 @@ def implied_problems(study: Study, space: SearchSpace) -> list[str]:
 
 
 GROWTH = "growth"
-"""Kind of the records of ranges that grew, with the first points beyond."""
+"""Kind of the records of ranges that grew, with the first points beyond the old ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A search in one space, or its going on in a wider one."""
+    """A search in one space, or its continuation in a wider one."""
 
     space: SearchSpace
     num_trials: int
-    """In all, those of earlier phases among them."""
+    """Number of trials, including those of earlier phases."""
     num_known: int
-    """Trials of earlier phases."""
+    """Number of trials of earlier phases."""
     given: tuple[Params, ...]
-    """Points of its first trials: the plan's, or beyond an edge."""
+    """Points of its first trials: the plan's, or points beyond an edge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +86,14 @@ class RepeatedTrials:
     """Repeats of the best trials, as far as outcomes tell which are needed."""
 
     candidates: tuple[int, ...]
-    """Trials, the best first."""
+    """Indexes of the trials, best first."""
     specs: tuple[RunSpec, ...]
     comparison: Comparison | None
-    """None before all have ended."""
+    """Comparison of the candidates; None before all repeats have ended."""
 
 
 def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
-    """The phases so far."""
+    """Return the phases so far."""
     search = study.plan.search
     found = [
         Phase(
@@ -119,10 +119,10 @@ def phases(study: Study, ledger: Ledger) -> tuple[Phase, ...]:
 
 
 def trial_points(ledger: Ledger) -> list[Params]:
-    """Points of the trials so far, by index.
+    """Return the points of the trials so far, by index.
 
-    A repair may have lost a growth and kept what was suggested after it: until the ranges grow
-    again, as they will by the trials before, those are no trials.
+    A repair may have lost the record of a growth but kept what was suggested after it. Until the
+    ranges grow again, as the earlier trials will cause, those points are not trials.
     """
     search = cast(dict[str, Any], ledger.plan)["search"]
     more = sum(
@@ -132,16 +132,16 @@ def trial_points(ledger: Ledger) -> list[Params]:
 
 
 def trial_results(study: Study, ledger: Ledger) -> list[RunResult | None]:
-    """Outcomes of the trials so far as the search goes by them, by index; None of one that has not
-    ended.
+    """Return the results of the trials so far, by index, as the search used them; None for a trial
+    that has not ended.
     """
     results = ledger.first_results()
     return [results.get(study.trial_id(point)) for point in trial_points(ledger)]
 
 
 def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
-    """Losses of all the last phase's trials, None of one that diverged or was pruned; None before
-    all have ended.
+    """Return the losses of all trials up to the last phase, with None for a trial that diverged or
+    was pruned; None before all have ended.
     """
     found = trial_results(study, ledger)
     if len(found) < phases(study, ledger)[-1].num_trials or None in found:
@@ -150,8 +150,8 @@ def ended_losses(study: Study, ledger: Ledger) -> list[float | None] | None:
 
 
 def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
-    """Trials that were given up, by index; what came of their runs elsewhere in the study is not
-    the search's.
+    """Return the indexes of trials that were pruned. Results of the same runs in other stages do
+    not belong to the search.
     """
     ended = enumerate(trial_results(study, ledger))
     return [index for index, result in ended if result is not None and result.status == "pruned"]
@@ -160,8 +160,8 @@ def pruned_trials(study: Study, ledger: Ledger) -> list[int]:
 def edges_of(
     study: Study, ledger: Ledger, losses: Sequence[float | None]
 ) -> tuple[list[Edge], list[str]]:
-    """Ends that do not bracket the optimum, once a phase has ended; and why those that cannot move
-    do not.
+    """Return the ends of the ranges that do not bracket the optimum once a phase has ended, and the
+    reasons why some of them cannot move.
     """
     space = phases(study, ledger)[-1].space
     edges: list[Edge] = []
@@ -174,7 +174,7 @@ def edges_of(
 
 
 def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict[str, Json] | None:
-    """The record of how the ranges grow now that a phase has ended; None if they do not."""
+    """Return the record of how the ranges grow after a phase has ended; None if they do not."""
     search, done = study.plan.search, phases(study, ledger)
     if len(done) > search.max_extensions:
         return None
@@ -193,7 +193,9 @@ def growth(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> dict
 def replicated(
     study: Study, ledger: Ledger, losses: Sequence[float | None]
 ) -> RepeatedTrials | None:
-    """Repeats of the best trials; None where the plan wants none, or nothing finished."""
+    """Return the repeats of the best trials; None if the plan asks for none, or no trial
+    finished.
+    """
     search, best_first = study.plan.search, ranked(losses)
     if not search.num_replicates or not best_first:
         return None
@@ -226,8 +228,8 @@ def replicated(
 
 
 def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int | None:
-    """The best trial, by its repeats where there are any; None before these have ended, or where
-    nothing finished.
+    """Return the index of the best trial, by its repeats if there are any; None before these have
+    ended, or if no trial finished.
     """
     again, best_first = replicated(study, ledger, losses), ranked(losses)
     if again is None:
@@ -242,8 +244,8 @@ def winner(study: Study, ledger: Ledger, losses: Sequence[float | None]) -> int 
 def ties(
     study: Study, ledger: Ledger, losses: Sequence[float | None]
 ) -> ConventionDecisions | None:
-    """What is decided between the best trial's values and conventional ones; None before there is a
-    best trial.
+    """Return the decisions between the best trial's values and conventional ones; None before there
+    is a best trial.
     """
     best = winner(study, ledger, losses)
     if best is None:
@@ -254,7 +256,7 @@ def ties(
 
 
 def num_asked(study: Study, ledger: Ledger) -> tuple[int, int]:
-    """Runs of the search with an outcome, and runs asked for so far."""
+    """Return the number of runs of the search that have ended, and the number asked for so far."""
     results, losses = ledger.first_results(), ended_losses(study, ledger)
     done = sum(result is not None for result in trial_results(study, ledger))
     ids: set[str] = set()

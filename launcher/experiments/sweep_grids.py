@@ -1,10 +1,11 @@
-"""The runs of each test of transfer: conditions that differ from the base in one axis, grids of
-values at every size, and what a verdict asks for in addition. No torch.
+"""The runs of each transfer test: grids of values at every size along one axis, and the further
+runs that a verdict asks for. No torch.
 
-A test is a hyperparameter over an axis; its runs are one condition, or two where there is a
-control. All run at the point that the search settled on. How the warmup is carried over duration is
-decided first, since runs of other durations follow it. Every list of runs is a pure function of the
-plan and of results, so a resumed study asks for exactly the runs an uninterrupted one would.
+A test is a hyperparameter over an axis. Its runs form one condition, or two with a control; they
+differ from the base in one axis, and use the point that the search settled on. The rule that
+carries the warmup over duration is decided first, because runs of other durations follow it. Every
+list of runs is a pure function of the plan and of results, so a resumed study asks for exactly the
+runs that an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -34,25 +35,31 @@ if TYPE_CHECKING:
     from transfer.verdict.verdict import DetailedVerdict, Verdict
 
 FIRST_SIZES = 2
-"""With the whole grid around the search's best; larger ones need less, around what these
-predict."""
+"""Number of sizes that get the whole grid around the search's best; larger sizes need less, around
+the prediction from these.
+"""
 ROUNDING_OCTAVES = 0.25
-"""That prediction is rounded: the last bits of a fit must not change which runs are asked for."""
+"""Step in octaves to which that prediction is rounded, because the last bits of a fit must not
+change which runs are asked for.
+"""
 MOST_OF_STEPS = 0.95
+"""Maximum value of a hyperparameter that is a share of the steps."""
 DIGITS = 6
-"""Significant digits of a value that an offset gives."""
+"""Number of significant digits of a value at an offset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """Runs along one axis, each with the point it gives the verdict."""
+    """Runs along one axis, with the value that each gives the verdict."""
 
     axis: Axis
     specs: tuple[tuple[RunSpec, float], ...]
-    """With the log2 of its value at the base, exact."""
+    """Runs, each with the exact log2 of its value at the base."""
 
     def points(self, results: Mapping[str, RunResult]) -> list[Point]:
-        """A point for every run that has an outcome; diverged ones count, failed ones do not."""
+        """Return a point for every run that has a result; diverged runs count, failed ones do
+        not.
+        """
         return [
             Point(
                 size=self.size(spec),
@@ -65,11 +72,11 @@ class Condition:
         ]
 
     def size(self, spec: RunSpec) -> int:
-        """Where a run lies on the axis."""
+        """Return the size of a run on the axis."""
         return Sizes.of(spec).along(self.axis)
 
     def done(self, results: Mapping[str, RunResult]) -> bool:
-        """Whether every run has an outcome."""
+        """Return whether every run has a result."""
         return all(spec.id in results for spec, _ in self.specs)
 
 
@@ -84,12 +91,12 @@ class TransferTest:
 
     @property
     def name(self) -> str:
-        """As one says it: `clip norm over width`."""
+        """Name of the test for people, such as `clip norm over width`."""
         return f"{hyperparameter_named(self.hyperparameter).label} over {self.axis}"
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Every run, those of the control condition included."""
+        """All runs, including those of the control condition."""
         return [
             spec
             for condition in (self.condition, self.control)
@@ -98,13 +105,13 @@ class TransferTest:
         ]
 
     def done(self, results: Mapping[str, RunResult]) -> bool:
-        """Whether every run has an outcome."""
+        """Return whether every run has a result."""
         return all(spec.id in results for spec in self.specs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """A model and its training by what grows, in the units of the axes."""
+    """The sizes of a model and its training, in the units of the axes."""
 
     width: int
     depth: int
@@ -113,7 +120,7 @@ class Sizes:
 
     @classmethod
     def of(cls, spec: RunSpec) -> Sizes:
-        """A run's."""
+        """Return the sizes of a run."""
         return cls(
             width=spec.shape.width,
             depth=spec.shape.num_layers,
@@ -122,13 +129,13 @@ class Sizes:
         )
 
     def along(self, axis: Axis) -> int:
-        """The size on an axis."""
+        """Return the size on an axis."""
         found: int = getattr(self, axis)
         return found
 
 
 def base_sizes(study: Study) -> Sizes:
-    """Where hyperparameters are searched."""
+    """Return the sizes at which hyperparameters are searched."""
     proxy, tokens = study.plan.proxy, base_duration(study)
     return Sizes(
         width=proxy.base_width,
@@ -139,10 +146,10 @@ def base_sizes(study: Study) -> Sizes:
 
 
 def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, there: Sizes) -> float:
-    """A learning rate set at the base, by the measured rules; what the parametrization does comes
-    on top of it.
+    """Return a learning rate set at the base, scaled by the measured rules. The parametrization's
+    own scaling is applied in addition.
 
-    The one rule for the main run and for every rung of the ladder.
+    This one rule is used for the main run and for every rung of the ladder.
     """
     for axis, power in powers.items():
         rate = moved(rate, there.along(axis) / base.along(axis), power)
@@ -150,7 +157,9 @@ def transferred_rate(rate: float, powers: Mapping[Axis, float], base: Sizes, the
 
 
 def axis_sizes(study: Study, axis: Axis) -> tuple[int, ...]:
-    """Sizes at which the plan asks for the learning-rate curve, ascending; none: not tested."""
+    """Return the sizes at which the plan asks for the learning-rate curve, ascending; empty if the
+    axis is not tested.
+    """
     plan, transfer = study.plan, study.plan.transfer
     if plan.command is not None and not plan.command.reaches(_TOLD[axis]):
         return ()
@@ -172,8 +181,8 @@ _TOLD: dict[Axis, str] = {
 
 
 def wanted_tests(study: Study) -> tuple[tuple[Hyperparameter, Axis], ...]:
-    """What the plan tests, and its trainer can get: the learning rate's first, over width first of
-    all.
+    """Return the tests that the plan asks for and its trainer can run: those of the learning rate
+    first, and among them the one over width.
     """
     axes: tuple[Axis, ...] = ("width", "duration", "batch", "depth")
     needed: list[tuple[Hyperparameter, Axis]] = [
@@ -194,7 +203,7 @@ def run_at(
     seed: int,
     parametrization: Parametrization | None = None,
 ) -> RunSpec:
-    """A run of the base's settings but for one axis."""
+    """Return a run with the base's settings except for one axis."""
     plan, base = study.plan, base_sizes(study)
     batches = base.duration / base.batch
     shape, batch, num_steps = study.base_shape, base.batch, plan.proxy.num_steps
@@ -203,7 +212,7 @@ def run_at(
     elif axis == "depth":
         shape = study.base_shape.at_depth(size)
     elif size == base.along(axis):
-        pass  # where the batch warms up, `steps_for` need not come back to the base's own steps
+        pass  # with a batch warmup, `steps_for` may not return the base's own number of steps
     elif axis == "batch":
         batch, num_steps = size, plan.steps_for(batches * base.batch / size)
     else:
@@ -219,21 +228,23 @@ def run_at(
 
 
 def _steps(study: Study, tokens: int) -> int:
-    """Steps of a duration: the plan's own where it is one of the plan's."""
+    """Return the number of steps of a duration: the plan's own number for one of the plan's
+    durations.
+    """
     plan = study.plan
     own = [count for count in _counts(study) if plan.num_tokens(count) == tokens]
     return own[0] if own else plan.steps_for(tokens / plan.proxy.batch_tokens)
 
 
 def _counts(study: Study) -> list[int]:
-    """Steps of the plan's durations."""
+    """Return the numbers of steps of the plan's durations."""
     return [
         max(1, round(ratio * study.plan.proxy.num_steps)) for ratio in study.plan.transfer.durations
     ]
 
 
 def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
-    """A hyperparameter as the plan or the search sets it."""
+    """Return a hyperparameter's value at the base, as the search or the plan sets it."""
     if name in point:
         return point[name]
     if name in study.plan.search.own:
@@ -244,24 +255,27 @@ def base_value(study: Study, name: Hyperparameter, point: Params) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedSettings:
-    """What a test's runs have in common."""
+    """The settings that all runs of a study's tests share."""
 
     study: Study
     results: Mapping[str, RunResult]
     best: Params
-    """What the search settled on."""
+    """Point that the search settled on."""
     target: Sizes
     rounds: int
-    """How often a verdict may ask for more."""
+    """Number of rounds in which a verdict may ask for more runs."""
     warmup: Rule = "share"
-    """How the warmup is carried over duration."""
+    """Rule that carries the warmup over duration."""
     foreseen: bool = False
-    """Whether larger sizes' grids are asked for without the smaller ones' optima, as if these lay
-    at the base's."""
+    """Whether to ask for larger sizes' grids without the smaller ones' optima, as if these were at
+    the base's optimum.
+    """
 
 
 def transfer_test(setting: SharedSettings, name: Hyperparameter, axis: Axis) -> TransferTest:
-    """A hyperparameter over an axis; the learning rate over width with its control condition."""
+    """Return the test of a hyperparameter over an axis; the learning rate over width has a control
+    condition.
+    """
     rate = name == "learning_rate"
     condition = _rates(setting, axis) if rate else _values(setting, name, axis)
     control = _control(setting) if rate and axis == "width" and setting.study.has_control else None
@@ -274,13 +288,13 @@ def _rates(setting: SharedSettings, axis: Axis) -> Condition:
     centre = float(round(math.log2(setting.best["learning_rate"])))
     cells: dict[tuple[int, float], int] = {}
     sizes = axis_sizes(study, axis)
-    # runs of one rate share their stable phase
+    # With decay branches, runs of one rate share their stable phase.
     branches = study.plan.proxy.decay_branches and axis == "duration"
     full = {base, *(sizes if branches else sizes[:FIRST_SIZES])}
     num_seeds = transfer.num_seeds if axis == "width" else transfer.axis_num_seeds
 
     def grid(size: int, around: float, offsets: tuple[float, ...]) -> None:
-        # At the base these are the runs over width: more seeds cost nothing.
+        # At the base these runs are also those over width, so more seeds cost nothing.
         count = transfer.num_seeds if size == base else num_seeds
         cells.update({(size, around + offset): count for offset in offsets})
 
@@ -306,8 +320,8 @@ def _rates(setting: SharedSettings, axis: Axis) -> Condition:
 def _predicted(
     setting: SharedSettings, known: Condition, axis: Axis, base: int, size: int
 ) -> float | None:
-    """Where the smaller sizes' optima put this one's, to a quarter octave; None if they do
-    not say.
+    """Return the optimum that the smaller sizes predict for this size, rounded to a quarter octave;
+    None if they predict none.
     """
     from transfer.verdict.verdict import MIN_DRAWS, examine
 
@@ -319,8 +333,8 @@ def _predicted(
 
 
 def _control(setting: SharedSettings) -> Condition:
-    """The control over width, in standard form: at the base both are the same function, and share
-    its runs.
+    """Return the control over width, in the standard parametrization. At the base both
+    parametrizations are the same function and share runs.
     """
     study, base = setting.study, setting.study.plan.proxy.base_width
     transfer = study.plan.transfer
@@ -336,7 +350,9 @@ def _control(setting: SharedSettings) -> Condition:
 
 
 def _values(setting: SharedSettings, name: Hyperparameter, axis: Axis) -> Condition:
-    """Another hyperparameter over an axis, around the value that the search settled on."""
+    """Return the condition of another hyperparameter over an axis, around the value that the search
+    settled on.
+    """
     study, transfer = setting.study, setting.study.plan.transfer
     sizes = study.plan.hyperparameter_widths if axis == "width" else axis_sizes(study, axis)
     here = to_log2(name, base_value(study, name, setting.best))
@@ -356,8 +372,8 @@ def _extended(
     *,
     control: bool = False,
 ) -> Condition:
-    """The grid with what its verdict asks for, as often as it may: beyond the plan's rounds, for
-    what no verdict can be made from, also runs that sharpen it.
+    """Return the grid with the runs that its verdict asks for, for as many rounds as allowed.
+    Rounds beyond the plan's may also add runs that sharpen a verdict.
     """
     plain = setting.study.plan.transfer.max_extensions
     for number in range(setting.rounds):
@@ -365,7 +381,7 @@ def _extended(
         if not condition.done(setting.results) or not condition.points(setting.results):
             break
         verdict = _judged_so_far(setting, name, axis, condition)
-        # The control condition must be bracketed to be shown; it need not be decided.
+        # The control's optima must be bracketed to be shown; its verdict may stay open.
         enough = control and all(optimum.status != "edge" for optimum in verdict.optima)
         asked = [
             (s.size, s.log2_value, s.num_seeds)
@@ -383,14 +399,14 @@ def _extended(
 def _judged_so_far(
     setting: SharedSettings, name: Hyperparameter, axis: Axis, condition: Condition
 ) -> Verdict:
-    """The verdict that says which runs are still needed."""
+    """Return the verdict that tells which runs are still needed."""
     from transfer.verdict.verdict import judge  # numpy and scipy are not for `--help`
 
     if name != "learning_rate":
         own = to_log2(name, base_value(setting.study, name, setting.best))
         return judge(condition.points(setting.results), question_of(setting, name, axis, own))
-    # What the axes cost adds up, and must be under the margin together: each may have its share,
-    # and no more.
+    # The regrets over all axes add up and must stay below the margin together, so each axis gets an
+    # equal share of the margin.
     num_axes = sum(tested == name for tested, _ in wanted_tests(setting.study))
     question, points = question_of(setting, name, axis, None), condition.points(setting.results)
     found = judge(
@@ -402,7 +418,7 @@ def _judged_so_far(
 def question_of(
     setting: SharedSettings, name: Hyperparameter, axis: Axis, transferred: float | None
 ) -> Question:
-    """What is asked of a test's runs."""
+    """Return the question that a test's runs must answer."""
     study, base = setting.study, base_sizes(setting.study)
     own = study.plan.search.own
     powers, power = (
@@ -427,7 +443,7 @@ def question_of(
 
 
 def _fits(study: Study, name: Hyperparameter, axis: Axis, size: int, log2_value: float) -> bool:
-    """Whether there can be such a run."""
+    """Return whether a run with this value is possible."""
     value = from_log2(name, log2_value)
     one = hyperparameter_named(name)
     if one.unit == SHARE_OF_STEPS and value > MOST_OF_STEPS:
@@ -451,7 +467,7 @@ def _condition(
     for (size, log2_value), num_seeds in sorted(cells.items()):
         if not _fits(study, name, axis, size, log2_value):
             continue
-        value = own  # exactly; others to some digits
+        value = own  # the base's own value stays exact; others are rounded
         if name == "learning_rate":
             value = 2.0**log2_value
         elif log2_value != to_log2(name, own):
@@ -470,31 +486,29 @@ def _condition(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatePair:
-    """The learning rate with a value of the plan's own axes that is tested over width."""
+    """The learning rate together with a value of the plan's own axes that is tested over width."""
 
     other: str
     corners: tuple[tuple[int, tuple[int, int], RunSpec], ...]
-    """Seed, octaves off, and the run at the base."""
+    """Seed, offsets in octaves, and run at the base, for each corner of the square."""
 
     @property
     def name(self) -> str:
-        """As one says it."""
+        """Name of the pair for people."""
         return f"learning rate with {hyperparameter_named(self.other).label}"
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Every run."""
+        """All runs of the pair."""
         return [spec for _, _, spec in self.corners]
 
     def done(self, results: Mapping[str, RunResult]) -> bool:
-        """Whether every run has an outcome."""
+        """Return whether every run has a result."""
         return all(spec.id in results for spec in self.specs)
 
 
 def rate_pairs(setting: SharedSettings) -> tuple[RatePair, ...]:
-    """The pairs of a plan: none where it has no axes of its own, or tests none of them over
-    width.
-    """
+    """Return the pairs of a plan: empty if it has no own axes, or tests none of them over width."""
     study, best = setting.study, setting.best
     tested = dict.fromkeys(name for name, axis in wanted_tests(study) if axis == "width")
     if LEARNING_RATE not in tested:
@@ -515,7 +529,9 @@ def rate_pairs(setting: SharedSettings) -> tuple[RatePair, ...]:
 
 
 def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[RunSpec]]:
-    """By test, the runs that its first verdict asks for, before anything has ended."""
+    """Return the runs that each test's first verdict needs, before any run has ended, by name of
+    the test.
+    """
     setting = SharedSettings(
         study=study, results={}, best=point, target=target, rounds=0, foreseen=True
     )
@@ -527,8 +543,8 @@ def first_runs(study: Study, point: Params, target: Sizes) -> dict[str, list[Run
 def warmup_runs(
     study: Study, point: Params, target: Sizes, results: Mapping[str, RunResult]
 ) -> tuple[tuple[RunSpec, ...], WarmupRule | None]:
-    """The comparison of a warmup's share with its number of tokens, within its part of what all
-    tests take.
+    """Compare a warmup's share with its number of tokens, within `WARMUP_SHARE` of the FLOPs of all
+    tests. Return the runs, and the rule once all have ended.
     """
     if study.plan.command is not None and not study.plan.command.reaches("warmup_steps"):
         return (), WarmupRule(rule="share")
@@ -548,7 +564,7 @@ def warmup_runs(
 def judged(
     setting: SharedSettings, test: TransferTest, transferred: float | None
 ) -> DetailedVerdict:
-    """The verdict on a test's runs, with what it was drawn from."""
+    """Return the verdict on a test's runs, with the estimates behind it."""
     from transfer.verdict.verdict import examine
 
     control = test.control.points(setting.results) if test.control else ()

@@ -1,5 +1,5 @@
-"""What the search and the transfer tests found: values set at the base, how they move, and as plain
-data for report and verbs. No torch.
+"""The results of the search and the transfer tests: values set at the base, and the rules that
+carry them to the target. Also as plain data for the report and the verbs. No torch.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 
 _AXES: tuple[Axis, ...] = ("width", "depth", "batch", "duration")
 _USUAL = tuple(one.name for one in HYPERPARAMETERS.values() if one.set_by != "axes")
-"""Shown whether they were searched or not."""
+"""Hyperparameters that are shown whether they were searched or not."""
 SPEND, SPENT = "spend", "spent"
-"""Kinds of records: one more round of what verdicts want, and the end of such rounds, so that an
-interrupted spending resumes where it stopped and runs what it would have run.
+"""Kinds of records: one more round of runs that verdicts ask for, and the end of such rounds. With
+them, an interrupted `--spend` resumes where it stopped and makes the same runs.
 """
 
 
@@ -78,89 +78,92 @@ class StageMissingError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchOutcome:
-    """What the search found."""
+    """The result of the search."""
 
     points: tuple[Params, ...]
     best: Params
-    """What is used: the best trial's point, with conventional values where these are no worse; to
-    three digits."""
+    """Point that is used: the best trial's, with conventional values where these are no worse,
+    rounded to three digits.
+    """
     best_trial: int
     ties: tuple[Tie, ...]
-    """Between its values and conventional ones."""
+    """Decisions between its values and conventional ones."""
     replicated: RepeatedTrials | None
-    """Repeats of the best trials, which chose among them; None without."""
+    """Repeats of the best trials, which chose among them; None without repeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transferred:
-    """What the transfer stage found."""
+    """The result of the transfer stage."""
 
     tests: tuple[TransferTest, ...]
-    """The learning rate's first, over width first of all."""
+    """Tests: those of the learning rate first, and among them the one over width."""
     best: Params
-    """What the search settled on."""
+    """Point that the search settled on."""
     ties: tuple[Tie, ...]
-    """Between the search's values and conventional ones."""
+    """Decisions between the search's values and conventional ones."""
     warmup: WarmupRule
-    """How the warmup is carried over duration."""
+    """Rule that carries the warmup over duration."""
     log2_lr: float
-    """Set at the base, to be used everywhere."""
+    """Log2 of the learning rate set at the base."""
     at_optimum: bool
-    """Whether it is the fitted optimum of the base width, or, where there is none, the search's
-    best rate."""
+    """Whether that is the fitted optimum of the base width; if there is none, it is the search's
+    best rate.
+    """
     powers_at: Callable[[Sizes], Mapping[Axis, float]]
-    """Measured exponents of the learning rate from the base to a target, beyond what the
-    parametrization does; where there are none, none. Where an optimum bends, they depend on the
-    target."""
+    """Function that returns the measured exponents of the learning rate from the base to a target,
+    in addition to the parametrization's; empty if none were measured. If an optimum bends, they
+    depend on the target.
+    """
     pairs: tuple[RatePair, ...] = ()
-    """The learning rate with other rates of the user's own code."""
+    """Pairs of the learning rate with other rates of the user's own code."""
 
     @property
     def learning_rate(self) -> float:
-        """At the base, to four digits."""
+        """Learning rate at the base, rounded to four digits."""
         return float(f"{2.0**self.log2_lr:.4g}")
 
     @property
     def point(self) -> Params:
-        """What is launched with, as set at the base."""
+        """Point of the main run, as set at the base."""
         return {**self.best, "learning_rate": self.learning_rate}
 
     def rate_at(self, base: Sizes, target: Sizes) -> float:
-        """The learning rate set at the base of width and depth, carried to the target's batch and
-        duration.
+        """Return the learning rate set at the base width and depth, carried to the target's batch
+        and duration.
         """
         return transferred_rate(self.learning_rate, self.powers_at(target), base, target)
 
     def point_at(self, study: Study, target: Sizes) -> Params:
-        """The point of a run at the target."""
+        """Return the point of a run at the target."""
         point = {**self.point, "learning_rate": self.rate_at(base_sizes(study), target)}
         return followed(study, self.warmup.rule, point, target.duration)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Verdicts:
-    """Every test judged at one target."""
+    """The verdicts of all tests for one target."""
 
     target: Sizes
     tests: tuple[tuple[TransferTest, DetailedVerdict], ...]
     together: JointVerdict
-    """The learning rate over all axes at once."""
+    """Verdict on the learning rate over all axes at once."""
 
     failed: frozenset[str]
-    """Ids of runs that failed, and did not diverge."""
+    """Ids of runs that failed without diverging."""
     pairs: tuple[PairVerdict, ...] = ()
 
     def num_failed(self, test: TransferTest) -> int:
-        """Runs of a test's own condition that failed."""
+        """Return the number of failed runs of a test's own condition."""
         return sum(spec.id in self.failed for spec, _ in test.condition.specs)
 
 
 def searched(study: Study, ledger: Ledger) -> SearchOutcome:
-    """Points and winner of the search.
+    """Return the points and the winner of the search.
 
     Raises:
-        StageMissingError: it has not ended.
-        NoFinishedTrialError: every trial diverged or failed.
+        StageMissingError: The search has not ended.
+        NoFinishedTrialError: Every trial diverged or failed.
     """
     missing = StageMissingError(
         f"the search has not ended: `{study.command_line('sweep')}` runs or resumes it"
@@ -194,7 +197,9 @@ def searched(study: Study, ledger: Ledger) -> SearchOutcome:
 
 
 def target_guess(study: Study) -> Sizes:
-    """The target before any fit: the width that the budget suggests, and the tokens it leaves."""
+    """Return the sizes of the target before any fit: the width that the budget suggests, and the
+    tokens that remain.
+    """
     plan, shape = study.plan, study.target_shape_guess
     params = study.num_params(shape)
     batch = plan.target_batch_tokens
@@ -217,7 +222,8 @@ def _setting(
 def _tests(
     setting: SharedSettings,
 ) -> tuple[SharedSettings, tuple[RunSpec, ...], WarmupRule | None, tuple[TransferTest, ...]]:
-    """The setting with the warmup's rule, its comparison, and the tests as far as results tell.
+    """Return the settings with the warmup's rule, the runs that compare the rules, the rule, and
+    the tests as far as results tell.
 
     Runs of other durations follow the rule, so tests over duration wait for it.
     """
@@ -234,11 +240,11 @@ def _tests(
 
 
 def asked(study: Study, ledger: Ledger) -> tuple[TransferTest | RatePair, ...]:
-    """The tests, with the runs they want as far as results tell, after the comparison of how a
-    warmup is carried.
+    """Return the tests with the runs that they ask for as far as results tell, after the comparison
+    of warmup rules.
 
     Raises:
-        StageMissingError: the search has not ended.
+        StageMissingError: The search has not ended.
     """
     setting, compared, _, tests = _tests(_setting(study, ledger, searched(study, ledger)))
     wanted: tuple[TransferTest | RatePair, ...] = (*tests, *rate_pairs(setting))
@@ -256,11 +262,11 @@ def asked(study: Study, ledger: Ledger) -> tuple[TransferTest | RatePair, ...]:
 
 
 def missing_after_another_round(study: Study, ledger: Ledger) -> dict[str, RunSpec]:
-    """The runs, by id, that the tests want after one more round of spending and that have no
-    outcome yet.
+    """Return the runs, by id, that the tests ask for after one more round of spending and that have
+    no result yet.
 
     Raises:
-        StageMissingError: the search has not ended.
+        StageMissingError: The search has not ended.
     """
     setting = _setting(study, ledger, searched(study, ledger))
     _, compared, _, tests = _tests(dataclasses.replace(setting, rounds=setting.rounds + 1))
@@ -269,10 +275,10 @@ def missing_after_another_round(study: Study, ledger: Ledger) -> dict[str, RunSp
 
 
 def transferred(study: Study, ledger: Ledger) -> Transferred:
-    """The transfer tests and the rate they give.
+    """Return the transfer tests and the learning rate that they give.
 
     Raises:
-        StageMissingError: their runs have not ended.
+        StageMissingError: Their runs have not ended.
     """
     won = searched(study, ledger)
     setting, _, warmup, tests = _tests(_setting(study, ledger, won))
@@ -312,7 +318,7 @@ def transferred(study: Study, ledger: Ledger) -> Transferred:
 
 
 def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes) -> Verdicts:
-    """Every test judged at a target, and the learning rate over all axes at once."""
+    """Judge every test for a target, and the learning rate over all axes at once."""
     from transfer.verdict.joint_verdict import judge_together
 
     base, rule = base_sizes(study), found.warmup.rule
@@ -322,7 +328,7 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
     tests = []
     for test in found.tests:
         name = test.hyperparameter
-        # over other axes, what is asked is whether the rule carries their own base optimum
+        # Over other axes, the question is whether the rule carries the axis's own base optimum.
         if name == "learning_rate":
             value = found.log2_lr if test.axis == "width" else None
         else:
@@ -342,8 +348,8 @@ def verdicts_at(study: Study, ledger: Ledger, found: Transferred, target: Sizes)
 def transfer_body(
     study: Study, found: Transferred, verdicts: Verdicts, results: Mapping[str, RunResult]
 ) -> dict[str, Json]:
-    """Tests with their verdicts and runs, the learning rate over all axes, and the table of
-    values.
+    """Return the tests with their verdicts and runs, the learning rate over all axes, and the table
+    of values.
     """
     from transfer.verdict.summary import pair_summary, together_summary
 
@@ -373,7 +379,9 @@ def transfer_body(
 def _with_spike(
     study: Study, test: TransferTest, results: Mapping[str, RunResult], verdict: Verdict
 ) -> dict[str, Json]:
-    """A verdict; where one run alone makes the drift, with how its gradients spiked."""
+    """Return a verdict; if a single run causes the drift, with a sentence about its gradient
+    spikes.
+    """
     from transfer.verdict.summary import verdict_summary
 
     body, condition = verdict_summary(verdict), test.condition
@@ -405,8 +413,8 @@ def _runs(study: Study, test: TransferTest, results: Mapping[str, RunResult]) ->
 def _value(
     study: Study, found: Transferred, verdicts: Verdicts, name: Hyperparameter
 ) -> dict[str, Json]:
-    """A hyperparameter's row: at the base, at the target, by which rule, and how far that was
-    tested.
+    """Return a hyperparameter's row: its value at the base and at the target, the rule between
+    them, and how far that was tested.
     """
     from transfer.verdict.joint_verdict import differs
     from transfer.verdict.summary import estimate_summary, verdict_summary
@@ -449,14 +457,14 @@ def _value(
 
 
 def _at_base(study: Study, found: Transferred, name: Hyperparameter) -> Json:
-    """A hyperparameter's value at the base; of a categorical axis of words, the word."""
+    """Return a hyperparameter's value at the base; for a categorical axis of words, the word."""
     value = found.learning_rate if name == LEARNING_RATE else base_value(study, name, found.point)
     own = study.plan.search.own.get(name)
     return value if own is None or not own.words else own.value(name, value).word
 
 
 def _regret(verdict: Verdict) -> tuple[int, float]:
-    """What drifts first, then what cannot tell, then by cost."""
+    """Return the sort key of a verdict: drifts last, then cannot tell, then by regret."""
     rank = ("holds", "cannot_tell", "drifts").index(verdict.outcome)
     return rank, verdict.regret_nats.high if verdict.regret_nats else 0.0
 
@@ -467,7 +475,7 @@ _UNSCALED = "The same value at every size"
 def _ruled(
     study: Study, found: Transferred, target: Sizes, name: Hyperparameter
 ) -> tuple[Json, str]:
-    """A value at the target, and the rule that puts it there in words."""
+    """Return a value at the target, and the rule that gives it, in words."""
     base, rules = base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.along(axis) / base.along(axis) for axis in _AXES})
     if name == LEARNING_RATE:

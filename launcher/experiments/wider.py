@@ -1,5 +1,5 @@
-"""What the curves in the ledger say: whether wider is better at every step; how a run's gradients
-spiked; where runs branch off. No torch.
+"""Evaluation of the loss curves in the ledger: whether wider models are better at every step, how a
+run's gradients spiked, and where runs branch off. No torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from proxies.core.canon import Json
 
 NUM_RATES = 3
-"""Rates looked at: the base's best, and the next below. Above it the widest models are the first to
-be unstable."""
+"""Number of learning rates that are compared: the base's best, and the next ones below. Above it
+the widest models become unstable first.
+"""
 NUM_POINTS = 40
-"""Of a curve in the report."""
+"""Number of points of a curve in the report."""
 
 
 def curve_of(study: Study, result: RunResult | None) -> Curve | None:
-    """A finished run's curve; None where there is none to read."""
+    """Return a finished run's curve; None if it cannot be read."""
     if result is None or result.status != "finished":
         return None
     try:
@@ -43,8 +44,8 @@ def curve_of(study: Study, result: RunResult | None) -> Curve | None:
 def curves_by_width(
     study: Study, tests: Sequence[TransferTest], results: Mapping[str, RunResult], best_log2: float
 ) -> dict[float, dict[int, dict[int, Curve]]]:
-    """Curves of the learning rate over width: by log2 of the rate, width and seed, at the rates
-    that are looked at.
+    """Return curves of the learning rate over width at the rates that are compared: log2 of the
+    rate -> width -> seed -> curve.
     """
     test = next(
         (one for one in tests if (one.hyperparameter, one.axis) == (LEARNING_RATE, "width")), None
@@ -68,7 +69,7 @@ def curves_by_width(
 def wider(
     study: Study, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]
 ) -> WiderVerdict | None:
-    """Whether wider is better, by every two neighbouring widths of a rate."""
+    """Judge whether wider models are better, by every two neighboring widths at a rate."""
     from proxies.coordinates.wider import judge_wider
 
     pairs = [
@@ -112,8 +113,8 @@ def _paired(
 def wider_body(
     found: WiderVerdict | None, curves: Mapping[float, Mapping[int, Mapping[int, Curve]]]
 ) -> Json:
-    """What a report says of it: the verdict, and the mean curves at the highest rate that was
-    looked at.
+    """Return the verdict for the report, with the mean curves at the highest rate that was
+    compared.
     """
     if found is None:
         return None
@@ -142,8 +143,8 @@ def wider_body(
 
 
 def branches_body(study: Study, rungs: Sequence[RunSpec], results: Mapping[str, RunResult]) -> Json:
-    """Curves of the widest rungs that share a stable phase, each from where it left the shorter
-    one; null: none do.
+    """Return the curves of the widest rungs that share a stable phase, each from the step at which
+    it left the shorter one; None if none share one.
     """
     trunks: dict[str, list[RunSpec]] = {}
     for spec in rungs:
@@ -193,10 +194,15 @@ def spike_words(
     sizes: Mapping[str, int],
     culprit: Point,
 ) -> str:
-    """How the gradients of the run that alone makes a drift spiked, beside the others of its size;
-    empty: no log.
+    """Describe how the gradients of the run that causes a drift spiked, compared with other runs of
+    its size; empty if there is no log.
 
-    `specs`: the test's runs with their values; `sizes`: each run's size on its axis.
+    Args:
+        study: Study of the runs.
+        specs: The test's runs with their values.
+        results: Results by run id.
+        sizes: Size of each run on its axis, by run id.
+        culprit: Point of the run that alone causes the drift.
     """
     import statistics
 
@@ -207,7 +213,7 @@ def spike_words(
         curve = curve_of(study, results.get(spec.id)) if sizes[spec.id] == culprit.size else None
         if curve is None:
             continue
-        # a trainer may log few of its steps
+        # A trainer may log only some of its steps.
         after_warmup = bisect_right(curve.steps, spec.schedule.warmup_steps)
         if (ratio := spike_ratio(curve.grad_norm, after_warmup)) is not None:
             ratios[(value, spec.seed) == (culprit.log2_value, culprit.seed)].append(ratio)

@@ -1,4 +1,5 @@
-"""The plan: what a study asks, as TOML, checked key by key, and the runs that follow from it alone.
+"""The plan: the question of a study, written as TOML and checked key by key, and the runs that
+follow from it alone.
 
 Enters:   `plan.toml`, options of `init`, presets.
 Leaves:   a `Plan` and a `Study`; a plan file with a sentence for every key; its JSON Schema.

@@ -1,5 +1,5 @@
-"""Axes that a plan declares: values that only the user's own code knows, searched and transferred
-like any other.
+"""Axes that a plan declares for values of the user's own code. They are searched and transferred
+like any other hyperparameter.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class OwnAxis(Section):
     duration: Power = Field(0.0, description="With the tokens in all over the base's.")
 
     @model_validator(mode="after")
-    def _fits(self) -> OwnAxis:
-        problem = self._problem()
+    def _check_axis(self) -> OwnAxis:
+        problem = self._find_problem()
         if problem:
             raise PydanticCustomError("refused", problem)
         return self
 
-    def _problem(self) -> str:
+    def _find_problem(self) -> str:
         if self.scale == "categorical":
             if self.range is not None or len(self.values) < 2:
                 return "must have values, at least two, and no range: its scale is categorical"
@@ -68,8 +68,8 @@ class OwnAxis(Section):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Its values where they are words; a point of the search then has a word's place among
-        them.
+        """Values of the axis if they are words, else empty. A point of the search then holds the
+        index of a word.
         """
         return (
             tuple(map(str, self.values))
@@ -79,18 +79,18 @@ class OwnAxis(Section):
 
     @property
     def powers(self) -> Powers:
-        """How the value grows."""
+        """Powers by which the value grows from the base."""
         return Powers(width=self.width, depth=self.depth, batch=self.batch, duration=self.duration)
 
     @property
     def tested(self) -> bool:
-        """Whether the transfer of its optimum can be tested, in octaves."""
+        """Whether the transfer of the optimum can be tested, which needs octaves."""
         return self.scale == "log" or (
             self.scale != "categorical" and self.range is not None and self.range[0] > 0
         )
 
     def searched(self, name: str) -> Axis:
-        """What a search varies."""
+        """Return the axis of the search."""
         choices: tuple[float, ...] = ()
         if self.values:
             choices = tuple(
@@ -106,8 +106,8 @@ class OwnAxis(Section):
         )
 
     def value(self, name: str, point: float | None) -> OwnValue:
-        """What a run holds of it; the middle of the range where a point has none."""
+        """Return the value that a run gets; the middle of the range if the point has none."""
         axis = self.searched(name)
-        found = axis.at(0.5) if point is None else float(round(point)) if axis.whole else point
-        word = self.words[int(found)] if self.words else ""
-        return OwnValue(name=name, value=found, whole=axis.whole, word=word, powers=self.powers)
+        number = axis.at(0.5) if point is None else float(round(point)) if axis.whole else point
+        word = self.words[int(number)] if self.words else ""
+        return OwnValue(name=name, value=number, whole=axis.whole, word=word, powers=self.powers)

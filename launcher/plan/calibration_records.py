@@ -1,5 +1,5 @@
-"""The records of a calibration: what was to be chosen, for which work, from which figures. No
-clock, no torch.
+"""The records of a calibration: which choice was open, for which runs, and the measurements that
+decided it. No clock, no torch.
 """
 
 from __future__ import annotations
@@ -18,49 +18,53 @@ from proxies.core.spec import Numerics
 Part = Literal["proxy", "ladder"]
 Open = Literal["num_slots", "compiled"]
 MOST_SLOTS = 4096
-"""The most that a plan or a calibration may ask for of one bank."""
+"""Maximum number of slots of one bank in a plan or a calibration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeRequest:
-    """Runs that share what they compute with, and what of that is to be chosen."""
+    """Runs that share a mode of computing, and the parts of the mode that a calibration chooses."""
 
     part: Part
-    """The section of the plan that has their slots."""
+    """Section of the plan that sets the number of slots."""
     shape: Shape
     batch_tokens: int
     given: Numerics
-    """As the plan says; what is open has its plain value."""
+    """Mode that the plan sets; open parts have their plain value."""
     open: tuple[Open, ...]
 
     @property
     def key(self) -> str:
-        """Names the record of what was chosen."""
+        """Key of the record of the choice."""
         return canon.content_id(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedWork:
-    """The runs a choice is for."""
+    """The runs for which a mode is chosen."""
 
     kinds: tuple[str, ...]
-    """Of every worker, in the order in which they are given work (`sweeps.run.kinds`)."""
+    """Kind of device of every worker, in the order in which workers get work
+    (`sweeps.run.kinds`).
+    """
     phases: tuple[tuple[int, tuple[int, ...]], ...]
-    """One after the other: the most runs in flight, and the steps of each run in its order."""
+    """Phases in order: the maximum number of runs in flight, and the steps of each run in its
+    order.
+    """
 
     @property
     def num_workers(self) -> int:
-        """Of all kinds."""
+        """Number of workers of all kinds."""
         return len(self.kinds)
 
     def bank_steps(self, num_slots: int, slowness: Sequence[float]) -> float:
-        """Steps of banks of so many slots until all runs have ended, each run in the first slot
-        that is free.
+        """Return the steps of banks until all runs have ended, if each run takes the first free
+        slot.
 
         Args:
-            num_slots: of one worker.
-            slowness: by worker, the seconds of its step in those of the fastest worker's, which is
-                what is counted.
+            num_slots: Slots of one worker.
+            slowness: For each worker, the seconds of its step divided by those of the fastest
+                worker's step, which is the unit of the result.
         """
         total = 0.0
         for most, runs in self.phases:
@@ -75,92 +79,96 @@ class PlannedWork:
 
     @property
     def runs_per_worker(self) -> int:
-        """At most."""
+        """Maximum number of runs of one worker."""
         return -(-sum(len(runs) for _, runs in self.phases) // self.num_workers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """What workers measured of a mode."""
+    """Measurements of one mode by workers."""
 
     trial_steps_per_second: float
-    """One worker's rate while all were measuring; 0: the mode was refused."""
+    """Rate of one worker while all were measuring; 0 if the mode was refused."""
     interval: tuple[float, float]
-    """The range of the middle half of the rounds."""
+    """Range of the middle half of the rounds."""
     ratio: float
-    """To the plain mode, in the same rounds: their median."""
+    """Median over the rounds of the rate relative to the plain mode in the same round."""
     least_ratio: float
-    """What that is not below, but in one case of ten."""
+    """Lower bound of that ratio, at a level of nine in ten."""
     first_seconds: float
     again_seconds: float
     peak_bytes: int
-    """The most that any of them held."""
+    """Maximum memory of any worker, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindTiming(Timing):
-    """Of one kind."""
+    """Measurements by workers of one kind."""
 
     kind: str
 
 
 def mean_rate(workers: Sequence[KindTiming]) -> tuple[float, float, float]:
-    """Trial-steps a second of the mean of these workers, with the ends of its interval: (rate, low,
-    high).
+    """Return the mean rate of these workers in trial-steps per second, with its interval: (rate,
+    low, high).
     """
-    each = [(worker.trial_steps_per_second, *worker.interval) for worker in workers]
-    rate, low, high = (statistics.fmean(values) for values in zip(*each, strict=True))
+    rates = [(worker.trial_steps_per_second, *worker.interval) for worker in workers]
+    rate, low, high = (statistics.fmean(values) for values in zip(*rates, strict=True))
     return rate, low, high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeTiming(Timing):
-    """Of all kinds: the mean over the workers; `first_seconds`, `again_seconds` and `peak_bytes` of
-    the kind with the most. And what the planned runs would take.
+    """Measurements by workers of all kinds: the mean over the workers, and the time that the
+    planned runs would take.
+
+    `first_seconds`, `again_seconds` and `peak_bytes` are those of the kind with the largest values.
     """
 
     mode: Numerics
     planned_seconds: float
     refused: str = ""
     by_kind: tuple[KindTiming, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Empty of a mode that was refused."""
+    """Measurements by kind; empty if the mode was refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerKind:
-    """Workers whose devices are alike."""
+    """Workers with the same kind of device."""
 
     kind: str
-    """The device's name."""
+    """Name of the device."""
     num_workers: int
     free_bytes: int
-    """The least that one of them had for itself; 0 where nobody can tell."""
+    """Minimum free memory of one of these workers in bytes; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What was chosen, from what, and why. A record of the ledger: it is never made again."""
+    """A choice of a mode, with its measurements and its reason. It is a record of the ledger and
+    never made again.
+    """
 
     asked: ModeRequest
     chosen: Numerics
     why: str
     device: str
-    """Empty where nothing was measured."""
+    """Name of the device; empty if nothing was measured."""
     num_workers: int
     figures: tuple[ModeTiming, ...] = ()
     kinds: tuple[WorkerKind, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Of the workers; empty where nothing was measured."""
+    """Kinds of the workers; empty if nothing was measured."""
 
     @property
     def figure(self) -> ModeTiming | None:
-        """What was measured of the mode that was chosen; None where nothing was."""
+        """Measurements of the chosen mode; None if nothing was measured."""
         return next((figure for figure in self.figures if figure.mode == self.chosen), None)
 
 
 def mode_name(mode: Numerics, plain: Numerics) -> str:
-    """What a mode has that the plain one has not, in words."""
+    """Describe in words how a mode differs from the plain one."""
     slots = counted(mode.num_slots, "slot") if mode.num_slots > 1 else "one slot"
-    named = {
+    differences = {
         "num_threads": counted(mode.num_threads, "thread"),
         "compiled": "compiled",
         "cuda_graphs": "CUDA graphs",
@@ -172,7 +180,7 @@ def mode_name(mode: Numerics, plain: Numerics) -> str:
             slots,
             *(
                 words
-                for name, words in named.items()
+                for name, words in differences.items()
                 if getattr(mode, name) != getattr(plain, name)
             ),
         ]

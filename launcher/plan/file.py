@@ -1,5 +1,5 @@
-"""Reading plans: TOML in, every problem at once, each with its line. `launcher.plan.writing` writes
-them.
+"""Reading of plans: from TOML to a `Plan`, with every problem at once and its line.
+`launcher.plan.writing` writes them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from proxies.core.plain_files import open_plain, read_plain
 from proxies.core.redaction import redacted, secret_in
 
 MOST_BYTES = 2**20
-"""The largest plan file that is read."""
+"""Maximum size of a plan file in bytes."""
 MAX_DEPTH = 10
 """Maximum depth of nested tables and lists; the deepest key of a plan, a point of
 search.warm_start, has depth four."""
 TODO = "TODO"
 """Placeholder that `forerun init --from` writes where it does not understand a script."""
-_MOST_SHOWN = 80
-"""Characters of a value that is wrong."""
+_MAX_SHOWN = 80
+"""Maximum number of characters of a wrong value that are shown."""
 _LINE = re.compile(r"\s*(?:\[\s*(?P<section>[\w.]+)\s*\]|(?P<key>\w+)\s*=).*")
 
 
 class PlanError(InputError):
-    """A plan with problems: `problems` lists every one, and shows no secret."""
+    """A plan has problems. `problems` lists every one, without secrets."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = problems = [redacted(problem) for problem in problems]
@@ -46,10 +46,14 @@ class PlanError(InputError):
 
 
 def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
-    """Read and check a plan; `overrides` are `section.key=value`, the value in TOML.
+    """Read and check a plan.
+
+    Args:
+        path: Plan file.
+        overrides: Values of `--set`: `section.key=value`, with the value in TOML.
 
     Raises:
-        PlanError: everything that is wrong, at once.
+        PlanError: The plan has problems; the message lists all of them.
     """
     plan, problems = checked_plan(path, overrides)
     if problems:
@@ -58,29 +62,30 @@ def load_plan(path: Path, overrides: tuple[str, ...] = ()) -> Plan:
 
 
 def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, list[str]]:
-    """A plan and everything that is wrong with it; keys with a wrong value are at their defaults.
+    """Return a plan and everything that is wrong with it. Keys with a wrong value have their
+    defaults.
 
     Raises:
-        PlanError: it cannot be read, or is not TOML.
+        PlanError: The file cannot be read, or is not TOML.
     """
     raw = read_plan(path)
     problems = [problem for given in overrides if (problem := override(raw, given))]
     problems += text_problems(raw)
     bad: list[Any] = []
     try:
-        plan = Plan.model_validate(_tuples(raw))
+        plan = Plan.model_validate(_to_tuples(raw))
     except pydantic.ValidationError as error:
-        # Pydantic calls a list too short whose items were refused, and said so already.
+        # Pydantic also calls a list too short if its items were refused, which it reports anyway.
         bad = [
             e
             for e in error.errors()
             if e["type"] != "too_short" or len(e["input"]) < e["ctx"]["min_length"]
         ]
         for error_at in error.errors():
-            _remove(raw, [str(part) for part in error_at["loc"]])
-        plan = Plan.model_validate(_tuples(raw))
-    problems += map(_said, bad)
-    # what their defaults cause is not said
+            _remove_key(raw, [str(part) for part in error_at["loc"]])
+        plan = Plan.model_validate(_to_tuples(raw))
+    problems += map(_format_error, bad)
+    # Do not report problems that only the defaults of wrong keys cause.
     defaulted = [str(e["loc"][min(1, len(e["loc"]) - 1)]) for e in bad]
     problems += [
         sentence for sentence in problems_of(plan) if not any(key in sentence for key in defaulted)
@@ -89,29 +94,29 @@ def checked_plan(path: Path, overrides: tuple[str, ...] = ()) -> tuple[Plan, lis
 
 
 def with_lines(path: Path, problems: Sequence[str], overrides: tuple[str, ...] = ()) -> list[str]:
-    """Problems of a plan with the line of the key, or section, that each begins with; what `--set`
-    says has none.
+    """Add to each problem the line of the key or section that it begins with. A key that `--set`
+    overrides has no line.
     """
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(read_plain(path).decode("utf-8-sig").split("\n"), start=1):
-        if found := _LINE.fullmatch(line.rstrip("\r")):
-            section = found["section"] or section
-            lines.setdefault(f"{section}.{found['key']}" if found["key"] else section, number)
+        if match := _LINE.fullmatch(line.rstrip("\r")):
+            section = match["section"] or section
+            lines.setdefault(f"{section}.{match['key']}" if match["key"] else section, number)
     for given in overrides:
         lines.pop(given.partition("=")[0].strip(), None)
 
     def with_line(problem: str) -> str:
-        named = re.match(r"[\w.]+", problem)
-        section, _, rest = named[0].partition(".") if named else ("", "", "")
-        key = f"{section}.{rest.partition('.')[0]}" if rest else section
+        match = re.match(r"[\w.]+", problem)
+        section, _, subkey = match[0].partition(".") if match else ("", "", "")
+        key = f"{section}.{subkey.partition('.')[0]}" if subkey else section
         return f"{problem} (line {lines[key]})" if key in lines else problem
 
     return [with_line(problem) for problem in problems]
 
 
-def _remove(raw: dict[str, Any], path: Sequence[str]) -> None:
-    """Take a key out of a plan, whatever of it is wrong; or a section that is none."""
+def _remove_key(raw: dict[str, Any], path: Sequence[str]) -> None:
+    """Remove a key from a plan, whichever part of it is wrong; or an unknown section."""
     section = raw.get(path[0])
     if isinstance(section, dict) and len(path) > 1:
         section.pop(path[1], None)
@@ -120,10 +125,10 @@ def _remove(raw: dict[str, Any], path: Sequence[str]) -> None:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """What TOML reads in a plan's file, unchecked.
+    """Return the parsed TOML of a plan file, unchecked.
 
     Raises:
-        PlanError: it cannot be read, or is not TOML.
+        PlanError: The file cannot be read, or is not TOML.
     """
     try:
         with open_plain(path) as file:
@@ -138,7 +143,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         raise PlanError(str(path), [f"is longer than {MOST_BYTES} bytes: no plan is that long"])
     try:
-        # editors on Windows begin a file with a mark
+        # Editors on Windows begin a file with a byte order mark.
         plan = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise PlanError(str(path), ["is not UTF-8: save it as UTF-8"]) from error
@@ -171,13 +176,15 @@ def todo_problems(plan: Plan) -> list[str]:
     return [
         f"{key} has a {TODO}{f' ({match[1]})' if match[1] else ''}: write what your script needs "
         "there"
-        for key, text in _texts(plan.model_dump(), "")
+        for key, text in _iterate_texts(plan.model_dump(), "")
         if (match := re.search(rf"\b{TODO}\b(?:: ([^()]+))?", text))
     ]
 
 
 def override(raw: dict[str, Any], given: str) -> str:
-    """Set `section.key=value` in a plan's sections; returns why it cannot, or nothing."""
+    """Set `section.key=value` in a plan's sections. Return the problem if that is not possible,
+    else an empty text.
+    """
     name, equals, text = given.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
@@ -189,7 +196,7 @@ def override(raw: dict[str, Any], given: str) -> str:
     except tomllib.TOMLDecodeError:
         if not re.fullmatch(r"[A-Za-z_][\w.:-]*", text):
             return f"--set {given}: {text!r} is not a TOML value (strings need quotes)"
-        value = text  # a word needs none
+        value = text  # a plain word needs no quotes
     table = raw.setdefault(section, {})
     if not isinstance(table, dict):
         return f"--set {given}: {section} is not a section"
@@ -200,38 +207,39 @@ def override(raw: dict[str, Any], given: str) -> str:
 
 
 def text_problems(raw: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the texts of a plan, by key; never the text itself."""
+    """Return the problems with the texts of a plan, by key. The texts themselves are never
+    shown.
+    """
     problems = []
-    for key, text in _texts(raw, ""):
-        if said := secret_in(text):
+    for key, text in _iterate_texts(raw, ""):
+        if secret := secret_in(text):
             problems.append(
-                f"{key} holds what looks like {said}: a plan is kept and shown. Put it into the "
-                "environment, which a "
-                "command inherits, or into a file that only you can read"
+                f"{key} holds what looks like {secret}: a plan is kept and shown. Put it into the "
+                "environment, which a command inherits, or into a file that only you can read"
             )
         if "\0" in text:
             problems.append(f"{key} holds a zero byte, which no path and no command can")
     return problems
 
 
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text below a value, with its dotted key; of a table also the names."""
+def _iterate_texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield every text below a value with its dotted key; of a table also the names."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield key or "a section's name", name
-            yield from _texts(inner, f"{key}.{name}" if key else name)
+            yield from _iterate_texts(inner, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts(inner, key)
+            yield from _iterate_texts(inner, key)
 
 
-def _tuples(value: Any) -> Any:
-    """TOML arrays as tuples, which is what strict pydantic takes."""
+def _to_tuples(value: Any) -> Any:
+    """Convert TOML arrays to tuples, which strict pydantic requires."""
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+        return {key: _to_tuples(item) for key, item in value.items()}
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 _PLAIN = {
@@ -246,20 +254,20 @@ _PLAIN = {
     "a valid tuple": "a list",
     "Tuple": "List",
 }
-"""Pydantic's words, and ours."""
+"""Words of pydantic's messages, and the words that replace them."""
 
 
-def _said(error: Any) -> str:
-    """One of pydantic's problems: where, what is there, and what it must be."""
+def _format_error(error: Any) -> str:
+    """Format one of pydantic's errors: key, value, and what it must be."""
     path = [str(part) for part in error["loc"] if part not in WRITTEN_AS]
     where = ".".join(path).removesuffix(".[key]")
     if error["type"] == "extra_forbidden":
-        known = list(_section_at(path[:-1]).model_fields)
-        # The same name in another section is nearer than a similar one in this.
+        known = list(_find_section(path[:-1]).model_fields)
+        # The same name in another section is a better guess than a similar name in this one.
         near = [
             f"{section}.{path[-1]}"
             for section in Plan.model_fields
-            if path[-1] in _section_at([section]).model_fields
+            if path[-1] in _find_section([section]).model_fields
         ]
         near = (
             near
@@ -272,13 +280,13 @@ def _said(error: Any) -> str:
     sentence = "must be a section" if error["type"] == "model_type" else str(error["msg"])
     if error["type"] == "too_short":
         sentence = f"must have at least {counted(error['ctx']['min_length'], 'value')}"
-    for theirs, ours in _PLAIN.items():
-        sentence = sentence.replace(theirs, ours)
-    return f"{where} = {_shown(error['input'])}: {sentence}"
+    for pydantic_words, plain_words in _PLAIN.items():
+        sentence = sentence.replace(pydantic_words, plain_words)
+    return f"{where} = {_format_value(error['input'])}: {sentence}"
 
 
-def _section_at(path: Sequence[str]) -> type[BaseModel]:
-    """Whose keys are at this place: below the sections only axes that a plan declares are
+def _find_section(path: Sequence[str]) -> type[BaseModel]:
+    """Return the section class at a path. Below the sections, only axes that a plan declares are
     tables.
     """
     section: type[BaseModel] = Plan
@@ -290,10 +298,10 @@ def _section_at(path: Sequence[str]) -> type[BaseModel]:
     return section
 
 
-def _shown(value: object) -> str:
-    shown = list(value) if isinstance(value, tuple) else value
+def _format_value(value: object) -> str:
+    plain_value = list(value) if isinstance(value, tuple) else value
     try:
-        sentence = repr(shown)
-    except ValueError:  # a whole number of thousands of digits
+        sentence = repr(plain_value)
+    except ValueError:  # Python refuses to format integers of thousands of digits
         sentence = "a number that is too long to show"
-    return sentence if len(sentence) <= _MOST_SHOWN else f"{sentence[:_MOST_SHOWN]}..."
+    return sentence if len(sentence) <= _MAX_SHOWN else f"{sentence[:_MAX_SHOWN]}..."

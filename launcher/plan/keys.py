@@ -1,5 +1,5 @@
-"""What sections of a plan are made of: their base, the kinds of values, and the keys that the
-registry of hyperparameters declares. Imports pydantic and nothing heavier.
+"""Building blocks of the plan's sections: their base class, the types of values, and the keys that
+the registry of hyperparameters declares. Imports pydantic and nothing heavier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from proxies.core.rules import CHOICES, POWERS
 
 
 def must(holds: Callable[[Any], object], said: str) -> AfterValidator:
-    """A check of a whole value; `said` follows the key and the value."""
+    """Return a validator for a whole value.
+
+    Args:
+        holds: Returns whether the value is allowed.
+        said: Message that follows the key and the value.
+    """
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -34,7 +39,7 @@ def must(holds: Callable[[Any], object], said: str) -> AfterValidator:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_RANGES = tuple(one.name for one in SET_BY["search"])
+_RANGES = tuple(hyperparameter.name for hyperparameter in SET_BY["search"])
 ONCE = must(lambda values: len(set(values)) == len(values), "must not repeat a value")
 RISING = must(lambda ends: ends[0] <= ends[1], "must have the lower end first")
 
@@ -47,7 +52,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Range = Annotated[tuple[Positive, Positive], RISING]
 Widths = Annotated[tuple[Width, ...], ONCE]
 Octaves = Annotated[float, Field(ge=-20, le=20)]
-"""An offset: beyond these limits no float of a run would be sane."""
+"""Offset in octaves. Beyond these limits the numbers of a run would overflow."""
 
 if TYPE_CHECKING:
     MoreAxis: TypeAlias = str
@@ -72,7 +77,9 @@ else:
 
 
 class Section(BaseModel):
-    """Strict and frozen: unknown keys, and values of another kind, are errors."""
+    """Base class of sections. It is strict and frozen: unknown keys and values of another type are
+    errors.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -81,22 +88,31 @@ _SomeSection = TypeVar("_SomeSection", bound=Section)
 
 
 def with_values(section: type[_SomeSection]) -> type[_SomeSection]:
-    """The section with a key for the value of each hyperparameter that `[proxy]` sets."""
-    return _with_keys(section, {one: (_number(one), one.default) for one in SET_BY["proxy"]})
+    """Return the section with a key for the value of each hyperparameter that `[proxy]` sets."""
+    return _add_keys(
+        section,
+        {
+            hyperparameter: (_build_number_type(hyperparameter), hyperparameter.default)
+            for hyperparameter in SET_BY["proxy"]
+        },
+    )
 
 
 def with_ranges(section: type[_SomeSection]) -> type[_SomeSection]:
-    """The section with a key for the range of each hyperparameter that every search varies."""
+    """Return the section with a key for the range of each hyperparameter that every search
+    varies.
+    """
     keys: dict[Hyperparameter, tuple[Any, Any]] = {}
-    for one in SET_BY["search"]:
-        end = _number(one)
-        keys[one] = Annotated[tuple[end, end], RISING], one.range  # type: ignore[valid-type]
-    return _with_keys(section, keys)
+    for hyperparameter in SET_BY["search"]:
+        number_type = _build_number_type(hyperparameter)
+        ends = tuple[number_type, number_type]  # type: ignore[valid-type]
+        keys[hyperparameter] = Annotated[ends, RISING], hyperparameter.range
+    return _add_keys(section, keys)
 
 
 def with_rules(section: type[_SomeSection]) -> type[_SomeSection]:
-    """The section with a key for each choice of a parametrization but its width rule: the plan
-    names that.
+    """Return the section with a key for each choice of a parametrization except its width rule,
+    which the parametrization's name sets.
     """
     kinds: dict[str, Any] = {
         **{
@@ -111,34 +127,45 @@ def with_rules(section: type[_SomeSection]) -> type[_SomeSection]:
         name: (kinds[name] | None, Field(None, description=about))
         for name, about in QUESTIONS.items()
     }
-    return _made(section, fields)
+    return _create_section(section, fields)
 
 
-def _with_keys(
+def _add_keys(
     section: type[_SomeSection], keys: dict[Hyperparameter, tuple[Any, Any]]
 ) -> type[_SomeSection]:
     fields: dict[str, Any] = {
-        one.name: (kind, Field(default, description=one.meaning))
-        for one, (kind, default) in keys.items()
-        if one.name not in section.model_fields
+        hyperparameter.name: (kind, Field(default, description=hyperparameter.meaning))
+        for hyperparameter, (kind, default) in keys.items()
+        if hyperparameter.name not in section.model_fields
     }
-    return _made(section, fields)
+    return _create_section(section, fields)
 
 
-def _made(section: type[_SomeSection], fields: dict[str, Any]) -> type[_SomeSection]:
-    made: type[_SomeSection] = create_model(
+def _create_section(section: type[_SomeSection], fields: dict[str, Any]) -> type[_SomeSection]:
+    created: type[_SomeSection] = create_model(
         section.__name__,
         __base__=section,
         __doc__=section.__doc__,
         __module__=section.__module__,
         **fields,
     )
-    return made
+    return created
 
 
-def _number(one: Hyperparameter) -> Any:
-    """A float within a hyperparameter's bounds."""
-    most = one.most if one.most is not None or one.below is not None else 1e30
+def _build_number_type(hyperparameter: Hyperparameter) -> Any:
+    """Return the type of a float within a hyperparameter's bounds."""
+    upper = (
+        hyperparameter.most
+        if hyperparameter.most is not None or hyperparameter.below is not None
+        else 1e30
+    )
     return Annotated[
-        float, Field(gt=one.above, ge=one.least, lt=one.below, le=most, allow_inf_nan=False)
+        float,
+        Field(
+            gt=hyperparameter.above,
+            ge=hyperparameter.least,
+            lt=hyperparameter.below,
+            le=upper,
+            allow_inf_nan=False,
+        ),
     ]

@@ -1,7 +1,7 @@
-"""The plan: what a study asks, and the records that follow from it alone.
+"""The plan: the question of a study, and the records that follow from it alone.
 
-The keys are in `sections`, `search` and `cluster` beside it; `file` reads them, `writing` writes
-them. No torch.
+The keys of its sections are in `sections` and `search`; section `[cluster]` is here. `file` reads
+plans, and `writing` writes them. No torch.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ from scaling_fits.allocation.shapes import layers_of
 from sweeps.run.budget import BudgetCaps
 from sweeps.search.space import Params, SearchSpace
 
-# Section `[cluster]` of a plan: where proxies run. No part of the question: it may change on
-# resume.
+# ---- Section [cluster] ----
+# It is not part of the question, so it may change on resume.
 
 Cap = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 LEAST_SHARE = 0.01
-"""The smallest share of a GPU: below it CUDA itself does not fit, and Ray counts in 1/10,000."""
+"""Minimum share of a GPU: below it CUDA itself does not fit, and Ray counts in units of
+1/10,000.
+"""
 _OURS = (
     "--ntasks",
     "--ntasks-per-node",
@@ -80,7 +82,7 @@ _GPUS = must(
 
 
 class ClusterSection(Section):
-    """Where proxies run."""
+    """The workers that train proxies, and the limits of the study's spend."""
 
     backend: Literal["ray", "inline"] = Field(
         "ray", description="ray: worker processes; inline: this process."
@@ -132,13 +134,15 @@ class ClusterSection(Section):
     )
 
     def num_devices(self, kinds: Sequence[str]) -> dict[str, float]:
-        """Devices of workers with such devices, by kind: GPUs, or cores where they have none."""
+        """Return the number of devices of workers by kind: GPUs, or cores for workers without
+        GPUs.
+        """
         each = self.worker_gpus or self.worker_cpus
         return {kind: number * each for kind, number in Counter(kinds).items()}
 
     @property
     def caps(self) -> BudgetCaps:
-        """The most that the study may take."""
+        """Maximum spend of the study."""
         return BudgetCaps(
             num_runs=self.max_runs or None,
             flops=self.max_flops or None,
@@ -164,7 +168,12 @@ class Plan(Section):
     launch: LaunchSection = LaunchSection()
 
     def shape(self, width: int, vocab_size: int) -> Shape:
-        """The shape at a width. Raises SpecError where it does not add up."""
+        """Return the shape at a width.
+
+        Raises:
+            SpecError: The width does not fit the head dim, the feed-forward ratio, or the key-value
+                heads.
+        """
         num_heads, rest = divmod(width, self.model.head_dim)
         if rest:
             raise SpecError(
@@ -208,7 +217,7 @@ class Plan(Section):
 
     @property
     def parametrization(self) -> Parametrization:
-        """How numbers scale: the named source's answers, and the plan's own."""
+        """Scaling rules: those of the named source, with the plan's own choices."""
         by_shape = RECIPES[self.proxy.optimizer].rates_by_shape
         usual = {"muon_rate": DEFAULT_MUON_RATE} if by_shape else {}
         return named(
@@ -218,7 +227,7 @@ class Plan(Section):
 
     @property
     def command(self) -> Command | None:
-        """The user's own trainer."""
+        """The user's own trainer; None if forerun's trainer is used."""
         proxy = self.proxy
         if not proxy.command:
             return None
@@ -237,8 +246,8 @@ class Plan(Section):
         )
 
     def reaches(self, name: str) -> bool:
-        """Whether what trains gets a hyperparameter: our trainer its optimizer's, a command only
-        what it names.
+        """Return whether the trainer gets a hyperparameter: forerun's gets those of its optimizer,
+        a command only those it names.
         """
         if self.command is not None:
             return self.command.reaches(hyperparameter_named(name).told_as)
@@ -246,22 +255,22 @@ class Plan(Section):
 
     @property
     def space(self) -> SearchSpace:
-        """What the search varies, as it begins. Raises SpecError for what is no range."""
+        """Search space at the start of the search. Raises SpecError if a range is not valid."""
         return self.search.space(self.reaches)
 
     @property
     def not_searched(self) -> tuple[str, ...]:
-        """What every search varies, but the user's own trainer does not get."""
+        """Hyperparameters that every search varies but the user's own trainer does not get."""
         return tuple(name for name in self.search.ranges if not self.reaches(name))
 
     @property
     def first_points(self) -> tuple[Params, ...]:
-        """The points of `search.warm_start`, whole."""
+        """Points of `search.warm_start`, with the values that they leave out."""
         space = self.space
         return tuple(space.nearest(dict(point)) for point in self.search.warm_start)
 
     def schedule(self, num_steps: int, warmup_share: float) -> Schedule:
-        """The schedule over `num_steps`, its fractions turned into steps."""
+        """Return the schedule over `num_steps`, with its fractions turned into steps."""
         proxy = self.proxy
         decay = max(1, round(proxy.decay_fraction * num_steps)) if proxy.schedule == "wsd" else 0
         stages = self.batch_stages
@@ -279,11 +288,13 @@ class Plan(Section):
 
     @property
     def batch_stages(self) -> int:
-        """Equal stages in which the batch reaches its size."""
+        """Number of equal stages in which the batch grows to its size."""
         return self.proxy.batch_warmup_stages if self.proxy.batch_warmup_fraction else 1
 
     def steps_for(self, num_full_batches: float) -> int:
-        """Steps that train on so many full batches: more of them where the batch warms up."""
+        """Return the number of steps that train on so many full batches; it is larger if the batch
+        warms up.
+        """
         num_steps = max(1, round(num_full_batches))
         if self.proxy.batch_warmup_fraction:
             num_steps = max(num_steps, self.proxy.batch_warmup_stages)
@@ -292,14 +303,16 @@ class Plan(Section):
         return num_steps
 
     def num_tokens(self, num_steps: int, batch_tokens: int | None = None) -> int:
-        """Tokens of a run; the batch is the proxies' unless another is given."""
+        """Return the number of tokens of a run. `batch_tokens`: None for the proxies' batch."""
         return int(
             (batch_tokens or self.proxy.batch_tokens)
             * self.schedule(num_steps, 0.0).num_full_batches
         )
 
     def target_steps(self, params: float) -> int:
-        """Steps of a main run with so many parameters: the budget over 6 N D."""
+        """Return the number of steps of a main run with so many parameters: the budget divided by 6
+        N and the batch.
+        """
         return self.steps_for(self.target.budget_flops / (6.0 * params * self.target_batch_tokens))
 
     @property
@@ -318,11 +331,11 @@ class Plan(Section):
 
     @property
     def target_num_layers(self) -> int:
-        """Layers of the main run, where its depth is not chosen with its width."""
+        """Number of layers of the main run, if its depth is not chosen with its width."""
         return self.target.num_layers or self.model.num_layers
 
     def ladder_depths(self, width: int) -> tuple[int, ...]:
-        """Layers of the ladder's rungs of a width."""
+        """Return the numbers of layers of the ladder's rungs with a width."""
         if self.ladder.width_per_layer:
             return (layers_of(width, self.ladder.width_per_layer),)
         return tuple(sorted(self.ladder.depths)) or (self.model.num_layers,)
@@ -334,8 +347,9 @@ class Plan(Section):
 
     @property
     def width_per_layer(self) -> float:
-        """Of the main run, where its depth is chosen with its width: the ladder's rule, or, until
-        the fit of a grid says which is best, the base's; 0: its depth is given.
+        """Width per layer of the main run, if its depth is chosen with its width: the ladder's
+        rule; for a grid of depths the base's, until the fit tells which is best. 0 if the depth is
+        given.
         """
         if self.target.num_layers or not self.scales_depth:
             return 0.0
@@ -343,14 +357,14 @@ class Plan(Section):
 
     @property
     def tested_depths(self) -> tuple[int, ...]:
-        """Depths at which the learning-rate curve is measured: a plan that scales depth tests
-        it.
+        """Depths at which the learning-rate curve is measured. A plan that scales depth always
+        tests it.
         """
         own = self.model.num_layers
         return self.transfer.depths or ((own, 2 * own) if self.scales_depth else ())
 
     def factory(self, source_sha256: str) -> Factory:
-        """The user's own model; its source has that sha256."""
+        """Return the user's own model, whose source has this sha256."""
         return Factory(
             target=self.proxy.factory,
             source_sha256=source_sha256,
@@ -359,15 +373,18 @@ class Plan(Section):
 
     @property
     def alone(self) -> bool:
-        """Whether proxies train one at a time: somebody else's code, or what no bank does."""
+        """Whether proxies train one at a time, because they are a user's own code or use what a
+        bank does not support.
+        """
         proxy = self.proxy
         own = bool(proxy.factory or proxy.command or proxy.batch_warmup_fraction)
         return own or bool(proxy.microbatch_tokens or proxy.activation_checkpointing)
 
     def numerics(self, part: Part) -> Numerics:
-        """How proxies, or the ladder's rungs, compute; what is to be chosen has its plain value.
+        """Return how proxies, or the ladder's rungs, compute; choices left to the calibration have
+        their plain values.
 
-        One thread a worker, so that the number of workers changes nothing.
+        Each worker has one thread, so the number of workers does not change results.
         """
         proxy = self.proxy
         slots = self.ladder.num_slots if part == "ladder" else proxy.num_slots
@@ -382,7 +399,7 @@ class Plan(Section):
         )
 
     def choices(self, part: Part) -> tuple[Open, ...]:
-        """What of these is left to the calibration: nothing of somebody else's code."""
+        """Return the choices that are left to the calibration; none for a user's own code."""
         if self.proxy.factory or self.proxy.command:
             return ()
         slots = self.ladder.num_slots if part == "ladder" else self.proxy.num_slots
@@ -393,8 +410,8 @@ class Plan(Section):
         return tuple(name for name, is_open in found.items() if is_open)
 
     def question(self) -> dict[str, canon.Json]:
-        """What may not change on resume: all that decides what finished runs mean, or which are
-        asked for first.
+        """Return the part of the plan that must not change on resume: everything that decides what
+        finished runs mean, or which are asked for first.
         """
         plain: dict[str, canon.Json] = json.loads(
             self.model_dump_json(
@@ -402,9 +419,9 @@ class Plan(Section):
                     "cluster": True,
                     "data": True,
                     "launch": True,
-                    # More checks or repeats of rungs, or fewer, change no run that is there
-                    # already.
-                    "search": {"replay_winner"},  # the same of a trial that is run again
+                    # More or fewer checks or repeats of rungs change no existing run, nor does
+                    # a second run of a trial.
+                    "search": {"replay_winner"},
                     "ladder": {
                         "num_seeds",
                         "check_offsets_octaves",
@@ -422,7 +439,7 @@ class Plan(Section):
         assert isinstance(proxy, dict)
         rules, ladder = proxy["rules"], plain["ladder"]
         assert isinstance(rules, dict) and isinstance(ladder, dict)
-        # Studies that began before there was this key go on.
+        # Studies that began before these keys existed must be able to continue.
         for section, name, default in (
             (proxy, "decay_shape", "linear"),
             (proxy, "decay_branches", False),

@@ -1,8 +1,8 @@
-"""Plans for real situations: what `forerun init --preset NAME` writes. Standard library only.
+"""Plans for typical situations, which `forerun init --preset NAME` writes. Standard library only.
 
-Each is a file of `preset_files`. Sizes follow published practice, named beside each; the shares of
-the main run that they cost are what `forerun estimate` counts. None of these plans has been run on
-its GPUs by this project.
+Each preset is a file in `preset_files`. Sizes follow published practice, which is named next to
+each. `forerun estimate` counts their share of the main run's cost. This project has not run any of
+these plans on its GPUs.
 """
 
 from __future__ import annotations
@@ -33,48 +33,53 @@ _NAMES = ("cpu", "demo", "gpu-24gb", "8xh100", "slurm")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """A situation, and the plan for it."""
+    """A typical situation, and the plan for it."""
 
     about: str
     gpu: str
-    """Name in the reference table; empty: none."""
+    """Name of the GPU in the reference table; empty for none."""
     num_gpus: int
     budget_flops: float
-    """The main run's budget where nobody gave another."""
+    """Budget of the main run in FLOPs if the user gives none."""
     values: Values
     head: tuple[str, ...] = ()
 
 
 def slurm_options(num_gpus: int) -> tuple[str, ...]:
-    """Return options of `sbatch` for whole nodes; partition and account are the user's own to
-    add.
-    """
-    nodes, each = max(1, num_gpus // NODE_GPUS), min(num_gpus, NODE_GPUS)
-    return (f"--nodes={nodes}", f"--gpus-per-node={each}", "--cpus-per-task=64", "--time=24:00:00")
+    """Return options of `sbatch` for whole nodes. The user adds partition and account."""
+    nodes, gpus_per_node = max(1, num_gpus // NODE_GPUS), min(num_gpus, NODE_GPUS)
+    return (
+        f"--nodes={nodes}",
+        f"--gpus-per-node={gpus_per_node}",
+        "--cpus-per-task=64",
+        "--time=24:00:00",
+    )
 
 
-def _preset(name: str) -> Preset:
-    """A preset by its file, on top of the file that it names as its `base`."""
-    own = _read(name)
-    base = _read(own["base"]) if "base" in own else {}
+def _load_preset(name: str) -> Preset:
+    """Load a preset from its file, on top of the file that it names as its `base`."""
+    own = _read_file(name)
+    base = _read_file(own["base"]) if "base" in own else {}
     head = own.get("head", [])
     return Preset(
         about=own["about"],
         gpu=own["gpu"],
         num_gpus=own["num_gpus"],
         budget_flops=own["budget_flops"],
-        values=_joined(base.get("plan", {}), own.get("plan", {})),
+        values=_merge_sections(base.get("plan", {}), own.get("plan", {})),
         head=(head[0], *NOT_MEASURED, *head[1:]) if head else (),
     )
 
 
 @functools.cache
-def _read(name: str) -> dict[str, Any]:
+def _read_file(name: str) -> dict[str, Any]:
     return tomllib.loads((_FILES / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _joined(*parts: dict[str, dict[str, object]]) -> Values:
-    """Sections key by key, the later part's values winning; lists as the plan has them."""
+def _merge_sections(*parts: dict[str, dict[str, object]]) -> Values:
+    """Merge sections key by key; later values replace earlier ones. Lists become tuples, as in a
+    plan.
+    """
     names = dict.fromkeys(name for part in parts for name in part)
     return {
         name: {
@@ -86,18 +91,20 @@ def _joined(*parts: dict[str, dict[str, object]]) -> Values:
     }
 
 
-PRESETS: Mapping[str, Preset] = MappingProxyType({name: _preset(name) for name in _NAMES})
+PRESETS: Mapping[str, Preset] = MappingProxyType({name: _load_preset(name) for name in _NAMES})
 
 
 def preset_for(memory_gb: float, num_gpus: int) -> str:
-    """The preset that is nearest to so many GPUs of such a memory."""
+    """Return the name of the preset that is nearest to this number of GPUs with this memory."""
     if num_gpus > NODE_GPUS:
         return "slurm"
     return "gpu-24gb" if num_gpus == 1 and memory_gb < 40 else "8xh100"
 
 
 def layout(num_gpus: int) -> dict[str, object]:
-    """Degrees of `[launch]` over so many GPUs: a node's share the model, nodes are replicas."""
+    """Return the data-parallel keys of `[launch]` for this number of GPUs: the GPUs of a node share
+    the model, and nodes are replicas.
+    """
     return {
         "data_parallel_shard": min(num_gpus, NODE_GPUS),
         "data_parallel_replicate": max(1, num_gpus // NODE_GPUS),

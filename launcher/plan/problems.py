@@ -1,5 +1,5 @@
-"""What single keys of a plan cannot show: keys that do not go together. Each problem names its key,
-its value and what it must be.
+"""Checks of keys that depend on each other, which single keys of a plan cannot show. Each problem
+names its key, its value, and what it must be.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from sweeps.search.pruning import rungs
 
 MIN_RUNGS = 6
 MAX_VALUES = 100
-"""Most values of a list in `[transfer]` or `[ladder]`; counting the runs of one of its widths takes
-about 0.02 s."""
+"""Maximum number of values in a list of `[transfer]` or `[ladder]`; counting the runs of one of its
+widths takes about 0.02 s.
+"""
 _SIZES = {"duration": "durations", "batch": "batches", "depth": "depths"}
-"""The key of `[transfer]` that has an axis's sizes."""
+"""Key of `[transfer]` that holds the sizes of an axis."""
 _BY_SHAPE = " or ".join(
     f'proxy.optimizer = "{recipe.name}"' for recipe in RECIPES.values() if recipe.rates_by_shape
 )
 
 
 def problems_of(plan: Plan) -> list[str]:
-    """Everything that does not hold together, at once."""
+    """Return all problems of a plan whose keys are valid one by one."""
     if problems := [*_length_problems(plan)] or [*_grid_problems(plan)]:
-        return problems  # each value costs the other checks time
+        return problems  # the other checks would take too long
     problems = [
         *_width_problems(plan),
         *_optimizer_problems(plan),
@@ -54,12 +55,12 @@ def problems_of(plan: Plan) -> list[str]:
         *_transfer_problems(plan),
     ]
     if any(problem.startswith("proxy.command: ") for problem in problems):
-        return problems  # the others ask what the command can get
+        return problems  # the other checks need a valid command
     return [*problems, *_search_problems(plan), *_pruner_problems(plan), *_ladder_problems(plan)]
 
 
 def _length_problems(plan: Plan) -> Iterator[str]:
-    """No list of sizes is longer than a study could run."""
+    """Yield lists of sizes that are longer than a study could run."""
     for section in ("transfer", "ladder"):
         for key, value in getattr(plan, section):
             if isinstance(value, tuple) and len(value) > MAX_VALUES:
@@ -70,12 +71,15 @@ def _length_problems(plan: Plan) -> Iterator[str]:
 
 
 MAX_GRID_RUNS = 10_000
-"""Runs of one grid of sizes, values and seeds. To count 15,000 of them takes `validate` 10 s of CPU
-time."""
+"""Maximum number of runs of one grid of sizes, values, and seeds. Counting 15,000 of them takes
+`validate` 10 s of CPU time.
+"""
 
 
 def _grid_problems(plan: Plan) -> Iterator[str]:
-    """Every grid of sizes, values and seeds is one that could be run, and counted in seconds."""
+    """Yield grids of sizes, values, and seeds that are too large to be run, or to be counted in
+    seconds.
+    """
     transfer, ladder = plan.transfer, plan.ladder
     num_rates = max(len(transfer.offsets_octaves), len(transfer.narrow_offsets_octaves))
     num_depths = len(ladder.depths) or 1
@@ -113,7 +117,7 @@ def _grid_problems(plan: Plan) -> Iterator[str]:
 
 
 def _gpu_problems(name: str) -> Iterator[str]:
-    """An estimate must know the main run's accelerator."""
+    """Yield a problem if an estimate does not know the main run's accelerator."""
     try:
         reference.gpu(name or "H100")
     except reference.UnknownNameError as error:
@@ -121,7 +125,7 @@ def _gpu_problems(name: str) -> Iterator[str]:
 
 
 def _width_problems(plan: Plan) -> Iterator[str]:
-    """Every width gives a whole shape."""
+    """Yield widths that do not give a valid shape."""
     widths = {
         "proxy.base_width": (plan.proxy.base_width,),
         "transfer.widths": plan.transfer.widths,
@@ -136,7 +140,9 @@ def _width_problems(plan: Plan) -> Iterator[str]:
 
 
 def _refusals(where: str, make: Callable[[], object]) -> list[str]:
-    """What a record says against itself, behind the key that it is made from."""
+    """Return the problems for which a record refuses its values, with the key that it is made
+    from.
+    """
     try:
         make()
     except SpecError as error:
@@ -145,7 +151,7 @@ def _refusals(where: str, make: Callable[[], object]) -> list[str]:
 
 
 def _optimizer_problems(plan: Plan) -> Iterator[str]:
-    """What only one optimizer has, and no user's own trainer is told."""
+    """Yield keys that belong to another optimizer, or that a user's own trainer does not get."""
     proxy, search = plan.proxy, plan.search
     if proxy.command and proxy.optimizer != DEFAULT_OPTIMIZER:
         yield (
@@ -250,7 +256,7 @@ def _proxy_problems(plan: Plan) -> list[str]:
 
 
 def _decay_problems(plan: Plan) -> list[str]:
-    """A step must leave something of a weight."""
+    """Return a problem if weight decay would shrink a weight to zero or below in one step."""
     point = {LEARNING_RATE: plan.search.learning_rate[1]}
     if refused := _refusals("proxy", lambda: Hparams.at(point, plan.proxy.hyperparameters)):
         return refused
@@ -264,8 +270,8 @@ def _decay_problems(plan: Plan) -> list[str]:
 
 
 def _branch_problems(plan: Plan) -> list[str]:
-    """Runs of several durations can share a stable phase only if nothing in it follows the
-    duration.
+    """Return values that depend on the duration, with which runs of several durations cannot share
+    a stable phase.
     """
     proxy = plan.proxy
     if proxy.schedule != "wsd" and proxy.decay_shape != "linear":
@@ -289,7 +295,7 @@ def _branch_problems(plan: Plan) -> list[str]:
 
 
 def _told_problems(plan: Plan) -> Iterator[str]:
-    """What a study varies or sets, its own trainer must get."""
+    """Yield values that a study varies or sets but its own trainer does not get."""
     command = plan.command
     if command is None:
         return
@@ -331,7 +337,7 @@ def _told_problems(plan: Plan) -> Iterator[str]:
 
 
 def _batch_problems(plan: Plan) -> Iterator[str]:
-    """Batches are whole sequences, and split evenly."""
+    """Yield batches that are not whole sequences, or do not split evenly."""
     proxy, seq_len, stages = plan.proxy, plan.model.seq_len, plan.batch_stages
     smallest, whole = proxy.batch_tokens // stages, stages * seq_len
     micro = proxy.microbatch_tokens or smallest
@@ -396,8 +402,8 @@ def _cluster_problems(cluster: ClusterSection) -> Iterator[str]:
 
 
 def _transfer_problems(plan: Plan) -> Iterator[str]:
-    """Every axis has the base and something else on it, in runs that can be made; every value has
-    octaves.
+    """Yield axes without the base or without a second size, sizes that no run can have, and values
+    without octaves.
     """
     transfer, proxy = plan.transfer, plan.proxy
     for name, widths in (
@@ -459,7 +465,9 @@ def _transfer_problems(plan: Plan) -> Iterator[str]:
 
 
 def _search_problems(plan: Plan) -> list[str]:
-    """Check single axes; if these are fine all together, and whether the trainer can get them."""
+    """Check single axes; if these are valid, all axes together, and whether the trainer gets
+    them.
+    """
     search = plan.search
     if problems := [*_own_problems(plan), *_axis_problems(search)]:
         return problems
@@ -475,7 +483,7 @@ def _search_problems(plan: Plan) -> list[str]:
 
 
 def _own_problems(plan: Plan) -> Iterator[str]:
-    """Check names that the registry does not know: only the user's own code can."""
+    """Yield names that the registry does not know, unless the user's own code can."""
     own = plan.search.own
     for name in own:
         near = difflib.get_close_matches(name, HYPERPARAMETERS, n=1)
@@ -532,7 +540,7 @@ def _axis_problems(search: SearchSection) -> Iterator[str]:
 
 
 def _warm_start_problems(plan: Plan) -> Iterator[str]:
-    """Say which points are none of this search's."""
+    """Yield points that do not belong to this search."""
     search, axes = plan.search, {axis.name: axis for axis in plan.space.axes}
     if len(search.warm_start) > search.num_trials:
         number = f"search.warm_start: {counted(len(search.warm_start), 'point')}"
@@ -551,7 +559,7 @@ def _warm_start_problems(plan: Plan) -> Iterator[str]:
 
 
 def _pruner_problems(plan: Plan) -> Iterator[str]:
-    """Say where no trial could ever be looked at, or compared with others."""
+    """Yield reasons why no trial could ever be pruned."""
     if plan.search.pruner == "none":
         return
     key, steps = f"search.pruner = {plan.search.pruner!r}", plan.proxy.num_steps
@@ -565,8 +573,8 @@ def _pruner_problems(plan: Plan) -> Iterator[str]:
 
 
 def num_law_parameters(plan: Plan) -> int:
-    """Return the number of parameters of the law that must be fitted; for `auto` and `compute`, of
-    the first form.
+    """Return the number of parameters of the law that must be fitted; for `auto` and `compute`,
+    those of the first form.
     """
     return next(
         shape.dim for form, shape in SHAPES.items() if plan.ladder.form in ("auto", "compute", form)

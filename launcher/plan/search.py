@@ -1,5 +1,5 @@
-"""Section `[search]` of a plan: what is searched, how, and how long. Imports pydantic and nothing
-heavier.
+"""Section `[search]` of a plan: what is searched, how, and for how many trials. Imports pydantic
+and nothing heavier.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     SamplerName = str
-else:  # the registry's names: nowhere else are they spelled out
+else:  # the registry is the only place that lists the names
     SamplerName = Literal[tuple(SAMPLERS)]
 
 
-def _written_as(value: object) -> str:
+def _get_form(value: object) -> str:
     return WRITTEN_AS[isinstance(value, (dict, OwnAxis))]
 
 
 MOST_TRIALS, MOST_EXTENSIONS = 10**6, 100
-"""An estimate lists all trials and those of all extensions, so a typing error must not take the
-machine's memory."""
+"""Maximum number of trials and of extensions. An estimate lists them all, so a typing error must
+not exhaust the machine's memory."""
 WRITTEN_AS = ("axis-range", "axis-table")
-"""How an axis may be written; pydantic names them in the place of a problem."""
+"""Tags of the two forms of an axis, which pydantic adds to the path of a problem."""
 RangeOrAxis = Annotated[
     Annotated[Range, Tag(WRITTEN_AS[0])] | Annotated[OwnAxis, Tag(WRITTEN_AS[1])],
-    Discriminator(_written_as),
+    Discriminator(_get_form),
 ]
 _REPLICATES = must(
     lambda number: number not in (1, 2, 3), "must be 0, or at least 4: two trials, twice each"
@@ -57,14 +57,14 @@ _REPLICATES = must(
 _SEVERAL = must(lambda number: number != 1, "must be 0, or at least 2: one seed shows no noise")
 
 
-def _lines(registry: Mapping[str, Sampler]) -> str:
-    """What each entry is, as one sentence."""
+def _join_lines(registry: Mapping[str, Sampler]) -> str:
+    """Return one sentence per entry of a registry, joined."""
     return "; ".join(f"{name}: {entry.line}" for name, entry in registry.items())
 
 
 @with_ranges
 class _Ranges(Section):
-    """How many trials, and between what values: ranges that the registry declares come last."""
+    """The number of trials and the ranges. Ranges that the registry declares come last."""
 
     num_trials: Annotated[int, Field(ge=1, le=MOST_TRIALS)] = Field(
         24, description="Number of trials."
@@ -100,13 +100,13 @@ class SearchSection(_Ranges):
         Field(
             (),
             description="Points of the first trials, as [{ name = value }]; a name left out is in "
-            "the middle of its range. "
-            "`forerun init --warm-start` takes them from an Optuna study.",
+            "the middle of its range. `forerun init --warm-start` takes them from an Optuna study.",
         )
     )
     sampler: SamplerName = Field(
         "tpe",
-        description=f"How trials are suggested. {_lines(SAMPLERS)}. docs/search.md compares them.",
+        description=f"How trials are suggested. {_join_lines(SAMPLERS)}. docs/search.md compares "
+        "them.",
     )
     parallelism: Count = Field(
         8, description="Most trials in flight, P: suggestion k uses only outcomes of 0 ... k-P."
@@ -149,13 +149,16 @@ class SearchSection(_Ranges):
 
     @property
     def ranges(self) -> dict[str, Range]:
-        """The ranges of what every search varies, by name."""
-        return {one.name: getattr(self, one.name) for one in SET_BY["search"]}
+        """Ranges of the hyperparameters that every search varies, by name."""
+        return {
+            hyperparameter.name: getattr(self, hyperparameter.name)
+            for hyperparameter in SET_BY["search"]
+        }
 
     @property
     def own(self) -> dict[str, OwnAxis]:
         """Axes that the registry of hyperparameters does not know, by name."""
-        found = {
+        axes = {
             name: given if isinstance(given, OwnAxis) else OwnAxis(range=given)
             for name, given in self.axes.items()
             if name not in HYPERPARAMETERS
@@ -163,13 +166,15 @@ class SearchSection(_Ranges):
         lists = {
             name: values for name, values in self.choices.items() if name not in HYPERPARAMETERS
         }
-        return found | {
+        return axes | {
             name: OwnAxis(values=values, scale="categorical") for name, values in lists.items()
         }
 
     def space(self, reaches: Callable[[str], bool]) -> SearchSpace:
-        """What the search varies: of `ranges`, those that reach the trainer. Raises SpecError for
-        what is no range.
+        """Return the search space: of `ranges`, only those that reach the trainer.
+
+        Raises:
+            SpecError: A range is not valid.
         """
         ranges = {name: range_ for name, range_ in self.ranges.items() if reaches(name)}
         ranges |= {

@@ -1,6 +1,5 @@
-"""The sections of a plan: every key with its default, its unit in its name and a sentence about it.
-
-Imports pydantic and nothing heavier.
+"""The sections of a plan: every key with its default, its unit in its name, and a sentence about
+it. Imports pydantic and nothing heavier.
 """
 
 from __future__ import annotations
@@ -108,8 +107,8 @@ class RuleChoices(Section):
 
 @with_values
 class _Recipe(Section):
-    """What a proxy is, and how long it trains: hyperparameters that the registry declares come
-    last.
+    """The model of a proxy, and the length of its training. Hyperparameters that the registry
+    declares come last.
     """
 
     parametrization: Name = Field("mup", description="How numbers scale with width and depth.")
@@ -206,7 +205,7 @@ class _Recipe(Section):
 
 
 class ProxySection(_Recipe):
-    """How every proxy is trained, unless a later section varies it."""
+    """The training of every proxy, unless a later section varies it."""
 
     dtype: Dtype = Field(
         "float32",
@@ -238,7 +237,7 @@ class ProxySection(_Recipe):
 
     @property
     def hyperparameters(self) -> dict[str, float]:
-        """Values at the base, by name, of those that this section sets."""
+        """Values at the base of the hyperparameters that this section sets, by name."""
         return {one.name: getattr(self, one.name) for one in SET_BY["proxy"]}
 
 
@@ -347,7 +346,9 @@ class TransferSection(Section):
 
 
 MOST_CHECK_OCTAVES = 4.0
-"""From a rung's own rate: beyond, a parabola says nothing about its optimum."""
+"""Maximum offset from a rung's own rate in octaves; beyond it a parabola does not describe the
+basin.
+"""
 _AROUND = (
     f"must hold rates below and above the rung's own (0), at most {MOST_CHECK_OCTAVES:g} "
     "octaves away, or be empty"
@@ -422,7 +423,7 @@ class LadderSection(Section):
 
 
 class TargetSection(Section):
-    """What the main run may cost, and how it differs from the proxies."""
+    """The budget of the main run, and its differences from the proxies."""
 
     budget_flops: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
         1e13, description="Training FLOPs of the main run, counted as 6 * N * D."
@@ -439,7 +440,7 @@ class TargetSection(Section):
 
 
 class LaunchSection(Section):
-    """How the main run is launched."""
+    """The launch of the main run."""
 
     data_parallel_shard: Count = Field(2, description="Ranks that share the model (FSDP2).")
     data_parallel_replicate: Count = Field(1, description="Replicas of such groups (HSDP).")

@@ -1,6 +1,7 @@
-"""Who answers what: the sources behind each choice of a parametrization, in words. `*` marks what
-is quoted at second
-hand: the paper's body was not read, but its abstract or other people's transcriptions of it.
+"""The sources of each choice of a parametrization, in words.
+
+`*` marks statements from second hand: the paper's body was not read, but its abstract or other
+people's transcriptions of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ QUESTIONS: dict[str, str] = {
     ),
     "muon_width_power": "Muon's learning rate also times m_N to this power.",
 }
-"""What each choice is about."""
+"""Subject of each choice."""
 
 CHOICES: dict[str, dict[str, str]] = {
     "width": {
@@ -140,9 +141,9 @@ CHOICES: dict[str, dict[str, str]] = {
         "0.5": "a step's elements stay as large as they were",
     },
 }
-"""The answers to every choice, and who gives them."""
+"""Answers to every choice, with their sources."""
 
 
 def answer_in_words(choice: str, value: object) -> str:
-    """What an answer means, and whose it is; one's own where no source gives it."""
+    """Return the meaning of an answer, and its source; `own choice` if no source gives it."""
     return CHOICES[choice].get(str(value), "own choice")

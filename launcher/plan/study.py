@@ -1,7 +1,8 @@
-"""A study: a plan, a corpus and a folder, and the runs that each stage asks for. No torch, no Ray.
+"""A study: a plan, a corpus, and a folder, with the runs that each stage asks for. No torch, no
+Ray.
 
 Every list of runs is a pure function of the plan and of earlier results, so a resumed study asks
-for exactly the runs an uninterrupted one would have asked for.
+for exactly the runs that an uninterrupted one would have asked for.
 """
 
 from __future__ import annotations
@@ -42,46 +43,51 @@ if TYPE_CHECKING:
 
 PLAN_FILE = "plan.toml"
 SEMANTICS = 5
-"""What a spec's numbers mean: model, initial values, data order, validation windows. A version that
-trains another model from the same spec raises it, so that no study mixes the two.
+"""Version of the meaning of a spec's numbers: model, initial values, data order, validation
+windows. A release that trains another model from the same spec raises it, so that no study mixes
+the two.
 """
 SEARCH_STAGE = "search"
 MOST_TRIALS = 1000
-"""Specs of trials that a study keeps, 1.6 kB each."""
+"""Maximum number of trial specs that a study keeps in memory, at 1.6 kB each."""
 DEPTH = "depth"
-"""The coordinate check over depths; those over widths bear their parametrization's name."""
+"""Name of the coordinate check over depths. Checks over widths have the name of their
+parametrization.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """What is asked, of what, and where its records lie."""
+    """The question of a study, its data, and the folder of its records."""
 
     plan: Plan
     study_dir: Path
     corpus: Path | None
-    """None: a command's own data."""
+    """Folder of the corpus; None if a command has its own data."""
     manifest: Manifest
     code_dir: Path
-    """Where the factory's module lies, or the command runs."""
+    """Folder of the factory's module, or the folder in which the command runs."""
     factory: Factory | None = None
     chosen: Mapping[str, Numerics] = field(default_factory=dict)
-    """What its calibration chose, by `ModeRequest.key`; empty before the ledger has it."""
+    """Modes that its calibration chose, by `ModeRequest.key`; empty before the ledger has them."""
     counts: Mapping[int, WidthCount] = field(default_factory=dict)
-    """Parameters of the user's own code by depth, as the ledger has them; empty: as the shape's
-    family counts."""
+    """Parameters of the user's own model by depth, as the ledger has them; empty to count as the
+    shape's family does.
+    """
     _trials: dict[tuple[object, ...], RunSpec] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The last trials made, at most `MOST_TRIALS`: each is asked for often."""
+    """Cache of the last trials, at most `MOST_TRIALS`, because each is asked for often."""
     _trial_ids: dict[bytes, str] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Of every trial asked for, by 16 bytes of a hash: a search has thousands, which would not all
-    fit as specs."""
+    """Cache of the ids of all trials, by 16 bytes of a hash. A search has thousands of trials,
+    whose specs would not all fit.
+    """
 
     def command_line(self, verb: str) -> str:
-        """Return the command that runs a stage of this study, or by `run` all of them, by its
-        recorded plan.
+        """Return the command that runs a stage of this study from its recorded plan; `run` runs all
+        stages.
         """
         plan, folder = (
             shlex.quote(str(path)) for path in (self.study_dir / PLAN_FILE, self.study_dir)
@@ -90,8 +96,8 @@ class Study:
 
     @property
     def question(self) -> dict[str, canon.Json]:
-        """Record 0 of the ledger: the plan without machine matters, the data, and what a run
-        means.
+        """Record 0 of the ledger: the plan without machine settings, the data, and the semantics of
+        a run.
         """
         return {
             **self.plan.question(),
@@ -101,42 +107,46 @@ class Study:
         }
 
     def shape(self, width: int) -> Shape:
-        """The shape at a width, with the corpus's vocabulary."""
+        """Return the shape at a width, with the corpus's vocabulary."""
         return self.plan.shape(width, self.manifest.vocab_size)
 
     @property
     def base_shape(self) -> Shape:
-        """Where hyperparameters are searched."""
+        """Shape at which hyperparameters are searched."""
         return self.shape(self.plan.proxy.base_width)
 
     @property
     def replays_winner(self) -> bool:
-        """Whether the winning trial is run again elsewhere: not where somebody else trains."""
+        """Whether the winning trial is run again elsewhere; never if a user's command trains."""
         return self.plan.search.replay_winner and self.plan.command is None
 
     @property
     def space(self) -> SearchSpace:
-        """What the search varies, as it begins."""
+        """Search space at the start of the search."""
         return self.plan.space
 
     @property
     def has_control(self) -> bool:
-        """Whether a standard-parametrization control runs: a study in standard form is its own."""
+        """Whether a control with the standard parametrization runs. A study of the standard
+        parametrization needs none.
+        """
         proxy = self.plan.proxy
-        command = self.plan.command  # a trainer that scales by itself has no other form
-        told = command is None or command.reaches("parametrization")
-        return proxy.parametrization != "sp" and told and bool(self.plan.transfer.control_widths)
+        command = self.plan.command  # a trainer without {parametrization} cannot run the control
+        is_passed = command is None or command.reaches("parametrization")
+        return (
+            proxy.parametrization != "sp" and is_passed and bool(self.plan.transfer.control_widths)
+        )
 
     @property
     def target_params_guess(self) -> float:
-        """Parameters of the target before any fit, at 20 tokens each (Chinchilla, arXiv
-        2203.15556).
+        """Number of parameters of the target before any fit, at 20 tokens per parameter
+        (Chinchilla, arXiv 2203.15556).
         """
         return min(max(math.sqrt(self.plan.target.budget_flops / 120), 1.0), MOST_PARAMS)
 
     @property
     def target_shape_guess(self) -> Shape:
-        """The target's shape before any fit, at 20 tokens per parameter (Chinchilla, arXiv
+        """Shape of the target before any fit, at 20 tokens per parameter (Chinchilla, arXiv
         2203.15556).
         """
         request = ShapeRequest(params=self.target_params_guess, template=self.shape_template)
@@ -144,8 +154,8 @@ class Study:
 
     @property
     def shape_template(self) -> Template:
-        """What the plan fixes of the main run's shape: all but its width and, where the ladder
-        varies it, its depth.
+        """Everything that the plan fixes about the main run's shape: all but its width and, if the
+        ladder varies it, its depth.
         """
         depth = self.plan.target_num_layers
         several = len(self.counts) > 1
@@ -159,30 +169,36 @@ class Study:
         )
 
     def num_params(self, shape: Shape) -> int:
-        """N of a shape, in the laws and the budget 6 N D."""
+        """Return the number of parameters N of a shape, as the laws and the budget 6 N D count
+        it.
+        """
         counted = counted_at(self.counts, shape.num_layers)
         return count_params(shape).total if counted is None else counted.params(shape.width)
 
     def hparams(self, point: Params) -> Hparams:
-        """Base-width hyperparameters: those of the point, the others the plan's."""
+        """Return the base-width hyperparameters: those of the point, and the plan's for the
+        others.
+        """
         own = [axis.value(name, point.get(name)) for name, axis in self.plan.search.own.items()]
         return Hparams.at(point, self.plan.proxy.hyperparameters, own)
 
     def asked(self, part: Part, shape: Shape, batch_tokens: int) -> ModeRequest:
-        """How runs of a shape and batch compute, and what of it a calibration chooses."""
+        """Return the mode in which runs of a shape and batch compute, and the parts of it that a
+        calibration chooses.
+        """
         given, choices = self.plan.numerics(part), self.plan.choices(part)
         return ModeRequest(
             part=part, shape=shape, batch_tokens=batch_tokens, given=given, open=choices
         )
 
     def numerics(self, part: Part, shape: Shape, batch_tokens: int) -> Numerics:
-        """How they compute, as the plan says or the calibration chose."""
-        asked = self.asked(part, shape, batch_tokens)
-        return self.chosen.get(asked.key, asked.given) if asked.open else asked.given
+        """Return the mode of computing that the plan sets or the calibration chose."""
+        request = self.asked(part, shape, batch_tokens)
+        return self.chosen.get(request.key, request.given) if request.open else request.given
 
     @property
     def control(self) -> Parametrization:
-        """The same as the plan's at the base shape, and scaled by nothing."""
+        """The plan's parametrization without scaling; both are the same at the base shape."""
         return self.plan.parametrization.unscaled
 
     def run(
@@ -196,7 +212,7 @@ class Study:
         parametrization: Parametrization | None = None,
         part: Part = "proxy",
     ) -> RunSpec:
-        """One run of this study; the batch is the proxies' unless another is given."""
+        """Return one run of this study. `batch_tokens`: None for the proxies' batch."""
         proxy, rules = self.plan.proxy, parametrization or self.plan.parametrization
         hparams = self.hparams(point)
         needs_tokens = rules.needs_tokens or hparams.needs_tokens
@@ -218,7 +234,9 @@ class Study:
         )
 
     def trial(self, point: Params, replicate: int = 0) -> RunSpec:
-        """A trial of the search; or its replicate, from 1, with a seed of its own."""
+        """Return a trial of the search; or its replicate (numbered from 1), which has another
+        seed.
+        """
         key = (replicate, *sorted(point.items()))
         if key not in self._trials:
             if len(self._trials) >= MOST_TRIALS:
@@ -230,40 +248,42 @@ class Study:
         return self._trials[key]
 
     def trial_id(self, point: Params) -> str:
-        """The id of the trial at a point, worked out once."""
+        """Return the id of the trial at a point; it is computed once."""
         key = hashlib.sha256(repr(sorted(point.items())).encode()).digest()[:16]
         if key not in self._trial_ids:
             self._trial_ids[key] = self.trial(point).id
         return self._trial_ids[key]
 
     def check_runs(self, parametrization: Parametrization) -> list[list[RunSpec]]:
-        """The coordinate check's runs, by width."""
-        return self._check_runs(
+        """Return the runs of the coordinate check by width."""
+        return self._build_check_runs(
             parametrization, [self.shape(width) for width in self.plan.transfer.check_widths]
         )
 
     @property
     def coordinate_checks(self) -> dict[str, list[list[RunSpec]]]:
-        """The runs of every coordinate check by its name: the parametrization's, the standard
-        form's beside it, and, where the parametrization has a depth rule, those over `depth` at the
-        base width.
+        """Runs of every coordinate check by name: the parametrization's, the standard
+        parametrization's as a control, and, if the parametrization has a depth rule, those over
+        `depth` at the base width.
         """
         rules, depths = self.plan.parametrization, self.plan.transfer.check_depths
         standard = rules.unscaled if rules.rates_by_shape else named("sp")
-        found: dict[str, list[list[RunSpec]]] = {
-            each.name: self.check_runs(each)
-            for each in (rules, *([] if rules.name == "sp" else [standard]))
+        checks: dict[str, list[list[RunSpec]]] = {
+            parametrization.name: self.check_runs(parametrization)
+            for parametrization in (rules, *([] if rules.name == "sp" else [standard]))
         }
         if rules.depth_alpha is not None and depths:
-            found[DEPTH] = self._check_runs(
+            checks[DEPTH] = self._build_check_runs(
                 rules, [self.base_shape.at_depth(depth) for depth in depths]
             )
-        return found
+        return checks
 
-    def _check_runs(
+    def _build_check_runs(
         self, parametrization: Parametrization, shapes: list[Shape]
     ) -> list[list[RunSpec]]:
-        """Constant rate, no warmup, no clipping that could hide a blow-up; each run alone."""
+        """Return runs with a constant rate, without warmup, and without clipping, which could hide
+        a blow-up. Each run trains alone.
+        """
         transfer = self.plan.transfer
         point: Params = with_warmup({LEARNING_RATE: transfer.check_learning_rate}, 0.0)
         constant, steps = (
@@ -291,16 +311,18 @@ class Study:
 
 
 def base_duration(study: Study) -> int:
-    """Tokens of a run of the search."""
+    """Return the number of tokens of a run of the search."""
     return study.plan.num_tokens(study.plan.proxy.num_steps)
 
 
 def moved(rate: float, ratio: float, power: float) -> float:
-    """A rate carried along a power law, to four digits; as it is where nothing moves it."""
+    """Return a rate scaled by a power law, rounded to four digits; unchanged if the law does not
+    move it.
+    """
     return rate if power == 0 or ratio == 1 else float(f"{rate * ratio**power:.4g}")
 
 
 class NoFinishedTrialError(InputError):
-    """A search in which nothing finished."""
+    """No trial of the search finished."""
 
     exit_code = ExitCode.CANNOT_TELL

@@ -1,4 +1,4 @@
-"""Values of a plan for a CPU that depend on the vocabulary. Standard library only.
+"""Values of plans for CPUs that depend on the vocabulary. Standard library only.
 
 The presets for CPUs were made for bytes. `benchmarks/vocabularies.py` measures what a learned
 vocabulary changes at their size (width 32, 200 steps of 512 tokens):
@@ -10,8 +10,9 @@ vocabulary changes at their size (width 32, 200 steps of 512 tokens):
 | 4,096 | -3.8 | 0.65 % | 0.61e6 | 3.35 |
 | 16,384 | -3.9 | 0.51 % | 2.2e6 | 3.81 |
 
-At base width 256 and 6.5e6 tokens the best rate of a vocabulary of 32,768 lies half an octave above
-that of bytes (benchmarks/results/gpu_transfer_bpe-mup.csv): the presets for GPUs stay as they are.
+At base width 256 and 6.5e6 tokens, the best rate with a vocabulary of 32,768 lies half an octave
+above that with bytes (benchmarks/results/gpu_transfer_bpe-mup.csv), so the presets for GPUs do not
+depend on the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ import math
 BYTES_VOCAB = 256
 MAX_SHIFT_OCTAVES = 2.0
 MIN_WIDTH_MULTIPLE = 2
-"""Least width of the main run over the base width: with less there is nothing to transfer."""
+"""Minimum width of the main run divided by the base width; below it there is nothing to
+transfer.
+"""
 BYTES_PER_TOKEN = ((256, 1.0), (1000, 2.57), (4096, 3.35), (16384, 3.81))
-"""Vocabulary of a byte-level BPE and bytes of Python source per token."""
+"""Vocabulary sizes of byte-level BPEs, and their bytes of Python source per token."""
 FLOPS_PER_SQUARE = 120.0
-"""FLOPs over parameters squared, at 20 tokens per parameter (arXiv 2203.15556) and 6ND."""
+"""FLOPs divided by the square of the parameters, at 20 tokens per parameter (arXiv 2203.15556) and
+6ND.
+"""
 
 
 def learning_rate_range(on_bytes: tuple[float, float], vocab_size: int) -> tuple[float, float]:
     """Return the range to search, moved up by half an octave per doubling of the vocabulary.
 
     Args:
-        on_bytes: the range for a vocabulary of 256.
-        vocab_size: entries of the vocabulary; from 4,096 on the range moves no further.
+        on_bytes: Range for a vocabulary of 256.
+        vocab_size: Number of entries of the vocabulary; from 4,096 on the range moves no further.
     """
     octaves = 0.5 * math.log2(max(vocab_size, BYTES_VOCAB) / BYTES_VOCAB)
     factor = 2.0 ** round(min(octaves, MAX_SHIFT_OCTAVES))
@@ -42,11 +47,13 @@ def learning_rate_range(on_bytes: tuple[float, float], vocab_size: int) -> tuple
 
 
 def budget_flops(on_bytes: float, params: int) -> float:
-    """Return the main run's budget: that for bytes, or what a model of `params` parameters needs.
+    """Return the main run's budget: the preset's, or what a model of `params` parameters needs if
+    that is more.
 
     Args:
-        on_bytes: the preset's budget.
-        params: parameters of the least main run, `MIN_WIDTH_MULTIPLE` times as wide as the base.
+        on_bytes: Budget of the preset.
+        params: Number of parameters of the smallest main run, `MIN_WIDTH_MULTIPLE` times as wide as
+            the base.
     """
     return max(on_bytes, float(f"{FLOPS_PER_SQUARE * params**2:.2g}"))
 
@@ -55,9 +62,9 @@ def scale_margin(on_bytes: float, vocab_size: int) -> float:
     """Return the margin in nats per token that is the same loss per byte of text.
 
     Args:
-        on_bytes: the margin for a vocabulary of 256.
-        vocab_size: entries of the vocabulary; the table is interpolated in its logarithm and
-            constant beyond its ends.
+        on_bytes: Margin for a vocabulary of 256.
+        vocab_size: Number of entries of the vocabulary; the table is interpolated in its logarithm
+            and constant beyond its ends.
     """
     sizes, num_bytes = zip(*BYTES_PER_TOKEN, strict=True)
     place = bisect.bisect_right(sizes, vocab_size)

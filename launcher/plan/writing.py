@@ -1,5 +1,5 @@
-"""Writing plans: every key with its value and its sentence, and the JSON Schema by which editors
-know them.
+"""Writing of plans: every key with its value and its sentence, and the JSON Schema through which
+editors know the keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from launcher.plan.plan import Plan
 from proxies.core.hyperparameters import SET_BY
 
 SCHEMA_LINE = "#:schema ./plan.schema.json"
-"""By which editors (taplo, Even Better TOML) find the schema of a plan beside it."""
+"""First line of a plan, in which editors (taplo, Even Better TOML) find the name of its schema
+file.
+"""
 
 
 SHOWN = frozenset(
@@ -29,7 +31,7 @@ SHOWN = frozenset(
         "proxy.num_steps",
         "proxy.schedule",
         "search.num_trials",
-        *(f"search.{one.name}" for one in SET_BY["search"]),
+        *(f"search.{hyperparameter.name}" for hyperparameter in SET_BY["search"]),
         "transfer.widths",
         "transfer.durations",
         "transfer.margin_nats",
@@ -41,23 +43,25 @@ SHOWN = frozenset(
         "launch.data_parallel_shard",
     }
 )
-"""What people change in a plan, and `forerun init` always writes."""
+"""Keys that people change, which `forerun init` always writes."""
 
 
 def commented_plan(
     values: Mapping[str, Mapping[str, object]], head: Sequence[str] = (), *, every: bool = False
 ) -> str:
-    """A plan: the keys that people change and those with another value than the default, each with
-    its sentence.
+    """Return a plan file: the keys that people change and those that differ from their defaults,
+    each with its sentence.
 
-    `values` replace defaults; `head` are the first lines; `every`: with all keys.
+    Args:
+        values: Values that replace defaults, by section and key.
+        head: First lines of comment.
+        every: Whether to write all keys.
     """
     lines = [
         SCHEMA_LINE,
         (
             "# A forerun plan. A key that is not shown has its default: `forerun explain plan` "
-            "lists "
-            "all of them,"
+            "lists all of them,"
         ),
         "# `forerun explain plan KEY` says what one means.",
         *[f"# {line}".rstrip() for line in head],
@@ -71,13 +75,13 @@ def commented_plan(
             value = values.get(name, {}).get(key, inner.default)
             if not (every or f"{name}.{key}" in SHOWN or value != inner.default):
                 continue
-            lines.append(f"# {inner.description}{_choices(inner.annotation)}")
+            lines.append(f"# {inner.description}{_list_choices(inner.annotation)}")
             lines.append(f"{key} = {toml_value(value)}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _choices(annotation: Any) -> str:
+def _list_choices(annotation: Any) -> str:
     options = get_args(annotation) if not isinstance(annotation, type) else ()
     return (
         f" One of: {', '.join(options)}."
@@ -87,7 +91,7 @@ def _choices(annotation: Any) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A value as TOML spells it, in one line."""
+    """Format a value as TOML on one line."""
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_none=True)
     if isinstance(value, dict):
@@ -102,10 +106,10 @@ def toml_value(value: object) -> str:
     if isinstance(value, float):
         short = f"{value:g}".replace("e+", "e")
         return short if "e" in short and float(short) == value else repr(value)
-    # TOML knows no surrogate pairs
+    # TOML does not allow surrogate pairs.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def plan_schema() -> dict[str, Any]:
-    """JSON Schema of the plan, for editors."""
+    """Return the JSON Schema of a plan, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}

@@ -21,14 +21,13 @@ from launcher.logbook.logbook import LOGBOOK_FILE, RUN_DIR
 from launcher.plan.calibration_records import mode_name
 from launcher.plan.study import Study
 from launcher.study import decide
-from launcher.study.decide import Choice
+from launcher.study.decide import Choice, own_run
 from launcher.study.evidence import StudyFindings, decision_of, gather
 from launcher.study.finding_cache import cached, key_of
 from launcher.study.gates import Gate, forecast_warnings
 from launcher.study.history import CONCLUDED
 from launcher.study.ladder_checks import checks_body
 from launcher.study.next_runs import next_runs
-from launcher.study.own_model import own_run
 from launcher.views.aspect import aspect_body
 from launcher.views.batch import noise_body
 from launcher.views.search import search_body

@@ -22,8 +22,8 @@ from launcher.figures.transfer import has_optimum
 from launcher.logbook.logbook import LOGBOOK_FILE
 from launcher.report.about import About
 from launcher.report.compare import flat, forecast_doubts
+from launcher.study.decide import own_text
 from launcher.study.gates import findings, forecast_warnings, points
-from launcher.study.own_model import own_text
 from launcher.views import numbers, tables, transfer
 from launcher.views.aspect import aspect_text
 from launcher.views.batch import judged_text, law_text, looks_rows

@@ -1,5 +1,5 @@
 """The coordinate checks of a study: its parametrization over widths and depths, and the standard
-form beside it.
+parametrization as a control.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sweeps.store.ledger import Ledger
 
 
 class UnseenError(InputError):
-    """Nobody sees the activations of a trainer that is not ours."""
+    """The activations cannot be checked, because a user's command trains the model."""
 
     exit_code = ExitCode.CANNOT_TELL
 
@@ -43,21 +43,21 @@ def checks_of(
     check_stop: Callable[[], None],
     advance: Callable[[float], None] = lambda flops: None,
 ) -> dict[str, canon.Json]:
-    """Every check of the study, by name; those that the ledger lacks are run by its workers and
-    recorded.
+    """Return every coordinate check of the study by name. Workers run the checks that the ledger
+    lacks, and their results are recorded.
 
     Args:
-        study: as its ledger has it.
-        ledger: open for writing.
-        workers: the pool, idle; asked for only where there is something to run.
-        check_stop: raises what ends the work; called a few times a second where workers are other
-            processes.
-        advance: receives the FLOPs of every part of a check that has ended.
+        study: Study as its ledger has it.
+        ledger: Ledger, open for writing.
+        workers: Returns the idle pool; called only if there is something to run.
+        check_stop: Raises the error that ends the work; called a few times per second if the
+            workers are other processes.
+        advance: Receives the FLOPs of every part of a check that has ended.
 
     Raises:
-        UnseenError: a command trains.
-        RunsFail: a run failed as often as the plan allows, or no attempt can help.
-        PoolDead: as named.
+        UnseenError: A command trains the model.
+        RunsFail: A run failed as often as the plan allows, or no further attempt can help.
+        PoolDead: The workers are gone.
     """
     if study.corpus is None or study.plan.command is not None:
         raise UnseenError(
@@ -65,7 +65,7 @@ def checks_of(
             "trainer"
         )
     needed, own = study.coordinate_checks, study.plan.proxy.parametrization
-    if study.factory is not None:  # what cannot be built is said before anything trains
+    if study.factory is not None:  # report a model that cannot be built before anything trains
         from proxies.external.description import describe
         from proxies.external.factory import load
 
@@ -76,13 +76,13 @@ def checks_of(
             )
     for name, runs in needed.items():
         if name not in ledger.records_for_plan("coordinates"):
-            found = _check(study, name, runs, workers(), check_stop, advance)
-            ledger.append_for_plan("coordinates", name, found)
-            say(f"coordinate check ({name}): {describe_check(name, found.outcome, own)}")
+            result = _run_check(study, name, runs, workers(), check_stop, advance)
+            ledger.append_for_plan("coordinates", name, result)
+            say(f"coordinate check ({name}): {describe_check(name, result.outcome, own)}")
     return ledger.records_for_plan("coordinates")
 
 
-def _check(
+def _run_check(
     study: Study,
     name: str,
     runs: Sequence[Sequence[RunSpec]],
@@ -90,6 +90,7 @@ def _check(
     check_stop: Callable[[], None],
     advance: Callable[[float], None],
 ) -> CoordinateCheck:
+    """Run one coordinate check on the workers."""
     axis: Axis = "depth" if name == DEPTH else "width"
     work: dict[int, float] = {}
     for row in runs:
@@ -102,50 +103,50 @@ def _check(
 
     return check_coordinates(
         runs,
-        lambda probes: _read(pool, probes, check_stop, study.plan.cluster.max_attempts),
+        lambda probes: _read_runs(pool, probes, check_stop, study.plan.cluster.max_attempts),
         axis=axis,
         level=study.plan.transfer.level,
         progress=progress,
     )
 
 
-def _read(
+def _read_runs(
     pool: Pool, probes: Sequence[CoordinateProbe], check_stop: Callable[[], None], max_attempts: int
 ) -> list[RunReadings]:
-    """What workers read of runs, each by whichever is idle; a worker that fails or is silent is
-    restarted.
+    """Return the readings of runs. Any idle worker takes the next run; a worker that fails or is
+    silent is restarted.
 
     Raises:
-        RunsFail: `max_attempts` at one of the runs failed, or one says that no other can help.
+        RunsFail: A run failed `max_attempts` times, or its error says that another attempt cannot
+            help.
     """
-    left, idle = list(reversed(range(len(probes)))), list(reversed(range(pool.num_workers)))
-    busy, asked_at, found, num_lost = (
+    queue, idle = list(reversed(range(len(probes)))), list(reversed(range(pool.num_workers)))
+    busy, asked_at, readings, num_lost = (
         dict[int, int](),
         dict[int, float](),
         dict[int, RunReadings](),
         Counter[int](),
     )
-    while len(found) < len(probes):
-        while left and idle:
+    while len(readings) < len(probes):
+        while queue and idle:
             worker = idle.pop()
-            busy[worker], asked_at[worker] = left.pop(), time.monotonic()
+            busy[worker], asked_at[worker] = queue.pop(), time.monotonic()
             ask(pool, worker, cast(dict[str, canon.Json], canon.to_json(probes[busy[worker]])))
         for report in take_answers(pool, asked_at, HANG_SECONDS):
             index = busy.pop(report.worker)
             idle.append(report.worker)
             if report.answer is not None:
-                found[index] = canon.decode(RunReadings, report.answer)
+                readings[index] = canon.decode(RunReadings, report.answer)
                 continue
             num_lost[index] += 1
-            left.append(index)
+            queue.append(index)
             if report.refused or num_lost[index] >= max_attempts:
                 shape, kind = probes[index].spec.shape, CAUSES[report.cause]
                 raise RunsFail(
                     f"coordinate check: a run of width {shape.width} with "
-                    f"{counted(shape.num_layers, 'layer')} "
-                    f"failed: {kind.words}: {report.error or 'the worker did not answer'}. To do: "
-                    f"{kind.advice}; "
-                    "then run the same command again"
+                    f"{counted(shape.num_layers, 'layer')} failed: {kind.words}: "
+                    f"{report.error or 'the worker did not answer'}. To do: {kind.advice}; then "
+                    "run the same command again"
                 )
         check_stop()
-    return [found[index] for index in range(len(probes))]
+    return [readings[index] for index in range(len(probes))]

@@ -1,11 +1,12 @@
-"""From results to a decision: verdict, fit, choice. Pure functions of a study and its ledger's
-records.
+"""The steps from results to a decision: verdicts, fit, and choice of the main run. All are pure
+functions of a study and its ledger's records.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,14 @@ from launcher.plan.study import Study
 from launcher.study.history import ConcludedRun
 from proxies.core import canon
 from proxies.core.branches import trunk_id
+from proxies.core.canon import Json
 from proxies.core.checks import SpecError
 from proxies.core.hyperparameters import HYPERPARAMETERS
 from proxies.core.programs import PLACES
 from proxies.core.schedule import Schedule
 from proxies.core.shape import Shape
 from proxies.core.spec import DIVERGED_ABOVE_NATS, RunResult, RunSpec
-from proxies.external.command import placeholder_values
+from proxies.external.command import filled, placeholder_values
 from sweeps.store.curves import load_curve
 from sweeps.store.ledger import Ledger
 from transfer.verdict.rules import rule_of
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The main run: an integer shape and whole steps near the optimum of the fit."""
+    """The main run: an integer shape and a whole number of steps near the optimum of the fit."""
 
     allocation: Allocation
     shape: Shape
@@ -54,19 +56,22 @@ class Choice:
 
     batch_tokens: int
     aspect: AspectTerm | None = None
-    """What the width per layer adds to the loss, where the ladder is a grid that tells it."""
+    """Effect of the width per layer on the loss; None if the ladder is not a grid of widths and
+    depths that determines it.
+    """
     ends: tuple[Shape, Shape] | None = None
-    """Shapes at the ends of the interval of the optimal size, where the depth is chosen with the
-    width."""
+    """Shapes at the ends of the interval of the optimal size; None if the depth is not chosen with
+    the width.
+    """
 
     @property
     def num_tokens(self) -> float:
-        """Tokens the main run trains on."""
+        """Number of training tokens of the main run."""
         return self.prediction.tokens
 
     @property
     def sizes(self) -> Sizes:
-        """The same as sizes along the axes of transfer."""
+        """Sizes of the main run along the axes of transfer."""
         return Sizes(
             width=self.shape.width,
             depth=self.shape.num_layers,
@@ -75,9 +80,13 @@ class Choice:
         )
 
 
-def ladder_specs(study: Study, found: Transferred) -> list[RunSpec]:
-    """The ladder at the transferred rate and the other values that are frozen."""
-    return ladder_runs(study, found.point, found.powers_at, found.warmup.rule)
+def ladder_specs(study: Study, transfer_result: Transferred) -> list[RunSpec]:
+    """Return the runs of the ladder at the transferred learning rate and the other values that are
+    frozen.
+    """
+    return ladder_runs(
+        study, transfer_result.point, transfer_result.powers_at, transfer_result.warmup.rule
+    )
 
 
 def ladder_table(
@@ -86,10 +95,11 @@ def ladder_table(
     results: Mapping[str, RunResult],
     past: Sequence[ConcludedRun] = (),
 ) -> RunTable:
-    """Finished rungs as a table of runs, and below them main runs that were concluded.
+    """Return the finished rungs as a table of runs, followed by the main runs that have been
+    concluded.
 
     Raises:
-        StageMissingError: rungs without an outcome.
+        StageMissingError: Some rungs have no outcome yet.
     """
     from scaling_fits.laws.table import TRUNK, from_columns
 
@@ -116,24 +126,24 @@ def ladder_table(
 
 
 def fit_key(specs: Sequence[RunSpec]) -> str:
-    """Name the fit of these rungs in the ledger: other rungs, after more runs moved the rate, have
-    their own fit.
+    """Return the ledger's key for the fit of these rungs. If more runs move the learning rate, the
+    rungs differ, and their fit has another key.
     """
     return f"ladder/{canon.content_id([spec.id for spec in specs])[:16]}"
 
 
 def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns:
-    """The scaling fit of a ladder that has ended: the recorded one, or, where there is none yet,
-    made now (seconds).
+    """Return the scaling fit of a ladder that has ended: the recorded one, or a new one if none is
+    recorded (seconds of work).
     """
     from scaling_fits.fit_file import from_file
     from scaling_fits.forecast.uncertainty import FittedRuns, fit_runs
 
     recorded = ledger.find("fit", fit_key(specs))
     if recorded is not None:
-        found = from_file(recorded.body)
-        assert isinstance(found, FittedRuns)
-        return found
+        fit = from_file(recorded.body)
+        assert isinstance(fit, FittedRuns)
+        return fit
     table = ladder_table(study, specs, ledger.results())
     ladder = study.plan.ladder
     return fit_runs(
@@ -144,8 +154,8 @@ def fitted(study: Study, ledger: Ledger, specs: Sequence[RunSpec]) -> FittedRuns
 def aspect_of(
     study: Study, fit: FittedRuns, specs: Sequence[RunSpec], rungs: Sequence[RunResult]
 ) -> AspectTerm | None:
-    """What the width per layer adds to the loss; None where the ladder is no grid of widths and
-    depths, or too few.
+    """Return the effect of the width per layer on the loss; None if the ladder is not a grid of
+    widths and depths, or is too small.
     """
     from scaling_fits.allocation.aspect import aspect_term, shaped_run
 
@@ -169,12 +179,12 @@ def aspect_of(
 
 
 def choose(study: Study, fit: FittedRuns, aspect: AspectTerm | None = None) -> Choice:
-    """The shape and steps for the plan's budget: the fitted optimum, made whole, at the width per
-    layer that the plan gives or that `aspect` determines.
+    """Choose the shape and the number of steps for the plan's budget: the fitted optimum, rounded
+    to integers, at the width per layer that the plan gives or that `aspect` determines.
 
     Raises:
-        CannotTellError: the ladder identifies no law.
-        ShapeError: no width keeps the template's ratios and splits over `[launch] tensor`.
+        CannotTellError: The ladder identifies no law.
+        ShapeError: No width keeps the template's ratios and is divisible by `[launch] tensor`.
     """
     from scaling_fits.allocation.allocate import allocate
     from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
@@ -187,57 +197,76 @@ def choose(study: Study, fit: FittedRuns, aspect: AspectTerm | None = None) -> C
     if free and aspect is not None and aspect.determined:
         template = dataclasses.replace(template, width_per_layer=aspect.best().value)
 
-    def shaped(params: float) -> ShapeOption:
+    def choose_option(params: float) -> ShapeOption:
         return choose_shape(ShapeRequest(params=params, template=template)).option
 
-    option, ends = shaped(allocation.params), allocation.params_interval
+    option, ends = choose_option(allocation.params), allocation.params_interval
     num_steps, batch_tokens = plan.target_steps(option.params), plan.target_batch_tokens
     return Choice(
         allocation=allocation,
         shape=option.shape,
         num_steps=num_steps,
         batch_tokens=batch_tokens,
-        prediction=_by_shape(
+        prediction=_correct_for_shape(
             predict(fit, option.params, plan.num_tokens(num_steps, batch_tokens)),
             aspect,
             option.aspect_ratio,
         ),
         aspect=aspect,
-        ends=(shaped(ends[0]).shape, shaped(ends[1]).shape) if free and ends else None,
+        ends=(choose_option(ends[0]).shape, choose_option(ends[1]).shape)
+        if free and ends
+        else None,
     )
 
 
-def _by_shape(
+def _correct_for_shape(
     prediction: Prediction, aspect: AspectTerm | None, width_per_layer: float
 ) -> Prediction:
-    """The forecast with what the shape adds to it, where that is determined and was tried."""
+    """Return the forecast with the effect of the shape, if that effect is determined and the ladder
+    covers this width per layer.
+    """
     if aspect is None or not aspect.determined or not aspect.reaches(width_per_layer):
         return prediction
-    more = aspect.log_loss(width_per_layer)
+    effect = aspect.log_loss(width_per_layer)
     low, high = (
-        None if end is None else end * math.exp(by)
-        for end, by in ((prediction.low, more.low), (prediction.high, more.high))
+        None if end is None else end * math.exp(log_factor)
+        for end, log_factor in ((prediction.low, effect.low), (prediction.high, effect.high))
     )
     return dataclasses.replace(
-        prediction, loss_nats=prediction.loss_nats * math.exp(more.value), low=low, high=high
+        prediction, loss_nats=prediction.loss_nats * math.exp(effect.value), low=low, high=high
     )
 
 
-def main_spec(study: Study, found: Transferred, choice: Choice) -> RunSpec:
-    """The main run, as a run of this study."""
+def main_spec(study: Study, transfer_result: Transferred, choice: Choice) -> RunSpec:
+    """Return the main run as a run of this study."""
     return study.run(
         shape=choice.shape,
-        point=found.point_at(study, choice.sizes),
+        point=transfer_result.point_at(study, choice.sizes),
         seed=study.plan.launch.seed,
         num_steps=choice.num_steps,
         batch_tokens=choice.batch_tokens,
     )
 
 
+def own_run(study: Study, transfer_result: Transferred, choice: Choice) -> Json:
+    """Return the command line of the main run; None if forerun's trainer is used."""
+    spec = main_spec(study, transfer_result, choice)
+    if spec.command is None:
+        return None
+    values = placeholder_values(spec, Path("RUN_DIR"), study.corpus)
+    return {"kind": "command", "line": shlex.join(filled(spec.command.template, values))}
+
+
+def own_text(body: Json) -> str:
+    """Return the command of the main run as text for the terminal."""
+    assert isinstance(body, dict)
+    return f"the main run with your own trainer (use a fresh folder as RUN_DIR):\n  {body['line']}"
+
+
 def finished_rungs(
     study: Study, specs: Sequence[RunSpec], rungs: Sequence[RunResult]
 ) -> list[FinishedRun]:
-    """Rungs that ended well, with their curves."""
+    """Return the rungs that have a final loss, with their loss curves."""
     from scaling_fits.forecast.loss_curves import FinishedRun
 
     return [
@@ -256,10 +285,12 @@ def finished_rungs(
 def predicted_loss(
     end: Prediction, schedule: Schedule, rungs: Sequence[FinishedRun]
 ) -> PredictedLoss:
-    """Join the forecast of the end and the curve that leads there, from the curves of the rungs."""
+    """Return the forecast of the final loss with the expected loss curve, which follows from the
+    curves of the rungs.
+    """
     from scaling_fits.forecast.loss_curves import expected_curve, memory_octaves
 
-    assert end.low is not None and end.high is not None  # the plan asks for a bootstrap
+    assert end.low is not None and end.high is not None  # every plan has a bootstrap
     final = (end.loss_nats, end.low, end.high)
     points = expected_curve(rungs, end.params, end.tokens, schedule, final, end.level)
     return PredictedLoss(
@@ -283,20 +314,20 @@ def predicted_loss(
 
 def decision(
     study: Study,
-    found: Transferred,
+    transfer_result: Transferred,
     verdicts: Verdicts,
     choice: Choice,
     rungs: Sequence[FinishedRun],
 ) -> Decision:
-    """Everything the main run computes with, as plain numbers.
+    """Return everything that the main run computes with, as plain numbers.
 
     Raises:
-        FactoryError, FactoryChangedError: the user's factory is not there, or is another.
+        FactoryError, FactoryChangedError: The user's factory is missing, or has changed.
     """
     from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
     plan, shape, base = study.plan, choice.shape, study.base_shape
-    run = main_spec(study, found, choice)
+    run = main_spec(study, transfer_result, choice)
     own = frozen_command(study, run)
     table, model = parameter_table(run), None
     if run.factory is not None:
@@ -311,20 +342,14 @@ def decision(
         groups=() if own else frozen.groups_of(table),
         optimizer=run.optimizer,
         learning_rate=frozen.learning_rate_of(run.schedule),
-        # What a command does not get is up to it.
+        # A value that the command does not take is left to the command.
         **{
             name: value if plan.reaches(name) else HYPERPARAMETERS[name].off
             for name, value in run.hparams.run_wide.items()
         },  # type: ignore[arg-type]
         batch_tokens=run.batch_tokens,
         num_tokens=run.num_tokens,
-        data=frozen.Data(
-            data_id=study.manifest.data_id,
-            tokenizer=study.manifest.tokenizer,
-            vocab_size=study.manifest.vocab_size,
-            num_train_tokens=study.manifest.num_tokens("train"),
-            weights=tuple(sorted(study.plan.data.weights.items())),
-        ),
+        data=_describe_data(study),
         seed=plan.launch.seed,
         precision=plan.launch.precision,
         parallelism=frozen.Parallelism(data_parallel_shard=1)
@@ -348,8 +373,21 @@ def decision(
     )
 
 
+def _describe_data(study: Study) -> frozen.Data:
+    """Return the identity of the study's data."""
+    return frozen.Data(
+        data_id=study.manifest.data_id,
+        tokenizer=study.manifest.tokenizer,
+        vocab_size=study.manifest.vocab_size,
+        num_train_tokens=study.manifest.num_tokens("train"),
+        weights=tuple(sorted(study.plan.data.weights.items())),
+    )
+
+
 def frozen_command(study: Study, run: RunSpec) -> frozen.OwnTrainer | None:
-    """The user's own trainer with what it gets in a main run; None where forerun's trains."""
+    """Return the user's own trainer with the values that it gets in a main run; None if forerun's
+    trainer is used.
+    """
     if run.command is None:
         return None
     values = {
@@ -368,23 +406,24 @@ def frozen_command(study: Study, run: RunSpec) -> frozen.OwnTrainer | None:
 def frozen_model(
     run: RunSpec, code_dir: Path
 ) -> tuple[tuple[ParameterNumbers, ...], frozen.OwnModel]:
-    """What the user's model is trained with in a main run, and how it is built and sharded.
+    """Return the numbers with which the user's model is trained in a main run, and how it is built
+    and sharded.
 
     Raises:
-        FactoryError, FactoryChangedError: the factory is not to be found from `code_dir`, or is
-            another.
+        FactoryError, FactoryChangedError: The factory cannot be found from `code_dir`, or has
+            changed.
     """
     from proxies.external.description import called_blocks, outline_of
     from proxies.external.factory import checked_load
 
     assert run.factory is not None
     build = checked_load(run.factory, code_dir, run.own_values)
-    found = outline_of(build, run)
-    return found.numbers, frozen.OwnModel(
+    outline = outline_of(build, run)
+    return outline.numbers, frozen.OwnModel(
         factory=run.factory,
         values=dict(run.own_values),
-        num_params=sum(math.prod(each.size) for each in found.numbers),
+        num_params=sum(math.prod(each.size) for each in outline.numbers),
         blocks=called_blocks(build, run.base_shape.at_depth(run.shape.num_layers)),
-        embeddings=found.embeddings,
-        readouts=found.readouts,
+        embeddings=outline.embeddings,
+        readouts=outline.readouts,
     )

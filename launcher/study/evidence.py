@@ -1,5 +1,5 @@
-"""Everything a study found so far, gathered once: what the report, `freeze` and the verbs' answers
-are made of.
+"""Everything that a study has found so far, gathered once. The report, `freeze`, and the answers of
+verbs are made from it.
 """
 
 from __future__ import annotations
@@ -44,80 +44,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StudyFindings:
-    """Stage by stage; None where a stage has not ended."""
+    """Findings by stage; None for a stage that has not ended."""
 
     coordinates: dict[str, Json]
     searched: SearchOutcome | None = None
     transferred: Transferred | None = None
     ladder: tuple[RunSpec, ...] = ()
     rungs: tuple[RunResult, ...] = ()
-    """What came of `ladder`, in its order."""
+    """Results of `ladder`, in its order."""
     table: RunTable | None = None
     fit: FittedRuns | None = None
     checks: LadderChecks | None = None
-    """What the ladder's rungs at other rates say."""
+    """Results of the ladder's rungs at other learning rates."""
     choice: Choice | None = None
     verdicts: Verdicts | None = None
-    """For the chosen shape and steps, or, before the choice, for what the budget suggests."""
+    """Verdicts for the chosen sizes; before the choice, for the sizes that the budget suggests."""
     wider: Json = None
-    """Whether wider is better, as a report has it."""
+    """Whether wider models are better, as the report has it."""
     gates: tuple[Gate, ...] = ()
-    """All of them, once there is a choice; before, those that failed."""
+    """All gates once there is a choice; before, only those that failed."""
 
 
 def gather(study: Study, ledger: Ledger) -> StudyFindings:
-    """What the ledger's records say, up to the first stage that has not ended; no choice where the
-    fit finds none.
+    """Return the findings that the ledger's records hold, up to the first stage that has not ended.
+    There is no choice if the fit finds none.
     """
     from scaling_fits.laws.law import CannotTellError
 
     coordinates = ledger.records_for_plan("coordinates")
     failed = find_failed_check(study, coordinates) + select_failed(replay_gates(study, ledger))
-    found = StudyFindings(coordinates=coordinates, gates=failed)
+    findings = StudyFindings(coordinates=coordinates, gates=failed)
     try:
-        won = searched(study, ledger)
-        found = dataclasses.replace(found, searched=won)
-        moved = transferred(study, ledger)
-        verdicts = verdicts_at(study, ledger, moved, target_guess(study))
-        curves = curves_by_width(study, moved.tests, ledger.results(), moved.log2_lr)
+        search = searched(study, ledger)
+        findings = dataclasses.replace(findings, searched=search)
+        transfer = transferred(study, ledger)
+        verdicts = verdicts_at(study, ledger, transfer, target_guess(study))
+        curves = curves_by_width(study, transfer.tests, ledger.results(), transfer.log2_lr)
         failed += find_failed_transfer(verdicts)
-        found = dataclasses.replace(
-            found,
-            transferred=moved,
+        findings = dataclasses.replace(
+            findings,
+            transferred=transfer,
             verdicts=verdicts,
             wider=wider_body(wider(study, curves), curves),
             gates=failed,
         )
-        specs = decide.ladder_specs(study, moved)
+        specs = decide.ladder_specs(study, transfer)
         table = decide.ladder_table(study, specs, ledger.results())
     except (StageMissingError, NoFinishedTrialError):
-        return found
+        return findings
     fit, results = decide.fitted(study, ledger, specs), ledger.results()
     checks = ladder_checks(study, specs, results, verdicts, fit)
     rungs = tuple(results[spec.id] for spec in specs)
-    found = dataclasses.replace(
-        found, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks
+    findings = dataclasses.replace(
+        findings, ladder=tuple(specs), rungs=rungs, table=table, fit=fit, checks=checks
     )
     try:
         choice = decide.choose(study, fit, decide.aspect_of(study, fit, specs, rungs))
     except CannotTellError:
-        return found
-    verdicts = verdicts_at(study, ledger, moved, choice.sizes)
-    lost = [rung for rung in rungs if rung.loss_nats is None]
-    closed = gates(study, coordinates, verdicts, fit, choice, lost, checks)
-    closed += replay_gates(study, ledger) + failed_gates(ledger, study.study_dir)
-    return dataclasses.replace(found, choice=choice, verdicts=verdicts, gates=closed)
+        return findings
+    verdicts = verdicts_at(study, ledger, transfer, choice.sizes)
+    lost_rungs = [rung for rung in rungs if rung.loss_nats is None]
+    all_gates = gates(study, coordinates, verdicts, fit, choice, lost_rungs, checks)
+    all_gates += replay_gates(study, ledger) + failed_gates(ledger, study.study_dir)
+    return dataclasses.replace(findings, choice=choice, verdicts=verdicts, gates=all_gates)
 
 
-def decision_of(study: Study, found: StudyFindings) -> Decision:
-    """The decision that the findings make.
+def decision_of(study: Study, findings: StudyFindings) -> Decision:
+    """Return the decision that follows from the findings.
 
     Raises:
-        StageMissingError: something is still to run.
-        FactoryError, FactoryChangedError: the user's own model cannot be built, or is another.
-        CannotTellError: all has run, and the ladder fits no law.
+        StageMissingError: Some runs are missing.
+        FactoryError, FactoryChangedError: The user's own model cannot be built, or has changed.
+        CannotTellError: All runs have ended, and the ladder fits no law.
     """
-    if found.fit is not None and found.choice is None:
+    if findings.fit is not None and findings.choice is None:
         from scaling_fits.laws.law import CannotTellError
 
         remedy = (
@@ -125,10 +125,12 @@ def decision_of(study: Study, found: StudyFindings) -> Decision:
             "ladder.num_steps) in a child "
         )
         remedy += f"study, by forerun run PLAN --study ANOTHER --fork {study.study_dir}"
-        raise CannotTellError((*found.fit.warnings, remedy))
-    if found.transferred is None or found.verdicts is None or found.choice is None:
+        raise CannotTellError((*findings.fit.warnings, remedy))
+    if findings.transferred is None or findings.verdicts is None or findings.choice is None:
         raise StageMissingError(
             f"the study has not ended: `{study.command_line('run')}` continues it"
         )
-    finished = decide.finished_rungs(study, found.ladder, found.rungs)
-    return decide.decision(study, found.transferred, found.verdicts, found.choice, finished)
+    finished = decide.finished_rungs(study, findings.ladder, findings.rungs)
+    return decide.decision(
+        study, findings.transferred, findings.verdicts, findings.choice, finished
+    )

@@ -1,15 +1,14 @@
-"""What was worked out of a study's records, kept beside them in `findings.json`: seconds of work,
-once.
+"""A cache of the findings of a study, `findings.json`, because computing them takes seconds.
 
-This protects against accidents and stale versions, not against someone who may write in the study
-folder: a file forged with its hash is used (acceptances are read from the ledger all the same).
-`freeze` computes anew, and is what counts.
+The cache protects against accidents and stale versions, not against a person who may write in the
+study folder: a forged file with a matching hash is used (acceptances are still read from the
+ledger). `freeze` always computes anew, and its result counts.
 
-The file is read only if it holds its own sha256 and the key of what is asked now: the head of the
-chain, which the caller has just recomputed from every record, the plan, and what computes (our
-sources, Python, the libraries). The files that were read besides must have the bytes they had.
-Anything else is worked out anew and written over it; where nothing can be written, nothing is kept,
-and nothing fails.
+The file is used only if it holds its own sha256 and the key of the current question: the head of
+the hash chain, which the caller has just recomputed from every record, the plan, and everything
+that computes (our sources, Python, the libraries). The other files that were read must have the
+bytes they had. Otherwise the findings are computed anew and the file is overwritten. If the file
+cannot be written, nothing is kept, and nothing fails.
 """
 
 from __future__ import annotations
@@ -34,38 +33,42 @@ if TYPE_CHECKING:
 
 FINDINGS_FILE = "findings.json"
 _LIBRARIES = ("forerun", "mup", "numpy", "scipy", "torch")
-_OURS = ("launcher", "proxies", "scaling_fits", "sweeps", "transfer")
+_PACKAGES = ("launcher", "proxies", "scaling_fits", "sweeps", "transfer")
 
 
 def key_of(study: Study, ledger: Ledger) -> str:
-    """Name what findings are a function of, beside the files that `cached` is given; the ledger as
-    just read.
+    """Return the key of everything that the findings depend on, except the files that `cached` is
+    given. The ledger must have been read just now.
     """
     return canon.content_id(
         {
             "head": ledger.head_hash,
             "plan": study.plan.model_dump_json(),
             "manifest": canon.to_json(study.manifest),
-            # messages name them
+            # Messages in the findings name these paths.
             "places": [str(place) for place in (study.study_dir, study.corpus, study.code_dir)],
-            "computes": _computes(),
+            "computes": _hash_software(),
         }
     )
 
 
 @functools.cache
-def _computes() -> str:
-    """Hash of everything that computes; some hundred small files of ours, in hundredths of a
-    second.
+def _hash_software() -> str:
+    """Return a hash of everything that computes. It reads some hundred small files of ours in
+    hundredths of a second.
     """
     root = Path(__file__).parents[2]
-    sources = sorted(path for name in _OURS for path in (root / name).rglob("*.py"))
+    sources = sorted(path for name in _PACKAGES for path in (root / name).rglob("*.py"))
     hashes = {str(path.relative_to(root)): canon.file_sha256(path) for path in sources}
-    return canon.content_id([hashes, [*map(_version, _LIBRARIES)], sys.version, platform.machine()])
+    return canon.content_id(
+        [hashes, [*map(_find_version, _LIBRARIES)], sys.version, platform.machine()]
+    )
 
 
-def _version(name: str) -> str:
-    """Of a distribution; empty where it is not installed, as forerun's own run from its sources."""
+def _find_version(name: str) -> str:
+    """Return the version of a distribution; empty if it is not installed, as forerun itself when it
+    runs from its sources.
+    """
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -79,30 +82,30 @@ def cached(
     *,
     anew: bool,
 ) -> dict[str, Json]:
-    """What `compute` gives, or gave earlier for the same key; the same value either way, to the
-    order of its keys.
+    """Return what `compute` returns, or returned earlier for the same key. Both ways give the same
+    value, including the order of its keys.
 
     Args:
-        study_dir: where the file lies.
-        key: of `key_of`.
-        compute: gives the findings, and which files in `study_dir` they were made of; None: they
-            are not to be kept.
-        anew: compute whatever is kept.
+        study_dir: Folder of the cache file.
+        key: Key from `key_of`.
+        compute: Returns the findings, and the files in `study_dir` that they depend on; None for
+            the files if the findings must not be kept.
+        anew: Whether to compute even if the cache has an entry.
 
     Raises:
-        OSError: the file is a pipe, socket, device or folder.
+        OSError: The cache file is a pipe, socket, device, or folder.
     """
     path = study_dir / FINDINGS_FILE
     with contextlib.suppress(FileNotFoundError):
         require_plain(path)
-    kept = None if anew else _read(path, key)
+    kept = None if anew else _read_cache(path, key)
     if kept is not None:
         return kept
     findings, files = compute()
     plain = cast(dict[str, Json], canon.to_json(findings))
     if files is not None:
         with contextlib.suppress(OSError):
-            _write(
+            _write_cache(
                 path,
                 key,
                 {str(file.relative_to(study_dir)): canon.file_sha256(file) for file in files},
@@ -111,18 +114,22 @@ def cached(
     return plain
 
 
-def _write(path: Path, key: str, files: dict[str, str], findings: dict[str, Json]) -> None:
-    """Raises OSError."""
+def _write_cache(path: Path, key: str, files: dict[str, str], findings: dict[str, Json]) -> None:
+    """Write the cache file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     entry = {"key": key, "files": files, "findings": findings}
-    # The findings' keys in their own order, which what people read follows.
+    # Keys keep their order, because text for people follows it.
     content = json.dumps(
         {"sha256": canon.content_id(entry), **entry}, ensure_ascii=False, allow_nan=False
     )
     canon.write_atomic(path, content.encode())
 
 
-def _read(path: Path, key: str) -> dict[str, Json] | None:
-    """The findings in a file; None where it is not wholly what was written for this key."""
+def _read_cache(path: Path, key: str) -> dict[str, Json] | None:
+    """Return the findings in a file; None if it is not exactly what was written for this key."""
     try:
         entry = canon.parse(read_plain(path))
         if not isinstance(entry, dict) or entry.get("key") != key:

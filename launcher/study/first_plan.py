@@ -1,15 +1,10 @@
-"""A first plan: a preset with the user's data, budget and GPUs in it, and what there is to say of
-it.
-"""
+"""The first plan of a study: a preset with the user's data, budget, and GPUs."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +24,6 @@ from launcher.estimates.utilization import paid_share
 from launcher.plan.file import PlanError, override
 from launcher.plan.plan import Plan
 from launcher.plan.presets import NODE_GPUS, PRESETS, layout, preset_for, slurm_options
-from launcher.plan.problems import num_law_parameters
 from launcher.plan.sections import DEFAULT_OPTIMIZER
 from launcher.plan.study import Study
 from launcher.plan.vocabulary import (
@@ -38,204 +32,33 @@ from launcher.plan.vocabulary import (
     learning_rate_range,
     scale_margin,
 )
-from launcher.study.gates import data_warning
 from launcher.study.study_folder import unnamed
 from proxies.core.canon import Json
 from proxies.core.checks import Checks, SpecError
 from proxies.core.flops import count_params, flops_per_token
-from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
+from proxies.core.hyperparameters import LEARNING_RATE
 from proxies.core.notation import (
-    counted,
-    format_factor,
     format_flops,
-    format_main_run_share,
     format_percent,
     format_usd,
 )
 from proxies.core.optimizers import RECIPES
-from proxies.data.tokens import MANIFEST, Manifest, advise_corpus, read_manifest, shard_problems
-from proxies.external.command import CommandError, find_program
+from proxies.data.tokens import MANIFEST, Manifest, read_manifest
 from scaling_fits.allocation.shapes import published_layers
-from scaling_fits.forecast.conclusive import FARTHEST_REACH
-from scaling_fits.laws.forms import MIN_POINTS
-
-# Whether a plan makes sense: what it names and is not there, what could lead to nothing, what would
-# be unwise.
-#
-# Nothing is run, no torch.
-
-MOST_SHARE = 0.3
-"""Proxies that take a larger share of the main run's FLOPs get a warning."""
-
-
-def missing(plan: Plan, here: Path) -> list[str]:
-    """What a plan in a folder names and is not there: corpus, program, module."""
-    corpus, code_dir, problems = here / plan.data.path, here / plan.proxy.code_path, []
-    if plan.data.path and not (corpus / MANIFEST).exists():
-        problems.append(f"data.path = {plan.data.path!r}: {advise_corpus(corpus)}")
-    with contextlib.suppress(SpecError):  # said already
-        if plan.command is not None:
-            try:
-                find_program(shlex.split(plan.command.template)[0], code_dir)
-            except CommandError as error:
-                problems.append(f"proxy.command: {error}")
-    module = plan.proxy.factory.partition(":")[0].partition(".")[0]
-    if (
-        module
-        and not any((code_dir / name).exists() for name in (module, f"{module}.py"))
-        and not find_spec(module)
-    ):
-        problems.append(f"proxy.factory: no module {module} in {code_dir}, nor installed")
-    manifest = manifest_of(plan, here)
-    problems += [] if manifest is None else shard_problems(corpus, manifest)
-    return problems
-
-
-def problems(study: Study) -> list[str]:
-    """Values that no main run can come of: each key with its value, its limit, and why."""
-    plan, shape = study.plan, study.base_shape
-    step = flops_per_token(shape) * plan.proxy.batch_tokens
-    sentence = (
-        f"target.budget_flops = {plan.target.budget_flops:g}: must be at least {step:.2g}, one "
-        "step of the model "
-        f"of width {shape.width}"
-    )
-    return [sentence] if plan.target.budget_flops < step else []
-
-
-def warnings(study: Study, found: Mapping[str, Json]) -> list[str]:
-    """What is unwise: another batch than the forecast's, too little data, proxies that cost too
-    much, or teach little.
-
-    `found` is what the plan comes to (`first_plan.summary`).
-    """
-    plan, notes = study.plan, []
-    batch = plan.ladder.batch_tokens or plan.proxy.batch_tokens
-    if batch != plan.target_batch_tokens:
-        notes.append(
-            f"target.batch_tokens = {plan.target_batch_tokens}: the ladder's batches have {batch} "
-            "tokens, and the "
-            "forecast is for those (ladder.batch_tokens)"
-        )
-    notes += [
-        f"{name} is not searched: proxy.command has no {{{hyperparameter_named(name).told_as}}}"
-        for name in plan.not_searched
-    ]
-    tokens, width = cast(float, found["tokens"]), cast(int, found["width"])
-    share = cast(float, found["share_of_main_run"])
-    notes += filter(None, [data_warning(study, tokens)])
-    if share > MOST_SHARE:
-        notes.append(
-            f"the proxies cost {format_main_run_share(share)}, too much for this run alone; use a "
-            "larger "
-            "target.budget_flops or a smaller preset"
-        )
-    notes += _undecidable(study)
-    if width < 2 * plan.proxy.base_width:
-        notes.append(
-            f"the main run's guessed width is {width}, proxy.base_width {plan.proxy.base_width}: "
-            "there is hardly "
-            "anything to transfer; use a larger target.budget_flops or a smaller preset"
-        )
-    return notes
-
-
-def _undecidable(study: Study) -> list[str]:
-    """Return which gates cannot pass whatever the runs find, as far as the plan alone tells."""
-    return [
-        *_unpassable_model_gates(study),
-        *_unpassable_ladder_gates(study),
-        *_refused_layout(study),
-    ]
-
-
-def _unpassable_model_gates(study: Study) -> Iterator[str]:
-    """Yield why the gates of the model and its data cannot pass."""
-    proxy, accept = study.plan.proxy, "`forerun freeze --accept {} --reason TEXT`"
-    if proxy.command:
-        yield (
-            "gates coordinates and data: forerun sees neither the activations of a command nor its "
-            "data, so both gates "
-            "will say 'cannot tell'; check them in your trainer, then use "
-            f"{accept.format('coordinates --accept data')}"
-        )
-    elif proxy.parametrization == "sp":
-        yield (
-            "gate coordinates: proxy.parametrization = 'sp' does not keep the size of activations "
-            "over width, so the "
-            f"gate will fail; use another parametrization, or {accept.format('coordinates')}"
-        )
-
-
-def _unpassable_ladder_gates(study: Study) -> Iterator[str]:
-    """Yield why the gates of the ladder cannot pass: too few rungs, too small ones, or none that is
-    checked.
-    """
-    plan, ladder = study.plan, study.plan.ladder
-    shapes = [
-        study.shape(width).at_depth(depth)
-        for width in ladder.widths
-        for depth in plan.ladder_depths(width)
-    ]
-    tokens = [
-        plan.num_tokens(steps, ladder.batch_tokens or plan.proxy.batch_tokens)
-        for steps in ladder.num_steps
-    ]
-    num_rungs = len(shapes) * len(tokens)
-    needed = MIN_POINTS if ladder.form in ("auto", "compute") else num_law_parameters(plan) + 1
-    if (num_rungs - 1) * ladder.num_seeds < needed:
-        yield (
-            f"gate fit: with {counted(num_rungs, 'rung')} the largest one cannot be held out, so "
-            "the gate will say "
-            f"'cannot tell'; at least {needed + 1} rungs are needed (ladder.widths, "
-            "ladder.num_steps)"
-        )
-    reach = plan.target.budget_flops / (6.0 * max(map(study.num_params, shapes)) * max(tokens))
-    if reach > FARTHEST_REACH:
-        yield (
-            f"gate fit: target.budget_flops is {format_factor(reach)} times the largest rung's "
-            "FLOPs, and no "
-            f"forecast is trusted beyond {FARTHEST_REACH:g} times, so the gate will say 'cannot "
-            "tell'; add larger "
-            "rungs (ladder.widths, ladder.num_steps)"
-        )
-    flops = [flops_per_token(shape) * count for shape in shapes for count in tokens]
-    if not ladder.check_offsets_octaves:
-        yield (
-            "gate ladder_tuned: ladder.check_offsets_octaves is empty, so no rung is checked at "
-            "other rates and the "
-            "gate will say 'cannot tell'"
-        )
-    elif min(flops) > ladder.check_share * sum(flops):
-        yield (
-            f"gate ladder_tuned: ladder.check_share = {ladder.check_share:g} pays for no rung (the "
-            "cheapest is "
-            f"{min(flops) / sum(flops):.2g} of the ladder), so none is checked at other rates and "
-            "the gate will say "
-            "'cannot tell'; raise ladder.check_share"
-        )
-
-
-def _refused_layout(study: Study) -> Iterator[str]:
-    """Yield what `forerun freeze` refuses about the layout of a main run of the guessed size."""
-    if study.plan.proxy.command:  # its own trainer lays it out
-        return
-    run = planned_main_run(study)
-    for problem in layout_problems(
-        planned_parallelism(study.plan.launch), run.shape, run.batch_tokens
-    ):
-        yield f"launch: {problem}; `forerun freeze` refuses such a layout"
-
 
 ASSUMED_VOCAB_SIZE, BYTES = 50_304, 256
-"""Until a corpus is there to say: on GPUs GPT-2's, rounded up to a multiple of 64; else bytes, as
-`tokenize` makes."""
+"""Vocabulary size that is assumed while there is no corpus: on GPUs GPT-2's, rounded up to a
+multiple of 64; otherwise 256 bytes, as `tokenize` makes.
+"""
 _ROUNDS = 12
+"""Number of iterations in which a budget in dollars is turned into FLOPs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What was asked of `forerun init`; None: not said. Bad values are refused all at once."""
+    """Options of `forerun init`; None for an option that was not given. All bad values are refused
+    at once.
+    """
 
     preset: str | None = None
     budget_flops: float | None = None
@@ -247,7 +70,7 @@ class Request:
 
     @property
     def changes_size(self) -> bool:
-        """Whether a main run of another size, or on other GPUs, than the preset's is asked for."""
+        """Whether the main run differs from the preset's in size or GPUs."""
         return any(
             value is not None
             for value in (self.budget_flops, self.budget_usd, self.gpu, self.num_gpus)
@@ -262,9 +85,9 @@ class Request:
             checks.problems.append("usd_per_gpu_hour: needs budget_usd, which it turns into FLOPs")
         if self.num_gpus is not None:
             checks.whole("num_gpus")
-            whole = self.num_gpus <= NODE_GPUS or self.num_gpus % NODE_GPUS == 0
+            is_whole = self.num_gpus <= NODE_GPUS or self.num_gpus % NODE_GPUS == 0
             checks.that(
-                whole,
+                is_whole,
                 f"gpus = {self.num_gpus}: must be at most {NODE_GPUS}, or whole nodes of "
                 f"{NODE_GPUS}",
             )
@@ -280,7 +103,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstPlan:
-    """What a new plan is written from."""
+    """The preset, values, and head comment from which a new plan file is written."""
 
     name: str
     values: dict[str, dict[str, object]]
@@ -288,10 +111,10 @@ class FirstPlan:
 
 
 def first_plan(request: Request, data: str) -> FirstPlan:
-    """The preset that was named, or that is nearest to the GPUs named, with data, budget and GPUs
-    as given.
+    """Return the named preset, or the one nearest to the named GPUs, with the user's data, budget,
+    and GPUs.
 
-    A budget in dollars is not FLOPs yet: `priced` makes it so.
+    A budget in dollars is not turned into FLOPs here; `priced` does that.
     """
     on_gpus = (
         request.gpu is not None or request.num_gpus is not None or request.budget_usd is not None
@@ -307,19 +130,19 @@ def first_plan(request: Request, data: str) -> FirstPlan:
     values["target"] = values.get("target", {}) | {"budget_flops": budget}
     if request.optimizer is not None:
         values.setdefault("proxy", {})["optimizer"] = request.optimizer
-        # Two rates: both are searched, and tested over width.
-        for beside, setting in RECIPES[request.optimizer].renamed_hyperparameters.items():
+        # Search both rates and test them over width.
+        for second_rate, setting in RECIPES[request.optimizer].renamed_hyperparameters.items():
             if setting != LEARNING_RATE:
                 continue
             ranges = Plan().search.learning_rate
             values.setdefault("search", {})["axes"] = {
-                beside: values["search"].get(LEARNING_RATE, ranges)
+                second_rate: values["search"].get(LEARNING_RATE, ranges)
             }
             values.setdefault("transfer", {}).setdefault(
                 "hyperparameters", Plan().transfer.hyperparameters
             )
             tested = cast(dict[str, tuple[str, ...]], values["transfer"]["hyperparameters"])
-            values["transfer"]["hyperparameters"] = {**tested, beside: ("width",)}
+            values["transfer"]["hyperparameters"] = {**tested, second_rate: ("width",)}
     if request.gpu is not None:
         values["launch"]["gpu"] = gpu(request.gpu)[0]
     if request.usd_per_gpu_hour is not None:
@@ -330,22 +153,24 @@ def first_plan(request: Request, data: str) -> FirstPlan:
             values["cluster"]["num_workers"] = request.num_gpus
         if "slurm_options" in values.get("cluster", {}):
             values["cluster"]["slurm_options"] = slurm_options(request.num_gpus)
-    given = request.budget_flops is not None or request.budget_usd is not None
-    changed = given or request.gpu is not None or request.num_gpus is not None
+    has_budget = request.budget_flops is not None or request.budget_usd is not None
+    differs = has_budget or request.gpu is not None or request.num_gpus is not None
     head = (
         f"Preset {name}: {preset.about}.",
-        *(["Budget or GPUs differ from the preset's."] if changed else []),
+        *(["Budget or GPUs differ from the preset's."] if differs else []),
         *preset.head[1:],
     )
     return FirstPlan(name=name, values=values, head=head if preset.gpu else ())
 
 
 def set_values(new: FirstPlan, overrides: Sequence[str]) -> None:
-    """Set what `--set` gives; under `wsd` proxies share stable phases, unless it says otherwise or
-    a value follows the duration.
+    """Set the values of `--set`.
+
+    Under `wsd` proxies share stable phases, unless the options say otherwise or a value depends on
+    the duration.
 
     Raises:
-        PlanError: a value is none.
+        PlanError: An option is not SECTION.KEY=VALUE.
     """
     if problems := [problem for given in overrides if (problem := override(new.values, given))]:
         raise PlanError("forerun init", problems)
@@ -359,7 +184,8 @@ def set_values(new: FirstPlan, overrides: Sequence[str]) -> None:
 def fit_vocabulary(
     new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]
 ) -> list[str]:
-    """Set what a CPU preset has for bytes and the corpus's vocabulary changes; keep what was given.
+    """Set the values of a CPU preset that depend on the vocabulary to those of the corpus's
+    vocabulary. Values that the user gave are kept.
 
     Returns:
         One sentence that names the changed values; none if nothing changed.
@@ -368,31 +194,33 @@ def fit_vocabulary(
     if PRESETS[new.name].gpu or plan.proxy.command:
         return []
     given = _given_keys(overrides)
-    wanted: dict[tuple[str, str], object] = {}
+    defaults: dict[tuple[str, str], object] = {}
     if "transfer.margin_nats" not in given:
-        wanted["transfer", "margin_nats"] = scale_margin(plan.transfer.margin_nats, vocab_size)
-    # The rates and the size of another model, and the rates of Muon, were not measured.
+        defaults["transfer", "margin_nats"] = scale_margin(plan.transfer.margin_nats, vocab_size)
+    # The presets' rates and sizes were not measured for a user's model, nor the rates for Muon.
     is_measured = not plan.proxy.factory and plan.proxy.optimizer == DEFAULT_OPTIMIZER
     if is_measured and "search.learning_rate" not in given:
-        wanted["search", LEARNING_RATE] = learning_rate_range(plan.search.learning_rate, vocab_size)
+        defaults["search", LEARNING_RATE] = learning_rate_range(
+            plan.search.learning_rate, vocab_size
+        )
     has_budget = request.budget_flops is not None or request.budget_usd is not None
     if is_measured and not has_budget and "target.budget_flops" not in given:
-        least = study.num_params(study.shape(MIN_WIDTH_MULTIPLE * plan.proxy.base_width))
-        wanted["target", "budget_flops"] = budget_flops(plan.target.budget_flops, least)
+        min_params = study.num_params(study.shape(MIN_WIDTH_MULTIPLE * plan.proxy.base_width))
+        defaults["target", "budget_flops"] = budget_flops(plan.target.budget_flops, min_params)
     changed = {
         key: value
-        for key, value in wanted.items()
+        for key, value in defaults.items()
         if value != getattr(getattr(plan, key[0]), key[1])
     }
     for (section, key), value in changed.items():
         new.values.setdefault(section, {})[key] = value
-    named = ", ".join(
-        f"{section}.{key} = {_shown(value)}" for (section, key), value in changed.items()
+    assignments = ", ".join(
+        f"{section}.{key} = {_format_value(value)}" for (section, key), value in changed.items()
     )
-    return [f"for a vocabulary of {vocab_size:,}: {named}"] if changed else []
+    return [f"for a vocabulary of {vocab_size:,}: {assignments}"] if changed else []
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return (
         f"[{', '.join(f'{each:g}' for each in value)}]"
         if isinstance(value, tuple)
@@ -413,11 +241,13 @@ them."""
 def settle_size(
     new: FirstPlan, study: Study, request: Request, overrides: Sequence[str]
 ) -> list[str]:
-    """Turn a budget in dollars into FLOPs, and have depth and layout follow the budget; returns
-    what was assumed.
+    """Turn a budget in dollars into FLOPs, and adapt depth and layout to the budget.
+
+    Returns:
+        One sentence per assumption.
 
     Raises:
-        SpecError: no price is known.
+        SpecError: No price is known.
     """
     notes = []
     if request.budget_usd is not None:
@@ -431,11 +261,11 @@ def settle_size(
 
 
 def _follow_published_shapes(new: FirstPlan, study: Study, overrides: Sequence[str]) -> None:
-    """Give a plan for GPUs the depth that published models of its budget's size have, and a layout
-    that fits.
+    """Give a plan for GPUs the depth of published models of its budget's size, and a layout that
+    fits.
 
-    The layout recomputes as little, and shards over as few GPUs, as leaves room in memory. What
-    `--set` gives stays.
+    The layout recomputes as little, and shards over as few GPUs, as leaves room in memory. Values
+    of `--set` are kept.
     """
     plan, given = study.plan, _given_keys(overrides)
     if not PRESETS[new.name].gpu or plan.proxy.factory or plan.proxy.command:
@@ -452,12 +282,12 @@ def _follow_published_shapes(new: FirstPlan, study: Study, overrides: Sequence[s
         )
     if {f"launch.{name}" for name in ("data_parallel_shard", "activation_checkpointing")} & given:
         return
-    new.values["launch"] |= _roomy_layout(study)
+    new.values["launch"] |= _find_fitting_layout(study)
 
 
-def _roomy_layout(study: Study) -> dict[str, object]:
+def _find_fitting_layout(study: Study) -> dict[str, object]:
     """Return the sharding and recomputation of the first layout whose fullest rank fits the GPU;
-    else the plan's.
+    empty if none fits, which keeps the plan's layout.
     """
     launch, run = study.plan.launch, planned_main_run(study)
     ranks = launch.data_parallel_shard * launch.data_parallel_replicate
@@ -473,28 +303,29 @@ def _roomy_layout(study: Study) -> dict[str, object]:
             layout = planned_parallelism(launch.model_copy(update=changes))
             if layout_problems(layout, run.shape, run.batch_tokens):
                 continue
-            passes = microbatches(layout, run.shape, run.batch_tokens)
-            held = memory_per_rank(
-                run.shape, layout, run.precision, *passes, optimizer=run.optimizer
+            batches = microbatches(layout, run.shape, run.batch_tokens)
+            memory = memory_per_rank(
+                run.shape, layout, run.precision, *batches, optimizer=run.optimizer
             )
-            if held.total_bytes <= room:
+            if memory.total_bytes <= room:
                 return changes
     return {}
 
 
 def manifest_of(plan: Plan, folder: Path) -> Manifest | None:
-    """The corpus that a plan in `folder` names, if it is there.
+    """Return the manifest of the corpus that a plan in `folder` names; None if there is no corpus
+    yet.
 
     Raises:
-        DataError: it is there, and no corpus.
+        DataError: The folder is not a valid corpus.
     """
     corpus = folder / plan.data.path
     return read_manifest(corpus) if plan.data.path and (corpus / MANIFEST).exists() else None
 
 
 def sketched(plan: Plan, manifest: Manifest | None) -> Study:
-    """The study a plan asks for, to be counted and not run: without a corpus, on an assumed
-    vocabulary.
+    """Return the study of a plan for counting, not for running: without a corpus, and with an
+    assumed vocabulary if need be.
     """
     assumed = plan.data.vocab_size or (ASSUMED_VOCAB_SIZE if plan.launch.gpu else BYTES)
     manifest = manifest or unnamed("unnamed", assumed)
@@ -504,10 +335,11 @@ def sketched(plan: Plan, manifest: Manifest | None) -> Study:
 
 
 def priced(study: Study, request: Request) -> tuple[float, str]:
-    """FLOPs of the main run that costs `request.budget_usd`, and what was assumed for it.
+    """Return the FLOPs of the main run that costs `request.budget_usd`, and a sentence about the
+    assumptions.
 
     Raises:
-        SpecError: no price is known.
+        SpecError: No price is known.
     """
     plan = study.plan
     assert request.budget_usd is not None
@@ -518,7 +350,9 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         price_usd=plan.launch.usd_per_gpu_hour or None,
     )
     budget = plan.target.budget_flops
-    for _ in range(_ROUNDS):  # dollars are nearly in proportion to FLOPs: widths go in steps
+    for _ in range(
+        _ROUNDS
+    ):  # dollars are only nearly proportional to FLOPs, because widths go in steps
         changed = plan.model_copy(
             update={"target": plan.target.model_copy(update={"budget_flops": budget})}
         )
@@ -536,23 +370,22 @@ def priced(study: Study, request: Request) -> tuple[float, str]:
         usd = hours.times(machine.price_usd).value
         budget = min(1e30, max(1.0, budget * request.budget_usd / usd))
     price = machine.price_usd
-    assert price is not None  # or the loop above had refused it
+    assert price is not None  # the loop above refuses a machine without a price
     sentence = (
         f"{format_usd(request.budget_usd)} pay for {format_flops(budget)} FLOPs on {ranks} "
-        f"{machine.name}, at "
-        f"{format_usd(price.value)} an hour ({_whence(price)}) and {format_percent(share.value)} "
-        f"[{format_percent(share.low)}, {format_percent(share.high)}] of the peak "
-        f"({_whence(share)})"
+        f"{machine.name}, at {format_usd(price.value)} an hour ({_name_source(price)}) and "
+        f"{format_percent(share.value)} [{format_percent(share.low)}, "
+        f"{format_percent(share.high)}] of the peak ({_name_source(share)})"
     )
     return float(f"{budget:.4g}"), sentence
 
 
-def _whence(span: Span) -> str:
+def _name_source(span: Span) -> str:
     return span.source.partition(";")[0].removeprefix("default: ")
 
 
 def summary(study: Study) -> dict[str, Json]:
-    """What a plan comes to: its main run and its proxies."""
+    """Return the size and cost of a plan's main run and proxies."""
     run, stages = planned_main_run(study), stages_of(study, Speeds())
     flops = sum(stage.flops.value for stage in stages)
     return {

@@ -1,7 +1,7 @@
-"""Main runs that have ended, beside what was forecast of them: rows of `forerun fit STUDY`, and
-their score.
+"""Main runs that have ended, with the forecasts made for them. They are rows of `forerun fit
+STUDY`, and their misses scale later intervals.
 
-A study's own forecast, and so the digest it froze, never hangs on its main run. No torch.
+A study's own forecast, and so the digest that it froze, never depends on its main run. No torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
 
 CONCLUDED = "concluded"
-"""Kind of their records in the ledger."""
+"""Kind of the ledger's records of concluded runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConcludedRun:
-    """A main run that came to its end."""
+    """A main run that has ended, with its forecast."""
 
     digest: str
     params: int
@@ -35,13 +35,13 @@ class ConcludedRun:
     high_nats: float
     level: float
     extrapolation: float
-    """Training FLOPs over the largest run's that the forecast was fitted to."""
+    """Training FLOPs divided by those of the largest run that the forecast was fitted to."""
     actual_nats: float
-    """Validation loss at the end."""
+    """Validation loss at the end, in nats."""
 
     @property
     def foretold(self) -> ForecastOutcome:
-        """The forecast and the outcome alone."""
+        """Forecast and outcome, for scoring."""
         return ForecastOutcome(
             predicted_nats=self.predicted_nats,
             low_nats=self.low_nats,
@@ -52,8 +52,10 @@ class ConcludedRun:
 
 
 def concluded(ledger: Ledger) -> list[ConcludedRun]:
-    """The study's concluded runs, oldest first. Raises CanonError: a record that this version
-    cannot read.
+    """Return the study's concluded runs, oldest first.
+
+    Raises:
+        CanonError: This version cannot read a record.
     """
     return [
         canon.decode(ConcludedRun, record.body, f"concluded {record.key[:16]}")
@@ -62,8 +64,8 @@ def concluded(ledger: Ledger) -> list[ConcludedRun]:
 
 
 def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
-    """The fit with its intervals at the scale that earlier forecasts ask for, and what must be said
-    of it.
+    """Return the fit with the interval scale that the misses of earlier forecasts require, and a
+    warning that says so.
     """
     if not runs:
         return fit
@@ -72,7 +74,6 @@ def scaled(fit: FittedRuns, runs: Sequence[ConcludedRun]) -> FittedRuns:
     sentence = (
         f"the fit includes {len(misses)} concluded main runs; their forecasts missed by up to "
         f"{max(map(abs, misses)):.2g} standard deviations, so intervals of a loss are "
-        f"{format_factor(scale)} times "
-        "as wide as the fit's own"
+        f"{format_factor(scale)} times as wide as the fit's own"
     )
     return dataclasses.replace(fit, record_scale=scale, warnings=(*fit.warnings, sentence))

@@ -1,4 +1,4 @@
-"""What the checked rungs say about the whole ladder, and as plain data. No torch."""
+"""Results of the checked rungs for the whole ladder, also as plain data. No torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LadderChecks:
-    """Every checked rung, as far as its runs have ended."""
+    """Every checked rung whose runs have ended."""
 
     rungs: tuple[RungCheck, ...]
     wanted: int
-    """Rungs that the plan checks: 0 where it asks for none, or pays for none."""
+    """Number of rungs that the plan checks; 0 if it asks for none, or its budget for checks pays
+    for none.
+    """
 
 
 def ladder_checks(
@@ -33,54 +35,58 @@ def ladder_checks(
     verdicts: Verdicts,
     fit: FittedRuns,
 ) -> LadderChecks:
-    """The checks of a ladder, judged."""
+    """Judge the checked rungs of a ladder."""
     needed, transfer = checked_rungs(study, specs), study.plan.transfer
     noise = noise_of(verdicts)
-    found = []
-    for one in needed:
-        loss, sd = results[one.rung.id].loss_nats, fit.fit.residual_sd
-        own = noise if noise is not None or loss is None or sd is None else sd * loss
-        judged = check(one, results, own, margin_nats=transfer.margin_nats, level=transfer.level)
-        found += [judged] if judged is not None else []
-    return LadderChecks(rungs=tuple(found), wanted=len(needed))
+    rungs = []
+    for rung_runs in needed:
+        loss, sd = results[rung_runs.rung.id].loss_nats, fit.fit.residual_sd
+        rung_noise = noise if noise is not None or loss is None or sd is None else sd * loss
+        rung_check = check(
+            rung_runs, results, rung_noise, margin_nats=transfer.margin_nats, level=transfer.level
+        )
+        rungs += [rung_check] if rung_check is not None else []
+    return LadderChecks(rungs=tuple(rungs), wanted=len(needed))
 
 
 def noise_of(verdicts: Verdicts) -> float | None:
-    """Standard deviation of a run beside others of its seed: the largest of the learning rate's
-    tests.
+    """Return the standard deviation of a run's loss between seeds, in nats: the largest of the
+    learning rate's tests; None if unknown.
     """
-    found = [
-        judged.verdict.noise_nats
-        for test, judged in verdicts.tests
-        if test.hyperparameter == "learning_rate" and judged.verdict.noise_nats is not None
+    noises = [
+        result.verdict.noise_nats
+        for test, result in verdicts.tests
+        if test.hyperparameter == "learning_rate" and result.verdict.noise_nats is not None
     ]
-    return max(found, default=None)
+    return max(noises, default=None)
 
 
 def checks_body(
     study: Study, checks: LadderChecks | None, gates: Sequence[Gate]
 ) -> dict[str, Json]:
-    """For the report's `ladder`: every checked rung, and the gate.
+    """Return the checked rungs and their gate for the report's `ladder`.
 
     Args:
-        study: whose ladder it is.
-        checks: as judged; None where the ladder has not ended.
-        gates: all of them; empty before there is a choice.
+        study: Study of the ladder.
+        checks: Judged checks; None if the ladder has not ended.
+        gates: All gates; empty before there is a choice.
     """
     gate = next((gate for gate in gates if gate.name == "ladder_tuned"), None)
     return {
-        "checks": [_check_body(study, one) for one in checks.rungs] if checks is not None else [],
+        "checks": [_build_check_body(study, rung_check) for rung_check in checks.rungs]
+        if checks is not None
+        else [],
         "tuned": None if gate is None else {"outcome": gate.outcome, "reason": gate.reason},
     }
 
 
-def _check_body(study: Study, one: RungCheck) -> dict[str, Json]:
-    excess = one.excess
+def _build_check_body(study: Study, rung_check: RungCheck) -> dict[str, Json]:
+    excess = rung_check.excess
     return {
-        "width": one.rung.shape.width,
-        "params": study.num_params(one.rung.shape),
-        "tokens": one.rung.num_tokens,
-        "num_steps": one.rung.schedule.num_steps,
+        "width": rung_check.rung.shape.width,
+        "params": study.num_params(rung_check.rung.shape),
+        "tokens": rung_check.rung.num_tokens,
+        "num_steps": rung_check.rung.schedule.num_steps,
         "offsets": [
             {
                 "octaves": tried.octaves,
@@ -88,9 +94,9 @@ def _check_body(study: Study, one: RungCheck) -> dict[str, Json]:
                 "loss_nats": tried.loss_nats,
                 "num_seeds": len(tried.losses_nats),
             }
-            for tried in one.tried
+            for tried in rung_check.tried
         ],
-        "noise_nats": one.noise_nats,
+        "noise_nats": rung_check.noise_nats,
         "excess_nats": {
             "value": None if excess is None else excess.nats,
             "interval": None if excess is None else list(excess.interval),
@@ -99,7 +105,9 @@ def _check_body(study: Study, one: RungCheck) -> dict[str, Json]:
             "value": None if excess is None else excess.optimum_octaves,
             "interval": None if excess is None else list(excess.optimum_interval),
         },
-        "better_octaves": one.best.octaves if one.best is not None and one.best.octaves else None,
-        "outcome": one.outcome,
-        "words": one.words,
+        "better_octaves": rung_check.best.octaves
+        if rung_check.best is not None and rung_check.best.octaves
+        else None,
+        "outcome": rung_check.outcome,
+        "words": rung_check.words,
     }

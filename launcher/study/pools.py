@@ -1,14 +1,19 @@
-"""The workers of a study, as its plan asks for them: in this process, on this machine, or on a
-cluster.
+"""The workers of a study, and the record of the device time that they take.
+
+The plan places workers in this process, on this machine, or on a cluster.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,34 +22,41 @@ from launcher.plan.study import Study
 from proxies.core import canon
 from proxies.core.plain_files import require_plain
 from proxies.data.tokens import MANIFEST, read_manifest, shard_problems
+from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven
 from sweeps.run.pool import InlinePool, Pool
-from sweeps.store.ledger import LEDGER_NAME
+from sweeps.store.errors import SweepError
+from sweeps.store.ledger import LEDGER_NAME, Ledger
+from sweeps.store.live import DriverState, RunningRun, StudyState, read_live, write_live
+from sweeps.store.lock import born
 
 _LIBRARIES = ("torch", "numpy", "ray")
-_ROOMS = ("proxies", "sweeps", "launcher")
+_PACKAGES = ("proxies", "sweeps", "launcher")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCheck:
-    """What this driver has; called on a node, it lists what is otherwise there."""
+    """The software and files of this driver's machine. Calling it on a node returns the differences
+    there.
+    """
 
     versions: dict[str, str]
     """Versions of Python and of the libraries that decide a run's numbers."""
     source_sha256: str
-    """The hash of our own code."""
+    """Hash of forerun's own source files."""
     corpus: str
-    """Folder; empty where a command brings its own data."""
+    """Folder of the corpus; empty if a command has its own data."""
     manifest_sha256: str
     study_dir: str
     code_dir: str
-    """Folder of the user's own modules or trainer; empty where the plan names none."""
+    """Folder of the user's own modules or trainer; empty if the plan names none."""
 
     def __call__(self) -> list[str]:
-        """The node's problems, in words; none if it can run the study."""
+        """Return the node's problems in words; empty if it can run the study."""
         problems = [
-            f"{name} {there or 'is missing'} there, {here} here: results would depend on the node"
-            for name, here in self.versions.items()
-            if (there := versions().get(name, "")) != here
+            f"{name} {node_version or 'is missing'} there, {driver_version} here: results would "
+            "depend on the node"
+            for name, driver_version in self.versions.items()
+            if (node_version := versions().get(name, "")) != driver_version
         ]
         if source_sha256() != self.source_sha256:
             problems.append("another version of forerun is there: install the same on every node")
@@ -54,9 +66,9 @@ class NodeCheck:
             )
         if self.code_dir and not Path(self.code_dir).is_dir():
             problems.append(f"your code's folder {self.code_dir} is not there")
-        return problems + self._corpus_problems()
+        return problems + self._find_corpus_problems()
 
-    def _corpus_problems(self) -> list[str]:
+    def _find_corpus_problems(self) -> list[str]:
         folder = Path(self.corpus)
         if not self.corpus:
             return []
@@ -73,44 +85,46 @@ class NodeCheck:
 
 
 def node_check(study: Study) -> NodeCheck:
-    """What nodes must have for a study."""
-    own = study.factory is not None or study.plan.command is not None
+    """Return the check that nodes of a study must pass."""
+    has_user_code = study.factory is not None or study.plan.command is not None
     return NodeCheck(
         versions=versions(),
         source_sha256=source_sha256(),
         corpus=str(study.corpus or ""),
         manifest_sha256=canon.file_sha256(study.corpus / MANIFEST) if study.corpus else "",
         study_dir=str(study.study_dir.resolve()),
-        code_dir=str(study.code_dir) if own else "",
+        code_dir=str(study.code_dir) if has_user_code else "",
     )
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that decide a run's numbers; a missing one
-    is left out.
+    """Return the versions of Python and of the libraries that decide a run's numbers. Missing
+    libraries are left out.
     """
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions_by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 def source_sha256() -> str:
-    """Hash our own source files as they lie here."""
+    """Return the hash of forerun's own source files as they are here."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
+    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()}\0{canon.file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 
 def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
-    """The workers that the plan asks for.
+    """Start the workers that the plan asks for.
 
-    Raises PoolDead, ClusterUnfit, and what `check_stop` does.
+    Raises:
+        PoolDead, ClusterUnfit: The workers cannot be started.
+        Exception: Whatever `check_stop` raises.
     """
     from launcher.workers.host import HostFactory
 
@@ -148,3 +162,76 @@ def start_pool(study: Study, check_stop: Callable[[], None]) -> Pool:
     )
     say(pool.where)
     return pool
+
+
+# ---- Device time ----
+
+LOOK_SECONDS = 1.0
+"""Seconds between two updates of the state that `forerun status` reads."""
+
+
+class Accounts:
+    """The record of device time spent by this driver; created once there are devices to pay for."""
+
+    def __init__(
+        self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: Mapping[str, float]
+    ) -> None:
+        """Record what a killed driver had spent, from its last state; then count the devices of
+        this driver by kind.
+        """
+        self._study_dir, self._ledger = study_dir, ledger
+        self._driver = len(ledger.records("driver")) - 1
+        last_state = read_live(study_dir)
+        if last_state is not None and last_state.driver < self._driver:
+            record_driven(
+                ledger,
+                last_state.driver,
+                last_state.stretch,
+                last_state.seconds,
+                last_state.by_kind,
+            )
+        self.budget = StudyBudget(caps, ledger, num_devices=num_devices)
+        self._stretch = 0
+        self._looked = -LOOK_SECONDS
+
+    def look(
+        self,
+        stage: str,
+        running: tuple[RunningRun, ...],
+        num_queued: int,
+        left_seconds: float | None,
+        state: Callable[[], StudyState],
+    ) -> None:
+        """Write the current state for `forerun status`, at most about once per second."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        by_kind = self.budget.device_seconds
+        write_live(
+            self._study_dir,
+            DriverState(
+                driver=self._driver,
+                pid=os.getpid(),
+                born=born(os.getpid()),
+                host=socket.gethostname(),
+                stage=stage,
+                stretch=self._stretch,
+                seconds=self.budget.seconds,
+                device_seconds=sum(by_kind.values()),
+                by_kind=by_kind,
+                left_seconds=left_seconds,
+                study=state(),
+                num_queued=num_queued,
+                running=running,
+                at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            ),
+        )
+
+    def write_down(self) -> None:
+        """Record the device time since the last call. On a full disk, or if another driver took
+        over, this fails silently: the error was reported already.
+        """
+        with contextlib.suppress(SweepError):
+            self.budget.write_down(self._driver, self._stretch)
+            self._stretch += 1

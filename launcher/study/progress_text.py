@@ -1,5 +1,5 @@
-"""How far a study is, for people: one line for the whole, one per run that has ended, a chart of
-losses in blocks.
+"""Progress of a study as text: one line for the whole study, one per run that has ended, and a
+chart of losses.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from sweeps.store.live import StudyState
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MOST_WIDTHS, MOST_RUNS = 8, 40
+"""Maximum number of widths in the chart, and of losses per width."""
 CUT_SHARE = 0.8
-"""Of a width's losses, from the lowest: higher ones are drawn as high as the highest of these."""
+"""Share of a width's losses, from the lowest, that set the scale of the chart; higher losses are
+drawn at the top.
+"""
 
 
 def chart_text(runs: Sequence[Run]) -> str:
-    """The chart, 10 lines at most; empty before any run has finished.
+    """Return the chart of losses, at most 10 lines; empty before any run has finished.
 
     Args:
-        runs: in the order in which they ended. Each width shows its last 40 losses, from left to
-            right, higher blocks for higher losses; the 8 largest widths are shown.
+        runs: Runs in the order in which they ended. Each width shows its last 40 losses, from left
+            to right, with higher blocks for higher losses; the 8 largest widths are shown.
     """
     losses: dict[int, list[float]] = {}
     for run in runs:
@@ -32,14 +35,14 @@ def chart_text(runs: Sequence[Run]) -> str:
         return ""
     lines = [f"losses of finished runs, latest on the right, at most {MOST_RUNS} per width:"]
     lines += [
-        f"width {width:<6} {_blocks(losses[width]):<{MOST_RUNS}}  best "
+        f"width {width:<6} {_draw_blocks(losses[width]):<{MOST_RUNS}}  best "
         f"{format_loss(min(losses[width]))} nats"
         for width in sorted(losses)[-MOST_WIDTHS:]
     ]
     return "\n".join(lines)
 
 
-def _blocks(losses: Sequence[float]) -> str:
+def _draw_blocks(losses: Sequence[float]) -> str:
     ranked = sorted(losses)
     low, high = ranked[0], ranked[round(CUT_SHARE * (len(ranked) - 1))]
     top = len(BLOCKS) - 1
@@ -50,8 +53,8 @@ def _blocks(losses: Sequence[float]) -> str:
 
 
 def line_of(state: StudyState, num_running: int) -> str:
-    """The one line: `study 42 % (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats at
-    lr 0.0155`.
+    """Return the line `study 42 % (transfer 3 of 5)  6 to 10 min left  8 running  best 2.142 nats
+    at lr 0.0155`.
     """
     low, high = state.left_low_seconds, state.left_high_seconds
     left = (
@@ -71,8 +74,8 @@ def line_of(state: StudyState, num_running: int) -> str:
 
 
 def range_text(low: float, high: float) -> str:
-    """Seconds as a rounded range, its ends rounded outwards, never 0: `20 to 45 s`, `6 to 10 min`,
-    `2 to 3.5 h`.
+    """Format seconds as a range, rounded outwards and never 0: `20 to 45 s`, `6 to 10 min`, `2 to
+    3.5 h`.
     """
     unit, name, step = (
         (1.0, "s", 5.0)
@@ -89,11 +92,11 @@ def range_text(low: float, high: float) -> str:
 
 
 def run_text(run: Run) -> str:
-    """A run that has ended, as a line."""
+    """Format a run that has ended as one line."""
     spec, result = run.spec, run.result
     loss = result.status if result.loss_nats is None else f"{format_loss(result.loss_nats)} nats"
     return (
         f"run {spec.id[:12]}  width {spec.shape.width}  lr "
-        f"{format_learning_rate(spec.hparams.learning_rate)}  "
-        f"{loss}  {format_duration(result.seconds)}"
+        f"{format_learning_rate(spec.hparams.learning_rate)}  {loss}  "
+        f"{format_duration(result.seconds)}"
     )

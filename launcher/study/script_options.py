@@ -1,9 +1,9 @@
-"""A first plan for a training script of one's own: its options, read from its text, as command,
-axes and metrics.
+"""A first plan for a user's own training script. Its options are read from its text, and become the
+plan's command, axes, and metrics.
 
-Nothing of the script is run. Options are argparse's, the fields of a dataclass that some library
-makes options of (tyro, HfArgumentParser), what a function under `@hydra.main` reads of its config,
-or nanoGPT's constants.
+The script is not run. Options are those of argparse, the fields of a dataclass (which tyro or
+HfArgumentParser turn into options), the values that a function under `@hydra.main` reads from its
+config, or nanoGPT's constants.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ast
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from proxies.core.programs import NEEDED
 
 
 class ScriptError(InputError):
-    """A script from which no plan can be written. `problems` lists all of it."""
+    """No plan can be written from the script. `problems` lists all reasons."""
 
     def __init__(self, script: Path, problems: list[str]) -> None:
         self.problems = problems
@@ -54,33 +54,37 @@ _NAMES = {
     "parametrization": (),
     "run_dir": ("out", "out_dir", "output_dir", "save_dir", "log_dir", "run_folder"),
 }
-"""Placeholders and other names that scripts have for them; hyperparameters' are in their
-registry."""
+"""Placeholders, and the other names that scripts use for them. The names of hyperparameters are in
+their registry.
+"""
 _SHAPE = {"num_layers": "num_layers", "head_dim": "head_dim", "seq_len": "seq_len"}
 _VOCAB_SIZE = 50304
-"""GPT-2's, padded: a guess, until the plan's TODO is resolved."""
+"""Vocabulary of GPT-2, padded: a guess until the plan's TODO is resolved."""
 _RATE = re.compile(r"(^|_)(lr|learning_rate)($|_)")
 _NO_RATE = re.compile(
     r"(^|_)(ratio|fraction|frac|factor|decay|gamma|power|mult|multiplier|scale|percent|pct|warmup|warmdown)($|_)"
 )
-"""Words of options that set a learning rate's schedule or its multiples: a share of the rate, which
-follows it."""
+"""Words in the names of options that set a schedule or a multiple of the learning rate: a share of
+the rate follows it.
+"""
 _FLOOR = re.compile(
     r"(^|_)(min|end|final|init|initial|start)_(lr|learning_rate)$|(lr|learning_rate)_(min|end|final)$"
 )
-"""Rates at which a schedule begins or ends: a fixed one does not follow the rate that is
-searched."""
+"""Names of rates at which a schedule begins or ends; a fixed one does not follow the rate that is
+searched.
+"""
 _EACH_RUN = re.compile(
     r"(^|_)decay_(iters|steps)$|^(eval|val|validate)_(interval|every|steps|freq)$"
 )
-"""Options that are set to the run's number of steps, so that it decays to the end and validates
-there."""
+"""Names of options that are set to the run's number of steps, so that it decays to the end and
+validates there.
+"""
 _ACCUMULATION = re.compile(
     r"(^|_)(grad|gradient)_accum|^accum(ulation)?_steps$|^accumulate_grad_batches$"
 )
 _DASHBOARD = re.compile(r"^(use_|log_)?wandb(_log|_enabled)?$")
 _STATE_KEYS = {"model", "optimizer", "state_dict", "model_state_dict", "model_args"}
-"""Keys of a checkpoint; a dictionary that has one of them is saved, not logged."""
+"""Keys of a checkpoint. A dictionary that has one of them is saved, not logged."""
 _STEP_KEYS = ("step", "iter", "iteration", "global_step", "iter_num")
 
 
@@ -89,39 +93,54 @@ class ScriptOption:
     """One option of a script."""
 
     name: str
-    """With underscores; Hydra's with dots."""
+    """Name with underscores; with dots in Hydra."""
     word: str
-    """As it is given: `--max-iters`, or `train.lr=` in Hydra."""
+    """Spelling on the command line: `--max-iters`, or `train.lr=` in Hydra."""
     default: object
     is_rate: bool = False
     """Whether the default is a float and the name is that of a learning rate."""
 
 
 def placeholder_of(name: str) -> str | None:
-    """The placeholder that an option is for, if its name says so."""
+    """Return the placeholder that an option's name stands for; None if its name does not tell."""
     last = name.rpartition(".")[2].lower()
-    for one in map(HYPERPARAMETERS.__getitem__, (WARMUP, *USER_TRAINER_HPARAMS)):
-        if last in (one.told_as, *one.aliases) or (
-            last == one.name and not last.endswith("_fraction")
+    for hyperparameter in map(HYPERPARAMETERS.__getitem__, (WARMUP, *USER_TRAINER_HPARAMS)):
+        if last in (hyperparameter.told_as, *hyperparameter.aliases) or (
+            last == hyperparameter.name and not last.endswith("_fraction")
         ):
-            return one.told_as
-    return next((ours for ours, theirs in _NAMES.items() if last == ours or last in theirs), None)
+            return hyperparameter.told_as
+    return next(
+        (
+            placeholder
+            for placeholder, names in _NAMES.items()
+            if last == placeholder or last in names
+        ),
+        None,
+    )
 
 
 def options_of(text: str) -> list[ScriptOption]:
-    """Every option found in a script, in its order, the first of a name.
+    """Return every option of a script, in order; of options with the same name, the first.
 
     Raises:
-        SyntaxError, ValueError: it is no Python.
+        SyntaxError, ValueError: The text is not Python.
     """
     tree = ast.parse(text)
-    hydra = any(isinstance(node, ast.FunctionDef) and _under_hydra(node) for node in ast.walk(tree))
-    read = _hydra if hydra else _globals if "configurator.py" in text else _dataclasses
-    found = [*_argparse(tree)] or [*read(tree)]
-    return list({option.name: option for option in reversed(found)}.values())[::-1]
+    hydra = any(
+        isinstance(node, ast.FunctionDef) and _is_hydra_main(node) for node in ast.walk(tree)
+    )
+    read_options = (
+        _read_hydra
+        if hydra
+        else _read_constants
+        if "configurator.py" in text
+        else _read_dataclasses
+    )
+    options = [*_read_argparse(tree)] or [*read_options(tree)]
+    return list({option.name: option for option in reversed(options)}.values())[::-1]
 
 
-def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
+def _read_argparse(tree: ast.Module) -> Iterator[ScriptOption]:
     for node in ast.walk(tree):
         if not (
             isinstance(node, ast.Call)
@@ -135,53 +154,53 @@ def _argparse(tree: ast.Module) -> Iterator[ScriptOption]:
             if isinstance(a, ast.Constant) and str(a.value).startswith("--")
         ]
         if flags:
-            given = {word.arg: word.value for word in node.keywords}
-            if isinstance(given.get("action"), ast.Constant):
+            keywords = {word.arg: word.value for word in node.keywords}
+            if isinstance(keywords.get("action"), ast.Constant):
                 continue  # a switch takes no value
             name = flags[0][2:].replace("-", "_")
-            default, kind = _constant(given.get("default")), given.get("type")
+            default, type_node = _evaluate_constant(keywords.get("default")), keywords.get("type")
             is_float = isinstance(default, float) or (
-                isinstance(kind, ast.Name) and kind.id == "float"
+                isinstance(type_node, ast.Name) and type_node.id == "float"
             )
             yield ScriptOption(
                 name=name,
                 word=f"{flags[0]} ",
                 default=default,
-                is_rate=is_float and _names_rate(name),
+                is_rate=is_float and _is_rate_name(name),
             )
 
 
-def _dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
+def _read_dataclasses(tree: ast.Module) -> Iterator[ScriptOption]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(
-            "dataclass" in ast.unparse(one) for one in node.decorator_list
+            "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
         ):
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     name = field.target.id
-                    default = _constant(field.value)
+                    default = _evaluate_constant(field.value)
                     is_float = (
                         isinstance(default, float) or ast.unparse(field.annotation) == "float"
                     )
-                    is_rate = is_float and _names_rate(name)
+                    is_rate = is_float and _is_rate_name(name)
                     yield ScriptOption(
                         name=name, word=f"--{name} ", default=default, is_rate=is_rate
                     )
 
 
-def _globals(tree: ast.Module) -> Iterator[ScriptOption]:
-    """NanoGPT's configurator makes an option of every constant of the module."""
+def _read_constants(tree: ast.Module) -> Iterator[ScriptOption]:
+    """Yield the constants of the module, from which nanoGPT's configurator makes options."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, value = node.targets[0].id, _constant(node.value)
+            name, value = node.targets[0].id, _evaluate_constant(node.value)
             if isinstance(value, (int, float, str)):
-                is_rate = isinstance(value, float) and _names_rate(name)
+                is_rate = isinstance(value, float) and _is_rate_name(name)
                 yield ScriptOption(name=name, word=f"--{name}=", default=value, is_rate=is_rate)
 
 
-def _hydra(tree: ast.Module) -> Iterator[ScriptOption]:
+def _read_hydra(tree: ast.Module) -> Iterator[ScriptOption]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and _under_hydra(node) and node.args.args:
+        if isinstance(node, ast.FunctionDef) and _is_hydra_main(node) and node.args.args:
             config = node.args.args[0].arg
             for read in ast.walk(node):
                 name = ast.unparse(read) if isinstance(read, ast.Attribute) else ""
@@ -190,21 +209,21 @@ def _hydra(tree: ast.Module) -> Iterator[ScriptOption]:
                     yield ScriptOption(name=name, word=f"{name}=", default=None)
 
 
-def _under_hydra(node: ast.FunctionDef) -> bool:
-    return any("hydra.main" in ast.unparse(one) for one in node.decorator_list)
+def _is_hydra_main(node: ast.FunctionDef) -> bool:
+    return any("hydra.main" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def _names_rate(name: str) -> bool:
+def _is_rate_name(name: str) -> bool:
     """Return whether a name is that of a peak learning rate."""
     return _RATE.search(name) is not None and not _FLOOR.search(name) and not _NO_RATE.search(name)
 
 
-def _constant(node: ast.expr | None) -> object:
+def _evaluate_constant(node: ast.expr | None) -> object:
     """Return the value of a literal, or of a product of numbers such as `5 * 8`; None for anything
     else.
     """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = _constant(node.left), _constant(node.right)
+        left, right = _evaluate_constant(node.left), _evaluate_constant(node.right)
         return (
             left * right
             if isinstance(left, int | float) and isinstance(right, int | float)
@@ -217,38 +236,30 @@ def _constant(node: ast.expr | None) -> object:
 
 
 def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
-    """A first plan that runs the script, and what is to be looked at.
+    """Return a first plan that runs the script, and notes on what the user must check.
 
     Raises:
-        ScriptError: it is no readable Python, or options that a trainer must have are not found;
-            all at once.
+        ScriptError: The script is not readable Python, or lacks options that a trainer must have;
+            all problems at once.
     """
-    try:
-        text = read_plain(script).decode()
-        options = options_of(text)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error
-    told = {option.name: placeholder_of(option.name) for option in options}
-    reached = {place for place in told.values() if place}
-    if missing := [
-        f"no option for {{{name}}} is found: {why}"
-        for name, why in NEEDED.items()
-        if name not in reached
-    ]:
-        names = ", ".join(option.name for option in options) or "none"
-        raise ScriptError(
-            script, [*missing, f"options found: {names}; or write proxy.command by hand"]
-        )
-    others = [option for option in options if told[option.name] is None]
-    rates = [option for option in others if option.is_rate]
-    words = [f"{option.word}{{{told[option.name]}}}" for option in options if told[option.name]]
-    words += [f"{option.word}{{{_axis(option)}}}" for option in rates]
+    text, options = _read_options(script)
+    placeholders = {option.name: placeholder_of(option.name) for option in options}
+    reached = {placeholder for placeholder in placeholders.values() if placeholder}
+    _require_placeholders(script, options, reached)
+    other_options = [option for option in options if placeholders[option.name] is None]
+    rates = [option for option in other_options if option.is_rate]
+    words = [
+        f"{option.word}{{{placeholders[option.name]}}}"
+        for option in options
+        if placeholders[option.name]
+    ]
+    words += [f"{option.word}{{{_name_axis(option)}}}" for option in rates]
     notes = ["read the command, the metrics and [model] before you run it"]
-    metrics, said = _metrics(text)
+    metrics, metric_notes = _find_metrics(text)
     set_words = [
         (option.name, option.word + value)
-        for option in others
-        if (value := _set_value(option, metrics))
+        for option in other_options
+        if (value := _choose_fixed_value(option, metrics))
     ]
     words += [word for _, word in set_words]
     notes += [f"{name} is set by the command: {word}" for name, word in set_words]
@@ -260,56 +271,102 @@ def plan_for(script: Path, new: FirstPlan) -> tuple[FirstPlan, list[str]]:
         notes.append(
             "no option names a folder: the script must write its metrics below $FORERUN_RUN_DIR"
         )
-    notes += said
+    notes += metric_notes
     for option in rates:
         notes.append(f"{option.name} is searched as an axis of its own")
     values = {section: dict(keys) for section, keys in new.values.items()}
     defaults = {
-        told[option.name]: option.default for option in options if type(option.default) is int
+        placeholders[option.name]: option.default
+        for option in options
+        if type(option.default) is int
     }
-    external, guess = f"the data of {script.name}", f"data.vocab_size = {_VOCAB_SIZE} is a guess"
-    if "vocab_size" not in defaults:
-        external += f" ({TODO}: {guess})"
-        notes.append(f"{guess}: set it, and remove the {TODO} from data.external")
-    vocab_size = defaults.get("vocab_size", _VOCAB_SIZE)
-    values["data"] = {"path": "", "external": external, "vocab_size": vocab_size}
+    values["data"], data_notes = _describe_data(script, defaults.get("vocab_size"))
     command = " ".join(["python", shlex.quote(script.name), *words])
     values["proxy"] = values.get("proxy", {}) | {"command": command, **metrics}
     values["model"] = values.get("model", {}) | {
         key: defaults[name] for name, key in _SHAPE.items() if name in defaults
     }
     if rates:
-        axes = {_axis(option): {"range": _range(option.default)} for option in rates}
+        axes = {_name_axis(option): {"range": _choose_range(option.default)} for option in rates}
         values["search"] = values.get("search", {}) | {"axes": axes}
     if "parametrization" not in reached:
         values["transfer"] = values.get("transfer", {}) | {"control_widths": ()}
     return FirstPlan(
         name=new.name, values=values, head=(*new.head, f"The command is read from {script.name}.")
-    ), notes
+    ), [*notes, *data_notes]
 
 
-def _set_value(option: ScriptOption, metrics: dict[str, object]) -> str:
-    """Return what the command gives an option so that each run is the plan's; empty to leave the
-    option alone.
+def _describe_data(script: Path, vocab_size: object) -> tuple[dict[str, object], list[str]]:
+    """Return the section `[data]`, and a note if the vocabulary size is a guess.
+
+    Args:
+        script: Training script, which brings its own data.
+        vocab_size: Default of the script's option; None if it has none.
+    """
+    external = f"the data of {script.name}"
+    if vocab_size is not None:
+        return {"path": "", "external": external, "vocab_size": vocab_size}, []
+    guess = f"data.vocab_size = {_VOCAB_SIZE} is a guess"
+    external += f" ({TODO}: {guess})"
+    note = f"{guess}: set it, and remove the {TODO} from data.external"
+    return {"path": "", "external": external, "vocab_size": _VOCAB_SIZE}, [note]
+
+
+def _read_options(script: Path) -> tuple[str, list[ScriptOption]]:
+    """Return the text of a script, and its options.
+
+    Raises:
+        ScriptError: The script is not readable Python.
+    """
+    try:
+        text = read_plain(script).decode()
+        return text, options_of(text)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ScriptError(script, [f"it cannot be read as Python: {error}"]) from error
+
+
+def _require_placeholders(
+    script: Path, options: Sequence[ScriptOption], reached: Collection[str]
+) -> None:
+    """Check that the script has an option for every placeholder that a trainer must have.
+
+    Raises:
+        ScriptError: Some are missing; all are named.
+    """
+    missing = [
+        f"no option for {{{name}}} is found: {reason}"
+        for name, reason in NEEDED.items()
+        if name not in reached
+    ]
+    if missing:
+        names = ", ".join(option.name for option in options) or "none"
+        raise ScriptError(
+            script, [*missing, f"options found: {names}; or write proxy.command by hand"]
+        )
+
+
+def _choose_fixed_value(option: ScriptOption, metrics: dict[str, object]) -> str:
+    """Return the value that the command gives an option so that each run follows the plan; empty to
+    leave the option alone.
     """
     name = option.name.rpartition(".")[2]
     if _EACH_RUN.search(name):
         return "{num_steps}"
     if _FLOOR.search(name):
-        return "0.0"  # right at any rate, as a share of it would be
+        return "0.0"  # correct at any learning rate
     if _ACCUMULATION.search(name):
-        return "1"  # the plan's batch is a whole step's
+        return "1"  # the plan's batch is the batch of a whole step
     if _DASHBOARD.search(name) and option.default is False and metrics["metrics_format"] == "wandb":
         return "True"
-    return TODO if _names_rate(name) and option.default is None else ""
+    return TODO if _is_rate_name(name) and option.default is None else ""
 
 
-def _axis(option: ScriptOption) -> str:
+def _name_axis(option: ScriptOption) -> str:
     return option.name.replace(".", "_")
 
 
-def _range(default: object) -> tuple[float, float]:
-    """A decade either way of a rate's default."""
+def _choose_range(default: object) -> tuple[float, float]:
+    """Return the range from a tenth to ten times a learning rate's default."""
     middle = (
         float(default)
         if isinstance(default, (int, float)) and 0 < default < sys.float_info.max
@@ -318,9 +375,9 @@ def _range(default: object) -> tuple[float, float]:
     return middle / 10, middle * 10
 
 
-def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
-    """Return the script's log, and the keys of its step and losses; keys that are not certain are
-    `TODO`.
+def _find_metrics(text: str) -> tuple[dict[str, object], list[str]]:
+    """Return the format of the script's log, and the keys of its step and losses. Keys that are not
+    certain are `TODO`.
     """
     kinds = {"wandb": "wandb.init", "tensorboard": "SummaryWriter", "jsonl": "json.dumps"}
     kind = next((kind for kind, sign in kinds.items() if sign in text), "jsonl")
@@ -349,7 +406,7 @@ def _metrics(text: str) -> tuple[dict[str, object], list[str]]:
 
 
 def _find_logged_keys(tree: ast.Module) -> list[str]:
-    """Return the keys of dictionaries except checkpoints, of items that are assigned, and of
+    """Return the keys of dictionaries that are not checkpoints, of assigned items, and of
     TensorBoard's scalars.
     """
     keys: list[str] = []

@@ -1,5 +1,5 @@
-"""Runs a study's search out: phase by phase, repeats of the best trials, ties. No torch, no
-Optuna.
+"""The runs of a study's search: its phases, then repeats of the best trials, then comparisons with
+conventional values. No torch, no Optuna.
 """
 
 from __future__ import annotations
@@ -27,36 +27,39 @@ from sweeps.search.source import RunSource, Search, SearchSource, StaticSource
 from sweeps.store.ledger import Ledger
 
 Drive = Callable[[str, RunSource, Sequence[RunSpec]], None]
-"""Runs a source until it is done, or raises: its label, and runs that cost what those it will give
-do."""
+"""Type of a function that runs a source until it is done, or raises. It takes a label, the source,
+and runs that cost as much as those of the source.
+"""
 
 
 def run_search(
     study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]
 ) -> None:
-    """Run what the search lacks; returns at once where it has ended.
+    """Run what the search lacks. Returns at once if the search has ended.
 
     Raises:
-        SweepError: see `sweeps.run.driver`; what is recorded stands.
+        SweepError: See `sweeps.run.driver`; everything recorded stays.
     """
     while True:
         if ended_losses(study, ledger) is None:
             phase = phases(study, ledger)[-1]
-            drive("search", _source(study, ledger, phase), _left(study, ledger, phase))
+            drive(
+                "search", _build_source(study, ledger, phase), _stand_in_runs(study, ledger, phase)
+            )
         losses = ended_losses(study, ledger)
         assert losses is not None
-        wider = growth(study, ledger, losses)
-        if wider is None:
+        extension = growth(study, ledger, losses)
+        if extension is None:
             break
-        ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(ledger.records(GROWTH))}", wider)
-        say(f"search: {said(wider)}")
-    while (again := replicated(study, ledger, losses)) is not None and again.comparison is None:
-        missing = [spec for spec in again.specs if spec.id not in ledger.results()]
-        best = counted(len(again.candidates), "trial")
+        ledger.append(GROWTH, f"{SEARCH_STAGE}/{len(ledger.records(GROWTH))}", extension)
+        say(f"search: {said(extension)}")
+    while (repeats := replicated(study, ledger, losses)) is not None and repeats.comparison is None:
+        missing = [spec for spec in repeats.specs if spec.id not in ledger.results()]
+        best = counted(len(repeats.candidates), "trial")
         say(f"search: {counted(len(missing), 'repeat')} of the best {best} with other seeds")
         drive("replicates", StaticSource(missing, bank_key), missing)
-    while (found := ties(study, ledger, losses)) is not None and found.point is None:
-        missing = [spec for spec in found.specs if spec.id not in ledger.results()]
+    while (comparison := ties(study, ledger, losses)) is not None and comparison.point is None:
+        missing = [spec for spec in comparison.specs if spec.id not in ledger.results()]
         say(
             f"search: {counted(len(missing), 'run')} to compare the best trial with conventional "
             "values, seed by seed"
@@ -65,19 +68,18 @@ def run_search(
 
 
 def said(record: Json) -> str:
-    """A growth as a sentence."""
+    """Return a sentence about the extension of a range."""
     body: Any = record
-    moved = [
+    changes = [
         f"{edge['axis']} from [{edge['range'][0]:.4g}, {edge['range'][1]:.4g}] to "
-        f"[{edge['wider'][0]:.4g}, "
-        f"{edge['wider'][1]:.4g}]"
+        f"[{edge['wider'][0]:.4g}, {edge['wider'][1]:.4g}]"
         for edge in body["edges"]
     ]
-    more = f"{counted(body['num_trials'], 'more trial')}"
-    return f"the best trials lie at an end, which moves: {' and '.join(moved)}; {more}"
+    trials = f"{counted(body['num_trials'], 'more trial')}"
+    return f"the best trials lie at an end, which moves: {' and '.join(changes)}; {trials}"
 
 
-def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
+def _build_source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
     plan = study.plan.search
     search = Search(
         phase.space,
@@ -101,9 +103,9 @@ def _source(study: Study, ledger: Ledger, phase: Phase) -> SearchSource:
     )
 
 
-def _left(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:
-    """A run that costs what each of the rest of a phase will, as often: which points it will ask
-    for is not known.
+def _stand_in_runs(study: Study, ledger: Ledger, phase: Phase) -> list[RunSpec]:
+    """Return as many runs as a phase still has trials, each at the cost of a trial; the points
+    themselves are not known yet.
     """
     number = phase.num_trials - sum(result is not None for result in trial_results(study, ledger))
     return [study.trial(phase.space.at([0.5] * phase.space.num_coordinates))] * number

@@ -1,17 +1,12 @@
-"""The stages of a study: what is run, through which pool, until the ledger holds it. Each resumes
-where it stopped.
+"""The stages of a study: which runs each stage makes, on which workers, until the ledger holds
+them. Each stage resumes where it stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
 import signal
-import socket
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import cast
 
@@ -38,7 +33,7 @@ from launcher.study.gates import (
     refuse_failed,
     transfer_gate,
 )
-from launcher.study.pools import start_pool
+from launcher.study.pools import Accounts, start_pool
 from launcher.study.progress import CHECK, FIT, Reporter
 from launcher.study.search_runs import run_search
 from launcher.study.winner_reruns import replay_search
@@ -48,103 +43,31 @@ from proxies.core.errors import ExitCode, ForerunError
 from proxies.core.notation import counted, format_main_run_share
 from proxies.core.spec import RunResult, RunSpec
 from proxies.external.metric_files import UNIT_KEYS, units_agree
-from sweeps.run.budget import BudgetCaps, StudyBudget, record_driven, spent
+from sweeps.run.budget import spent
 from sweeps.run.driver import GRACE_SECONDS, drive
 from sweeps.run.kinds import kinds_of, kinds_text
 from sweeps.run.pool import Pool
 from sweeps.search.source import RunSource, StaticSource
-from sweeps.store.errors import BudgetSpent, ClusterUnfit, FolderRemoved, SweepError
+from sweeps.store.errors import BudgetSpent, ClusterUnfit, FolderRemoved
 from sweeps.store.ledger import LEDGER_NAME, Ledger
-from sweeps.store.live import (
-    DriverProgress,
-    DriverState,
-    RunningRun,
-    StudyState,
-    read_live,
-    write_live,
-)
-from sweeps.store.lock import FileIdentity, born
-
-LOOK_SECONDS = 1.0
-"""Between two looks that `forerun status` can take."""
-
-
-class Accounts:
-    """Opened once there are devices to pay for."""
-
-    def __init__(
-        self, study_dir: Path, ledger: Ledger, caps: BudgetCaps, num_devices: Mapping[str, float]
-    ) -> None:
-        """Take over what a killed driver had spent, as its last look tells; then count our own
-        devices, by kind.
-        """
-        self._study_dir, self._ledger = study_dir, ledger
-        self._driver = len(ledger.records("driver")) - 1
-        last = read_live(study_dir)
-        if last is not None and last.driver < self._driver:
-            record_driven(ledger, last.driver, last.stretch, last.seconds, last.by_kind)
-        self.budget = StudyBudget(caps, ledger, num_devices=num_devices)
-        self._stretch = 0
-        self._looked = -LOOK_SECONDS
-
-    def look(
-        self,
-        stage: str,
-        running: tuple[RunningRun, ...],
-        num_queued: int,
-        left_seconds: float | None,
-        state: Callable[[], StudyState],
-    ) -> None:
-        """Tell how things stand, about once a second at most."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        by_kind = self.budget.device_seconds
-        write_live(
-            self._study_dir,
-            DriverState(
-                driver=self._driver,
-                pid=os.getpid(),
-                born=born(os.getpid()),
-                host=socket.gethostname(),
-                stage=stage,
-                stretch=self._stretch,
-                seconds=self.budget.seconds,
-                device_seconds=sum(by_kind.values()),
-                by_kind=by_kind,
-                left_seconds=left_seconds,
-                study=state(),
-                num_queued=num_queued,
-                running=running,
-                at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            ),
-        )
-
-    def write_down(self) -> None:
-        """Record what this driver took since it last did. On a full disk, or taken over, it cannot:
-        said already.
-        """
-        with contextlib.suppress(SweepError):
-            self.budget.write_down(self._driver, self._stretch)
-            self._stretch += 1
-
+from sweeps.store.live import DriverProgress
+from sweeps.store.lock import FileIdentity
 
 SPEND_ROUNDS = 3
-"""Rounds of what verdicts ask for, each time that `--spend` is given."""
+"""Maximum number of rounds of additional runs each time `--spend` is given."""
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptedStudyError(ForerunError):
-    """The user, or the system, asked to stop; everything finished is recorded."""
+    """The user or the system asked the study to stop; everything finished is recorded."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 def bank_key(spec: RunSpec) -> str:
-    """What runs must agree on to share a bank."""
+    """Return the key that runs must share to train in one bank."""
     return canon.content_id(
         [
             spec.shape,
@@ -167,57 +90,63 @@ def _require_there(ledger: FileIdentity) -> None:
     if not ledger.is_there():
         raise FolderRemoved(
             f"{ledger.path} was removed or replaced while the study ran: what it held is lost "
-            "unless you put it back, "
-            "and nothing was recorded since; then run the same command again"
+            "unless you put it back, and nothing was recorded since; then run the same command "
+            "again"
         )
 
 
 class Runner:
-    """Runs stages of one study; the pool starts when there is something to run, and is shared by
-    the stages.
+    """A runner of the stages of one study. The pool of workers starts when there is something to
+    run, and all stages share it.
     """
 
     def __init__(self, study: Study, ledger: Ledger, reporter: Reporter | None = None) -> None:
-        """`study` has a corpus that was verified: workers trust it. `reporter` prints how far the
-        study is; None: one for all stages.
+        """Take over a study.
+
+        Args:
+            study: Study whose corpus was verified; workers trust it.
+            ledger: Its ledger, open for writing.
+            reporter: Prints the progress; None for one that covers all stages.
         """
         self.study, self.ledger = calibrated(study, ledger), ledger
         self.reporter = reporter or Reporter(self.study, ledger)
         self._pool: Pool | None = None
-        self._kinds: tuple[str, ...] = ()  # by worker, that of its device
+        self._kinds: tuple[str, ...] = ()  # kind of device of each worker
         self._accounts: Accounts | None = None
-        self._stopping = self._warned_of_units = False
+        self.is_stopping = self._warned_of_units = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Runner]:
-        """Signals caught, pool closed at the end. A second signal ends at once."""
+        """Catch signals within the block, and close the pool at its end. A second signal ends the
+        process at once.
+        """
         # A signal that is ignored at the start (`nohup`) stays ignored.
-        caught = [one for one in _SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
-        before = [signal.signal(number, self._on_signal) for number in caught]
+        caught = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        handlers = [signal.signal(number, self._on_signal) for number in caught]
         try:
             yield self
         finally:
             self.reporter.close()
             for number in caught:
-                # closing takes a second, and leaves processes if cut short
+                # Closing takes a second, and leaves processes behind if it is cut short.
                 signal.signal(number, signal.SIG_IGN)
             try:
                 if self._pool is not None:
                     self._pool.close()
             finally:
-                for number, handler in zip(caught, before, strict=True):
+                for number, handler in zip(caught, handlers, strict=True):
                     signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._stopping:
+        if self.is_stopping:
             raise KeyboardInterrupt
-        self._stopping = True
+        self.is_stopping = True
         say(
             f"\nstopping: workers save their runs, {GRACE_SECONDS:g} s at most (interrupt again to "
             "abort)"
         )
 
-    def _warn_of_units(self, spec: RunSpec, result: RunResult) -> None:
+    def warn_of_units(self, spec: RunSpec, result: RunResult) -> None:
         """Warn once if a user's trainer seems to log its two losses in different units."""
         training, validation = result.last_train_loss_nats, result.loss_nats
         if self._warned_of_units or spec.command is None or training is None or validation is None:
@@ -226,12 +155,11 @@ class Runner:
             self._warned_of_units = True
             say(
                 f"warning: a run ended with a training loss of {training:.4g} and a validation "
-                "loss of "
-                f"{validation:.4g}: if they are not both in nats per token, declare their units: "
-                f"{UNIT_KEYS}"
+                f"loss of {validation:.4g}: if they are not both in nats per token, declare their "
+                f"units: {UNIT_KEYS}"
             )
 
-    def _interrupted(self) -> InterruptedStudyError:
+    def _build_interruption(self) -> InterruptedStudyError:
         done = counted(self.ledger.num_runs, "run")
         folder = self.study.study_dir
         return InterruptedStudyError(
@@ -242,52 +170,23 @@ class Runner:
     def drive(
         self, label: str, source: RunSource, specs: Sequence[RunSpec], *, noise: bool = False
     ) -> None:
-        """Run a source until it is done; `specs` cost what the runs it will give do, for the
-        estimate of the time left. `noise`: their gradient noise is measured on the way.
+        """Run a source until it is done.
+
+        Args:
+            label: Name of the stage in messages.
+            source: Source of the runs.
+            specs: Runs that cost as much as those of the source, to estimate the time left.
+            noise: Whether to measure the gradient noise of the runs.
 
         Raises:
-            InterruptedStudyError: a signal came.
-            BudgetSpent: a cap of the plan is reached.
-            FolderRemoved: the ledger is gone.
+            InterruptedStudyError: A signal arrived.
+            BudgetSpent: A cap of the plan is reached.
+            FolderRemoved: The ledger was removed.
         """
-        cluster, overrun = self.study.plan.cluster, ""
-        pool = self._workers()
-        accounts = self._opened_accounts()
-        budget, reporter = accounts.budget, self.reporter
-
-        place = FileIdentity(self.study.study_dir / LEDGER_NAME)
-
-        def should_stop() -> bool:
-            nonlocal overrun
-            _require_there(place)
-            left = reporter.progress.batch_left_seconds
-            # also while workers are silent
-            accounts.look(label, last.running, last.num_queued, left, reporter.draw)
-            overrun = overrun or budget.overrun()
-            return self._stopping or bool(overrun)
-
-        last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
-        parts: dict[str, float] = {}  # FLOPs done, by run that has not ended
-        flops = own_flops(specs)
-        work = {spec.id: each for spec, each in zip(specs, flops, strict=True)}
-        mean_work = sum(flops) / max(1, len(flops))
-        reporter.progress.ask(float(sum(flops)))
-
-        def progress(event: DriverProgress) -> None:
-            nonlocal last, parts
-            for sentence in (*event.lost, *event.notes):
-                say(f"{label}: {sentence}")
-            if event.running is not last.running:  # a second of reports has the same
-                parts = {
-                    r.run_id: work.get(r.run_id, mean_work) * r.step / r.num_steps
-                    for r in event.running
-                }
-            for outcome in event.outcomes:  # the last look was before it
-                parts.pop(outcome.spec.id, None)
-                self._warn_of_units(outcome.spec, outcome.result)
-            last = event
-            reporter.ended(event.outcomes, event.running, sum(parts.values()))
-
+        cluster = self.study.plan.cluster
+        pool = self._start_workers()
+        accounts = self._open_accounts()
+        monitor = _DriveMonitor(self, label, specs, accounts)
         try:
             drive(
                 source,
@@ -299,26 +198,28 @@ class Runner:
                 max_attempts=cluster.max_attempts,
                 noise=noise,
                 kinds=self._kinds,
-                progress=progress,
-                should_stop=should_stop,
-                refusal=budget.refusal,
+                progress=monitor.take,
+                should_stop=monitor.should_stop,
+                refusal=accounts.budget.refusal,
             )
         finally:
-            reporter.pause()
+            self.reporter.pause()
             accounts.write_down()
         self._check_stop()
-        if overrun:
-            raise BudgetSpent(overrun)
+        if monitor.overrun:
+            raise BudgetSpent(monitor.overrun)
 
-    def _begin(self, stage: str) -> None:
-        """A stage begins: how its runs compute is chosen first, so its specs are another study's
-        from here on.
+    def _begin_stage(self, stage: str) -> None:
+        """Begin a stage. First choose how its runs are computed (calibration), which changes the
+        study.
         """
         self.reporter.begin(stage)
-        self.study = calibrate(self.study, self.ledger, stage, self._workers, self._check_stop)
+        self.study = calibrate(
+            self.study, self.ledger, stage, self._start_workers, self._check_stop
+        )
 
-    def _workers(self) -> Pool:
-        """The pool, started if need be."""
+    def _start_workers(self) -> Pool:
+        """Return the pool; start it if need be."""
         if self._pool is None:
             self._pool = start_pool(self.study, self._check_stop)
             self._kinds = kinds_of(self._pool, self._check_stop)
@@ -326,13 +227,17 @@ class Runner:
                 say(f"workers: {kinds_text(self._kinds)}")
         return self._pool
 
-    def _opened_accounts(self) -> Accounts:
-        """What the workers' time is written down in; they are started. Raises ClusterUnfit."""
+    def _open_accounts(self) -> Accounts:
+        """Return the record of the workers' time; the workers are started.
+
+        Raises:
+            ClusterUnfit: No price is known for a device, and the plan has a cap in dollars.
+        """
         if self._accounts is None:
             cluster = self.study.plan.cluster
             kinds = {
                 *self._kinds,
-                *(each.kind for each in spent(self.ledger, cluster.caps).by_kind),
+                *(usage.kind for usage in spent(self.ledger, cluster.caps).by_kind),
             }
             if unpriced := [
                 kind for kind in kinds if cluster.max_usd and cluster.caps.price(kind) is None
@@ -342,9 +247,8 @@ class Runner:
                 )
                 raise ClusterUnfit(
                     f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it "
-                    "to "
-                    "cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour for "
-                    "all others"
+                    "to cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour "
+                    "for all others"
                 )
             self._accounts = Accounts(
                 self.study.study_dir, self.ledger, cluster.caps, cluster.num_devices(self._kinds)
@@ -352,92 +256,96 @@ class Runner:
         return self._accounts
 
     def _check_stop(self) -> None:
-        if self._stopping:
-            raise self._interrupted()
+        if self.is_stopping:
+            raise self._build_interruption()
 
     def check(self) -> dict[str, canon.Json]:
-        """The study's coordinate checks, by name; what has not been checked yet is.
+        """Return the study's coordinate checks by name; run those that are missing.
 
         Raises:
-            UnseenError: a command trains, whose activations nobody sees.
+            UnseenError: A command trains the model, and its activations cannot be seen.
         """
         from launcher.study.coordinate_checks import checks_of
 
         self.reporter.begin(CHECK)
         return checks_of(
-            self.study, self.ledger, self._workers, self._check_stop, self.reporter.checked
+            self.study, self.ledger, self._start_workers, self._check_stop, self.reporter.checked
         )
 
     def sweep(self) -> SearchOutcome:
-        """The search at the base width; of a model that is not ours, once its coordinates are
-        checked.
+        """Run the search at the base width. If the model is the user's own, its coordinates are
+        checked first.
 
         Raises:
-            GateError: the user's own model fails the check.
-                Or the winning trial, run again, gave something else.
+            GateError: The user's own model fails the check, or the winning trial gave another
+                result when it was run again.
         """
         if self.study.factory is not None:
             refuse_failed(self.study, self.ledger, find_failed_check(self.study, self.check()))
-        self._begin("sweep")
+        self._begin_stage("sweep")
         run_search(self.study, self.ledger, self.drive, bank_key)
-        self._replay()
+        self._replay_winner()
         return searched(self.study, self.ledger)
 
-    def _replay(self) -> None:
-        """Run the winning trial again elsewhere, its hours counted. Raises GateError if it
-        differs.
+    def _replay_winner(self) -> None:
+        """Run the winning trial again elsewhere, and count its hours.
+
+        Raises:
+            GateError: The result differs.
         """
 
         def check() -> None:
             self._check_stop()
-            self._workers()
-            if said := self._opened_accounts().budget.overrun():
-                raise BudgetSpent(said)
+            self._start_workers()
+            if overrun := self._open_accounts().budget.overrun():
+                raise BudgetSpent(overrun)
 
         head = self.ledger.head_hash
         try:
-            replay_search(self.study, self.ledger, self._workers, bank_key, check)
+            replay_search(self.study, self.ledger, self._start_workers, bank_key, check)
         finally:
             if self._accounts is not None and self.ledger.head_hash != head:
                 self._accounts.write_down()
 
     def transfer(self, *, spend: bool = False) -> Transferred:
-        """Every test's valleys, larger sizes after smaller ones, and what their verdicts ask for in
-        addition.
+        """Run the loss basins of every test, larger sizes after smaller ones, and the additional
+        runs that their verdicts ask for.
 
         Args:
-            spend: go on asking where verdicts cannot tell, `SPEND_ROUNDS` times more at most; each
-                time is recorded, so that a resumed study asks for the same runs.
+            spend: Whether to continue where verdicts cannot tell, for at most `SPEND_ROUNDS` more
+                rounds. Each round is recorded, so that a resumed study asks for the same runs.
         """
         self.sweep()
-        self._begin("transfer")
-        self._transfer_runs()
+        self._begin_stage("transfer")
+        self._run_transfer_tests()
         if spend:
-            self._spend()
+            self._spend_rounds()
         return transferred(self.study, self.ledger)
 
-    def _spend(self) -> None:
-        """Go on asking, from where an interrupted spending stopped."""
-        before = sum(
+    def _spend_rounds(self) -> None:
+        """Run more rounds while a verdict cannot tell, from where an interrupted call stopped."""
+        num_before = sum(
             int(cast(dict[str, int], record.body)["rounds"])
             for record in self.ledger.records(SPENT)
         )
-        for _ in range(len(self.ledger.records(SPEND)) - before, SPEND_ROUNDS):
-            found = transferred(self.study, self.ledger)
-            verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
+        for _ in range(len(self.ledger.records(SPEND)) - num_before, SPEND_ROUNDS):
+            transfer_result = transferred(self.study, self.ledger)
+            verdicts = verdicts_at(
+                self.study, self.ledger, transfer_result, target_guess(self.study)
+            )
             if transfer_gate(verdicts).outcome != "cannot_tell":
                 break
             self.ledger.append(
                 SPEND, str(len(self.ledger.records(SPEND))), {"together": verdicts.together.outcome}
             )
-            if not self._transfer_runs():
+            if not self._run_transfer_tests():
                 say("transfer: the verdicts ask for no more runs")
                 break
-        rounds = len(self.ledger.records(SPEND)) - before
+        rounds = len(self.ledger.records(SPEND)) - num_before
         self.ledger.append(SPENT, str(len(self.ledger.records(SPENT))), {"rounds": rounds})
 
-    def _transfer_runs(self) -> int:
-        """Run what the tests want until they want nothing; how many that were."""
+    def _run_transfer_tests(self) -> int:
+        """Run what the tests ask for until they ask for nothing; return the number of runs."""
         num_runs = 0
         while True:
             results = self.ledger.results()
@@ -454,32 +362,33 @@ class Runner:
             sentence += ", some for both" if sum(map(len, needed.values())) > len(specs) else ""
             say(
                 f"transfer: {counted(len(specs), 'run')} ({sentence}), "
-                f"{self._share(specs.values())}"
+                f"{self._format_share(specs.values())}"
             )
             self.drive("transfer", StaticSource(specs.values(), bank_key), list(specs.values()))
             num_runs += len(specs)
 
     def ladder(self) -> list[RunSpec]:
-        """The scaling ladder at the transferred hyperparameters, some of it at other rates too; its
-        rungs alone.
+        """Run the scaling ladder at the transferred hyperparameters, some rungs at other learning
+        rates too. Return the rungs without those checks.
 
         Raises:
-            GateError: the values do not transfer, rungs are missing, and nobody accepted that.
+            GateError: The values do not transfer, rungs are missing, and nobody accepted that.
         """
-        found = self.transfer()
-        self._begin("ladder")
-        specs = ladder_specs(self.study, found)
+        transfer_result = self.transfer()
+        self._begin_stage("ladder")
+        specs = ladder_specs(self.study, transfer_result)
         results = self.ledger.results()
         missing = [spec for spec in stage_specs(self.study, specs) if spec.id not in results]
         if missing:
-            verdicts = verdicts_at(self.study, self.ledger, found, target_guess(self.study))
+            verdicts = verdicts_at(
+                self.study, self.ledger, transfer_result, target_guess(self.study)
+            )
             refuse_failed(self.study, self.ledger, find_failed_transfer(verdicts))
             num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
             checks = counted(len(missing) - num_rungs, "run")
             say(
                 f"ladder: {counted(num_rungs, 'rung')} and {checks} at other rates that check some "
-                "of them, "
-                f"{self._share(missing)}"
+                f"of them, {self._format_share(missing)}"
             )
             self.drive("ladder", StaticSource(missing, bank_key), missing, noise=True)
         self.reporter.begin(FIT)
@@ -492,7 +401,60 @@ class Runner:
         self._check_stop()
         return specs
 
-    def _share(self, specs: Iterable[RunSpec]) -> str:
-        """As `forerun estimate` has it, until the ladder is fitted."""
+    def _format_share(self, specs: Iterable[RunSpec]) -> str:
+        """Format the cost of runs as a share of the main run that `forerun estimate` assumes until
+        the ladder is fitted.
+        """
         share = float(sum(own_flops(specs))) / planned_main_run(self.study).flops["causal"]
         return f"{format_main_run_share(share)} as guessed"
+
+
+class _DriveMonitor:
+    """The state of one call of `Runner.drive`: progress, spend, and the reason to stop early."""
+
+    def __init__(
+        self, runner: Runner, label: str, specs: Sequence[RunSpec], accounts: Accounts
+    ) -> None:
+        self.overrun = ""
+        """Cap of the plan that is reached; empty while none is."""
+        self._runner, self._label, self._accounts = runner, label, accounts
+        self._ledger_file = FileIdentity(runner.study.study_dir / LEDGER_NAME)
+        self._last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        self._done_by_run: dict[str, float] = {}  # FLOPs done by each run that has not ended
+        flops = own_flops(specs)
+        self._flops_by_run = {spec.id: work for spec, work in zip(specs, flops, strict=True)}
+        self._mean_flops = sum(flops) / max(1, len(flops))
+        runner.reporter.progress.ask(float(sum(flops)))
+
+    def should_stop(self) -> bool:
+        """Write the current state, and return whether the work must stop.
+
+        Raises:
+            FolderRemoved: The ledger was removed.
+        """
+        _require_there(self._ledger_file)
+        reporter = self._runner.reporter
+        left = reporter.progress.batch_left_seconds
+        # This is called also while workers are silent.
+        self._accounts.look(
+            self._label, self._last.running, self._last.num_queued, left, reporter.draw
+        )
+        self.overrun = self.overrun or self._accounts.budget.overrun()
+        return self._runner.is_stopping or bool(self.overrun)
+
+    def take(self, event: DriverProgress) -> None:
+        """Take in a report of the driver."""
+        for sentence in (*event.lost, *event.notes):
+            say(f"{self._label}: {sentence}")
+        if event.running is not self._last.running:  # reports within a second share the tuple
+            self._done_by_run = {
+                run.run_id: self._flops_by_run.get(run.run_id, self._mean_flops)
+                * run.step
+                / run.num_steps
+                for run in event.running
+            }
+        for outcome in event.outcomes:  # `running` may be older than these outcomes
+            self._done_by_run.pop(outcome.spec.id, None)
+            self._runner.warn_of_units(outcome.spec, outcome.result)
+        self._last = event
+        self._runner.reporter.ended(event.outcomes, event.running, sum(self._done_by_run.values()))

@@ -1,5 +1,8 @@
-"""Opening studies: a plan with its corpus and its user's code, the ledger beside it. No torch but
-for own models.
+"""Opening of studies: a plan with its corpus, its user's code, and its ledger. Imports torch only
+for a user's own model.
+
+A study's folder must not hold links that lead out of it, because writing the study would change
+files there.
 """
 
 from __future__ import annotations
@@ -29,11 +32,10 @@ from sweeps.store.errors import StudyMissing
 from sweeps.store.fork import import_runs, read_parent
 from sweeps.store.ledger import CALIBRATION, LEDGER_NAME, Ledger
 
-# Links in a study's folder that lead out of it: what writes the study would write there. Standard
-# library only.
-
-_NUM_NAMED = 8
-_LOOKED_INTO = (CURVES_DIR, CHECKPOINTS_DIR, "frozen", "wandb")
+_MAX_NAMED = 8
+"""Maximum number of links that are named."""
+_SUBFOLDERS = (CURVES_DIR, CHECKPOINTS_DIR, "frozen", "wandb")
+"""Subfolders whose entries are checked for links."""
 
 
 class LinksOutError(InputError):
@@ -41,33 +43,32 @@ class LinksOutError(InputError):
 
 
 def refuse_links_out(study_dir: Path) -> None:
-    """See that what a study's own writers open lies in its folder, which may itself be a link.
+    """Check that everything that forerun writes in a study lies in its folder. The folder itself
+    may be a link.
 
-    What the user's own trainer makes (`external/`) and the main run's folder are theirs, and not
-    looked into.
+    The files of the user's own trainer (`external/`) and the main run's folder are not checked.
 
     Raises:
-        LinksOutError: some links lead elsewhere; they are named.
+        LinksOutError: Some links lead elsewhere; the message names them.
     """
     home = study_dir.resolve()
-    folders = [home, *(home / name for name in _LOOKED_INTO)]
+    folders = [home, *(home / name for name in _SUBFOLDERS)]
     out = sorted(
         f"{link.relative_to(home)} -> {link.readlink()}"
         for folder in folders
-        for link in _links(folder)
+        for link in _list_links(folder)
         if not Path(os.path.realpath(link)).is_relative_to(home)  # resolve() fails on a loop
     )
     if out:
-        more = f" and {len(out) - _NUM_NAMED} more" if len(out) > _NUM_NAMED else ""
+        more = f" and {len(out) - _MAX_NAMED} more" if len(out) > _MAX_NAMED else ""
         raise LinksOutError(
-            f"{study_dir} holds links that lead out of it: {', '.join(out[:_NUM_NAMED])}{more}. "
-            "What is written there "
-            "would change other files: remove them, or move the whole study and make a link of its "
-            "folder"
+            f"{study_dir} holds links that lead out of it: {', '.join(out[:_MAX_NAMED])}{more}. "
+            "These links point outside the study: remove them, or move the whole study and make a "
+            "link of its folder"
         )
 
 
-def _links(folder: Path) -> Iterator[Path]:
+def _list_links(folder: Path) -> Iterator[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return
     with os.scandir(folder) as entries:
@@ -83,10 +84,10 @@ def plan_study(
     *,
     source_sha256: str | None = None,
 ) -> Study:
-    """A study as a plan file asks for it.
+    """Return the study that a plan file asks for.
 
     Raises:
-        PlanError, DataError: what is wrong with the plan or its corpus.
+        PlanError, DataError: The plan or its corpus has problems.
     """
     here = plan_path.parent
     plan = load_plan(plan_path, overrides)
@@ -96,9 +97,9 @@ def plan_study(
         plan=plan,
         study_dir=study_dir,
         corpus=corpus,
-        manifest=_manifest(plan, corpus),
+        manifest=_read_manifest_of(plan, corpus),
         code_dir=code_dir,
-        factory=_factory(plan, code_dir, source_sha256),
+        factory=_pin_factory(plan, code_dir, source_sha256),
     )
     problems = with_lines(plan_path, todo_problems(plan), overrides)
     if problems := [*problems, *implied_problems(study, study.space)]:
@@ -106,9 +107,9 @@ def plan_study(
     return study
 
 
-def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
-    """What is trained on: a corpus, in the plan's proportions, or the name of a command's own
-    data.
+def _read_manifest_of(plan: Plan, corpus: Path | None) -> Manifest:
+    """Return the manifest of the plan's corpus with the plan's proportions; for a command with its
+    own data, a manifest that has only its name.
     """
     if corpus is None:
         return unnamed(plan.data.external, plan.data.vocab_size)
@@ -117,7 +118,7 @@ def _manifest(plan: Plan, corpus: Path | None) -> Manifest:
 
 
 def unnamed(name: str, vocab_size: int) -> Manifest:
-    """Data of which nothing is known but a name and the vocabulary."""
+    """Return a manifest for data of which only a name and the vocabulary size are known."""
     source = Source(name=name, weight=1.0, num_documents=0, train=(), validation=())
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -129,7 +130,7 @@ def unnamed(name: str, vocab_size: int) -> Manifest:
     )
 
 
-def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory | None:
+def _pin_factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory | None:
     if not plan.proxy.factory:
         return None
     if source_sha256 is not None:
@@ -141,25 +142,25 @@ def _factory(plan: Plan, code_dir: Path, source_sha256: str | None) -> Factory |
 
 
 def recorded_study(study_dir: Path) -> Study:
-    """The study of a folder, from the plan kept in it.
+    """Return the study of a folder, from the plan kept in it.
 
     Raises:
-        PlanError: there is none.
+        PlanError: The folder has no plan.
     """
     return plan_study(study_dir / PLAN_FILE, study_dir)
 
 
 def recorded(study_dir: Path) -> tuple[Study, Ledger]:
-    """The study of a folder and its ledger, for reading; works while a driver runs.
+    """Return the study of a folder and its ledger, for reading. This works while a driver runs.
 
     Raises:
-        SweepError, PlanError, DataError: no study, not a sound one, or a plan that is not the
-            recorded one.
-        LinksOutError: see `refuse_links_out`.
+        SweepError, PlanError, DataError: There is no study, it is not sound, or its plan differs
+            from the recorded one.
+        LinksOutError: See `refuse_links_out`.
     """
     refuse_links_out(study_dir)
     ledger = Ledger.read(study_dir)
-    # To read a study takes its records, not its user's code.
+    # Reading a study needs its records, not the user's code.
     sha = str(cast(dict[str, canon.Json], ledger.plan).get("factory_sha256", ""))
     study = calibrated(plan_study(study_dir / PLAN_FILE, study_dir, source_sha256=sha), ledger)
     ledger.check_plan(study.question)
@@ -167,11 +168,11 @@ def recorded(study_dir: Path) -> tuple[Study, Ledger]:
 
 
 def verified_corpus(study: Study) -> TokenStore | None:
-    """The corpus, read through once and for all: in a worker, damage would fail run after run. None
-    if there is none.
+    """Read the whole corpus once to verify it, and return it; None if there is none. In a worker, a
+    damaged corpus would fail run after run.
 
     Raises:
-        DataError: it is not what its manifest says, or too short for one window.
+        DataError: The corpus differs from its manifest, or is too short for one window.
     """
     if study.corpus is None:
         return None
@@ -186,22 +187,24 @@ def verified_corpus(study: Study) -> TokenStore | None:
 
 
 def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
-    """The study's ledger, for writing; a new one gets the plan beside it.
+    """Open the study's ledger for writing, and write the plan next to it.
 
     Args:
-        study: what is asked.
-        parent_dir: a study whose finished runs are taken over first.
+        study: Study to open.
+        parent_dir: Study whose finished runs are imported first; None for no parent.
 
     Raises:
-        SweepError: see `Ledger.open`, and for the parent `sweeps.store.fork`.
-        LinksOutError: see `refuse_links_out`.
+        SweepError: See `Ledger.open`; for the parent, `sweeps.store.fork`.
+        LinksOutError: See `refuse_links_out`.
     """
     refuse_links_out(study.study_dir)
     if (study.study_dir / LEDGER_NAME).exists():
-        with contextlib.suppress(StudyMissing):  # its driver was killed before the first record
+        with contextlib.suppress(
+            StudyMissing
+        ):  # the driver may have been killed before the first record
             study = calibrated(study, Ledger.read(study.study_dir))
     same = {key: study.question[key] for key in ("data_id", "semantics")}
-    # before anything is made
+    # Read the parent before anything is created.
     parent = None if parent_dir is None else read_parent(study.study_dir, parent_dir, same)
     ledger = Ledger.open(study.study_dir, study.question, create=True, is_amendable=is_of_user_code)
     try:
@@ -210,7 +213,7 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
         values["proxy"]["code_path"] = str(study.code_dir)
         canon.write_atomic(study.study_dir / PLAN_FILE, commented_plan(values).encode())
         if parent is not None and parent_dir is not None:
-            _take_over(study, ledger, parent, parent_dir)
+            _import_parent(study, ledger, parent, parent_dir)
     except BaseException:
         ledger.close()
         raise
@@ -218,24 +221,24 @@ def open_ledger(study: Study, parent_dir: Path | None = None) -> Ledger:
 
 
 def is_of_user_code(key: str) -> bool:
-    """Return whether a plan key says what code of the user's trains, how it is called, or where it
+    """Return whether a plan key names the user's training code, the way it is called, or where it
     logs.
     """
     fixed = ("proxy.command", "proxy.factory", "factory_sha256")
     return key in fixed or key.startswith(("proxy.metrics_", "proxy.dimensions"))
 
 
-def _take_over(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
-    """Import the parent's runs, and say how many."""
-    found = import_runs(ledger, study.study_dir, parent, parent_dir)
-    runs = counted(found.num_runs, "finished run")
-    say(f"fork: {runs} imported from {parent_dir}, {found.num_known} here already")
-    for sentence in found.damaged:
-        say(f"fork: not imported: {sentence}")
+def _import_parent(study: Study, ledger: Ledger, parent: Ledger, parent_dir: Path) -> None:
+    """Import the parent's runs and calibration, and print how many."""
+    imported = import_runs(ledger, study.study_dir, parent, parent_dir)
+    runs = counted(imported.num_runs, "finished run")
+    say(f"fork: {runs} imported from {parent_dir}, {imported.num_known} here already")
+    for problem in imported.damaged:
+        say(f"fork: not imported: {problem}")
     records = parent.records(CALIBRATION)
     needed = {group.asked.key for group in groups_of(study)} if records else set()
     taken = [r for r in records if r.key in needed and ledger.find(CALIBRATION, r.key) is None]
-    for record in taken:  # or the same runs would have other ids here
+    for record in taken:  # otherwise the same runs would have other ids here
         ledger.append(CALIBRATION, record.key, record.body)
     if taken:
         say(

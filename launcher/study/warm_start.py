@@ -1,5 +1,7 @@
-"""Points that a search begins with, from the best trials of an Optuna study. They are points alone:
-a loss that was measured elsewhere, on other data or at another size, says nothing here.
+"""Starting points of a search, from the best trials of an Optuna study.
+
+Only the points are used. A loss that was measured elsewhere, on other data or at another size,
+tells nothing here.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from sweeps.search.optuna_storage import OptunaStorageError, best_trials
 from sweeps.search.space import Params, SearchSpace
 
 MOST_POINTS = 3
-"""Of 24 trials; a few good points are worth as much as many."""
+"""Maximum number of points. A search has 24 trials, and a few good points help as much as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStart:
-    """What an Optuna study gives a search."""
+    """The starting points that an Optuna study gives a search."""
 
     points: tuple[Params, ...]
-    """Values by our names, each in its range; the best trial's first."""
+    """Values by forerun's names, each within its range; the best trial's first."""
     sentence: str
-    """Where they are from, and what of it is not used."""
+    """Sentence on the origin of the points, and on what is not used."""
 
 
 def with_warm_start(plan: FirstPlan, text: str, space: SearchSpace) -> tuple[FirstPlan, str]:
-    """A first plan with the points of `warm_start`, and where they are from, which also stands in
-    its head.
+    """Return a first plan with the points of `warm_start`, and the sentence on their origin, which
+    is also added to the plan's head comment.
     """
-    found = warm_start(text, space)
-    values = plan.values | {"search": plan.values.get("search", {}) | {"warm_start": found.points}}
+    start = warm_start(text, space)
+    values = plan.values | {"search": plan.values.get("search", {}) | {"warm_start": start.points}}
     return dataclasses.replace(
-        plan, values=values, head=(*plan.head, found.sentence)
-    ), found.sentence
+        plan, values=values, head=(*plan.head, start.sentence)
+    ), start.sentence
 
 
 def warm_start(text: str, space: SearchSpace) -> WarmStart:
@@ -46,32 +48,32 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
 
     Args:
         text: FILE or FILE:STUDY. Both may hold colons: the longest path that exists is the file.
-        space: What the search varies. A parameter counts by its name, or by one of its names in
-            tables (`lr`, `optimizer.lr`).
+        space: Search space. A parameter is matched by its name, or by one of its names in tables
+            (`lr`, `optimizer.lr`).
 
     Raises:
-        OptunaStorageError: see `best_trials`; or no parameter of the study is searched here.
+        OptunaStorageError: See `best_trials`; or no parameter of the study is searched here.
     """
     file, study = _split_study(text)
-    found = best_trials(Path(file), study, most=MOST_POINTS)
+    best = best_trials(Path(file), study, most=MOST_POINTS)
     by_name = {axis.name: axis for axis in space.axes}
     axes = {
         name: by_name[role]
-        for params in found.params
+        for params in best.params
         for name in params
         if (role := find_hyperparameter(name, by_name)) is not None
     }
     points: list[Params] = []
     unused, moved = set[str](), set[str]()
-    for params in found.params:
+    for params in best.params:
         point: Params = {}
         for name, value in params.items():
-            number = (
+            is_number = (
                 isinstance(value, int | float)
                 and not isinstance(value, bool)
                 and math.isfinite(value)
             )
-            if name not in axes or not number:
+            if name not in axes or not is_number:
                 unused.add(name)
                 continue
             axis = axes[name]
@@ -81,14 +83,14 @@ def warm_start(text: str, space: SearchSpace) -> WarmStart:
         if point and point not in points:
             points.append(point)
     if not points:
+        searched = (name for axis in space.axes for name in (axis.name, *_list_aliases(axis.name)))
         raise OptunaStorageError(
-            f"{file}: study {found.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none "
-            "of them is searched "
-            f"here: {', '.join(name for axis in space.axes for name in (axis.name, *_other_names(axis.name)))}"  # noqa: E501
+            f"{file}: study {best.study!r} varies {', '.join(sorted(unused)) or 'nothing'}; none "
+            f"of them is searched here: {', '.join(searched)}"
         )
-    best = f"the best {len(points)} of" if len(points) > 1 else "the best of"
-    trials = counted(found.num_finished, "finished trial")
-    parts = [f"search.warm_start: {best} {trials} of Optuna's study {found.study!r} in {file}"]
+    selection = f"the best {len(points)} of" if len(points) > 1 else "the best of"
+    trials = counted(best.num_finished, "finished trial")
+    parts = [f"search.warm_start: {selection} {trials} of Optuna's study {best.study!r} in {file}"]
     parts += [f"moved into their ranges: {', '.join(sorted(moved))}"] if moved else []
     parts += [f"not used: {', '.join(sorted(unused))}"] if unused else []
     return WarmStart(points=tuple(points), sentence="; ".join(parts))
@@ -103,5 +105,5 @@ def _split_study(text: str) -> tuple[str, str]:
     )
 
 
-def _other_names(name: str) -> tuple[str, ...]:
+def _list_aliases(name: str) -> tuple[str, ...]:
     return hyperparameter_named(name).aliases

@@ -1,9 +1,9 @@
-"""The winning trial of a search run again elsewhere and compared; also as a gate of freezing.
+"""A second run of a search's winning trial elsewhere, compared with the first; its outcome is a
+gate of freezing.
 
-A second execution that gives something else, where the same bits are promised, says that one of two
-machines computes wrongly. The study then stops: it does not know which of its numbers to believe.
-What came of it is in the ledger, so a driver that was killed before goes on with it. No torch, no
-Ray.
+If the same bits are promised and the second run gives another result, one of two machines computes
+wrongly. The study then stops, because it is not known which numbers are right. The outcome is
+recorded in the ledger, so a driver that follows a killed one continues with it. No torch, no Ray.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sweeps.store.ledger import Ledger
 
 REPLAYED = "replayed"
-"""Kind of the record of what came of a second execution; its key: the run's id."""
+"""Kind of the record of a second run's outcome; its key is the run's id."""
 GATE = "replays_agree"
 
 
@@ -42,89 +42,97 @@ def replay_search(
     bank_key: Callable[[RunSpec], str],
     check: Callable[[], None],
 ) -> None:
-    """Run the winning trial again if the plan asks for it, and record what came of it.
+    """Run the winning trial again if the plan asks for it, and record the outcome.
 
     Args:
-        study: its search has ended.
-        ledger: open for writing.
-        workers: the pool, idle; asked for only where something is to run.
-        bank_key: what runs must agree on to share a bank.
-        check: raises what ends the work; what was recorded stands.
+        study: Study whose search has ended.
+        ledger: Ledger, open for writing.
+        workers: Returns the idle pool; called only if there is something to run.
+        bank_key: Returns the key that runs must share to train in one bank.
+        check: Raises the error that ends the work; everything recorded stays.
 
     Raises:
-        GateError: the trial gave something else, now or before, and nobody accepted that.
-        PoolDead, DiskFull: as named.
+        GateError: The trial gave another result, now or before, and nobody accepted that.
+        PoolDead, DiskFull: The workers are gone, or the disk is full.
     """
     if study.replays_winner and not ledger.records(REPLAYED):
-        found = searched(study, ledger)
-        spec = study.trial(found.points[found.best_trial])
+        search = searched(study, ledger)
+        spec = study.trial(search.points[search.best_trial])
         say(f"replays: running the winning trial, run {spec.id[:12]}, again elsewhere")
         pool, first = workers(), ledger.results()[spec.id]
-        again = carried_out(
+        outcome = carried_out(
             pool,
             spec,
-            _elsewhere(first.environment, pool, where(pool, check)),
+            _choose_worker(first.environment, pool, where(pool, check)),
             bank_key=bank_key(spec),
             num_microbatches=int(first.environment.get("num_microbatches", "1")),
             max_attempts=study.plan.cluster.max_attempts,
             hang_seconds=HANG_SECONDS,
             check=check,
         )
-        if isinstance(again, str):
-            body: dict[str, Json] = {"outcome": "cannot_tell", "reason": again}
+        if isinstance(outcome, str):
+            body: dict[str, Json] = {"outcome": "cannot_tell", "reason": outcome}
         else:
-            body = cast(dict[str, Json], canon.to_json(compare(spec, first, again)))
+            body = cast(dict[str, Json], canon.to_json(compare(spec, first, outcome)))
         ledger.append(REPLAYED, spec.id, {"run_id": spec.id, **body})
-        say(f"replays: {_sentence(ledger.records(REPLAYED)[-1].body)}")
+        say(f"replays: {_describe_replay(ledger.records(REPLAYED)[-1].body)}")
     refuse_failed(study, ledger, replay_gates(study, ledger))
 
 
-def _elsewhere(first: Mapping[str, str], pool: Pool, sites: Mapping[int, Mapping[str, str]]) -> int:
-    """A worker of another host than the first time, or else in a process started anew."""
+def _choose_worker(
+    first_environment: Mapping[str, str], pool: Pool, sites: Mapping[int, Mapping[str, str]]
+) -> int:
+    """Return a worker on another host than the first run's; if there is none, one in a process that
+    is started anew.
+    """
     if not sites:
         raise PoolDead("replays: no worker reported its host; run the same command again to resume")
-    worker = min(sites, key=lambda index: sites[index][HOST] == first.get(HOST))
-    if sites[worker][PROCESS] == first.get(PROCESS):
+    worker = min(sites, key=lambda index: sites[index][HOST] == first_environment.get(HOST))
+    if sites[worker][PROCESS] == first_environment.get(PROCESS):
         pool.restart(worker)
     return worker
 
 
-def _sentence(body: Any) -> str:
-    """What came of the replay."""
-    which = f"the winning trial, run {body['run_id'][:12]}"
+def _describe_replay(body: Any) -> str:
+    """Return the outcome of a replay in words."""
+    trial = f"the winning trial, run {body['run_id'][:12]}"
     if "hosts" not in body:
-        return f"{which}: cannot tell: {body['reason']}"
+        return f"{trial}: cannot tell: {body['reason']}"
     hosts = " and ".join(host or "an unnamed host" for host in body["hosts"])
     if body["outcome"] == "agrees":
-        return f"{which}: agrees, run on {hosts}: {body['reason']}"
-    end = "" if body["end_nats"] is None else f" by {format_nats(body['end_nats'])} nats in the end"
+        return f"{trial}: agrees, run on {hosts}: {body['reason']}"
+    difference = (
+        "" if body["end_nats"] is None else f" by {format_nats(body['end_nats'])} nats in the end"
+    )
     word = "DIFFERS" if body["outcome"] == "differs" else "cannot tell: differs"
-    return f"{which}: {word} between {hosts}{end}: {body['reason']}"
+    return f"{trial}: {word} between {hosts}{difference}: {body['reason']}"
 
 
 def replays_body(ledger: Ledger) -> dict[str, Json] | None:
-    """What came of the replay; None where none was made."""
-    made = [record.body for record in ledger.records(REPLAYED)]
-    return {"replays": made} if made else None
+    """Return the recorded replays for the report; None if there are none."""
+    replays = [record.body for record in ledger.records(REPLAYED)]
+    return {"replays": replays} if replays else None
 
 
 def sentences(body: Any) -> list[str]:
-    """The same in words."""
-    return [f"replay of {_sentence(each)}" for each in (body or {"replays": []})["replays"]]
+    """Return the outcomes of the replays in `replays_body` in words."""
+    return [
+        f"replay of {_describe_replay(replay)}" for replay in (body or {"replays": []})["replays"]
+    ]
 
 
 def replay_gates(study: Study, ledger: Ledger) -> tuple[Gate, ...]:
-    """The gate of the replay: none where none was ever asked for."""
-    made: Any = [record.body for record in ledger.records(REPLAYED)]
-    if not study.replays_winner and not made:
+    """Return the gate of the replay; empty if no replay was asked for."""
+    replays: Any = [record.body for record in ledger.records(REPLAYED)]
+    if not study.replays_winner and not replays:
         return ()
     outcomes: dict[str, CheckOutcome] = {
         "agrees": "passed",
         "differs": "failed",
         "cannot_tell": "cannot_tell",
     }
-    found = worst([outcomes[body["outcome"]] for body in made] or ["cannot_tell"])
-    said = sentences({"replays": made}) or [
+    outcome = worst([outcomes[body["outcome"]] for body in replays] or ["cannot_tell"])
+    reasons = sentences({"replays": replays}) or [
         "the winning trial was not run again yet: run `forerun sweep PLAN`"
     ]
-    return (Gate(name=GATE, outcome=found, reason="; ".join(said)),)
+    return (Gate(name=GATE, outcome=outcome, reason="; ".join(reasons)),)

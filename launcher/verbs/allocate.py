@@ -1,4 +1,4 @@
-"""The verb that turns a budget into a size and tokens."""
+"""The verb that turns a budget into a model size and a number of tokens."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from scaling_fits.forecast.uncertainty import FittedRuns
 
 _NO_BATCH = "null: give it with --batch-tokens; `forerun fit --form batch` fits a law for it"
-# times the largest fitted FLOPs: a hundred times what back-tests reach, or columns in another unit
-_FARTHEST = 1e4
+_MAX_REACH = 1e4
+"""Maximum ratio of the budget to the largest fitted FLOPs: a hundred times what back-tests reach. A
+larger ratio suggests that the table's columns are in another unit."""
 
 
 @click.command()
@@ -39,8 +40,8 @@ _FARTHEST = 1e4
 @asked_options
 @json_option
 def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
-    """The best size and tokens for a budget, from a FIT written by `forerun fit --out`, or from a
-    study folder.
+    """Find the best size and tokens for a budget, from a FIT written by `forerun fit --out`, or
+    from a study folder.
 
     The budget is one of --flops, --gpu-hours and --usd; --deadline-days limits it, or is one alone.
     Of a study folder it is the plan's where none is given. With a study's fit, --shape gives the
@@ -51,13 +52,15 @@ def allocate(fit_path: Path, as_json: bool, **typed: Any) -> None:
     fitted, template = read_fit(fit_path)
     body = allocation_body(fitted, ask, template)
     if fit_path.is_dir():
-        body["noise_scale"] = _noise(fit_path, body)
+        body["noise_scale"] = _measure_critical_batch(fit_path, body)
     answer(as_json, body, allocation_text(body))
     exit_if_inconclusive(body)
 
 
 def with_planned_budget(fit_path: Path, typed: Typed) -> Typed:
-    """The options, with the budget of a study folder's plan where none is given."""
+    """Return the options. If no budget is given and FIT is a study folder, the budget is that of
+    its plan.
+    """
     if not fit_path.is_dir() or any(typed[name] is not None for name in BUDGETS):
         return typed
     from launcher.study.study_folder import recorded
@@ -68,12 +71,17 @@ def with_planned_budget(fit_path: Path, typed: Typed) -> Typed:
 def allocation_body(
     fitted: FittedRuns, ask: Checked, template: Template | None = None
 ) -> dict[str, Json]:
-    """What `allocate --json` prints; `template` of the study whose ladder was fitted.
+    """Return what `allocate --json` prints.
+
+    Args:
+        fitted: Fit of the loss.
+        ask: Checked options.
+        template: Shape template of the study whose ladder was fitted; None for a table.
 
     Raises:
-        NoRunError: the budget pays for no run.
-        ShapeError: no shape is as small.
-        CannotTellError: the runs identify no law, or the budget is far beyond them.
+        NoRunError: The budget pays for no run.
+        ShapeError: No shape is that small.
+        CannotTellError: The runs identify no law, or the budget is far beyond them.
     """
     from scaling_fits import summary
     from scaling_fits.allocation.allocate import allocate as allocate_budget
@@ -89,7 +97,7 @@ def allocation_body(
         unique_tokens=ask.typed["unique_tokens"],
     )
     body: dict[str, Any] = summary.allocation_summary(best)
-    body |= _batch(best, ask.typed["batch_tokens"])
+    body |= _build_batch_body(best, ask.typed["batch_tokens"])
     body |= {
         "training_flops": best.training_flops,
         "budget": summary.budget_summary(budget, ask.machine),
@@ -97,15 +105,15 @@ def allocation_body(
     if best.data_limit is not None:
         body["data_limit"] = summary.data_summary(best.data_limit)
     if ask.shape is not None:
-        body |= _shapes(fitted, best, ask.shape, template, body["warnings"])
+        body |= _build_shape_body(fitted, best, ask.shape, template, body["warnings"])
     return body
 
 
-def _noise(study_dir: Path, body: dict[str, Any]) -> Json:
-    """From which batch on a larger one buys little, by the noise scale that a study's rungs
-    measured; null without.
+def _measure_critical_batch(study_dir: Path, body: dict[str, Any]) -> Json:
+    """Return the critical batch size, from the noise scale that a study's rungs measured; None if
+    not measured.
 
-    A batch given that is larger gets a warning.
+    A larger batch saves few steps. If the given batch is larger, a warning is added to `body`.
     """
     from launcher.report.body import body_of
     from launcher.study.study_folder import recorded
@@ -115,44 +123,42 @@ def _noise(study_dir: Path, body: dict[str, Any]) -> Json:
     law = law_of(measured) if measured else None
     if law is None:
         return None
-    found: dict[str, Any] = judged(law, body["batch_tokens"] or 1, body["tokens"])
+    judgement: dict[str, Any] = judged(law, body["batch_tokens"] or 1, body["tokens"])
     if body["batch_tokens"] is None:
-        return {**found, "batch_tokens": None, "outcome": None}
-    if found["outcome"] == "over":
-        body["warnings"].append(judged_text(found))
-    return found
+        return {**judgement, "batch_tokens": None, "outcome": None}
+    if judgement["outcome"] == "over":
+        body["warnings"].append(judged_text(judgement))
+    return judgement
 
 
 def _check_reach(fitted: FittedRuns, flops: float) -> None:
-    """Refuse a budget that no fitted run is anywhere near.
+    """Refuse a budget that is far beyond every fitted run.
 
     Raises:
-        CannotTellError: it is beyond `_FARTHEST` times the largest fitted FLOPs.
+        CannotTellError: The budget is beyond `_MAX_REACH` times the largest fitted FLOPs.
     """
     from scaling_fits.laws.law import CannotTellError
 
     fitted.require()
     largest = fitted.span.six_nd[1]
-    if flops > _FARTHEST * largest:
+    if flops > _MAX_REACH * largest:
         sentence = (
             f"a budget of {format_flops(flops)} FLOPs is {format_factor(flops / largest)} times "
-            "the largest fitted "
-            f"run's ({format_flops(largest)}), and the limit is {_FARTHEST:g} times: fit larger "
-            "runs, check the "
-            "table's units (params and tokens are plain counts), or add --beyond"
+            f"the largest fitted run's ({format_flops(largest)}), and the limit is {_MAX_REACH:g} "
+            "times: fit larger runs, check the table's units (params and tokens are plain counts), "
+            "or add --beyond"
         )
         raise CannotTellError((sentence,))
 
 
-def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
-    """Tokens per step: as given, or null with the reason."""
+def _build_batch_body(best: Allocation, batch: int | None) -> dict[str, Json]:
+    """Return the tokens per step as given; without them, None and the reason."""
     if batch is not None and batch > best.tokens:
         raise OptionProblems(
             [
                 (
                     f"--batch-tokens {batch}: must be at most the {format_count(best.tokens)} "
-                    "tokens "
-                    "of the whole run"
+                    "tokens of the whole run"
                 )
             ]
         )
@@ -163,14 +169,16 @@ def _batch(best: Allocation, batch: int | None) -> dict[str, Json]:
     }
 
 
-def _shapes(
+def _build_shape_body(
     fitted: FittedRuns,
     best: Allocation,
     ask: ShapeRequest,
     template: Template | None,
     warnings: list[Json],
 ) -> dict[str, Json]:
-    """The shape; the study's template is kept unless an option asks for another make."""
+    """Return the shape. The study's template is kept unless an option asks for another kind of
+    shape.
+    """
     from scaling_fits.allocation.allocate import exact_run
     from scaling_fits.allocation.shapes import ShapeRequest, choose_shape
     from scaling_fits.summary import shape_summary
@@ -192,10 +200,10 @@ def _shapes(
 
 
 def allocation_text(body: dict[str, Any]) -> str:
-    """The answer in words and tables, for people."""
+    """Format the answer as text and tables for people."""
     from scaling_fits.forecast.conclusive import first_and_rest
 
-    flat, (first, rest) = body["flat_range"], first_and_rest(body["warnings"])
+    flat, (first, later_warnings) = body["flat_range"], first_and_rest(body["warnings"])
     sizes = (
         "not determined" if body["params_interval"] is None and body["interval"] is not None else ""
     )
@@ -206,7 +214,7 @@ def allocation_text(body: dict[str, Any]) -> str:
     ]
     lines = [
         *first,
-        *_budget_lines(body["budget"]),
+        *_format_budget(body["budget"]),
         table(("", "value", f"{format_percent(body['level'])} interval"), rows),
         (
             f"within 0.3 % of the best loss: params {span_text(flat['params'])}, tokens "
@@ -221,23 +229,22 @@ def allocation_text(body: dict[str, Any]) -> str:
     if limit := body.get("data_limit"):
         lines.append(
             f"{format_significant(limit['epochs'])} epochs of "
-            f"{format_count(limit['unique_tokens'])} unique tokens "
-            f"are worth {format_count(limit['effective_tokens'])} fresh ones"
+            f"{format_count(limit['unique_tokens'])} unique tokens are worth "
+            f"{format_count(limit['effective_tokens'])} fresh ones"
         )
     if noise := body.get("noise_scale"):
         scale = number(round(noise["scale_tokens"]))
         lines.append(
             f"more batch buys little from some {scale} tokens a step on "
-            f"{span_text(noise['interval'])}, "
-            "the gradient noise scale: there a run takes twice the tokens of small batches and "
-            "twice the steps of large"
+            f"{span_text(noise['interval'])}, the gradient noise scale: there a run takes twice "
+            "the tokens of small batches and twice the steps of large"
         )
     if "shape" in body:
-        lines.append(_shape_lines(body))
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in rest)])
+        lines.append(_format_shape(body))
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in later_warnings)])
 
 
-def _budget_lines(budget: dict[str, Any]) -> list[str]:
+def _format_budget(budget: dict[str, Any]) -> list[str]:
     parts = [f"budget: {number(budget['flops'])} FLOPs"]
     units = (("gpu_hours", "GPU-hours"), ("usd", "USD"), ("days", "days"))
     parts += [f"{number(budget[name])} {unit}" for name, unit in units if budget[name] is not None]
@@ -249,9 +256,8 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
         mfu, price = gpu["mfu"], gpu["price_usd"]
         lines.append(
             f"{gpu['name']} at {format_flops(gpu['peak_flops'])} FLOP/s; MFU "
-            f"{format_percent(mfu['value'])} "
-            f"({mfu['source']}), counted here as 6 * N * D, without attention, which `forerun "
-            "estimate` counts"
+            f"{format_percent(mfu['value'])} ({mfu['source']}), counted here as 6 * N * D, without "
+            "attention, which `forerun estimate` counts"
         )
         lines += (
             []
@@ -261,7 +267,7 @@ def _budget_lines(budget: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _shape_lines(body: dict[str, Any]) -> str:
+def _format_shape(body: dict[str, Any]) -> str:
     heads = (
         "layers",
         "width",
@@ -281,13 +287,11 @@ def _shape_lines(body: dict[str, Any]) -> str:
         f"{exact['params_ratio']:.4f}",
         f"{exact['flops_over_six_nd']:.3f}",
     )
-    bought = (
+    sentence = (
         f"at a context of {shape['seq_len']}: {format_flops(exact['flops_per_token'])} FLOPs per "
-        "token by the exact "
-        f"count, so the budget pays for {number(exact['tokens'])} tokens; loss "
-        f"{number(exact['loss'])} "
-        f"{span_text(exact['interval'])}"
+        f"token by the exact count, so the budget pays for {number(exact['tokens'])} tokens; loss "
+        f"{number(exact['loss'])} {span_text(exact['interval'])}"
     )
     return "\n".join(
-        [table(heads, [row]), bought, *(f"assumed: {text}" for text in body["shape_assumed"])]
+        [table(heads, [row]), sentence, *(f"assumed: {text}" for text in body["shape_assumed"])]
     )

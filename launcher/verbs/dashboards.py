@@ -1,4 +1,4 @@
-"""The verb that shows a study in W&B."""
+"""The verb that logs a study to W&B."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from launcher.dashboards.records import RunRecord
     from launcher.dashboards.wandb_writer import UploadState
 
-"""Exit code."""
 ABSENT = "no workspace: wandb-workspaces is not installed: pip install 'forerun[workspaces]'"
+"""Line of the answer if workspaces cannot be written."""
 
 
 @click.command()
@@ -67,7 +67,7 @@ def dashboards(
         f"W&B: {describe_runs(runs)} in {study_dir / 'wandb'}, {len(written)} written now",
         f"the study itself is run {runs[0].run_id} in {path}",
     ]
-    notes += _arrived_lines(arrived)
+    notes += _describe_upload(arrived)
     notes.append(f"workspace: {workspace_url or workspace}" if workspace else ABSENT)
     answer(
         as_json,
@@ -81,7 +81,7 @@ def dashboards(
 
 
 def describe_runs(runs: Sequence[RunRecord]) -> str:
-    """Return the number of runs that W&B shows, and what they stand for; the first is the study
+    """Return the number of runs that W&B shows, and their kinds. The first run is the study
     itself.
     """
     num_main = sum(run.group == "main run" for run in runs)
@@ -90,7 +90,7 @@ def describe_runs(runs: Sequence[RunRecord]) -> str:
     return f"{counted(len(runs), 'run')} ({', '.join(parts)}, and one for the study itself)"
 
 
-def _arrived_lines(arrived: UploadState | None) -> list[str]:
+def _describe_upload(arrived: UploadState | None) -> list[str]:
     if arrived is None:
         return [
             "nothing has left this machine; --online sends it, with your own login, and verifies it"
@@ -99,9 +99,9 @@ def _arrived_lines(arrived: UploadState | None) -> list[str]:
         f"did not arrive: {name}: {'; '.join(problems)}"
         for name, problems in arrived.lacking.items()
     ]
-    whole = (
-        f"{arrived.url} confirms {counted(arrived.num_there, 'complete run')}; "
-        f"{arrived.num_sent} sent now"
+    sentence = (
+        f"{arrived.url} confirms {counted(arrived.num_there, 'complete run')}; {arrived.num_sent} "
+        "sent now"
     )
     again = ["run the same command again to send what is missing"] if lacking else []
-    return [whole, *lacking, *again]
+    return [sentence, *lacking, *again]

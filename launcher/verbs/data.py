@@ -118,7 +118,7 @@ def tokenize(
     from proxies.data import corpus
 
     manifest = corpus.tokenize(
-        _sources(sources),
+        _parse_sources(sources),
         out,
         suffixes=suffixes,
         excluded=excluded,
@@ -130,36 +130,36 @@ def tokenize(
         end_id=end_id,
         raw_dtype=raw_dtype,
         validation_fraction=validation_fraction,
-        weights=_weights(weights),
+        weights=_parse_weights(weights),
         progress=_ProgressLine(),
         say=say,
     )
-    _answer(manifest, out, as_json=as_json)
+    _print_answer(manifest, out, as_json=as_json)
 
 
 class _ProgressLine:
-    """Turns progress into a live line with the time left."""
+    """A callback that shows progress as a live line with the time left."""
 
     def __init__(self) -> None:
         self._meter: Meter | None = None
-        self._total_bytes = self._bytes_told = 0
+        self._total_bytes = self._bytes_shown = 0
 
     def __call__(self, progress: SplitProgress) -> None:
-        # a source is gone through again
+        # Another total means another pass over the sources.
         if self._meter is None or progress.total_bytes != self._total_bytes:
             self._meter, self._total_bytes = (
                 Meter("tokenize", progress.total_bytes),
                 progress.total_bytes,
             )
-            self._bytes_told = 0
+            self._bytes_shown = 0
         note = f"{counted(progress.num_documents, 'document')}, {progress.num_tokens:,} tokens"
-        self._meter.add(progress.bytes_read - self._bytes_told, note)
-        self._bytes_told = progress.bytes_read
+        self._meter.add(progress.bytes_read - self._bytes_shown, note)
+        self._bytes_shown = progress.bytes_read
 
 
-def _sources(given: tuple[str, ...]) -> list[Path | str] | dict[str, list[Path | str]]:
-    """Paths and URIs, or these by name. What exists under the whole name is a path, whatever `=` is
-    in it.
+def _parse_sources(given: tuple[str, ...]) -> list[Path | str] | dict[str, list[Path | str]]:
+    """Return paths and URIs, grouped by name if they are named. A text that exists as a path is a
+    path, even if it contains `=`.
     """
     from proxies.data.remote import is_uri
 
@@ -183,7 +183,7 @@ def _sources(given: tuple[str, ...]) -> list[Path | str] | dict[str, list[Path |
     return named or bare
 
 
-def _weights(given: tuple[str, ...]) -> dict[str, float] | None:
+def _parse_weights(given: tuple[str, ...]) -> dict[str, float] | None:
     weights: dict[str, float] = {}
     for text in given:
         name, _, share = text.partition("=")
@@ -201,7 +201,7 @@ def _weights(given: tuple[str, ...]) -> dict[str, float] | None:
     return weights or None
 
 
-def _answer(manifest: Manifest, out: Path, *, as_json: bool) -> None:
+def _print_answer(manifest: Manifest, out: Path, *, as_json: bool) -> None:
     parts = [
         {
             "name": source.name,
@@ -221,7 +221,7 @@ def _answer(manifest: Manifest, out: Path, *, as_json: bool) -> None:
         "vocab_size": manifest.vocab_size,
         "end_id": manifest.end_id,
         "sources": parts,
-        "not_read": [dataclasses.asdict(one) for one in manifest.not_read],
+        "not_read": [dataclasses.asdict(source) for source in manifest.not_read],
         "out": str(out),
     }
     text = (

@@ -1,5 +1,5 @@
-"""Verbs of the user's environment: doctor, completion. They import click and launcher.doctor
-alone.
+"""Verbs of the user's environment: doctor, completion. They import only click and
+launcher.doctor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHELLS = {
     "zsh": 'eval "$(forerun completion zsh)"     # in ~/.zshrc, after compinit',
     "fish": "forerun completion fish | source     # in ~/.config/fish/config.fish",
 }
-"""The line that turns it on."""
+"""The line that turns completion on, for each shell."""
 PROGRAM, VARIABLE = "forerun", "_FORERUN_COMPLETE"
 
 
@@ -36,19 +36,20 @@ def doctor(study_dir: Path, as_json: bool) -> None:
     """
     from launcher.doctor.examine import examine
 
-    found = []
+    findings = []
     for finding in examine(study_dir):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             print_answer(shown(line_of(finding)))
-    outcome, body = worst(found), body_of(found)
+    outcome, body = worst(findings), body_of(findings)
     if as_json:
         print_answer(json.dumps(body, indent=2, sort_keys=True))
     else:
-        after = "fix what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
+        next_step = "fix what fails, then forerun doctor" if outcome == "fail" else "forerun demo"
         print_answer(
-            f"\n{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: "
-            f"{after}"
+            "\n"
+            f"{body['num_ok']} ok, {body['num_warn']} warnings, {body['num_fail']} fail\nnext: "
+            f"{next_step}"
         )
     if outcome == "fail":
         raise SystemExit(ExitCode.INPUT)
@@ -74,7 +75,7 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     completer = kind(context.find_root().command, {}, PROGRAM, VARIABLE)
-    # `source` asks for bash's version, in bash
+    # click's own `source()` runs bash to check its version; format the template directly instead.
     script = completer.source_template % completer.source_vars()
     print_answer(
         json.dumps({"shell": shell, "line": SHELLS[shell], "script": script}) if as_json else script

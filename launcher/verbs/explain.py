@@ -1,4 +1,4 @@
-"""The verb that says where numbers come from, of a frozen config or of a parametrization:
+"""The verb that explains where numbers come from, in a frozen config or a parametrization:
 explain.
 """
 
@@ -35,13 +35,14 @@ from proxies.core.shape import Family, Shape
 def explained_fields(
     frozen: Path, field: str | None, *, full: bool = False
 ) -> tuple[dict[str, Json], str]:
-    """Every field, or those of a name; the text has a few of all, unless it is to be `full`.
+    """Return every field of a config, or those of a name. The text has a few of all fields, unless
+    `full` is set.
 
     Raises:
-        FrozenError: there is no launch config.
-        TamperedError: it, or its provenance, was edited.
-        NoProvenanceError: no provenance lies beside it.
-        UnknownFieldError: no field has that name.
+        FrozenError: There is no launch config.
+        TamperedError: The config or its provenance was edited.
+        NoProvenanceError: The config has no provenance record.
+        UnknownFieldError: No field has that name.
     """
     from launcher.explanations.record import fields_of, find, read_provenance
     from launcher.explanations.text import MOST_BLOCKS, fields_text, summary_text, table_text
@@ -80,7 +81,7 @@ _KEYS = {
 }
 _LIST, _PLAN = "*", "plan"
 _RATE = 0.01
-"""Shown where no `--lr` is given."""
+"""Learning rate that is shown if `--lr` is not given."""
 
 
 def _hyperparameter_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -228,8 +229,8 @@ def explain(
 
 
 def _config_and_field(ctx: click.Context, name: str, field: str | None) -> tuple[Path, str | None]:
-    """The config that `name` means; where it means none and stands alone, it is a field of the
-    default study's.
+    """Return the config and the field that the arguments name. A single argument that names no
+    config is a field of the default study's only config.
     """
     try:
         return frozen_named(name, study_of_line(ctx)), field
@@ -253,7 +254,7 @@ def _list() -> str:
 
 
 def _choices(given: tuple[str, ...]) -> dict[str, object]:
-    """`--set` as values: a number, none, or a word."""
+    """Parse `--set` options: a number, none, or a word."""
     found: dict[str, object] = {}
     for text in given:
         choice, sign, word = text.partition("=")
@@ -267,7 +268,7 @@ def _choices(given: tuple[str, ...]) -> dict[str, object]:
 
 
 def _sizes(option: str, text: str, keys: tuple[str, ...]) -> dict[str, int]:
-    """`width=256,layers=4` as fields of a shape; every problem at once."""
+    """Parse `width=256,layers=4` as fields of a shape; report every problem at once."""
     found, problems = {}, []
     for part in filter(None, text.replace(" ", "").split(",")):
         key, _, number = part.partition("=")
@@ -292,7 +293,7 @@ def _shape(text: str, family: Family, *, tied: bool, qk_norm: bool) -> Shape:
 
 
 def _base(text: str, shape: Shape) -> Shape:
-    """The shape at another width and depth: head dim and ratios stay."""
+    """Return the shape at another width and depth; head dim and ratios stay."""
     sizes = _sizes("--base", text, ("layers", "width"))
     return shape.at_width(sizes.get("width", shape.width)).at_depth(
         sizes.get("num_layers", shape.num_layers)

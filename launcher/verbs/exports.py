@@ -1,10 +1,11 @@
-"""A frozen config in other hands: `export` writes a trainer's own files, `verify` proves what lies
-in its folder.
+"""Frozen configs for other trainers: `export` writes a trainer's own files, and `verify` proves the
+files in a config's folder.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -66,15 +67,15 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
         done.append(
             "the embedded trainer builds the frozen optimizer groups, each parameter in exactly one"
         )
-    found = look_through(folder, decision.digest)
-    proven, open_ = _proofs(decision, folder, found.exports)
+    files = look_through(folder, decision.digest)
+    proven, open_ = _prove_exports(decision, folder, files.exports)
     if decision.own is not None:
-        mine, unseen = _own_proof(decision, folder) if prove else ([], [_UNASKED])
-        proven, open_ = proven + mine, open_ + unseen
-    done += [*found.unchanged, *_ledger_around(folder, decision.digest), *proven]
+        own_proven, own_open = _prove_own_trainer(decision, folder) if prove else ([], [_NOT_ASKED])
+        proven, open_ = proven + own_proven, open_ + own_open
+    done += [*files.unchanged, *_check_study_ledger(folder, decision.digest), *proven]
     standing = rehearsal_of(folder, decision.digest)
     after = f"next: forerun {'launch' if standing.rehearsed else 'rehearse'} {shown_name(folder)}"
-    lines = [_held(done, open_), *(f"ok  {line}" for line in done if full)]
+    lines = [_summarize_checks(done, open_), *(f"ok  {line}" for line in done if full)]
     lines += [
         *(f"not proven  {line}" for line in open_),
         *format_accepted_failures(folder, decision.digest),
@@ -89,19 +90,19 @@ def verify(frozen: Path, prove: bool, full: bool, as_json: bool) -> None:
     answer(as_json, body, "\n".join(lines))
 
 
-def _held(done: list[Json], open_: list[Json]) -> str:
-    """How many checks hold; what fails has ended the verb before."""
+def _summarize_checks(done: list[Json], open_: list[Json]) -> str:
+    """Return how many checks hold; a check that fails has ended the verb before."""
     unproven = ", ".join(str(line).partition(":")[0] for line in open_)
     return f"all {counted(len(done), 'check')} hold" + (
         f", {len(open_)} not proven: {unproven}" if open_ else ""
     )
 
 
-def _ledger_around(folder: Path, digest: str) -> list[Json]:
+def _check_study_ledger(folder: Path, digest: str) -> list[Json]:
     """Check that the ledger of the config's study, if there is one, holds the config's evidence.
 
     Raises:
-        TamperedError: It does not.
+        TamperedError: The ledger lacks it.
     """
     from launcher.frozen.config_checks import check_ledger
     from launcher.frozen.frozen import TamperedError
@@ -114,26 +115,25 @@ def _ledger_around(folder: Path, digest: str) -> list[Json]:
     return ["the study's ledger holds the record at which this config was frozen, and its runs"]
 
 
-def _proofs(
+def _prove_exports(
     decision: Decision, folder: Path, exports: tuple[Exported, ...]
 ) -> tuple[list[Json], list[Json]]:
-    """What each export's own trainer makes of it: proven, and not proven for want of the trainer.
+    """Let each export's own trainer read it. Return what is proven, and what is not because the
+    trainer is not installed.
 
     Raises:
-        GateError: a trainer would run something else.
-        ProofError: a trainer could not be asked.
+        GateError: A trainer would run something else.
+        ProofError: A trainer could not be asked.
     """
     from launcher.exporters import proof
-    from launcher.exporters.view import TOLD, proof_steps
-    from launcher.frozen.launch_file import attest
 
     proven: list[Json] = []
     open_: list[Json] = []
-    silent: list[str] = []
+    failures: list[str] = []
     for export in exports:
         name, version = export.trainer, export.version
         if name in ("native", "command"):
-            continue  # proven by the caller, and by every rank that trains
+            continue  # the caller proves these, and every rank that trains
         if name not in MODULES:
             open_.append(
                 f"parity of {name} {version}: this version of forerun has no exporter of that name"
@@ -146,55 +146,64 @@ def _proofs(
         say(f"forerun: asking {name} how it reads the export")
         try:
             problems = proof.prove(decision, name, version, python, export.out)
-        except (proof.ProofError, ExportError) as error:  # the others are asked all the same
-            silent.append(str(error))
+        except (proof.ProofError, ExportError) as error:  # the other trainers are asked anyway
+            failures.append(str(error))
             continue
-        broken = [problem for problem in problems if not problem.endswith(TOLD)]
-        try:
-            attest(
-                folder,
-                f"parity-{name}",
-                decision.digest,
-                {"version": version, "problems": [*problems]},
-            )
-        except OSError as error:  # a config may lie where nobody may write
-            say(f"forerun: {error.filename}: {error.strerror}: the answer of {name} is not saved")
-        if broken:
-            head = f"{export.out}: {name} would run something else, or the files are stale:"
-            raise GateError("\n".join([head, *broken]))
-        but = (
-            f", except for {counted(len(problems), 'difference')} listed in its fidelity report"
-            if problems
-            else ""
-        )
-        schedule = decision.learning_rate.schedule
-        num_steps, num_read = schedule.num_steps, len(proof_steps(schedule))
-        steps = (
-            "every step"
-            if num_read == num_steps
-            else f"{num_read:,} of {counted(num_steps, 'step')}"
-        )
-        proven.append(
-            f"parity of {name} {version}: every parameter's numbers, the learning rate of "
-            f"{steps}{but}"
-        )
-    if silent:
-        raise proof.ProofError("verify", silent)
+        proven.append(_record_proof(decision, folder, export, problems))
+    if failures:
+        raise proof.ProofError("verify", failures)
     return proven, open_
 
 
-_UNASKED = (
-    "your own trainer: call forerun.hook.prove in its script, then `forerun verify --prove` "
-    "starts it for five steps"
+def _record_proof(
+    decision: Decision, folder: Path, export: Exported, problems: Sequence[str]
+) -> str:
+    """Attest what a trainer made of its export, and return a sentence.
+
+    Raises:
+        GateError: The trainer would run something else.
+    """
+    from launcher.exporters.view import TOLD, proof_steps
+    from launcher.frozen.launch_file import attest
+
+    name, version = export.trainer, export.version
+    broken = [problem for problem in problems if not problem.endswith(TOLD)]
+    body: dict[str, Json] = {"version": version, "problems": [*problems]}
+    try:
+        attest(folder, f"parity-{name}", decision.digest, body)
+    except OSError as error:  # the config may be in a folder that is not writable
+        say(f"forerun: {error.filename}: {error.strerror}: the answer of {name} is not saved")
+    if broken:
+        head = f"{export.out}: {name} would run something else, or the files are stale:"
+        raise GateError("\n".join([head, *broken]))
+    exceptions = (
+        f", except for {counted(len(problems), 'difference')} listed in its fidelity report"
+        if problems
+        else ""
+    )
+    schedule = decision.learning_rate.schedule
+    num_steps, num_read = schedule.num_steps, len(proof_steps(schedule))
+    steps = (
+        "every step" if num_read == num_steps else f"{num_read:,} of {counted(num_steps, 'step')}"
+    )
+    return (
+        f"parity of {name} {version}: every parameter's numbers, the learning rate of "
+        f"{steps}{exceptions}"
+    )
+
+
+_NOT_ASKED = (
+    "your own trainer: call forerun.hook.prove in its script, then `forerun verify --prove` starts "
+    "it for five steps"
 )
 
 
-def _own_proof(decision: Decision, folder: Path) -> tuple[list[Json], list[Json]]:
-    """What the user's own script makes of it: proven, and not seen.
+def _prove_own_trainer(decision: Decision, folder: Path) -> tuple[list[Json], list[Json]]:
+    """Return what starting the user's own script has proven, and what it could not prove.
 
     Raises:
-        GateError: it does something else.
-        ProofError: it could not be asked.
+        GateError: The script does something else than is frozen.
+        ProofError: The script could not be started or did not report.
     """
     from launcher.frozen.launch_file import attest
     from launcher.study.study_folder import recorded_study
@@ -259,7 +268,6 @@ def export(
     """
     from launcher.base.run_files import kinds_in
     from launcher.exporters.export_writer import put, scratch_for
-    from launcher.exporters.fidelity import list_plan_remedies
     from launcher.frozen.launch_file import attest
 
     name, _, version = trainer.partition("@")
@@ -270,12 +278,11 @@ def export(
     if weights is not None:
         if name != "huggingface" or version:
             raise click.BadParameter(f"--to {trainer}: weights are written for huggingface only")
-        _weights(decision, folder, weights, out, as_json)
+        _export_weights(decision, folder, weights, out, as_json)
         return
-    target = _target(folder, name, out)
-    beside = target.is_relative_to(folder)
-    write = exporter(name)
-    with scratch_for(target) as scratch:  # what is refused leaves nothing behind
+    target = _choose_target(folder, name, out)
+    beside, write = target.is_relative_to(folder), exporter(name)
+    with scratch_for(target) as scratch:  # a refused export leaves no files behind
         report = write.export(decision, scratch, version or write.VERSIONS[-1])
         canon.write_atomic(scratch / FIDELITY_FILE, canon.pretty(report))
         files: dict[str, Json] = {
@@ -283,10 +290,8 @@ def export(
         }
         refused = bool(report.lost) and not allow_lossy
         if not refused:
-            _check_room(
-                target,
-                {*files, *_attested_files(folder, name, decision.digest)} if beside else set(),
-            )
+            known = {*files, *_list_attested_files(folder, name, decision.digest)}
+            _check_room(target, known if beside else set())
             body: dict[str, Json] = {
                 "trainer": name,
                 "version": report.version,
@@ -296,29 +301,34 @@ def export(
             put(scratch, target)
             if beside:
                 attest(folder, f"export-{name}", decision.digest, body)
-    entries = cast(list[Json], canon.to_json(report.entries))
     answered = {
         "trainer": name,
         "version": report.version,
         "out": None if refused else str(target),
-        "entries": entries,
+        "entries": cast(list[Json], canon.to_json(report.entries)),
     }
     verified = f"forerun verify {shown_name(frozen)}" if beside else ""
-    answer(
-        as_json, answered, "\n".join(_told_of(report, target, len(files), refused, verified, full))
-    )
+    lines = _format_export(report, target, len(files), refused, verified, full)
+    answer(as_json, answered, "\n".join(lines))
     if refused:
-        lost = [entry.field for entry in report.lost]
-        remedies = "; ".join(list_plan_remedies(lost))
-        say(
-            f"forerun: {name} cannot express {_some(lost)}. Set in the plan of a new study (--fork "
-            "keeps what it can): "
-            f"{remedies}; or add --allow-lossy to train with {name}'s own numbers"
-        )
-        raise SystemExit(ExitCode.GATE)  # the answer is out already
+        _advise_on_loss(report)
+        raise SystemExit(ExitCode.GATE)
 
 
-def _weights(
+def _advise_on_loss(report: FidelityReport) -> None:
+    """Print how to change the plan so that the trainer can express everything."""
+    from launcher.exporters.fidelity import list_plan_remedies
+
+    lost = [entry.field for entry in report.lost]
+    remedies = "; ".join(list_plan_remedies(lost))
+    say(
+        f"forerun: {report.trainer} cannot express {_name_some(lost)}. Set in the plan of a new "
+        f"study (--fork keeps what it can): {remedies}; or add --allow-lossy to train with "
+        f"{report.trainer}'s own numbers"
+    )
+
+
+def _export_weights(
     decision: Decision, folder: Path, place: Path, out: Path | None, as_json: bool
 ) -> None:
     """Write a checkpoint as a model that transformers loads."""
@@ -330,60 +340,70 @@ def _weights(
     target = out or checkpoint.parent.parent / f"huggingface-{checkpoint.name}"
     study_dir = study_of(folder)
     corpus = None if study_dir is None else recorded_study(study_dir).corpus
-    num_params, without = write_weights(decision, checkpoint, target, corpus)
+    num_params, left_out = write_weights(decision, checkpoint, target, corpus)
     text = f"{counted(num_params, 'weight')} of {checkpoint.name} in {target}" + (
-        f"; {without}" if without else ""
+        f"; {left_out}" if left_out else ""
     )
     body = {
         "trainer": "huggingface",
         "out": str(target),
         "checkpoint": str(checkpoint),
         "num_params": num_params,
-        "without": without,
+        "without": left_out,
     }
     load = f'AutoModelForCausalLM.from_pretrained("{target}")'
     answer(as_json, cast(dict[str, Json], body), f"{text}\nnext: in Python, transformers.{load}")
 
 
-def _told_of(
+def _format_export(
     report: FidelityReport, target: Path, num_files: int, refused: bool, verified: str, full: bool
 ) -> list[str]:
-    """An export in words: what was written and how faithful it is, what is lost, the next step.
+    """Format an export as text: the files, how faithful they are, what is lost, and the next step.
 
-    `verified`: the command that checks it; empty for an export elsewhere than beside its config.
+    Args:
+        report: Fidelity report of the export.
+        target: Folder of the export.
+        num_files: Number of files written.
+        refused: Whether the export was refused because something is lost.
+        verified: Command that verifies the export; empty if it is not next to its config.
+        full: Whether to list the conditions of equivalent fields.
     """
     from launcher.frozen.launch_file import RUN_FILE
 
     counts = Counter(entry.verdict for entry in report.entries)
-    where = target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target
-    done = "nothing written" if refused else f"{counted(num_files, 'file')} in {where}"
-    first = f"{report.trainer} {report.version}: {done}; fields exact: {counts['exact']}; "
+    shown_path = target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target
+    done = "nothing written" if refused else f"{counted(num_files, 'file')} in {shown_path}"
+    head = f"{report.trainer} {report.version}: {done}; fields exact: {counts['exact']}; "
     lines = [
-        f"{first}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"
+        f"{head}equivalent: {counts['equivalent']}; not expressible: {counts['not_expressible']}"
     ]
     if full:
         conditions: dict[str, list[str]] = {}
         for entry in report.entries:
             if entry.verdict == "equivalent":
                 conditions.setdefault(entry.note, []).append(entry.field)
-        lines += [f"  equivalent: {_some(fields)}: {note}" for note, fields in conditions.items()]
+        lines += [
+            f"  equivalent: {_name_some(fields)}: {note}" for note, fields in conditions.items()
+        ]
     lines += [f"  lost: {entry.field}: {entry.note}" for entry in report.lost]
     if refused:
         return lines
     lines.append(
         f"there: {FIDELITY_FILE}, field by field; {RUN_FILE}, whose first lines say what it needs"
     )
-    before = f"{verified}, then " if verified else "(verify checks only exports beside the config) "
-    return [*lines, f"next: {before}{RUN_FILE} there"]
+    first_step = (
+        f"{verified}, then " if verified else "(verify checks only exports beside the config) "
+    )
+    return [*lines, f"next: {first_step}{RUN_FILE} there"]
 
 
-def _some(fields: list[str]) -> str:
-    """The first of some names, and how many more there are."""
+def _name_some(fields: list[str]) -> str:
+    """Return the first of some names, and how many more there are."""
     return fields[0] + (f" and {len(fields) - 1} more" if len(fields) > 1 else "")
 
 
-def _target(folder: Path, trainer: str, out: Path | None) -> Path:
-    """Where an export goes: outside the config's folder, or in its own place there."""
+def _choose_target(folder: Path, trainer: str, out: Path | None) -> Path:
+    """Return the folder of an export: outside the config's folder, or its own place there."""
     own = folder / "exports" / trainer
     target = (out or own).resolve()
     if target != own and (target.is_relative_to(folder) or out is None):
@@ -396,8 +416,10 @@ def _target(folder: Path, trainer: str, out: Path | None) -> Path:
     return target
 
 
-def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
-    """Files of the export that lies there by its attestation; none if that cannot be read."""
+def _list_attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
+    """Return the files of the present export, from its attestation; empty if that cannot be
+    read.
+    """
     from launcher.frozen.frozen import TamperedError
     from launcher.frozen.launch_file import path_of, read_attestation
 
@@ -408,16 +430,17 @@ def _attested_files(folder: Path, trainer: str, digest: str) -> set[str]:
     return set(files) if isinstance(files, dict) else set()
 
 
-def _check_room(target: Path, ours: set[str]) -> None:
-    """See that all that lies in `target` may go: beside the config what exports wrote there,
-    elsewhere nothing.
+def _check_room(target: Path, export_files: set[str]) -> None:
+    """Check that every file in `target` may be replaced: next to the config, files that exports
+    wrote; elsewhere, none.
 
     Raises:
-        click.BadParameter: it holds other files, such as what a run wrote; some are named.
+        click.BadParameter: The folder holds other files, such as the output of a run; some are
+        named.
     """
     from launcher.base.run_files import kinds_in
 
-    if strangers := sorted(set(kinds_in(target)) - ours):
+    if strangers := sorted(set(kinds_in(target)) - export_files):
         shown = ", ".join(strangers[:8]) + (
             f" and {len(strangers) - 8} more" if len(strangers) > 8 else ""
         )

@@ -1,4 +1,4 @@
-"""The verb that fits a table of runs."""
+"""The verb that fits scaling laws to a table of runs or to a study."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scaling_fits.compute.optima import FlopsSource
 
 Body = Mapping[str, Any]
-"""The JSON of a fit, or of what it predicts."""
+"""JSON of a fit, or of a prediction from it."""
 
 
 @click.command()
@@ -98,28 +98,34 @@ def fit(
 
         fit_file.write(out, file)
     status = body["status"]
-    doubted = status in ("unidentified", "at_bound", "degenerate")
-    after = "run what the warnings ask for, then fit again" if doubted else _next(form, out)
-    answer(as_json, body, f"{body_text(body)}\nnext: {after}")
+    is_doubtful = status in ("unidentified", "at_bound", "degenerate")
+    next_step = (
+        "run what the warnings ask for, then fit again"
+        if is_doubtful
+        else _suggest_command(form, out)
+    )
+    answer(as_json, body, f"{body_text(body)}\nnext: {next_step}")
     if status == "unidentified":
         raise SystemExit(ExitCode.CANNOT_TELL)
 
 
-def _next(form: str, out: Path | None) -> str:
-    """What a fit is asked, once it is kept."""
+def _suggest_command(form: str, out: Path | None) -> str:
+    """Return the command to use the fit with."""
     if out is None:
         return "the same command with --out fit.json, which predict and allocate read"
-    asked = "--flops C" if form == "isoflop" else "--params N --tokens D"
-    also = (
+    sizes = "--flops C" if form == "isoflop" else "--params N --tokens D"
+    alternative = (
         ""
         if form in ("isoflop", *HYPERPARAMETER_FORMS)
         else f", or forerun allocate {out} --flops C"
     )
-    return f"forerun predict {out} {asked}{also}"
+    return f"forerun predict {out} {sizes}{alternative}"
 
 
 def _check_out(out: Path, runs: Path) -> None:
-    """Refuse a place that the fit must not or cannot go to, before minutes of fitting."""
+    """Refuse an output file that the fit must not or cannot be written to, before minutes of
+    fitting.
+    """
     if not out.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no such folder")
     refuse_pipe(out)
@@ -135,23 +141,23 @@ def _check_out(out: Path, runs: Path) -> None:
 
 
 def body_text(body: Body) -> str:
-    """A fit of any form in words and tables."""
+    """Format a fit of any form as text and tables."""
     form = body["form"]
-    told = (
+    write_text = (
         isoflop_text
         if form == "isoflop"
         else hyperparameter_text
         if form in HYPERPARAMETER_FORMS
         else fit_text
     )
-    return told(body)
+    return write_text(body)
 
 
 def fit_text(body: Body) -> str:
-    """A fit in words and a table."""
+    """Format a fit of the loss as text and a table."""
     head = f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}"
-    first, rest = first_and_rest(body["warnings"])
-    parts = [head, *first, _parameter_table(body)]
+    first, later_warnings = first_and_rest(body["warnings"])
+    parts = [head, *first, _build_parameter_table(body)]
     for backtest in body["backtests"]:
         num_covered = backtest["num_covered"]
         covered = (
@@ -165,11 +171,11 @@ def fit_text(body: Body) -> str:
         )
     if "aspect" in body:
         parts.append(term_text(body["aspect"]))
-    return "\n".join([*parts, *endnotes({**body, "warnings": rest})])
+    return "\n".join([*parts, *endnotes({**body, "warnings": later_warnings})])
 
 
 def isoflop_text(body: Body) -> str:
-    """Optima against compute in words and tables."""
+    """Format the optima against compute as text and tables."""
     rows = [
         (
             number(at["flops"]),
@@ -188,11 +194,11 @@ def isoflop_text(body: Body) -> str:
         f"{counted(body['num_runs'], 'run')}, form {body['form']}: {body['status']}",
         table(head, rows),
     ]
-    return "\n".join([*parts, _parameter_table(body), *endnotes(body)])
+    return "\n".join([*parts, _build_parameter_table(body), *endnotes(body)])
 
 
 def hyperparameter_text(body: Body) -> str:
-    """The best learning rate or batch in words and tables."""
+    """Format the best learning rates or batches as text and tables."""
     form = body["form"]
     rows = [
         (
@@ -212,17 +218,17 @@ def hyperparameter_text(body: Body) -> str:
     ]
     parts += [
         table(("params", "tokens", f"best {form}", "interval", "status"), rows),
-        _parameter_table(body),
+        _build_parameter_table(body),
     ]
     return "\n".join([*parts, *endnotes(body)])
 
 
-def _parameter_table(body: Body) -> str:
+def _build_parameter_table(body: Body) -> str:
     rows = [
         (name, number(value), span_text(body["intervals"].get(name)))
         for name, value in body["parameters"].items()
     ]
-    if body["members"]:  # the other kinds have exponents among their parameters, or have none
+    if body["members"]:  # other forms list exponents among their parameters, or have none
         rows += [
             (name, number(of["value"]), span_text(of["interval"]))
             for name, of in body["exponents"].items()
@@ -231,15 +237,15 @@ def _parameter_table(body: Body) -> str:
 
 
 def endnotes(body: Body) -> list[str]:
-    """Lines on dropped rows and warnings."""
+    """Return lines about dropped rows and warnings."""
     return [*dropped_lines(body), *(f"warning: {warning}" for warning in body["warnings"])]
 
 
 def number(value: Json) -> str:
-    """A number for a table; a dash for none."""
+    """Format a number for a table; a dash for None."""
     return format_significant(value, 4) if isinstance(value, int | float) else NONE
 
 
 def span_text(ends: Json) -> str:
-    """An interval for a table; a dash for none."""
+    """Format an interval for a table; a dash for None."""
     return f"[{number(ends[0])}, {number(ends[1])}]" if isinstance(ends, list) else NONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import get_args
 
 import click
@@ -13,6 +14,7 @@ from proxies.core.flops import CONVENTIONS
 from proxies.core.shape import Family, Shape
 
 MOST_TOKENS = 1e30
+"""Maximum number of training tokens."""
 
 
 @click.command()
@@ -69,6 +71,42 @@ def flops(
     convention.
     """
     sizes = {"layers": layers, "width": width, "heads": heads, "ffn": ffn, "vocab": vocab}
+    flags = {"family": family, "tied": tied, "qk-norm": qk_norm}
+    if problems := _find_problems(model_name, sizes, seq_len, kv_heads, flags, tokens):
+        raise OptionProblems(problems)
+    if model_name is not None:
+        body = _count_model(model_name, seq_len, tokens, convention)
+    else:
+        assert layers and width and heads and ffn and vocab and seq_len  # `problems` is empty
+        shape = Shape(
+            num_layers=layers,
+            width=width,
+            num_heads=heads,
+            num_kv_heads=heads if kv_heads is None else kv_heads,
+            ffn_width=ffn,
+            vocab_size=vocab,
+            seq_len=seq_len,
+            family=family or "llama",
+            tied=tied,
+            qk_norm=qk_norm,
+        )
+        body = _count_shape(shape, tokens or 0.0, convention)
+    answer(
+        as_json,
+        body,
+        table(("", "value"), [(name, _format_value(value)) for name, value in body.items()]),
+    )
+
+
+def _find_problems(
+    model_name: str | None,
+    sizes: dict[str, int | None],
+    seq_len: int | None,
+    kv_heads: int | None,
+    flags: Mapping[str, object],
+    tokens: float | None,
+) -> list[str]:
+    """Return the problems with the options: missing sizes, or sizes added to a published model."""
     problems = []
     if tokens is not None and not 0 <= tokens <= MOST_TOKENS:
         problems.append(f"--tokens {tokens}: must be a finite number from 0 to {MOST_TOKENS:g}")
@@ -84,49 +122,21 @@ def flops(
             for name, size in (sizes | {"kv-heads": kv_heads}).items()
             if size is not None
         ]
-        given += [
-            f"--{name}"
-            for name, on in (("family", family), ("tied", tied), ("qk-norm", qk_norm))
-            if on
-        ]
+        given += [f"--{name}" for name, is_given in flags.items() if is_given]
         if given:
             problems.append(f"--model gives the shape: {', '.join(given)} cannot be added")
-    if problems:
-        hint = (
-            ["or --model NAME for a published one"]
-            if model_name is None and not any(sizes.values())
-            else []
-        )
-        raise OptionProblems([*problems, *hint])
-    if model_name is not None:
-        body = _of_model(model_name, seq_len, tokens, convention)
-    else:
-        assert layers and width and heads and ffn and vocab and seq_len  # `problems` is empty
-        shape = Shape(
-            num_layers=layers,
-            width=width,
-            num_heads=heads,
-            num_kv_heads=heads if kv_heads is None else kv_heads,
-            ffn_width=ffn,
-            vocab_size=vocab,
-            seq_len=seq_len,
-            family=family or "llama",
-            tied=tied,
-            qk_norm=qk_norm,
-        )
-        body = _of_shape(shape, tokens or 0.0, convention)
-    answer(
-        as_json, body, table(("", "value"), [(name, _told(value)) for name, value in body.items()])
-    )
+    if problems and model_name is None and not any(sizes.values()):
+        problems.append("or --model NAME for a published one")
+    return problems
 
 
-def _told(value: Json) -> str:
+def _format_value(value: Json) -> str:
     if value is None:
         return "not published"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
+def _count_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
     from proxies.core import flops as count
 
     params = count.count_params(shape)
@@ -142,20 +152,20 @@ def _of_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
     }
 
 
-def _of_model(
+def _count_model(
     name: str, seq_len: int | None, tokens: float | None, convention: str
 ) -> dict[str, Json]:
-    """What is known of a published model."""
+    """Return the counts of a published model, with its published values."""
     from launcher.base import reference
 
-    known, found = reference.model(name)
-    trained = (found.tokens or 0.0) if tokens is None else tokens
-    shape = found.shape if seq_len is None else dataclasses.replace(found.shape, seq_len=seq_len)
-    said: dict[str, Json] = {
-        "model": known,
+    known_name, model = reference.model(name)
+    trained = (model.tokens or 0.0) if tokens is None else tokens
+    shape = model.shape if seq_len is None else dataclasses.replace(model.shape, seq_len=seq_len)
+    facts: dict[str, Json] = {
+        "model": known_name,
         "tokens": trained,
-        "params_published": found.params,
-        "flops_published": found.flops_published,
-        "source": found.source,
+        "params_published": model.params,
+        "flops_published": model.flops_published,
+        "source": model.source,
     }
-    return _of_shape(shape, trained, convention) | said
+    return _count_shape(shape, trained, convention) | facts

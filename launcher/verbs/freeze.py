@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned", "replays_agree", "runs_ended")
 MOST_REASON = 2000
-"""Characters: a reason is shown in one piece wherever the config is."""
+"""Maximum number of characters of a reason, which is shown in full wherever the config is."""
 
 
 class CannotTellError(InputError):
@@ -81,7 +81,7 @@ def freeze(
         _check_accepts(
             found.gates, accepts, study.command_line("run"), ended=found.choice is not None
         )
-        # what `run` stopped for: it goes on once that is accepted
+        # `run` stopped at these gates, and continues once they are accepted.
         if accepts and found.choice is None:
             _record(ledger, study_dir, found.gates, accepts, reason.strip())
         decision = decision_of(study, found)
@@ -107,11 +107,11 @@ def freeze(
     lines += [f"  {line}" for line in format_accepted_gates(found.gates, given)]
     standing = rehearsal_of(path.parent, decision.digest)
     after_this = next_line(body, after, study_dir)
-    # our trainer cannot run it
+    # The embedded trainer cannot run this config.
     if decision.own is None and decision.model is None and unfit(decision):
         after_this = f"next: forerun export {shown_name(path)} --to torchtitan"
     lines += [standing.sentence, after_this]
-    # a warmup, over duration
+    # Rule that carries the warmup over duration
     carried = (row["carry"] for row in cast(Any, body["transfer"])["values"])
     told: dict[str, Json] = {
         "digest": decision.digest,
@@ -143,10 +143,10 @@ def check_reason(accepts: tuple[str, ...], reason: str) -> None:
 
 
 def _check_layout(decision: Decision) -> None:
-    """See that the decision's degrees divide its shape and its batch.
+    """Check that the decision's parallel degrees divide its shape and its batch.
 
     Raises:
-        LayoutError: they do not.
+        LayoutError: They do not.
     """
     from launcher.estimates.layout import LayoutError, layout_problems
 
@@ -155,7 +155,7 @@ def _check_layout(decision: Decision) -> None:
 
 
 def _environment() -> dict[str, Json]:
-    """Where the config was frozen, in versions."""
+    """Return the versions of the software with which the config is frozen."""
     import importlib.metadata
     import platform
 
@@ -188,10 +188,10 @@ def _check_accepts(
 def _record(
     ledger: Ledger, study_dir: Path, gates: tuple[Gate, ...], accepts: tuple[str, ...], reason: str
 ) -> None:
-    """Record that someone accepts what these gates found; of that alone, not of what they may find
-    later.
+    """Record that a person accepts the outcome of these gates. This accepts only the present
+    outcome and reason, not later ones.
 
-    The ledger keeps what is accepted, the chronicle also who did so and when.
+    The ledger keeps what is accepted; the event log also keeps who accepted it, and when.
     """
     from launcher.base import chronicle
     from launcher.logbook.logbook import author
@@ -212,8 +212,16 @@ def _refuse(
     study_dir: Path,
     deciding: Callable[[], dict[str, Json] | None],
 ) -> None:
-    """See that every gate passed or is accepted; `deciding` says which runs would decide those that
-    cannot tell.
+    """Check that every gate passed or is accepted.
+
+    Args:
+        gates: All gates.
+        given: Reasons by name of accepted gates.
+        study_dir: Folder of the study.
+        deciding: Returns the runs that would decide gates that cannot tell.
+
+    Raises:
+        GateError, CannotTellError: Some gates are closed.
     """
     from launcher.answers.outcome import decide_line
 
@@ -247,8 +255,8 @@ def _start(group: ParameterGroup) -> str:
 def _decision_lines(
     decision: Decision, path: Path, doubts: tuple[str, ...], *, full: bool
 ) -> list[str]:
-    """What was frozen in a sentence, where it is, how it trains; every group of parameters where it
-    is to be `full`.
+    """Return lines for people: the decision in one sentence, its path, how it trains, and with
+    `full` every group of parameters.
     """
     shape, schedule, predicted = decision.shape, decision.learning_rate.schedule, decision.predicted
     own = decision.own
@@ -336,8 +344,8 @@ def report(
 
 
 def write_current_report(study_dir: Path) -> tuple[dict[str, Json], str]:
-    """Write the report of a study as it is now, and return its data and the line that says what
-    comes next.
+    """Write the report of a study as it is now. Return its data, and the line with the next
+    step.
     """
     from launcher.base.talk import say
     from launcher.frozen.frozen_folder import edited
@@ -359,8 +367,8 @@ def write_current_report(study_dir: Path) -> tuple[dict[str, Json], str]:
 
 
 def rewrite_report(study_dir: Path) -> None:
-    """Bring a report that was written before up to date; a study whose report cannot be made now is
-    told.
+    """Update a report that was written before. If the report cannot be made now, print a
+    warning.
     """
     from launcher.base.talk import say
 
@@ -373,7 +381,7 @@ def rewrite_report(study_dir: Path) -> None:
 
 
 def _compare(compared: tuple[Path, Path], out: Path, as_json: bool) -> None:
-    """Two studies, or their reports, side by side."""
+    """Compare two studies, or their reports."""
     from launcher.report.compare import compare_body, read_two
     from launcher.report.page import write_comparison
 

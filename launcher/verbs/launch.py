@@ -1,10 +1,10 @@
-"""The verb of the main run: launch."""
+"""The verb that trains the main run: launch."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from launcher.base.watchdog import Limits
     from launcher.dashboards.log_sink import LogSink, SinkOutcome
     from launcher.frozen.frozen import Decision, OwnTrainer
+    from launcher.supervisor.attempt import Signals
     from launcher.supervisor.launch import LaunchOutcome, Nodes
 
 _ENDPOINT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
@@ -135,26 +136,23 @@ def launch(
     """
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
-    from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.launch import Nodes, launch_line
     from launcher.supervisor.launch import launch as start
     from launcher.trainer.assembly import unfit
 
-    _accept(frozen, accepts, reason)
+    _record_acceptance(frozen, accepts, reason)
     decision, folder = sound_config(frozen)
     if decision.own is not None:
-        _launch_own(decision, decision.own, click.get_current_context())
-        return
+        return _launch_own(decision, decision.own, click.get_current_context())
     corpus = corpus_of(folder, data_dir)
-    why = unfit(decision)
-    if why or trainer is not None:
-        _tell_exported(folder, decision, corpus, trainer, why, as_json)
-        return
+    reasons = unfit(decision)
+    if reasons or trainer is not None:
+        return _print_export_line(folder, decision, corpus, trainer, reasons, as_json)
     out, code_dir = out_dir or folder / "run", code_of(folder, decision)
     nodes = Nodes(
         num_nodes=num_nodes, rank=node_rank, rendezvous=endpoint or Nodes().rendezvous, srun=srun
     )
-    _check(decision, nodes, endpoint, sbatch_file)
+    _check_nodes(decision, nodes, endpoint, sbatch_file)
     if sbatch_file is not None:
         given = {
             "--data": corpus.resolve(),
@@ -164,62 +162,84 @@ def launch(
             "--hang-seconds": hang_seconds,
             "--wandb": wandb,
         }
-        _write_script(sbatch_file, frozen, given, num_nodes, as_json)
-        return
+        return _write_script(sbatch_file, frozen, given, num_nodes, as_json)
     line = launch_line(frozen, corpus, out, stop_after, nodes, code_dir)
-    standing, failures = (
-        rehearsal_of(folder, decision.digest),
-        format_accepted_failures(folder, decision.digest),
-    )
-    for sentence in (standing.sentence, *failures):
+    standing = rehearsal_of(folder, decision.digest)
+    for sentence in (standing.sentence, *format_accepted_failures(folder, decision.digest)):
         say(f"forerun: {sentence}")
     if dry_run:
-        answer(as_json, {"line": line, "rehearsed": standing.body}, line)
-        return
-    # the first for all
-    mirror = _show_in_wandb(folder, decision, out, wandb) if wandb and not node_rank else None
-    signals = Signals()
-    with hearing(signals.hear):  # up to the last word: a signal must not take it away
-        outcome = start(
+        return answer(as_json, {"line": line, "rehearsed": standing.body}, line)
+    # The first machine mirrors the run for all.
+    mirror = _open_wandb_page(folder, decision, out, wandb) if wandb and not node_rank else None
+
+    def begin(signals: Signals) -> LaunchOutcome:
+        return start(
             frozen,
             corpus,
             out,
             stop_after,
             max_restarts,
             nodes=nodes,
-            limits=_limits(hang_seconds),
+            limits=_choose_limits(hang_seconds),
             beside=mirror,
             signals=signals,
             code_dir=code_dir,
         )
-        if node_rank == 0:
-            _keep(folder, decision, outcome, line)
-        shown = mirror.outcome if mirror else None
-        answer(
-            as_json,
-            {
-                **cast(dict[str, Json], canon.to_json(outcome)),
-                "out": str(out),
-                "rehearsed": standing.body,
-                "wandb": shown and canon.to_json(shown),
-            },
-            "\n".join([_text(decision, outcome, shown), *failures])
-            + _next(outcome, frozen, out_dir),
-        )
+
+    is_first = node_rank == 0
+    return _supervise(begin, frozen, decision, (out, out_dir), line, mirror, is_first, as_json)
+
+
+def _supervise(
+    begin: Callable[[Signals], LaunchOutcome],
+    frozen: Path,
+    decision: Decision,
+    places: tuple[Path, Path | None],
+    line: str,
+    mirror: LogSink | None,
+    is_first: bool,
+    as_json: bool,
+) -> None:
+    """Run a job to its end, record the launch, and print the answer.
+
+    `places`: the run folder, and the value of `--out`. `is_first`: whether this is the first
+    machine, which records the launch.
+    """
+    from launcher.frozen.launch_file import format_accepted_failures
+    from launcher.rehearsal.status import rehearsal_of
+    from launcher.supervisor.attempt import Signals, hearing
+
+    folder = folder_of(frozen)
+    standing = rehearsal_of(folder, decision.digest)
+    failures = format_accepted_failures(folder, decision.digest)
+    signals = Signals()
+    with hearing(signals.hear):  # until the answer is printed: a signal must not lose it
+        outcome = begin(signals)
+        if is_first:
+            _record_launch(folder, decision, outcome, line)
+        page = mirror.outcome if mirror else None
+        body = {
+            **cast(dict[str, Json], canon.to_json(outcome)),
+            "out": str(places[0]),
+            "rehearsed": standing.body,
+            "wandb": page and canon.to_json(page),
+        }
+        text = "\n".join([_format_outcome(decision, outcome, page), *failures])
+        answer(as_json, body, text + _suggest_next(outcome, frozen, places[1]))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
 
 
-def _show_in_wandb(folder: Path, decision: Decision, out: Path, mode: Mode) -> LogSink:
-    """Return the run's page in W&B, which names the gates that failed and were accepted."""
+def _open_wandb_page(folder: Path, decision: Decision, out: Path, mode: Mode) -> LogSink:
+    """Return a mirror of the run in W&B, which names the gates that failed and were accepted."""
     from launcher.dashboards.log_sink import LogSink
     from launcher.frozen.launch_file import name_accepted_failures
 
     return LogSink(out, decision, mode, name_accepted_failures(folder, decision.digest))
 
 
-def _limits(hang_seconds: int) -> Limits:
-    """Return the limits for the silence of a job; 0 for no limit."""
+def _choose_limits(hang_seconds: int) -> Limits:
+    """Return the limits for the silence of a job; 0 turns them off."""
     from launcher.base.watchdog import START_SECONDS, Limits
 
     if not hang_seconds:
@@ -227,7 +247,7 @@ def _limits(hang_seconds: int) -> Limits:
     return Limits(floor_seconds=hang_seconds, start_seconds=max(START_SECONDS, hang_seconds))
 
 
-def _accept(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
+def _record_acceptance(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
     """Record that a person uses a config although some of its checks refuse it."""
     from launcher.base import chronicle
     from launcher.frozen.config_checks import accept_problems
@@ -249,11 +269,13 @@ def _accept(frozen: Path, accepts: tuple[str, ...], reason: str) -> None:
         f"checks of the config ({', '.join(accepts)}): {reason.strip()}; refused were: "
         f"{'; '.join(problems)}"
     )
-    place = study_of(folder) or folder / "run"
-    chronicle.record(place, "accepted", text, digest=decision.digest, data={"author": author()})
+    folder_of_log = study_of(folder) or folder / "run"
+    chronicle.record(
+        folder_of_log, "accepted", text, digest=decision.digest, data={"author": author()}
+    )
 
 
-_OF_OWN = (
+_USER_TRAINER_OPTIONS = (
     "frozen",
     "data_dir",
     "out_dir",
@@ -264,21 +286,20 @@ _OF_OWN = (
     "reason",
     "as_json",
 )
-"""Options of this command that a user's own trainer has too."""
+"""Options of this command that also apply to a user's own trainer."""
 
 
 def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> None:
-    """Start the user's own trainer."""
+    """Launch the user's own trainer."""
     from launcher.frozen.launch_file import format_accepted_failures
     from launcher.rehearsal.status import rehearsal_of
     from launcher.study.study_folder import recorded_study
-    from launcher.supervisor.attempt import Signals, hearing
     from launcher.supervisor.own_launch import OwnPlaces, launch_own, words_of
 
     given = [
         option.opts[0]
         for option in context.command.params
-        if option.name not in _OF_OWN
+        if option.name not in _USER_TRAINER_OPTIONS
         and context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
     ]
     if given:
@@ -289,43 +310,36 @@ def _launch_own(decision: Decision, own: OwnTrainer, context: click.Context) -> 
             ]
         )
     frozen, data_dir, out_dir, dry_run, max_restarts, hang_seconds, _, _, as_json = (
-        context.params[name] for name in _OF_OWN
+        context.params[name] for name in _USER_TRAINER_OPTIONS
     )
     folder = folder_of(frozen)
     study = recorded_study(folder.resolve().parent.parent)
     places = OwnPlaces(
         run_dir=out_dir or folder / "run", code_dir=study.code_dir, corpus=data_dir or study.corpus
     )
-    line, standing = (
-        shlex.join(words_of(own, places, resume=False)),
-        rehearsal_of(folder, decision.digest),
-    )
+    line = shlex.join(words_of(own, places, resume=False))
     if dry_run:
-        answer(as_json, {"line": line, "rehearsed": standing.body}, line)
-        return
-    for sentence in (failures := format_accepted_failures(folder, decision.digest)):
+        standing = rehearsal_of(folder, decision.digest)
+        return answer(as_json, {"line": line, "rehearsed": standing.body}, line)
+    for sentence in format_accepted_failures(folder, decision.digest):
         say(f"forerun: {sentence}")
-    signals = Signals()
-    with hearing(signals.hear):
-        outcome = launch_own(decision, places, max_restarts, signals, hang_seconds=hang_seconds)
-        _keep(folder, decision, outcome, line)
-        body = {
-            **cast(dict[str, Json], canon.to_json(outcome)),
-            "out": str(places.run_dir),
-            "rehearsed": standing.body,
-            "wandb": None,
-        }
-        text = "\n".join([_text(decision, outcome, None), *failures])
-        answer(as_json, body, text + _next(outcome, frozen, out_dir))
-    if outcome.exit_code:
-        raise SystemExit(outcome.exit_code)
+
+    def begin(signals: Signals) -> LaunchOutcome:
+        return launch_own(decision, places, max_restarts, signals, hang_seconds=hang_seconds)
+
+    run_dirs = (places.run_dir, out_dir)
+    return _supervise(begin, frozen, decision, run_dirs, line, None, True, as_json)
 
 
-def _check(
+def _check_nodes(
     decision: Decision, nodes: Nodes, endpoint: str | None, sbatch_file: Path | None
 ) -> None:
-    """Hold the options that say which machines against each other and the config."""
-    num_ranks, several = decision.parallelism.num_ranks, nodes.num_nodes > 1
+    """Check the options for machines against each other and against the config.
+
+    Raises:
+        OptionProblems: Some options contradict each other.
+    """
+    num_ranks, is_multi_node = decision.parallelism.num_ranks, nodes.num_nodes > 1
     ranks = counted(num_ranks, "rank")
     expected = {
         f"--nnodes {nodes.num_nodes} does not divide the config's {ranks}": num_ranks
@@ -338,13 +352,14 @@ def _check(
         (
             "several machines need --rdzv-endpoint HOST:PORT, the same on each: a free port of the "
             "first"
-        ): (endpoint is not None or not several or sbatch_file is not None),
+        ): (endpoint is not None or not is_multi_node or sbatch_file is not None),
         f"--rdzv-endpoint {endpoint}: must be HOST:PORT": endpoint is None
         or bool(_ENDPOINT.fullmatch(endpoint)),
         "--srun starts the ranks on every node itself: leave out --node-rank": not (
             nodes.srun and nodes.rank
         ),
-        "--srun is for several nodes: give their number with --nnodes": several or not nodes.srun,
+        "--srun is for several nodes: give their number with --nnodes": is_multi_node
+        or not nodes.srun,
     }
     if problems := [problem for problem, holds in expected.items() if not holds]:
         raise OptionProblems(problems)
@@ -357,8 +372,8 @@ def _write_script(
     num_nodes: int,
     as_json: bool,
 ) -> None:
-    """Write the job; `given` are the options of this command as the job will want them, None of one
-    that it has not.
+    """Write the SLURM job. `given` are the options of this command for the job; None for an option
+    that it does not get.
     """
     from launcher.supervisor.slurm import launch_script
 
@@ -371,48 +386,49 @@ def _write_script(
     )
 
 
-def _tell_exported(
+def _print_export_line(
     folder: Path,
     decision: Decision,
     corpus: Path,
     trainer: str | None,
-    why: list[str],
+    reasons: list[str],
     as_json: bool,
 ) -> None:
-    """Answer with the launch line of an export beside the config, whose files are as they were
-    written.
+    """Print the launch line of an export next to the config, after checking that its files are
+    unchanged.
 
     Raises:
-        OptionProblems: there is none of that name, or none, or several and no name.
-        TamperedError: one was changed.
+        OptionProblems: There is no export of that name, no export at all, or several and no name is
+            given.
+        TamperedError: An export was changed.
     """
     from launcher.frozen.frozen_folder import look_through
     from launcher.frozen.launch_file import RUN_FILE
 
     exports = look_through(folder, decision.digest).exports if (folder / "exports").is_dir() else ()
-    found = [
+    matches = [
         export
         for export in exports
         if trainer in (None, export.trainer) and export.trainer != "native"
     ]
     names = ", ".join(export.trainer for export in exports) or "none"
-    if len(found) != 1:
+    if len(matches) != 1:
         hint = f"exports beside the config: {names}; "
         hint += (
             "choose one with --trainer NAME"
-            if len(found) > 1
+            if len(matches) > 1
             else f"`forerun export {shown_name(folder)} --to TRAINER` writes one"
         )
         raise OptionProblems(
-            [*(why if trainer is None else [f"--trainer {trainer}: no such export"]), hint]
+            [*(reasons if trainer is None else [f"--trainer {trainer}: no such export"]), hint]
         )
-    (export,) = found
+    (export,) = matches
     line = (
         f"FORERUN_DATA={shlex.quote(str(corpus.resolve()))} "
         f"{shlex.quote(str((export.out / RUN_FILE).resolve()))}"
     )
     lines = [
-        *(f"# not the embedded trainer: {problem}" for problem in why),
+        *(f"# not the embedded trainer: {problem}" for problem in reasons),
         line,
         "# its first lines say what it needs; `forerun verify` asks the trainer what it would run",
     ]
@@ -422,16 +438,14 @@ def _tell_exported(
             "trainer": export.trainer,
             "version": export.version,
             "line": line,
-            "why": cast(Json, why),
+            "why": cast(Json, reasons),
         },
         "\n".join(lines),
     )
 
 
-def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
-    """Attest the launch, and bring the study's logbook and the report of a finished run up to
-    date.
-    """
+def _record_launch(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -> None:
+    """Attest the launch, and update the study's logbook and, after a finished run, its report."""
     from launcher.frozen.frozen_folder import study_of
     from launcher.frozen.launch_file import attest
     from launcher.logbook.logbook import write_logbook
@@ -450,7 +464,7 @@ def _keep(folder: Path, decision: Decision, outcome: LaunchOutcome, line: str) -
             rewrite_report(study_dir)
 
 
-def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None) -> str:
+def _format_outcome(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None) -> str:
     loss = outcome.validation_loss_nats
     text = f"{outcome.event} at step {outcome.step} of {decision.learning_rate.schedule.num_steps}"
     text += f", validation loss {format_loss(loss)} nats" if loss is not None else ""
@@ -459,16 +473,16 @@ def _text(decision: Decision, outcome: LaunchOutcome, shown: SinkOutcome | None)
     return f"{text}\nwandb: {shown.text}" if shown else text
 
 
-def _next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
-    """The command that comes next; none where the reason says what to do."""
-    named = shown_name(frozen)
+def _suggest_next(outcome: LaunchOutcome, frozen: Path, out_dir: Path | None) -> str:
+    """Return the next command; empty if the reason of the outcome says what to do."""
+    name = shown_name(frozen)
     if outcome.event == "finished":
         return (
-            f"\nnext: forerun watch {named}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
+            f"\nnext: forerun watch {name}{f' --metrics {out_dir}' if out_dir else ''} --conclude"
         )
     if outcome.event in ("stopped", "interrupted"):
         return (
-            f"\nnext: forerun launch {named}{f' --out {out_dir}' if out_dir else ''}, which "
-            "resumes from there"
+            f"\nnext: forerun launch {name}{f' --out {out_dir}' if out_dir else ''}, which resumes "
+            "from there"
         )
     return ""

@@ -1,4 +1,4 @@
-"""The verb of the logbook: note."""
+"""The verb that adds a note to the logbook: note."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxies.core.notation import counted
 from proxies.core.plain_files import read_plain
 
 MOST_NOTE = 10_000
-"""Characters."""
+"""Maximum number of characters of a note."""
 
 
 @click.command()
@@ -42,8 +42,8 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
         markdown = read_plain(path).decode("utf-8").rstrip("\n")
         answer(as_json, body, format_text(events) if sys.stdout.isatty() else markdown)
         return
-    _check(text, secret_in(text))
-    events_of(study_dir)  # refuses what is no study's file before anything is written
+    _check_text(text, secret_in(text))
+    events_of(study_dir)  # raises if a file is not a study's, before anything is written
     entry = add_note(study_dir, text.strip())
     path = write_logbook(study_dir)
     answer(
@@ -53,7 +53,7 @@ def note(text: str | None, study_dir: Path, as_json: bool) -> None:
     )
 
 
-def _check(text: str, secret: str) -> None:
+def _check_text(text: str, secret: str) -> None:
     if not text.strip():
         raise click.UsageError(
             "TEXT is empty: write something, or leave it out to print the logbook"
@@ -65,7 +65,7 @@ def _check(text: str, secret: str) -> None:
         )
     if secret:
         raise click.UsageError(
-            f"TEXT holds what looks like {secret}: it would be recorded and shown: leave it out"
+            f"TEXT seems to contain a secret ({secret}). Remove it: notes are stored and shown"
         )
     try:
         text.encode()

@@ -1,5 +1,5 @@
-"""The verb that asks a fit: the loss of a run, the best size for a budget, or the best value of a
-hyperparameter.
+"""The verb that evaluates a fit: the loss of a run, the best size for a budget, or the best value
+of a hyperparameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from scaling_fits.fit_file import Fit
     from scaling_fits.forecast.uncertainty import FittedRuns
 
-_FARTHEST = 1e12  # times the largest FLOPs: from a run of minutes to more than the largest ever
+_MAX_REACH = 1e12
+"""Maximum ratio to the largest FLOPs: from a run of minutes to more than the largest run ever."""
 
 
 @click.command()
@@ -53,13 +54,13 @@ def predict(
     from scaling_fits.forecast.conclusive import first_and_rest
     from scaling_fits.forecast.uncertainty import FittedRuns
 
-    found: Fit
+    fit: Fit
     if fit_path.is_dir():
-        found = read_fit(fit_path)[0]
+        fit = read_fit(fit_path)[0]
     else:
-        found = fit_file.from_file(fit_file.read(fit_path))
-    body, text = predicted(found, {"params": params, "tokens": tokens, "flops": flops})
-    if isinstance(found, FittedRuns):
+        fit = fit_file.from_file(fit_file.read(fit_path))
+    body, text = predicted(fit, {"params": params, "tokens": tokens, "flops": flops})
+    if isinstance(fit, FittedRuns):
         for warning in first_and_rest(body["warnings"])[1]:
             say(f"warning: {warning}")
         text += f"\nnext: forerun allocate {fit_path} --flops C, the best size for a budget"
@@ -68,8 +69,8 @@ def predict(
 
 
 def exit_if_inconclusive(body: dict[str, Json]) -> None:
-    """End with "cannot tell" if a forecast's warnings say that it is inconclusive: the rule of
-    every verb.
+    """End the verb with exit code 4 (cannot tell) if the warnings say that a forecast is
+    inconclusive. Every verb follows this rule.
 
     Raises:
         SystemExit: The forecast is inconclusive.
@@ -80,27 +81,34 @@ def exit_if_inconclusive(body: dict[str, Json]) -> None:
         raise SystemExit(ExitCode.CANNOT_TELL)
 
 
-def predicted(found: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Json], str]:
-    """What `predict --json` prints, and its text; `sizes` are params, tokens and flops, None where
-    not given.
+def predicted(fit: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Json], str]:
+    """Return what `predict --json` prints, and the text for people.
+
+    Args:
+        fit: Fit of any form.
+        sizes: params, tokens, and flops; None for an option that was not given.
 
     Raises:
-        click.UsageError: sizes are missing or do not apply to this form of fit.
-        ValueError: of `scaling_fits`: the fit gives no number there.
+        click.UsageError: Sizes are missing, or do not apply to this form of fit.
+        ValueError: The fit gives no number there.
     """
     from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
     from scaling_fits.compute.optima import ComputeFit
 
-    if isinstance(found, ComputeFit):
-        return _predict_compute(found, **_asked("isoflop", sizes, ("flops",)))
-    if isinstance(found, HyperparameterFit):
-        return _predict_hyperparameter(found, **_asked(found.form, sizes, ("params", "tokens")))
-    return _predict_law(found, **_asked(found.form, sizes, ("params", "tokens")))
+    if isinstance(fit, ComputeFit):
+        return _predict_compute(fit, **_require_sizes("isoflop", sizes, ("flops",)))
+    if isinstance(fit, HyperparameterFit):
+        return _predict_hyperparameter(fit, **_require_sizes(fit.form, sizes, ("params", "tokens")))
+    return _predict_law(fit, **_require_sizes(fit.form, sizes, ("params", "tokens")))
 
 
-def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -> dict[str, float]:
-    """The options that this kind of fit is asked by; click.UsageError names all that are missing or
-    too many.
+def _require_sizes(
+    form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]
+) -> dict[str, float]:
+    """Return the sizes that this form of fit needs.
+
+    Raises:
+        click.UsageError: Some sizes are missing, or do not apply; all are named.
     """
     missing = [f"--{name} is missing" for name in wanted if sizes[name] is None]
     extra = [
@@ -116,7 +124,7 @@ def _asked(form: str, sizes: dict[str, float | None], wanted: tuple[str, ...]) -
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[str, Json], str]:
+def _predict_law(fit: FittedRuns, params: float, tokens: float) -> tuple[dict[str, Json], str]:
     import numpy as np
 
     from scaling_fits import summary
@@ -126,14 +134,14 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
 
     where = f"{format_count(params)} parameters on {format_count(tokens)} tokens"
     try:
-        with np.errstate(all="ignore"):  # a law of no sense is refused below
-            predicted = predict_loss(found, params, tokens)
+        with np.errstate(all="ignore"):  # a result that is not finite is refused below
+            predicted = predict_loss(fit, params, tokens)
     except OverflowError as error:
-        raise no_number(found, where) from error
+        raise no_number(fit, where) from error
     if not all(
         map(math.isfinite, (predicted.loss_nats, predicted.low or 0.0, predicted.high or 0.0))
     ):
-        raise no_number(found, where)
+        raise no_number(fit, where)
     body = summary.prediction_summary(predicted)
     first, _ = first_and_rest(body["warnings"])
     sentence = (
@@ -144,21 +152,20 @@ def _predict_law(found: FittedRuns, params: float, tokens: float) -> tuple[dict[
     return body, "\n".join([*first, sentence])
 
 
-def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
+def _predict_compute(fit: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
     from scaling_fits.compute.optima import predict_at
     from scaling_fits.forecast.conclusive import distance_doubts, inconclusive
 
-    times = flops / found.largest_flops
-    if flops > 0 and not 1 / _FARTHEST <= times <= _FARTHEST:
+    ratio = flops / fit.largest_flops
+    if flops > 0 and not 1 / _MAX_REACH <= ratio <= _MAX_REACH:
         raise click.UsageError(
-            f"--flops {flops:g} is {format_factor(times)} times the largest FLOPs of any run: must "
-            "be "
-            f"{1 / _FARTHEST:g} to {_FARTHEST:g} times"
+            f"--flops {flops:g} is {format_factor(ratio)} times the largest FLOPs of any run: must "
+            f"be {1 / _MAX_REACH:g} to {_MAX_REACH:g} times"
         )
-    predicted = predict_at(found, flops)
+    predicted = predict_at(fit, flops)
     body = {name: canon.to_json(value) for name, value in dataclasses.asdict(predicted).items()}
-    doubts = inconclusive(distance_doubts(times))
-    body["warnings"] = [*doubts, *found.warnings]
+    doubts = inconclusive(distance_doubts(ratio))
+    body["warnings"] = [*doubts, *fit.warnings]
     rows = [
         ("params", number(body["params"]), span_text(body["params_interval"])),
         ("tokens", number(body["tokens"]), span_text(body["tokens_interval"])),
@@ -171,13 +178,13 @@ def _predict_compute(found: ComputeFit, flops: float) -> tuple[dict[str, Json], 
 
 
 def _predict_hyperparameter(
-    found: HyperparameterFit, params: float, tokens: float
+    fit: HyperparameterFit, params: float, tokens: float
 ) -> tuple[dict[str, Json], str]:
     from scaling_fits.compute.hyperparameter_laws import predict_value, prediction_body
 
-    body = prediction_body(found, predict_value(found, params, tokens))
+    body = prediction_body(fit, predict_value(fit, params, tokens))
     best = (
-        f"best {found.form} (column {found.column}) {number(body['value'])} "
+        f"best {fit.form} (column {fit.column}) {number(body['value'])} "
         f"{span_text(body['interval'])}"
     )
     return body, "\n".join([f"{best}, level {body['level']:g}", *endnotes(body)])

@@ -1,4 +1,4 @@
-"""The verb of the drills before a launch."""
+"""The verb that runs the drills before a launch."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def rehearse(
     this config is being rehearsed already; 130: interrupted, the same command starts over.
     """
     decision, folder = sound_config(frozen)
-    ours = DRILLS if decision.own is None else OWN_DRILLS
-    if strange := [name for name in only if name not in ours]:
-        raise click.UsageError(f"--only {strange[0]}: this config's drills are {', '.join(ours)}")
+    drills = DRILLS if decision.own is None else OWN_DRILLS
+    if unknown := [name for name in only if name not in drills]:
+        raise click.UsageError(f"--only {unknown[0]}: this config's drills are {', '.join(drills)}")
     if full and decision.own is not None:
         raise click.UsageError("--full: the drills of your own trainer are at the base width")
     from launcher.rehearsal.run import SCRATCH
@@ -61,20 +61,24 @@ def rehearse(
 
     corpus = corpus_of(folder, data_dir) if decision.own is None else data_dir
     (folder / SCRATCH).mkdir(exist_ok=True)
-    with DriverLock(folder / SCRATCH):  # a second rehearsal would clear the first one's runs away
-        found = hold(_stage(folder, decision, corpus, full=full), only)
+    with DriverLock(folder / SCRATCH):  # a second rehearsal would delete the runs of the first
+        attestation = hold(_set_up_drills(folder, decision, corpus, full=full), only)
     if not only:
-        _record(folder, decision.digest, found)
-    body = cast(dict[str, Json], canon.to_json(found))
-    answer(as_json, {"digest": decision.digest, **body}, _text(found, folder, whole=not only))
-    if found.exit_code:
-        raise SystemExit(found.exit_code)
+        _record_rehearsal(folder, decision.digest, attestation)
+    body = cast(dict[str, Json], canon.to_json(attestation))
+    answer(
+        as_json,
+        {"digest": decision.digest, **body},
+        _format_rehearsal(attestation, folder, is_complete=not only),
+    )
+    if attestation.exit_code:
+        raise SystemExit(attestation.exit_code)
 
 
-def _stage(
+def _set_up_drills(
     folder: Path, decision: Decision, corpus: Path | None, *, full: bool
 ) -> RehearsalFolder | OwnRehearsal:
-    """Where the drills of a config take place."""
+    """Return the folder and settings in which the drills of a config run."""
     from launcher.rehearsal.own_drills import set_up_own
     from launcher.rehearsal.run import SCRATCH, set_up
     from launcher.study.study_folder import recorded_study
@@ -88,31 +92,31 @@ def _stage(
     return set_up_own(folder, decision, places, study.plan.proxy.num_steps, folder / SCRATCH)
 
 
-def _record(folder: Path, digest: str, found: RehearsalAttestation) -> None:
-    """Tell the study's chronicle and logbook; without a study, the chronicle of the config's own
-    run.
+def _record_rehearsal(folder: Path, digest: str, attestation: RehearsalAttestation) -> None:
+    """Add the rehearsal to the event log and logbook of the study; without a study, to the event
+    log of the config's own run.
     """
     from launcher.base import chronicle
     from launcher.frozen.frozen_folder import study_of
     from launcher.logbook.logbook import write_logbook
 
-    failed = found.named("failed")
-    text = f"Rehearsed: {found.outcome}, {counted(len(found.drills), 'drill')}"
+    failed = attestation.named("failed")
+    text = f"Rehearsed: {attestation.outcome}, {counted(len(attestation.drills), 'drill')}"
     text += f"; failed: {', '.join(failed)}" if failed else ""
-    data: dict[str, Json] = {"outcome": found.outcome, "failed": [*failed]}
+    data: dict[str, Json] = {"outcome": attestation.outcome, "failed": [*failed]}
     study_dir = study_of(folder)
     chronicle.record(study_dir or folder / "run", "rehearsed", text, digest=digest, data=data)
     if study_dir is not None:
         write_logbook(study_dir)
 
 
-def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
-    """For people: a line a drill, and what to do."""
+def _format_rehearsal(attestation: RehearsalAttestation, folder: Path, *, is_complete: bool) -> str:
+    """Format the result for people: a line per drill, and the next step."""
     from proxies.core.notation import format_duration
 
     rows = []
-    for result in found.drills:
-        more = (
+    for result in attestation.drills:
+        advice = (
             [f"must: {result.limit}", f"do: {result.advice}"] if result.outcome == "failed" else []
         )
         rows.append(
@@ -120,14 +124,14 @@ def _text(found: RehearsalAttestation, folder: Path, *, whole: bool) -> str:
                 result.outcome,
                 result.name,
                 format_duration(result.seconds),
-                "\n".join([result.said, *more]),
+                "\n".join([result.said, *advice]),
             )
         )
     lines = [table(("outcome", "drill", "took", "found"), rows, left=(0, 1, 3))]
-    lines.append(f"rehearsal {found.outcome} in {format_duration(found.seconds)}")
+    lines.append(f"rehearsal {attestation.outcome} in {format_duration(attestation.seconds)}")
     config = shown_name(folder)
-    after = f"launch {config}" if whole else f"rehearse {config}"
-    if failed := found.named("failed"):
+    next_verb = f"launch {config}" if is_complete else f"rehearse {config}"
+    if failed := attestation.named("failed"):
         lines.append(f"the runs are kept in {folder / 'rehearsal'}")
-        after = f"rehearse {config} --only {failed[0]}"
-    return "\n".join([*lines, f"next: forerun {after}"])
+        next_verb = f"rehearse {config} --only {failed[0]}"
+    return "\n".join([*lines, f"next: forerun {next_verb}"])

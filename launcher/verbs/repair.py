@@ -1,4 +1,6 @@
-"""`forerun repair`: a damaged ledger copied, and what its hashes prove saved."""
+"""The verb that copies a damaged ledger and rebuilds it from the records whose hashes prove them:
+repair.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
     from sweeps.store.repair import Repaired
 
-_SHOWN = 5  # names of a kind, on a terminal
+_MAX_SHOWN = 5
+"""Maximum number of names of one kind on a terminal."""
 
 
 @click.command()
@@ -30,48 +33,51 @@ def repair(study_dir: Path, as_json: bool) -> None:
     """
     from sweeps.store.repair import repair as repair_ledger
 
-    found = repair_ledger(study_dir, _question(study_dir))
-    body: dict[str, Json] = {"repaired": found is not None}
-    if found is not None:
-        body |= cast(dict[str, Json], canon.to_json(found))
+    result = repair_ledger(study_dir, _read_question(study_dir))
+    body: dict[str, Json] = {"repaired": result is not None}
+    if result is not None:
+        body |= cast(dict[str, Json], canon.to_json(result))
     lines = (
-        ["nothing to repair: every record is intact"] if found is None else _lines(study_dir, found)
+        ["nothing to repair: every record is intact"]
+        if result is None
+        else _format_repair(study_dir, result)
     )
     answer(as_json, body, "\n".join(lines))
 
 
-def _question(study_dir: Path) -> dict[str, Json] | None:
-    """What the plan kept in the study asks; None if that is no longer known."""
+def _read_question(study_dir: Path) -> dict[str, Json] | None:
+    """Return the question of the plan kept in the study; None if it can no longer be read."""
     from launcher.study.study_folder import recorded_study
 
     try:
         return recorded_study(study_dir).question
-    except (
-        ValueError,
-        OSError,
-    ):  # no plan, no corpus, no code of the user's: the ledger's own record 0 has to do
+    except (ValueError, OSError):
+        # The plan, the corpus, or the user's code is missing: use the ledger's own record 0.
         return None
 
 
-def _lines(study_dir: Path, found: Repaired) -> list[str]:
+def _format_repair(study_dir: Path, result: Repaired) -> list[str]:
     lines = [
-        f"{study_dir / found.copy} is the damaged ledger",
+        f"{study_dir / result.copy} is the damaged ledger",
         (
-            f"kept: {counted(found.num_kept, 'record')}, {found.num_put_back} from after the "
-            "damage; "
-            "hashes prove all"
+            f"kept: {counted(result.num_kept, 'record')}, {result.num_put_back} from after the "
+            "damage; hashes prove all"
         ),
     ]
-    lines += [f"lost: {len(keys)} {kind} ({_some(keys)})" for kind, keys in found.lost.items()]
-    lines += [] if found.lost or found.rerun else ["lost: nothing"]
-    if found.rerun:
+    lines += [
+        f"lost: {len(keys)} {kind} ({_name_some(keys)})" for kind, keys in result.lost.items()
+    ]
+    lines += [] if result.lost or result.rerun else ["lost: nothing"]
+    if result.rerun:
         runs = (
-            f"{counted(len(found.rerun), 'run')} with a curve but no result now "
-            f"({_some(found.rerun)})"
+            f"{counted(len(result.rerun), 'run')} with a curve but no result now "
+            f"({_name_some(result.rerun)})"
         )
         lines.append(f"{runs}: run again if the study needs them")
     return [*lines, f"next: forerun run {study_dir / 'plan.toml'} --study {study_dir}"]
 
 
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(key[:12] for key in keys[:_SHOWN]) + (" ..." if len(keys) > _SHOWN else "")
+def _name_some(keys: Sequence[str]) -> str:
+    return ", ".join(key[:12] for key in keys[:_MAX_SHOWN]) + (
+        " ..." if len(keys) > _MAX_SHOWN else ""
+    )

@@ -1,4 +1,4 @@
-"""Verbs that begin: demo, init, validate."""
+"""Verbs that start a study: demo, init, validate."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def init(
         settle_size,
         sketched,
         summary,
-        warnings,
     )
+    from launcher.study.plan_checks import warnings
     from launcher.study.warm_start import with_warm_start
 
     _check_places(out, data)
@@ -156,7 +156,7 @@ def init(
 
 
 def _check_places(out: Path, data: str) -> None:
-    """Refuse to write over a plan, and a corpus folder that holds something else."""
+    """Refuse to overwrite a plan, and refuse a corpus folder that holds other files."""
     from proxies.data.tokens import advise_corpus, has_other_files
 
     if out.exists():
@@ -196,9 +196,10 @@ def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: b
     the content.
     """
     from launcher.plan.file import PlanError, checked_plan, todo_problems, with_lines
-    from launcher.study.first_plan import manifest_of, missing, sketched, summary
-    from launcher.study.first_plan import problems as senseless
-    from launcher.study.first_plan import warnings as unwise
+    from launcher.study.first_plan import manifest_of, sketched, summary
+    from launcher.study.plan_checks import missing
+    from launcher.study.plan_checks import problems as senseless
+    from launcher.study.plan_checks import warnings as unwise
     from launcher.study.study_folder import plan_study, verified_corpus
 
     plan, problems = checked_plan(plan_path, overrides)

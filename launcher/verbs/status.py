@@ -1,4 +1,4 @@
-"""The verb that looks on: what a study has done, what it is doing, what is left."""
+"""The verb that shows what a study has done, is doing, and has left to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from proxies.core.notation import (
 )
 
 FOLLOW_SECONDS = 2.0
-IDLE_PER_LOOK = 9.0  # a look counts all records of the ledger: a tenth of a core at most
+"""Minimum seconds between two updates of `--follow`."""
+IDLE_PER_LOOK = 9.0
+"""Idle time after an update, in units of the time it took: an update reads all records of the
+ledger, and may use a tenth of a core at most."""
 
 
 @click.command()
@@ -62,7 +65,7 @@ def status(
         raise click.UsageError("--follow prints for people: for one JSON answer use --brief --json")
     if follow:
         try:
-            _follow(study_dir)
+            _show_live(study_dir)
         except KeyboardInterrupt:
             say("forerun: this view ended; nothing was stopped: a driver of the study continues")
             raise SystemExit(ExitCode.INTERRUPTED) from None
@@ -70,7 +73,7 @@ def status(
     if brief:
         from launcher.plan.study import PLAN_FILE
 
-        now, _ = _look(study_dir)
+        now, _ = _read_state(study_dir)
         resume = f"to resume: forerun run {study_dir / PLAN_FILE} --study {study_dir}"
         answer(
             as_json,
@@ -101,8 +104,8 @@ def status(
     answer(as_json, {**findings, "now": now}, "\n\n".join(filter(None, parts)))
 
 
-def _look(study_dir: Path) -> tuple[dict[str, Any], str]:
-    """`now_body` and `chart_text` of the ledger and the plan as they are."""
+def _read_state(study_dir: Path) -> tuple[dict[str, Any], str]:
+    """Return `now_body` and `chart_text` of the ledger and the plan as they are now."""
     from launcher.plan.file import load_plan
     from launcher.plan.study import PLAN_FILE
     from launcher.study.progress_text import chart_text
@@ -117,35 +120,41 @@ def _look(study_dir: Path) -> tuple[dict[str, Any], str]:
     )
 
 
-def _followed(body: dict[str, Any], chart: str, study_dir: Path) -> str:
+def _format_view(body: dict[str, Any], chart: str, study_dir: Path) -> str:
     text = shown("\n\n".join(filter(None, [now_text(body, study_dir), chart])))
     return wrap(text, terminal_columns(sys.stdout))
 
 
-def _follow(study_dir: Path) -> None:
+def _show_live(study_dir: Path) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    took, (body, chart) = 0.0, _look(study_dir)
-    with Live(Text(_followed(body, chart, study_dir)), auto_refresh=False) as live:
+    took, (body, chart) = 0.0, _read_state(study_dir)
+    with Live(Text(_format_view(body, chart, study_dir)), auto_refresh=False) as live:
         while body["at_work"] is not False:
             time.sleep(max(FOLLOW_SECONDS, IDLE_PER_LOOK * took))
             began = time.monotonic()
-            body, chart = _look(study_dir)
+            body, chart = _read_state(study_dir)
             took = time.monotonic() - began
-            live.update(Text(_followed(body, chart, study_dir)), refresh=True)
+            live.update(Text(_format_view(body, chart, study_dir)), refresh=True)
 
 
 def now_text(body: dict[str, Any], study_dir: Path, share: str = "") -> str:
-    """The same for people; `share`: of the main run's FLOPs, where findings tell it."""
+    """Format the current state for people.
+
+    Args:
+        body: `now_body` of the study.
+        study_dir: Folder of the study.
+        share: Spend as a share of the main run's FLOPs, as text; empty if not known.
+    """
     driver = "\n".join(
-        filter(None, [_driver_text(body, study_dir), _checks_text(body["coordinates"])])
+        filter(None, [_format_driver(body, study_dir), _format_checks(body["coordinates"])])
     )
-    return "\n\n".join(filter(None, [driver, _widths_text(body), _spent_text(body, share)]))
+    return "\n\n".join(filter(None, [driver, _format_widths(body), _format_spend(body, share)]))
 
 
-def _checks_text(coordinates: dict[str, Any]) -> str:
-    """Return the outcome of the coordinate checks; empty before the first."""
+def _format_checks(coordinates: dict[str, Any]) -> str:
+    """Format the outcome of the coordinate checks; empty before the first."""
     from launcher.study.gates import describe_check
 
     if coordinates["outcome"] is None:
@@ -157,7 +166,7 @@ def _checks_text(coordinates: dict[str, Any]) -> str:
     return f"coordinate check: {coordinates['outcome'].replace('_', ' ')} ({'; '.join(outcomes)})"
 
 
-def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
+def _format_driver(body: dict[str, Any], study_dir: Path) -> str:
     from launcher.study.progress_text import line_of
     from proxies.core import canon
     from sweeps.store.live import StudyState
@@ -188,8 +197,7 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     lines.append(line_of(state, len(live["running"])))
     lines.append(
         f"{live['stage']}: {len(live['running'])} running, {live['num_queued']} queued (driver: "
-        f"{where}, in this "
-        f"stage for {format_duration(live['seconds'])})"
+        f"{where}, in this stage for {format_duration(live['seconds'])})"
     )
     rows = [
         (run["run_id"][:12], str(run["worker"]), f"{run['step']} of {run['num_steps']}")
@@ -199,7 +207,7 @@ def _driver_text(body: dict[str, Any], study_dir: Path) -> str:
     return "\n".join(lines)
 
 
-def _widths_text(body: dict[str, Any]) -> str:
+def _format_widths(body: dict[str, Any]) -> str:
     rows, statuses = [], tuple(body["num_runs"])
     for at in body["by_width"]:
         best = at["best"]
@@ -216,7 +224,7 @@ def _widths_text(body: dict[str, Any]) -> str:
     return table(("width", *statuses, "best (nats)", "its lr", "its steps"), rows) if rows else ""
 
 
-def _spent_text(body: dict[str, Any], share: str) -> str:
+def _format_spend(body: dict[str, Any], share: str) -> str:
     spent, caps = body["spent"], body["caps"]
 
     def capped(text: str, name: str, write: Callable[[float], str]) -> str:
@@ -244,8 +252,9 @@ def _spent_text(body: dict[str, Any], share: str) -> str:
     )
     if len(spent["by_kind"]) > 1:
         parts += [
-            f"of these {each['kind'] or 'not recorded'} {format_significant(each['device_hours'])} "
-            "device-hours" + ("" if each["usd"] is None else f", {format_usd(each['usd'])}")
-            for each in spent["by_kind"]
+            f"of these {usage['kind'] or 'not recorded'} "
+            f"{format_significant(usage['device_hours'])} device-hours"
+            + ("" if usage["usd"] is None else f", {format_usd(usage['usd'])}")
+            for usage in spent["by_kind"]
         ]
     return "spent: " + "; ".join(parts)

@@ -26,16 +26,16 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     from launcher.study.gates import check_advice, coordinate_gate
 
     def work(runner: Runner) -> tuple[Json, str]:
-        found = runner.check()
-        gate = coordinate_gate(found, runner.study.plan.proxy.parametrization)
+        checks = runner.check()
+        gate = coordinate_gate(checks, runner.study.plan.proxy.parametrization)
         body: dict[str, Json] = {
-            "coordinates": found,
+            "coordinates": checks,
             "outcome": gate.outcome,
             "reason": gate.reason,
         }
-        text = coordinate_text(found)
+        text = coordinate_text(checks)
         if runner.study.factory is not None:
-            from launcher.study.own_model import own_model
+            from launcher.study.own_count import own_model
 
             body["own_model"] = own_model(runner.study)
             text = f"{model_text(body['own_model'])}\n\n{text}"
@@ -43,12 +43,12 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
 
     body, text = with_runner(plan_path, study_dir, overrides, work, verb="check")
     assert isinstance(body, dict)
-    after = f"forerun sweep {plan_path} --study {study_dir}"
+    next_step = f"forerun sweep {plan_path} --study {study_dir}"
     if body["outcome"] != "passed":
-        after = (
+        next_step = (
             f"{check_advice(str(body['outcome']))}, then forerun check {plan_path} --study ANOTHER"
         )
-    answer(as_json, body, f"{text}\n\nnext: {after}")
+    answer(as_json, body, f"{text}\n\nnext: {next_step}")
     exit_by(str(body["outcome"]))
 
 
@@ -129,7 +129,7 @@ def run(
         from launcher.plan.file import load_plan
         from launcher.supervisor.slurm import study_script
 
-        # as the job will
+        # Load the plan as the job will load it.
         options = load_plan(plan_path, (*overrides, "cluster.address=auto")).cluster.slurm_options
         text = study_script(plan_path, study_dir, overrides, parent_dir, options)
         canon.write_atomic(sbatch_file, text.encode())
@@ -149,7 +149,7 @@ def run(
         from launcher.report.page import write_report
         from launcher.study.gates import find_failed_check, refuse_failed
 
-        if runner.study.plan.command is None:  # else nobody sees activations
+        if runner.study.plan.command is None:  # activations of a command cannot be checked
             failed = find_failed_check(runner.study, runner.check())
             refuse_failed(runner.study, runner.ledger, failed)
         runner.ladder()

@@ -1,4 +1,4 @@
-"""The verb that asks for verdicts: of a study's tests, or of a table of runs."""
+"""The verb that judges transfer: from a study's tests, or from a table of runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.study.stages import Runner
 
 _DEFAULT_PLAN = Path("plan.toml")
-"""Plan of the folder, as the other stages take it; with --runs there is none."""
+"""Plan in the current folder, which is used as by the other stages; not used with --runs."""
 _OUTCOMES = {"holds": "passed", "drifts": "failed"}
 
 
@@ -86,19 +86,21 @@ def transfer(
         plan_path,
         study_dir,
         overrides,
-        lambda runner: _judged(runner, spend=spend, full=full),
+        lambda runner: _run_and_judge(runner, spend=spend, full=full),
         verb="transfer",
         verbose=verbose,
     )
     assert isinstance(study_body, dict)
     outcome = _OUTCOMES.get(str(study_body["outcome"]), "cannot_tell")
-    answer(as_json, study_body, f"{text}\n\n{_next(outcome, plan_path, study_dir)}".rstrip())
+    answer(
+        as_json, study_body, f"{text}\n\n{_suggest_next(outcome, plan_path, study_dir)}".rstrip()
+    )
     exit_by(outcome)
 
 
-def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
-    """Run what is missing, and say what the verdicts are; what would decide them stands in the
-    second line.
+def _run_and_judge(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
+    """Run what is missing, and return the verdicts. The second line of the text says what would
+    decide open ones.
     """
     from launcher.answers.outcome import decide_line, transfer_line
     from launcher.answers.texts import shown_table, spend_text, transfer_text
@@ -110,39 +112,38 @@ def _judged(runner: Runner, *, spend: bool, full: bool) -> tuple[Json, str]:
 
     runner.transfer(spend=spend)
     say(FINDING)
-    found = gather(runner.study, runner.ledger)
-    assert found.verdicts is not None
-    gate = transfer_gate(found.verdicts).outcome
+    findings = gather(runner.study, runner.ledger)
+    assert findings.verdicts is not None
+    gate = transfer_gate(findings.verdicts).outcome
     outcome = next((word for word, of in _OUTCOMES.items() if of == gate), gate)
-    body, after = body_and_next(runner.study, runner.ledger, found)
-    judged = body["transfer"]
-    assert isinstance(judged, dict)
+    body, after = body_and_next(runner.study, runner.ledger, findings)
+    transfer_body = body["transfer"]
+    assert isinstance(transfer_body, dict)
     deciding = (
         decide_line(after, runner.study.study_dir, open_gates(body))
         if gate == "cannot_tell"
         else ""
     )
-    head = "\n".join(filter(None, [transfer_line(judged, outcome), deciding]))
-    table = transfer_text(judged) if full else shown_table(tests_table(judged))
+    head = "\n".join(filter(None, [transfer_line(transfer_body, outcome), deciding]))
+    table = transfer_text(transfer_body) if full else shown_table(tests_table(transfer_body))
     return {
-        **judged,
+        **transfer_body,
         "outcome": outcome,
         "spend": body["spend"],
     }, f"{head}\n\n{table}\n\nspent: {spend_text(body)}"
 
 
-def _next(outcome: str, plan_path: Path, study_dir: Path) -> str:
-    """What to do after a verdict."""
+def _suggest_next(outcome: str, plan_path: Path, study_dir: Path) -> str:
+    """Return the line with the next step after a verdict."""
     if outcome == "passed":
         return f"next: forerun ladder {plan_path} --study {study_dir}"
     if outcome == "failed":
         return (
             "next: a new plan with another parametrization or sizes nearer to the target; or "
-            "accept the drift: "
-            f"forerun freeze {study_dir} --accept transfer --reason TEXT"
+            f"accept the drift: forerun freeze {study_dir} --accept transfer --reason TEXT"
         )
     return (
         f"next: forerun transfer {plan_path} --study {study_dir} --full, which says why; if no "
-        "command above decides "
-        "it, make a new plan: larger sizes, axes not tested yet, or a wider transfer.margin_nats"
+        "command above decides it, make a new plan: larger sizes, axes not tested yet, or a wider "
+        "transfer.margin_nats"
     )

@@ -17,10 +17,12 @@ from proxies.core.errors import ExitCode
 if TYPE_CHECKING:
     from launcher.frozen.frozen import Decision
     from launcher.watch.follower import Follower, WatchStatus
+    from launcher.watch.logs.keys import ColumnNames
     from launcher.watch.logs.readings import LogReader
 
 _EXITS = {"fine": ExitCode.DONE, "alarm": ExitCode.GATE, "cannot_tell": ExitCode.CANNOT_TELL}
 LEAST_SECONDS = 0.2
+"""Minimum seconds between updates."""
 
 
 @click.command()
@@ -81,7 +83,6 @@ def watch(
     With --conclude, the ledger of the study that --study names keeps the run; without, that of the
     config's own.
     """
-    from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
     from launcher.watch.logs.readings import LogReader
     from launcher.watch.logs.sources import source_of
 
@@ -95,25 +96,7 @@ def watch(
     metrics = where or str(folder / "run")
     if decision.own is not None and where is None:
         metrics = str(decision.own.metrics_at(folder / "run"))
-    asked = {
-        STEP: step_key,
-        LOSS: train_loss_key,
-        VALIDATION: validation_loss_key,
-        "grad_norm": grad_norm_key,
-    }
-    factors: dict[str, float] = {}
-    if decision.own is not None:  # its plan said what the trainer calls them
-        own = decision.own.command
-        named = (own.step_key, own.train_loss_key, own.validation_loss_key, own.grad_norm_key)
-        asked = {
-            column: name or usual
-            for (column, name), usual in zip(asked.items(), named, strict=True)
-        }
-        factors = {
-            LOSS: own.nats_per_unit(own.train_loss_unit),
-            VALIDATION: own.nats_per_unit(own.validation_loss_unit),
-        }
-    keys = ColumnNames(asked, factors)
+    keys = _choose_columns(decision, (step_key, train_loss_key, validation_loss_key, grad_norm_key))
     readings = LogReader(
         source_of(metrics, keys),
         keys,
@@ -121,22 +104,49 @@ def watch(
         decision.learning_rate.schedule.num_steps,
         decision.parallelism.num_ranks,
     )
-    run_dir = _run_dir(folder, where)
+    run_dir = _choose_run_dir(folder, where)
     if conclude:
-        _conclude(decision, folder, run_dir, readings, study_of_line(context), as_json)
+        _print_conclusion(decision, folder, run_dir, readings, study_of_line(context), as_json)
         return
     from launcher.watch.follower import Follower
 
     follower = Follower(decision, readings, frozen=frozen, run_dir=run_dir, metrics=where)
-    found, code = (follower.look(last=True), None) if once else _follow(follower, every_seconds)
-    if found is None:
+    last_status, code = (
+        (follower.look(last=True), None) if once else _follow_run(follower, every_seconds)
+    )
+    if last_status is None:
         raise KeyboardInterrupt
-    answer(as_json, {**found.body, "metrics": metrics}, found.text)
-    raise SystemExit(_EXITS[found.standing] if code is None else code)
+    answer(as_json, {**last_status.body, "metrics": metrics}, last_status.text)
+    raise SystemExit(_EXITS[last_status.standing] if code is None else code)
 
 
-def _run_dir(folder: Path, where: str | None) -> Path:
-    """Whose chronicle hears of it: the run folder that is followed, or the config's own."""
+def _choose_columns(decision: Decision, typed: tuple[str, str, str, str]) -> ColumnNames:
+    """Return the names of the columns in the log: as typed, else from the plan of a user's own
+    trainer, else the names that common trainers use.
+
+    Args:
+        decision: Frozen config.
+        typed: Names of step, training loss, validation loss, and gradient norm; empty if not given.
+    """
+    from launcher.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
+
+    columns = (STEP, LOSS, VALIDATION, "grad_norm")
+    if decision.own is None:
+        return ColumnNames(dict(zip(columns, typed, strict=True)), {})
+    own = decision.own.command
+    planned = (own.step_key, own.train_loss_key, own.validation_loss_key, own.grad_norm_key)
+    names = (name or default for name, default in zip(typed, planned, strict=True))
+    factors = {
+        LOSS: own.nats_per_unit(own.train_loss_unit),
+        VALIDATION: own.nats_per_unit(own.validation_loss_unit),
+    }
+    return ColumnNames(dict(zip(columns, names, strict=True)), factors)
+
+
+def _choose_run_dir(folder: Path, where: str | None) -> Path:
+    """Return the run folder whose event log gets the alerts: the folder that is followed, or the
+    config's own.
+    """
     from launcher.base.metrics import METRICS_FILE
 
     path = Path(where) if where else folder / "run"
@@ -145,20 +155,20 @@ def _run_dir(folder: Path, where: str | None) -> Path:
     return path if (path / METRICS_FILE).exists() else folder / "run"
 
 
-def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | None, int | None]:
-    """Look until the run has ended or somebody ends this; what was seen last, and an exit code that
-    overrides its.
+def _follow_run(follower: Follower, every_seconds: float) -> tuple[WatchStatus | None, int | None]:
+    """Update until the run has ended or the user stops this. Return the last status, and an exit
+    code that overrides its own.
     """
     from launcher.base.talk import say
     from launcher.base.wandb_calls import DashboardError
     from launcher.watch.logs.readings import OtherRunError
 
-    found: WatchStatus | None = None
+    status: WatchStatus | None = None
     shown: list[str] = []
     try:
         while True:
             try:
-                look = found = follower.look(last=False)
+                look = status = follower.look(last=False)
                 lines, message = [*look.news, *look.notes], look.line
             except (OtherRunError, DashboardError, OSError) as error:
                 lines, message = [], f"not judged: {error}"
@@ -168,14 +178,14 @@ def _follow(follower: Follower, every_seconds: float) -> tuple[WatchStatus | Non
             ]:
                 say(line)
             shown = [*lines, message]
-            if found is not None and found.over:
-                return found, None
+            if status is not None and status.over:
+                return status, None
             time.sleep(every_seconds)
     except KeyboardInterrupt:
-        return found, ExitCode.INTERRUPTED
+        return status, ExitCode.INTERRUPTED
 
 
-def _conclude(
+def _print_conclusion(
     decision: Decision,
     folder: Path,
     run_dir: Path,
@@ -188,12 +198,12 @@ def _conclude(
     from launcher.watch.conclusion import conclude, next_lines, sentence
 
     reading = readings.read(last=True)
-    found = conclude(decision, folder, run_dir, reading, study_dir or study_of(folder))
+    conclusion = conclude(decision, folder, run_dir, reading, study_dir or study_of(folder))
     notes: list[Json] = [*reading.notes]
     lines = [
-        sentence(found),
+        sentence(conclusion),
         *format_accepted_failures(folder, decision.digest),
-        *next_lines(found),
+        *next_lines(conclusion),
         *(f"log: {note}" for note in reading.notes),
     ]
-    answer(as_json, {**found.body, "notes": notes}, "\n".join(lines))
+    answer(as_json, {**conclusion.body, "notes": notes}, "\n".join(lines))

@@ -11,7 +11,7 @@ import pytest
 from main_run import spec_of, write_corpus
 from test_host import FAILING
 
-from launcher.study.coordinate_checks import _read
+from launcher.study.coordinate_checks import _read_runs
 from launcher.workers.host import HostFactory
 from proxies.coordinates.coordinates import CoordinateProbe
 from proxies.core import canon
@@ -70,14 +70,14 @@ def case(tmp_path):
 def test_workers_read_runs_in_their_order_and_a_lost_one_is_read_again(case):
     factory, probes = case
     stops = []
-    plain = _read(InlinePool(factory), probes, lambda: stops.append(None), 3)
+    plain = _read_runs(InlinePool(factory), probes, lambda: stops.append(None), 3)
     assert len(stops) == 3 and [len(each.steps) for each in plain] == [4, 4, 4], (
         "steps 0, 1, 2 and the last, 3"
     )
     assert plain[0] != plain[1] and all(each.not_finite_step is None for each in plain)
     lost = Report(worker=0, error="worker lost", cause="lost_worker")
     pool = Faulty(factory, [lost])
-    assert _read(pool, probes, lambda: None, 3) == plain
+    assert _read_runs(pool, probes, lambda: None, 3) == plain
     assert (pool.restarted, pool.asked) == ([1], [0, 1, 1, 2])
 
 
@@ -88,10 +88,10 @@ def test_a_run_that_fails_as_often_as_allowed_ends_the_check(case):
         RunsFail,
         match=r"a run of width \d+ with 2 layers failed: out of memory: CUDA .* To do: give",
     ):
-        _read(Faulty(factory, [memory] * 9), probes[:1], lambda: None, 3)
+        _read_runs(Faulty(factory, [memory] * 9), probes[:1], lambda: None, 3)
     pool = Faulty(factory, [dataclasses.replace(memory, refused=True)])
     with pytest.raises(RunsFail):
-        _read(pool, probes, lambda: None, 3)
+        _read_runs(pool, probes, lambda: None, 3)
     assert pool.restarted == [1] and len(pool.asked) == 2, "no other attempt can help"
 
 
@@ -101,7 +101,7 @@ def test_a_silent_worker_is_restarted(case, monkeypatch):
     pool = Faulty(factory)
     monkeypatch.setattr(pool, "wait", lambda seconds: pool.calls.clear() or [])
     with pytest.raises(RunsFail, match=r"hung: no answer in -1 s"):
-        _read(pool, probes, lambda: None, 2)
+        _read_runs(pool, probes, lambda: None, 2)
 
 
 def test_an_error_in_the_users_model_names_their_line_here_too(case, tmp_path):

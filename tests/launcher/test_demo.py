@@ -66,7 +66,7 @@ class Steps:
             {"name": "coordinates", "outcome": "passed"},
             {"name": "fit", "outcome": "passed"},
         ]
-        monkeypatch.setattr(demo, "_call", self)
+        monkeypatch.setattr(demo, "_run_command", self)
 
     def __call__(self, *arguments):
         verb = arguments[0]
@@ -232,7 +232,7 @@ def test_a_demo_that_is_killed_leaves_no_step_behind(tmp_path, slow_step):
         "import sys, types; from launcher.cli import demo\ndemo.sys = "
         "types.SimpleNamespace(executable=sys.argv[1])\n"
     )
-    code += "demo._call('run')"
+    code += "demo._run_command('run')"
     job = subprocess.Popen([sys.executable, "-c", code, str(slow_step)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
     while not (tmp_path / "began").exists() and time.monotonic() < deadline:

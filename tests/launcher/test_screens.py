@@ -148,7 +148,7 @@ def drawn_screens(rng, decision):
         reason="",
         validation_loss_nats=loss,
     )
-    yield launch._text(decision, outcome, None)
+    yield launch._format_outcome(decision, outcome, None)
 
 
 @pytest.mark.parametrize("columns", [60, 80])

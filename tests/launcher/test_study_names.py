@@ -125,7 +125,7 @@ def test_ctrl_c_of_a_view_says_that_nothing_was_stopped(here, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.verbs.status._follow", interrupted)
+    monkeypatch.setattr("launcher.verbs.status._show_live", interrupted)
     code, _, err = forerun("status", "study", "--follow")
     assert (code, "nothing was stopped" in err) == (130, True)
 
