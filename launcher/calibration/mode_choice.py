@@ -278,7 +278,7 @@ class _ModeSearch:
     def __init__(self, asked: ModeRequest, work: PlannedWork, bench: Bench) -> None:
         self._asked, self._work, self._bench = asked, work, bench
 
-    def _seconds(self, mode: Numerics) -> float:
+    def _get_planned_seconds(self, mode: Numerics) -> float:
         return self._bench.figure(mode, self._work).planned_seconds
 
     def climb(self, start: Numerics) -> Numerics:
@@ -288,18 +288,18 @@ class _ModeSearch:
             wider := dataclasses.replace(best, num_slots=2 * best.num_slots)
         ).num_slots <= MOST_SLOTS:
             if (
-                not self._may_pay(best, wider, start)
-                or not self._fits_twice(best)
+                not self._can_pay(best, wider, start)
+                or not self._can_double_slots(best)
                 or not self._is_worth_compiling(wider, best)
             ):
                 break
             self._bench.measure(best, wider)
-            if not self._pays(wider, best, STEP):
+            if not self._is_faster(wider, best, STEP):
                 break
             best = wider
-        return best if self._pays(best, start, MARGIN) else start
+        return best if self._is_faster(best, start, MARGIN) else start
 
-    def _pays(self, mode: Numerics, than: Numerics, by: float) -> bool:
+    def _is_faster(self, mode: Numerics, than: Numerics, by: float) -> bool:
         """Return whether a mode is faster than a simpler one by the share `by`, even at its lowest
         plausible rate.
         """
@@ -309,17 +309,21 @@ class _ModeSearch:
         uncertainty_seconds = self._bench.bank_seconds(mode, self._work) * (
             figure.ratio / figure.least_ratio - 1
         )
-        return (figure.planned_seconds + uncertainty_seconds) * (1 + by) < self._seconds(than)
+        return (figure.planned_seconds + uncertainty_seconds) * (
+            1 + by
+        ) < self._get_planned_seconds(than)
 
-    def _may_pay(self, best: Numerics, wider: Numerics, start: Numerics) -> bool:
+    def _can_pay(self, best: Numerics, wider: Numerics, start: Numerics) -> bool:
         """Return whether twice the slots would pay if a bank's step took no longer with them."""
         shorter = self._bench.bank_seconds(best, self._work, wider.num_slots)
-        optimistic = shorter / self._bench.bank_seconds(best, self._work) * self._seconds(best)
-        return optimistic * (1 + STEP) < self._seconds(best) and optimistic * (
+        optimistic = (
+            shorter / self._bench.bank_seconds(best, self._work) * self._get_planned_seconds(best)
+        )
+        return optimistic * (1 + STEP) < self._get_planned_seconds(best) and optimistic * (
             1 + MARGIN
-        ) < self._seconds(start)
+        ) < self._get_planned_seconds(start)
 
-    def _fits_twice(self, best: Numerics) -> bool:
+    def _can_double_slots(self, best: Numerics) -> bool:
         """Return whether twice the slots fit in the memory of every kind of worker, extrapolated
         from what this number of slots and half of it took.
         """
@@ -344,28 +348,31 @@ class _ModeSearch:
         if not self._is_worth_compiling(changed, best):
             return best
         self._bench.measure(best, changed)
-        return changed if self._pays(changed, best, MARGIN) else best
+        return changed if self._is_faster(changed, best, MARGIN) else best
 
     def _is_worth_compiling(self, mode: Numerics, best: Numerics) -> bool:
         """Return whether compiling a mode is cheap compared with the planned work in the best mode
         so far; true if the mode is not compiled.
         """
-        return not mode.compiled or self._seconds(best) * COMPILE_SHARE >= COMPILE_SECONDS
+        return (
+            not mode.compiled or self._get_planned_seconds(best) * COMPILE_SHARE >= COMPILE_SECONDS
+        )
 
     def try_one_slot(self, best: Numerics) -> Numerics:
         """Return the mode with one slot, unless its current number of slots is clearly faster."""
         alone = dataclasses.replace(best, num_slots=1)
         self._bench.measure(best, alone)
-        return best if self._bench.refused(alone) or self._pays(best, alone, MARGIN) else alone
+        return best if self._bench.refused(alone) or self._is_faster(best, alone, MARGIN) else alone
 
     def explain(self, best: Numerics) -> str:
         """Return the reason for the choice, in a sentence."""
         plain = self._asked.given
         if best == plain:
             return "nothing is clearly faster by a tenth" if len(self._bench.modes) > 1 else ""
+        factor = format_factor(self._bench.figure(best, self._work).ratio)
+        duration = format_duration(self._get_planned_seconds(best))
+        plain_duration = format_duration(self._get_planned_seconds(plain))
         return (
-            f"{format_factor(self._bench.figure(best, self._work).ratio)} times as fast as "
-            f"{mode_name(plain, plain)}, {format_duration(self._seconds(best))} of planned work in "
-            "place of "
-            f"{format_duration(self._seconds(plain))}"
+            f"{factor} times as fast as {mode_name(plain, plain)}, {duration} of planned work in "
+            f"place of {plain_duration}"
         )

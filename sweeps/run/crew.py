@@ -110,7 +110,7 @@ class Crew:
         self,
         pool: Pool,
         num_slots_for: Callable[[RunSpec], int],
-        leases: AdaptiveTimeouts,
+        timeouts: AdaptiveTimeouts,
         clock: Callable[[], float],
         *,
         noise: bool = False,
@@ -119,7 +119,7 @@ class Crew:
         """Create the workers' state; arguments as in `sweeps.run.driver`."""
         self.kinds = tuple(kinds) or ("",) * pool.num_workers
         self._pool, self._num_slots_for = pool, num_slots_for
-        self._timeouts, self._clock = leases, clock
+        self._timeouts, self._clock = timeouts, clock
         self._noise = noise
         self.workers = [Worker() for _ in range(pool.num_workers)]
         self._idle = set(range(pool.num_workers))

@@ -235,7 +235,7 @@ class Driver:
                     continue
                 worker.bank_key = self._backlog.choose_key(worker.bank_key, self._is_ready)
             moved = self._backlog.fill(
-                worker.bank_key, worker.slots, self._is_ready, self._may_start
+                worker.bank_key, worker.slots, self._is_ready, self._can_start
             )
             if worker.slots:
                 self._crew.start(index, moved, kept=self._trunks.kept)
@@ -245,7 +245,7 @@ class Driver:
     def _is_ready(self, attempt: Attempt) -> bool:
         return self._trunks.may_start(attempt, self._crew.steps_done)
 
-    def _may_start(self, attempt: Attempt) -> bool:
+    def _can_start(self, attempt: Attempt) -> bool:
         # A user's command may be broken: it runs alone until one run has finished.
         if attempt.spec.command is not None and self._crew.flops() and not self._has_finished():
             return False
@@ -325,7 +325,7 @@ class Driver:
         if attempt is not None:
             # A late result: the run may have been lost and queued again
             self._backlog.discard(attempt)
-            self._end(attempt, result, curve)
+            self._keep_outcome(attempt, result, curve)
 
     def _handle_paused(self, index: int, paused: Finished) -> None:
         """Decide whether a paused run goes on or is recorded as pruned, which frees its slot."""
@@ -346,7 +346,7 @@ class Driver:
         if reason or attempt.run_id not in self._open:
             del slots[paused.slot]
         if reason and attempt.run_id in self._open:
-            self._end(attempt, dataclasses.replace(result, reason=reason), curve)
+            self._keep_outcome(attempt, dataclasses.replace(result, reason=reason), curve)
 
     def _lose_worker(self, report: Report, error: str) -> None:
         """Give up on a worker: what it held is lost, and it is restarted.
@@ -452,7 +452,7 @@ class Driver:
         reason += "" if last else ", under earlier drivers"
         if self._has_finished():
             reason += f", the last: {CAUSES[last.cause].words}: {last.reason}" if last else ""
-            self._end(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
+            self._keep_outcome(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
             self._commit()
             return
         self._refuse(f"run {attempt.run_id[:12]} was {reason}")
@@ -466,7 +466,7 @@ class Driver:
             "run the same command again" + "".join(f"\n{message}" for message in self._lost)
         )
 
-    def _end(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
+    def _keep_outcome(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
         """Keep a run's outcome until it is recorded together with those of the other reports."""
         del self._open[result.id]
         self._ended.append((attempt, result, curve))

@@ -267,13 +267,13 @@ def curve_after_result(patch):
 
 
 def checkpoint_dropped_first(patch):
-    end = driver_module.Driver._end
+    end = driver_module.Driver._keep_outcome
 
     def mutant(self, attempt, result, curve):
         driver_module.drop_checkpoints(self._study_dir, result.id)
         end(self, attempt, result, curve)
 
-    patch.setattr(driver_module.Driver, "_end", mutant)
+    patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
 
 def one_of_several_recorded(patch):
@@ -376,17 +376,17 @@ def slot_not_given_up(patch):
 
 def refilled_before_it_is_recorded(patch):
     """The slot is free, and nobody has written down what came of its run."""
-    end = driver_module.Driver._end
+    end = driver_module.Driver._keep_outcome
 
     def mutant(self, attempt, result, curve):
         if result.status != "pruned":
             end(self, attempt, result, curve)
 
-    patch.setattr(driver_module.Driver, "_end", mutant)
+    patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
 
 def pruned_told_twice(patch):
-    end = driver_module.Driver._end
+    end = driver_module.Driver._keep_outcome
 
     def mutant(self, attempt, result, curve):
         end(self, attempt, result, curve)
@@ -394,7 +394,7 @@ def pruned_told_twice(patch):
             [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
         )
 
-    patch.setattr(driver_module.Driver, "_end", mutant)
+    patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
 
 def curve_not_cut(patch):
