@@ -239,7 +239,7 @@ def plain_optuna(num_trials: int) -> dict[str, Any]:
         looks: list[tuple[int, float, float, float]] = []
         for number in range(num_trials):
             trial = study.ask(axes)
-            point = samplers._untold(SPACE, trial.params)
+            point = samplers._to_point(SPACE, trial.params)
             study.tell(trial, 3.5 if lost(point) else truth(point))
             looks.append((number + 1, time.monotonic(), time.process_time(), 0.0))
     ends = [

@@ -93,7 +93,7 @@ def ours(sampler: str, seed: int) -> Callable[..., Params]:
 
 def told_as_failure(seed: int) -> Callable[..., Params]:
     """Our TPE, but that a diverged trial has failed: what `study.tell(nan)` makes of it."""
-    plain, tpe = samplers._trial, ours("tpe", seed)
+    plain, tpe = samplers._make_trial, ours("tpe", seed)
 
     def trial(axes: Any, told: Any, loss: float | None, index: int) -> Any:
         if loss == math.inf:
@@ -105,7 +105,7 @@ def told_as_failure(seed: int) -> Callable[..., Params]:
         return plain(axes, told, loss, index)
 
     def ask(index: int, told: dict[int, float | None], points: list[Params]) -> Params:
-        with mock.patch.object(samplers, "_trial", trial):
+        with mock.patch.object(samplers, "_make_trial", trial):
             return tpe(index, told, points)
 
     return ask

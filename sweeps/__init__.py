@@ -1,10 +1,10 @@
-"""Many runs, nothing lost, nothing finished ever run twice.
+"""Sweeps of many runs that lose no result and never repeat a finished run.
 
 Enters:   a source of `RunSpec`s (a list, or a search), a pool of workers that host banks, a study
 folder.
 Leaves:   a ledger of hash-chained records and a curve file per run.
-Promises: one outcome per run, durable once reported; an interrupted search suggests what it would
-have.
+Promises: one outcome per run, durable once reported; an interrupted search continues with the same
+points.
 Refuses:  a damaged ledger, a changed plan, a second or stale driver, a full disk, an unbounded
 wait.
 """
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def load(study: str | os.PathLike[str]) -> StudyView:
-    """A study folder's runs, for notebooks: `sweeps.load("study").trials()` is a DataFrame.
+    """Load the runs of a study folder, for notebooks.
+
+    `sweeps.load("study").trials()` is a DataFrame with one row per run.
 
     Raises:
-        SweepError: no study there, or not a sound one.
+        SweepError: the folder holds no study, or its ledger is damaged.
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How fast workers train each shape, which numerics follow, and what a study will cost.
+"""Calibration: how fast workers train each shape, which numerics are chosen, and a study's cost.
 
 Enters:   a `Study`, and measurements by its workers.
 Leaves:   slots, threads, compilation and precision per shape; runs, hours and dollars per stage,

@@ -1,5 +1,5 @@
-"""What a study's stages will run, at which speed, and what that takes, counted from the plan before
-the first run.
+"""The cost of a study, computed from the plan before the first run: which runs its stages have, at
+which speed workers train them, and what that takes.
 """
 
 from __future__ import annotations
@@ -10,30 +10,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from launcher.calibration.stage_runs import StageRuns, runs_of
 from launcher.estimates.layout import planned_parallelism
 from launcher.estimates.machine import Span, added, exactly, gpu_hours
 from launcher.estimates.main_run import MainRun
 from launcher.estimates.utilization import PROXY_MFU
-from launcher.experiments.conventions import num_tie_runs
-from launcher.experiments.ladder import ladder_runs, stage_specs
-from launcher.experiments.sweep_grids import first_runs, warmup_runs
 from launcher.experiments.transferred_values import target_guess
 from launcher.plan.calibration_records import Calibration, ModeRequest, Part, WorkerKind, mean_rate
 from launcher.plan.study import Study
 from proxies.core.branches import own_flops
 from proxies.core.canon import Json
 from proxies.core.flops import flops_per_token
-from proxies.core.hyperparameters import warmup_of, with_warmup
 from proxies.core.noise_scale import look_passes
 from proxies.core.notation import counted, format_significant
 from proxies.core.optimizers import optimizer_flops
 from proxies.core.shape import Shape
 from proxies.core.spec import Run, RunSpec
 from sweeps.run.pool import num_cores
-from sweeps.search.growth import PROBES
-from sweeps.search.space import Params
 
-# What workers make of proxies: as measured by a calibration, or as assumed of any core.
+# ---- Speed ----
 
 WORKER_FLOPS = Span(
     value=30e9,
@@ -46,44 +41,51 @@ WORKER_FLOPS = Span(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """FLOPs a second of one worker, by shape and batch; of what was not measured, those of the
-    nearest that was.
+    """FLOPs per second of one worker, by shape and batch; for what was not measured, those of the
+    nearest measured shape and batch.
     """
 
     measured: tuple[tuple[ModeRequest, Span], ...] = ()
     source: str = ""
     kinds: tuple[WorkerKind, ...] = ()
-    """Workers of the study that was calibrated, measuring at once; empty: not known."""
+    """Workers of the study that was calibrated, which measured at the same time; empty if
+    unknown.
+    """
     assumed: Span = WORKER_FLOPS
-    """Where nothing was measured."""
+    """Speed if nothing was measured."""
 
     def of(self, spec: RunSpec, part: Part = "proxy") -> Span:
-        """For runs like this one, of the ladder or of any other stage: what was chosen for each may
-        differ.
+        """Return the speed for runs like this one.
+
+        Args:
+            spec: the run.
+            part: whether it belongs to the ladder or to another stage; their chosen modes may
+                differ.
         """
         if not self.measured:
-            # which takes time, and is none of the run's FLOPs
-            own = optimizer_flops(spec.optimizer, spec.shape)
+            # The optimizer takes time but is not counted in the run's FLOPs
+            optimizer = optimizer_flops(spec.optimizer, spec.shape)
             trained = float(flops_per_token(spec.shape) * spec.batch_tokens)
             return replace(
-                self.assumed.scaled(trained / (trained + own)), source=self.assumed.source
+                self.assumed.scaled(trained / (trained + optimizer)), source=self.assumed.source
             )
 
-        def far(asked: ModeRequest) -> tuple[float, bool, bool]:
-            ratio = _step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens)
+        def distance(asked: ModeRequest) -> tuple[float, bool, bool]:
+            ratio = _count_step_flops(asked) / (flops_per_token(spec.shape) * spec.batch_tokens)
             unlike = (asked.shape, asked.batch_tokens) != (spec.shape, spec.batch_tokens)
             return abs(math.log(ratio)), unlike, asked.part != part
 
-        return min(self.measured, key=lambda each: far(each[0]))[1]
+        _, span = min(self.measured, key=lambda pair: distance(pair[0]))
+        return span
 
     @property
     def num_workers(self) -> int:
-        """Of all kinds; 0: not known."""
+        """Number of workers of all kinds; 0 if unknown."""
         return sum(kind.num_workers for kind in self.kinds)
 
     @property
     def over_all(self) -> Span:
-        """The lowest, the middle, the highest, with where they are from."""
+        """Median measured speed with the lowest and the highest, and their source."""
         if not self.measured:
             return self.assumed
         spans = sorted((span for _, span in self.measured), key=lambda span: span.value)
@@ -91,17 +93,24 @@ class Speeds:
         return Span(value=spans[len(spans) // 2].value, low=low, high=high, source=self.source)
 
 
-def speeds_of(found: Sequence[Calibration], study: Study, source: str) -> Speeds:
-    """Those that calibrations measured of what they chose, and that this study asks for; none: as
-    assumed.
+def speeds_of(calibrations: Sequence[Calibration], study: Study, source: str) -> Speeds:
+    """Return the speeds that calibrations measured of their chosen modes, for the shapes and
+    batches of this study; assumed speeds if there are none.
 
-    Of workers as the last calibration had them: what one did not measure of each of their kinds is
-    left out, for no kind's speed is another's.
+    The workers are those of the last calibration with measurements. A calibration that did not
+    measure each of their kinds is left out, because no kind's speed is used for another.
+
+    Args:
+        calibrations: the calibrations, in order.
+        study: the study.
+        source: source of the measurements, for messages.
     """
-    kinds = next((one.kinds for one in reversed(found) if one.kinds), ())
+    kinds = next(
+        (calibration.kinds for calibration in reversed(calibrations) if calibration.kinds), ()
+    )
     measured = []
-    for one in found:
-        figure, asked = one.figure, one.asked
+    for calibration in calibrations:
+        figure, asked = calibration.figure, calibration.asked
         if (
             figure is None
             or figure.refused
@@ -110,7 +119,7 @@ def speeds_of(found: Sequence[Calibration], study: Study, source: str) -> Speeds
             continue
         by_kind = {timing.kind: timing for timing in figure.by_kind}
         if kinds and by_kind.keys() >= {kind.kind for kind in kinds}:
-            flops = _step_flops(asked)
+            flops = _count_step_flops(asked)
             rate, low, high = mean_rate(
                 [by_kind[kind.kind] for kind in kinds for _ in range(kind.num_workers)]
             )
@@ -119,7 +128,8 @@ def speeds_of(found: Sequence[Calibration], study: Study, source: str) -> Speeds
     return Speeds(measured=tuple(measured), source=source, kinds=kinds if measured else ())
 
 
-def _step_flops(asked: ModeRequest) -> float:
+def _count_step_flops(asked: ModeRequest) -> float:
+    """Return the FLOPs of one step."""
     return float(flops_per_token(asked.shape)) * asked.batch_tokens
 
 
@@ -151,39 +161,42 @@ COMMAND_SECONDS = Span(
     source="assumed, a run of your own trainer: its process starts, imports its framework, "
     "compiles, validates, saves",
 )
-"""Not measured on users' trainers; a process that imports torch takes about 6 CPU-seconds to
-start."""
+"""Seconds of one run of a user's trainer apart from its training. Not measured on users' trainers;
+a process that imports torch takes about 6 CPU-seconds to start.
+"""
 
 STEP_BYTES, RUN_BYTES = 20, 4500
-"""On disk: of a curve's row, and of a run beside it, in its file and in the ledger; measured on the
-demo."""
-MOST_ASKED = 2
-"""Extra rates per size and round that a loss basin cut off at one end asks for; where runs diverge
-it may be more."""
+"""Bytes on disk of one row of a curve, and of a run apart from its rows, in its file and in the
+ledger; measured on the demo.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
-    """One stage's runs."""
+    """Cost of one stage's runs."""
 
     name: str
     num_runs: tuple[int, int]
-    """At least, and with all the extensions that the plan allows; a winner's second execution is
-    none of its own."""
+    """Minimum number of runs, and the number with all extensions that the plan allows. The second
+    execution of a winner is not a run of its own.
+    """
     flops: Span
-    """Counted `causal`, as every record of a study."""
+    """Training FLOPs, counted `causal`, as in every record of a study."""
     core_hours: Span
     disk_bytes: Span
     looks_flops: float = 0.0
-    """Beside those, of looks at the gradient noise: in the hours, and in no record."""
+    """FLOPs of measuring the gradient noise, which are included in the hours and in no record."""
 
     def hours(self, num_workers: int) -> Span:
-        """On so many workers, none idle."""
+        """Return the hours on `num_workers` workers, none of them idle."""
         return self.core_hours.scaled(1 / num_workers)
 
     def gpu_hours(self, peak_flops: float, measured_gpus: float = 0.0) -> Span:
-        """Return GPU-hours of workers with so many GPUs each whose speed was measured; 0: by the
-        peak, as assumed.
+        """Return the GPU-hours.
+
+        Args:
+            peak_flops: peak FLOPs per second of one GPU, for an assumed speed.
+            measured_gpus: GPUs of each worker whose speed was measured; 0: the speed is assumed.
         """
         if measured_gpus:
             return self.core_hours.scaled(measured_gpus)
@@ -191,86 +204,50 @@ class StageCost:
 
 
 def num_workers(study: Study, known: int = 0) -> int:
-    """Workers of the study: the plan's, or as many as it was `known` to have, or as fit on this
-    machine's cores, none with less than a core.
+    """Return the number of workers of the study.
+
+    This is the plan's number, or the number `known` from earlier work, or as many as fit on this
+    machine's cores, each with at least one core.
     """
     cluster = study.plan.cluster
     room = int(num_cores() / max(1.0, cluster.worker_cpus))
     return 1 if cluster.backend == "inline" else cluster.num_workers or known or max(1, room)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageRuns:
-    """One stage's runs, as the plan asks for them before anything has ended."""
-
-    name: str
-    runs: list[RunSpec]
-    more: list[RunSpec]
-    """With all the extensions that the plan allows, beyond those."""
-    num_again: int = 0
-    """Of `runs`, second executions: they cost time and are no runs of the ledger."""
-
-
-def runs_of(study: Study) -> list[StageRuns]:
-    """The runs of every stage in order, some standing for others of their kind."""
-    point, search = study.space.lowest, study.plan.search
-    least, more = _transfer(study, point)
-    # A command's activations cannot be seen, and are not checked.
-    rows = (
-        [row for runs in study.coordinate_checks.values() for row in runs]
-        if study.plan.command is None
-        else []
-    )
-    checks = [run for row in rows for run in row]
-    trial, (ties, most_ties) = study.trial(point), num_tie_runs(study)
-    return [
-        StageRuns(name="check", runs=checks, more=[]),
-        StageRuns(
-            name="sweep",
-            runs=[trial]
-            * (search.num_trials + search.num_replicates + study.replays_winner + ties),
-            more=[trial]
-            * (search.max_extensions * max(search.extension_trials, PROBES) + most_ties - ties),
-            num_again=int(study.replays_winner),
-        ),
-        StageRuns(name="transfer", runs=least, more=more),
-        StageRuns(name="ladder", runs=stage_specs(study, ladder_runs(study, point)), more=[]),
-    ]
-
-
 def stages_of(study: Study, speeds: Speeds) -> list[StageCost]:
-    """Every stage in order. A run that two stages ask for is made once, and counted in the
-    first.
+    """Return the cost of every stage in order.
+
+    A run that two stages request is executed once, and counted in the first.
     """
-    return [_stage(stage, speeds) for stage in runs_of(study)]
+    return [_compute_stage_cost(stage, speeds) for stage in runs_of(study)]
 
 
 def total_of(stages: Iterable[StageCost]) -> StageCost:
-    """All of them together; checks are in the cost and not in the runs, as the ledger and `status`
-    count them.
+    """Return the total cost. Checks are included in the cost but not in the number of runs, as in
+    the ledger and `status`.
     """
     every = list(stages)
-    counts = [s.num_runs for s in every if s.name != "check"]
+    counts = [stage.num_runs for stage in every if stage.name != "check"]
     return StageCost(
         name="total",
         num_runs=(sum(least for least, _ in counts), sum(most for _, most in counts)),
-        flops=added(s.flops for s in every),
-        core_hours=added(s.core_hours for s in every),
-        disk_bytes=added(s.disk_bytes for s in every),
-        looks_flops=sum(s.looks_flops for s in every),
+        flops=added(stage.flops for stage in every),
+        core_hours=added(stage.core_hours for stage in every),
+        disk_bytes=added(stage.disk_bytes for stage in every),
+        looks_flops=sum(stage.looks_flops for stage in every),
     )
 
 
 def own_seconds(study: Study, runs: Iterable[Run] = (), speeds: Speeds | None = None) -> Span:
-    """Return the seconds that each run of the study takes beside its training.
+    """Return the seconds that each run of the study takes apart from its training.
 
     For a user's command they are measured once runs of it have finished: the median of the seconds
-    that a run took beyond those of its training as estimated.
+    that a run took beyond the estimate of its training.
 
     Args:
-        study: what is asked.
-        runs: what its ledger has recorded.
-        speeds: of its workers; None: as assumed.
+        study: the study.
+        runs: runs that its ledger has recorded.
+        speeds: speeds of its workers; None: assumed speeds.
     """
     if study.plan.command is None:
         return RUN_SECONDS
@@ -282,7 +259,7 @@ def own_seconds(study: Study, runs: Iterable[Run] = (), speeds: Speeds | None = 
     if not finished:
         return COMMAND_SECONDS
     speeds = speeds or Speeds()
-    trained = [_core_hours([run.spec], speeds, "proxy").scaled(3600.0) for run in finished]
+    trained = [_compute_core_hours([run.spec], speeds, "proxy").scaled(3600.0) for run in finished]
     seconds = [run.result.seconds for run in finished]
     low, value, high = (
         max(0.0, median(map(operator.sub, seconds, ends)))
@@ -298,16 +275,16 @@ def own_seconds(study: Study, runs: Iterable[Run] = (), speeds: Speeds | None = 
 def wall_hours(
     stages: Iterable[StageCost], num_workers: int, run_seconds: Span = RUN_SECONDS
 ) -> Span:
-    """From the command to the report: the runs, and Ray's start, checks, fits and reports; ends
-    with ends.
+    """Return the time from the command to the report: the runs, Ray's start, checks, fits and
+    reports. The lower ends add up to the lower end, and the upper ends to the upper end.
 
-    Checks are counted as on one worker: their sizes follow one another, and seeds alone run side by
-    side.
+    Checks are counted as on one worker: their sizes run one after another, and only seeds run in
+    parallel.
 
     Args:
-        stages: what is run.
-        num_workers: that run it.
-        run_seconds: each run's own, beside its training (`own_seconds`).
+        stages: stages to run.
+        num_workers: number of workers.
+        run_seconds: seconds of each run apart from its training (`own_seconds`).
     """
     every = list(stages)
     trained = added(stage.hours(1 if stage.name == "check" else num_workers) for stage in every)
@@ -335,14 +312,14 @@ class KindCost:
     """The part of a study's GPU-hours that workers of one kind take."""
 
     kind: str
-    """Empty where the kinds are not known."""
+    """Kind of device; empty if the kinds are unknown."""
     num_workers: int
     gpu_hours: Span
     usd: Span | None
-    """None: no price is known."""
+    """Dollars; None if the price is unknown."""
 
     def told(self) -> dict[str, Json]:
-        """As verbs print it."""
+        """Return the cost as JSON data, as verbs print it."""
         usd = None if self.usd is None else self.usd.told()
         return {
             "kind": self.kind,
@@ -355,32 +332,44 @@ class KindCost:
 def kind_costs(
     on_gpu: Span, kinds: Sequence[WorkerKind], price: Callable[[str], Span | None]
 ) -> list[KindCost]:
-    """GPU-hours of all workers by kind, none idle: every worker is held as long as the others. No
-    kinds: one.
+    """Divide the GPU-hours of all workers by kind; every worker is held equally long, and none is
+    idle.
 
-    `price`: dollars for an hour of a GPU of a kind.
+    Args:
+        on_gpu: GPU-hours of all workers.
+        kinds: kinds of workers; empty: one unknown kind.
+        price: returns the dollars for an hour of a GPU of a kind; None if unknown.
     """
     every = kinds or (WorkerKind(kind="", num_workers=1, free_bytes=0),)
     total = sum(kind.num_workers for kind in every)
-    found = []
-    for each in every:
-        hours, usd = on_gpu.scaled(each.num_workers / total), price(each.kind)
+    costs = []
+    for worker_kind in every:
+        hours, usd = on_gpu.scaled(worker_kind.num_workers / total), price(worker_kind.kind)
         paid = None if usd is None else hours.times(usd)
-        found.append(
-            KindCost(kind=each.kind, num_workers=each.num_workers, gpu_hours=hours, usd=paid)
+        costs.append(
+            KindCost(
+                kind=worker_kind.kind,
+                num_workers=worker_kind.num_workers,
+                gpu_hours=hours,
+                usd=paid,
+            )
         )
-    return found
+    return costs
 
 
 def dollars(costs: Sequence[KindCost]) -> Span | None:
-    """Of all kinds; None where one's price is not known."""
+    """Return the dollars of all kinds; None if the price of one is unknown."""
     known = [cost.usd for cost in costs if cost.usd is not None]
     return added(known) if len(known) == len(costs) else None
 
 
 def worker_speed(study: Study, gpu: str, peak_flops: float) -> Speeds:
-    """What a worker with GPUs (`cluster.worker_gpus`) is assumed to make of proxies, of a peak for
-    each, a second.
+    """Return the assumed speed of a worker with GPUs (`cluster.worker_gpus`) on proxies.
+
+    Args:
+        study: the study.
+        gpu: name of the GPU.
+        peak_flops: peak FLOPs per second of one GPU.
     """
     gpus = study.plan.cluster.worker_gpus
     return Speeds(
@@ -392,8 +381,8 @@ def worker_speed(study: Study, gpu: str, peak_flops: float) -> Speeds:
 
 
 def planned_main_run(study: Study) -> MainRun:
-    """The main run that the budget suggests before any fit: 20 tokens a parameter (Chinchilla,
-    arXiv 2203.15556).
+    """Return the main run that the budget suggests before any fit: 20 tokens a parameter
+    (Chinchilla, arXiv 2203.15556).
     """
     target, launch = target_guess(study), study.plan.launch
     shape = study.shape(target.width).at_depth(target.depth)
@@ -407,43 +396,30 @@ def planned_main_run(study: Study) -> MainRun:
     )
 
 
-def _transfer(study: Study, point: Params) -> tuple[list[RunSpec], list[RunSpec]]:
-    """The grids as the first verdicts ask for them, and what extensions of each may add."""
-    target = target_guess(study)
-    # At the highest values: a warmup that is long at the base is the one that two rules carry
-    # differently.
-    compared, _ = warmup_runs(study, with_warmup(point, warmup_of(study.space.highest)), target, {})
-    first = {spec.id: spec for spec in compared}
-    more: list[RunSpec] = []
-    for specs in first_runs(study, point, target).values():
-        first |= {spec.id: spec for spec in specs}
-        seeds = {
-            (spec.shape, spec.num_tokens, spec.parametrization, spec.seed): spec for spec in specs
-        }
-        more += [*seeds.values()] * (MOST_ASKED * study.plan.transfer.max_extensions)
-    return list(first.values()), more
-
-
-def _stage(stage: StageRuns, speeds: Speeds) -> StageCost:
+def _compute_stage_cost(stage: StageRuns, speeds: Speeds) -> StageCost:
+    """Return the cost of one stage."""
     runs, every = stage.runs, [*stage.runs, *stage.more]
-    flops, disk = _flops(runs), _disk(runs)
+    flops, disk = _sum_flops(runs), _sum_disk_bytes(runs)
     part: Part = "ladder" if stage.name == "ladder" else "proxy"
-    hours, more = _core_hours(runs, speeds, part), _core_hours(stage.more, speeds, part)
-    looks_flops = _looks_flops(runs) if part == "ladder" else 0.0
+    hours, more = (
+        _compute_core_hours(runs, speeds, part),
+        _compute_core_hours(stage.more, speeds, part),
+    )
+    looks_flops = _count_noise_flops(runs) if part == "ladder" else 0.0
     hours = hours.scaled(1 + looks_flops / flops) if flops else hours
     return StageCost(
         name=stage.name,
         num_runs=(len(runs) - stage.num_again, len(every) - stage.num_again),
-        flops=Span(value=flops, low=flops, high=_flops(every)),
+        flops=Span(value=flops, low=flops, high=_sum_flops(every)),
         core_hours=Span(value=hours.value, low=hours.low, high=hours.high + more.high),
-        disk_bytes=Span(value=disk, low=disk, high=_disk(every)),
+        disk_bytes=Span(value=disk, low=disk, high=_sum_disk_bytes(every)),
         looks_flops=looks_flops,
     )
 
 
-def _looks_flops(runs: Iterable[RunSpec]) -> float:
-    """What looks at the gradient noise of runs take (`proxies.core.noise_scale`)."""
-    looked = 0.0
+def _count_noise_flops(runs: Iterable[RunSpec]) -> float:
+    """Return the FLOPs of measuring the gradient noise of runs (`proxies.core.noise_scale`)."""
+    flops = 0.0
     for run in runs:
         passes = -(-run.batch_sequences // run.pass_sequences(1))
         looks = (
@@ -451,22 +427,24 @@ def _looks_flops(runs: Iterable[RunSpec]) -> float:
             if run.factory is None and run.command is None
             else {}
         )
-        looked += run.flops * sum(looks.values()) / (run.schedule.num_steps * passes)
-    return looked
+        flops += run.flops * sum(looks.values()) / (run.schedule.num_steps * passes)
+    return flops
 
 
-def _core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
-    """Return the hours of one worker; runs of one shape and batch are as fast as each other."""
-    alike: dict[tuple[Shape, int], list[RunSpec]] = {}
+def _compute_core_hours(runs: Iterable[RunSpec], speeds: Speeds, part: Part) -> Span:
+    """Return the hours of one worker; runs of one shape and batch have the same speed."""
+    groups: dict[tuple[Shape, int], list[RunSpec]] = {}
     for run in runs:
-        alike.setdefault((run.shape, run.batch_tokens), []).append(run)
-    each = (exactly(_flops(those)).over(speeds.of(those[0], part)) for those in alike.values())
-    return added(each).scaled(1 / 3600.0)
+        groups.setdefault((run.shape, run.batch_tokens), []).append(run)
+    spans = (
+        exactly(_sum_flops(group)).over(speeds.of(group[0], part)) for group in groups.values()
+    )
+    return added(spans).scaled(1 / 3600.0)
 
 
-def _flops(runs: Iterable[RunSpec]) -> float:
+def _sum_flops(runs: Iterable[RunSpec]) -> float:
     return float(sum(own_flops(runs)))
 
 
-def _disk(runs: Iterable[RunSpec]) -> float:
+def _sum_disk_bytes(runs: Iterable[RunSpec]) -> float:
     return float(sum(RUN_BYTES + STEP_BYTES * run.schedule.num_steps for run in runs))

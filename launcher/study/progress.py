@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from launcher.base.talk import LiveLine, say
-from launcher.calibration.study_cost import AFTER_SECONDS, runs_of
+from launcher.calibration.stage_runs import runs_of
+from launcher.calibration.study_cost import AFTER_SECONDS
 from launcher.plan.study import Study
 from launcher.study.progress_text import line_of, run_text
 from proxies.core.branches import own_flops, trained_flops

@@ -1,4 +1,4 @@
-"""What runs inside a worker: engines of proxies behind the pool's `Host` protocol.
+"""The code that runs inside a worker: engines of proxies behind the pool's `Host` protocol.
 
 Enters:   calls of the pool: start, step, save, stop.
 Leaves:   losses, results, saved states, on one device.

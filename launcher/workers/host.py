@@ -1,5 +1,5 @@
-"""What a worker runs: an engine of proxies behind the pool's `Host` protocol. Torch is loaded in
-the worker alone.
+"""The host of a worker: it runs one engine of proxies behind the pool's `Host` protocol. Only
+workers load torch.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ if TYPE_CHECKING:
     from proxies.training.trainable_model import BuiltModel
 
     Engine = ResumableRuns | CommandEngine | Solo | Bank
-    """What trains: the user's own command, or a bank or one trial alone, saved now and then unless
-    it runs again."""
+    """Engine that trains runs: a user's command, a bank, or a single trial; `ResumableRuns` saves
+    the latter two from time to time, unless a run is executed again."""
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
-# What keeps a worker to its share of a GPU's memory: torch's own limit, set before anything is
-# allocated.
+# ---- Memory ----
 
 CONTEXT_BYTES = 768 * 2**20
-"""What every process takes on a device for its context and libraries, which torch cannot limit. Not
-measured on a device of each kind; half a gigabyte is usual."""
+"""Memory in bytes that every process takes on a device for its context and libraries, which torch
+cannot limit. Not measured for each kind of device; half a gigabyte is usual.
+"""
 
 
 def cap_memory(share: float) -> None:
-    """Have an allocation beyond `share` of this process's GPU, contexts counted, fail as out of
-    memory; none on a CPU.
+    """Limit this process to `share` of its GPU's memory, the CUDA context included; on a CPU, do
+    nothing.
 
-    So a neighbour's memory is never taken: the run that does not fit is tried again in smaller
-    parts.
+    Call this before anything is allocated. An allocation beyond the share fails as out of memory,
+    so other workers on the GPU keep theirs, and a run that does not fit is retried with smaller
+    microbatches.
     """
-    import torch  # a command's host needs none, and the driver's process neither
+    import torch  # imported here: neither the driver nor the host of a command needs it
 
     if torch.cuda.is_available():
         total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -63,66 +64,71 @@ def cap_memory(share: float) -> None:
 
 
 MOST_STEPS = sys.maxsize
-"""Of one call: its time ends it."""
+"""Maximum number of steps of one call; the call's time limit ends it."""
 
 
 class UserCodeError(ForerunError):
-    """The user's own model fails while it trains; the message names the line of theirs it
-    fails at.
+    """The user's own model failed during training; the message names the failing line of the user's
+    code.
     """
 
     cause = "user_code"
 
-    def __init__(self, said: str, log_tail: str) -> None:
-        """`log_tail`: the last lines of the traceback inside their files."""
+    def __init__(self, message: str, log_tail: str) -> None:
+        """Create the error; `log_tail` has the last lines of the traceback inside the
+        user's files.
+        """
         self.log_tail = log_tail
-        super().__init__(said)
+        super().__init__(message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFactory:
-    """Makes the host of a worker; travels to it. Folders are absolute, as the workers see them."""
+    """Settings from which a worker makes its host; sent to the worker. Folders are absolute paths
+    on the worker.
+    """
 
     study_dir: str
-    """Checkpoints and a command's runs go there."""
+    """Folder of the study, for checkpoints and the runs of a command."""
     corpus: str
-    """Folder of the token shards; empty where a command has its own data."""
+    """Folder of the token shards; empty if a command has its own data."""
     weights: dict[str, float] | None = None
-    """Shares of the corpus's sources, where the plan changes them."""
+    """Shares of the corpus's sources, if the plan changes them."""
     code_dir: str = ""
     """Folder of the user's own modules."""
     timeout_seconds: float | None = None
-    """Longest time of one run of a command."""
+    """Maximum duration in seconds of one run of a command."""
     gpu_share: float = 0.0
-    """GPUs of each worker; with less than one, none may take more than its share of the memory."""
+    """GPUs of each worker; below one, a worker may use only its share of the GPU's memory."""
     own_trainer: bool = False
-    """The user's own command trains, in processes of its own."""
+    """Whether the user's own command trains, in processes of its own."""
     python_path: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
-    """A command's, as the user set it: a worker's own serves our code, and could hide the
-    trainer's."""
+    """PYTHONPATH for a command, as the user set it. The worker's own value serves forerun, and
+    could hide the trainer's modules.
+    """
 
     def __call__(self) -> WorkerHost:
-        """A host with no engine yet."""
+        """Make a host without an engine."""
         return WorkerHost(self)
 
 
 class WorkerHost:
-    """One engine at a time, rebuilt when the key changes."""
+    """A host with one engine at a time, which is rebuilt when the bank key changes."""
 
     def __init__(self, where: HostFactory) -> None:
         self._where = where
         self._store: TokenStore | None = None
         self._engine: Engine | None = None
-        self._resumable: ResumableRuns | None = None  # the engine, if it is ours
+        self._resumable: ResumableRuns | None = None  # the engine, if it is no command
         self._key = ""
-        self._begun: dict[str, int] = {}  # run id -> step that it was admitted at
-        self._may_go_on = False  # the last call failed in nothing, and its answer needs no reply
+        self._begun: dict[str, int] = {}  # run id -> step at which it was admitted
+        self._may_go_on = False  # the last call succeeded, and its answer needs no reply
 
     def advance(self, call: HostCall) -> HostAnswer:
-        """See `sweeps.run.pool.Host`.
+        """Carry out a call; see `sweeps.run.pool.Host`.
 
         Raises:
-            UserCodeError: the user's own model fails while it trains.
+            UserCodeError: the user's own model fails during training.
         """
         may_go_on, self._may_go_on = self._may_go_on, False
         if call.probe is not None:
@@ -132,45 +138,52 @@ class WorkerHost:
             )
         if not call.ahead:
             self._prepare(call)
-        engine, own = self._engine, self._resumable
+        engine, resumable = self._engine, self._resumable
         if call.ahead and not may_go_on:
             return HostAnswer(steps={} if engine is None else engine.steps, skipped=True)
-        assert engine is not None, "what goes on was prepared"
+        assert engine is not None, "a call that continues was prepared by an earlier one"
         train = call.seconds > 0
-        ended = self._named(lambda: engine.advance(MOST_STEPS, call.seconds)) if train else []
-        if call.save and own is not None:
-            own.save()
+        ended = (
+            self._raise_user_errors(lambda: engine.advance(MOST_STEPS, call.seconds))
+            if train
+            else []
+        )
+        if call.save and resumable is not None:
+            resumable.save()
         answer = HostAnswer(
-            finished=tuple(self._told(*each) for each in ended),
+            finished=tuple(self._pack_outcome(*outcome) for outcome in ended),
             steps=engine.steps,
-            paused=() if own is None else tuple(self._told(*each) for each in own.paused()),
-            notes=() if own is None else own.take_notes(),
+            paused=()
+            if resumable is None
+            else tuple(self._pack_outcome(*outcome) for outcome in resumable.paused()),
+            notes=() if resumable is None else resumable.take_notes(),
         )
         self._may_go_on = train and not answer.needs_reply
         return answer
 
     def _prepare(self, call: HostCall) -> None:
-        """Have the engine hold what the call says."""
+        """Build the engine of the call's bank, and admit and free slots as the call says."""
         specs = [(slot, canon.decode(RunSpec, spec)) for slot, spec in call.admit]
         if call.bank_key != self._key or self._engine is None:
             if not specs:
-                raise ValueError("an empty bank was asked to advance")
+                raise ValueError("a call without runs cannot build a bank")
             self._drop()
-            self._engine = self._open(specs[0][1], call.num_microbatches, again=call.again)
+            self._engine = self._make_engine(specs[0][1], call.num_microbatches, again=call.again)
             self._key = call.bank_key
-        own = self._resumable
-        if own is not None:
-            own.keep(call.hold.keys() - {slot for slot, _ in specs})
+        resumable = self._resumable
+        if resumable is not None:
+            resumable.keep(call.hold.keys() - {slot for slot, _ in specs})
         for slot, spec in specs:
             self._engine.admit(slot, spec)
             self._begun[spec.id] = self._engine.steps.get(slot, 0)
-        if own is not None:
-            own.pause(call.hold, call.trunks)
-            own.measure_noise(call.noise)
+        if resumable is not None:
+            resumable.pause(call.hold, call.trunks)
+            resumable.measure_noise(call.noise)
 
-    def _device(self) -> str:
-        """The name of what trains here, as our engines record it; torch is loaded where it will
-        train anyway.
+    def _get_device_name(self) -> str:
+        """Return the name of the device that trains here, as engines record it.
+
+        Torch is loaded only if it trains in this process anyway.
         """
         if self._where.own_trainer or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             return gpu_name()
@@ -179,53 +192,56 @@ class WorkerHost:
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
     def _drop(self) -> None:
-        """Free what the engine holds before the next one takes its own.
+        """Free the engine's memory before the next engine is built.
 
-        A compiled model lies in a circle with its compiled self: of a bank of 1056 MB, 264 MB would
-        wait for the collector, and glibc does not fit a bank of other sizes into what is left. With
-        both done, a worker that went from that bank to an eager one of as many weights was at 2.4
-        GB, not at 2.8 to 3.0.
+        A compiled model is in a reference cycle with its compiled wrapper: of a bank of 1056 MB,
+        264 MB would wait for the garbage collector, and glibc cannot reuse the freed memory for a
+        bank of other sizes. With both calls, a worker that went from that bank to an eager one with
+        as many weights used 2.4 GB instead of 2.8 to 3.0 GB.
         """
         if self._engine is not None:
             self._engine = self._resumable = None
             gc.collect()
             give_back_memory()
 
-    def _named(self, trained: Callable[[], _Made]) -> _Made:
-        """What training gives; its errors in the user's files raised as such."""
+    def _raise_user_errors(self, train: Callable[[], _Result]) -> _Result:
+        """Call `train`, and raise an error in the user's files as UserCodeError."""
         try:
-            return trained()
+            return train()
         except Exception as error:
-            theirs = _frames_below(error, self._where.code_dir)
-            if not theirs or classify(error) != "error":
+            frames = _find_user_frames(error, self._where.code_dir)
+            if not frames or classify(error) != "error":
                 raise
-            last = theirs[-1]
-            sentence = (
+            last = frames[-1]
+            message = (
                 f"{Path(last.filename).name}, line {last.lineno}: `{last.line}`: "
                 f"{type(error).__name__}: {error}"
             )
             tail = "\n".join(
-                f"{Path(f.filename).name}, line {f.lineno}, in {f.name}: {f.line}" for f in theirs
+                f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}: {frame.line}"
+                for frame in frames
             )
-            raise UserCodeError(sentence, f"{tail}\n{type(error).__name__}: {error}") from error
+            raise UserCodeError(message, f"{tail}\n{type(error).__name__}: {error}") from error
 
-    def _told(self, slot: int, result: RunResult, curve: Curve) -> Finished:
-        """An outcome as it travels, with where it was made."""
-        # its first steps are as any's
-        begun = 0 if result.status == "pruned" else self._begun.get(result.id, 0)
-        here = site() | ({RESUMED: str(begun)} if begun else {})
-        # a command's does not tell
-        here |= {DEVICE: self._device()} if DEVICE not in result.environment else {}
-        placed = dataclasses.replace(result, environment={**result.environment, **here})
+    def _pack_outcome(self, slot: int, result: RunResult, curve: Curve) -> Finished:
+        """Return an outcome in the form that is sent to the driver, with the place where it was
+        made.
+        """
+        # A pruned run's first steps do not depend on where it was resumed
+        first_step = 0 if result.status == "pruned" else self._begun.get(result.id, 0)
+        place = site() | ({RESUMED: str(first_step)} if first_step else {})
+        # The outcome of a command has no device
+        place |= {DEVICE: self._get_device_name()} if DEVICE not in result.environment else {}
+        placed = dataclasses.replace(result, environment={**result.environment, **place})
         return Finished(
             slot=slot,
             result=cast(dict[str, Json], canon.to_json(placed)),
             curve=cast(dict[str, Json], canon.to_json(curve)),
         )
 
-    def _open(self, spec: RunSpec, num_microbatches: int, *, again: bool) -> Engine:
-        """What trains runs like this one: their own command, we ourselves one at a time, or side by
-        side.
+    def _make_engine(self, spec: RunSpec, num_microbatches: int, *, again: bool) -> Engine:
+        """Return the engine that trains runs like this one: a user's command, or proxies, one at a
+        time or as a bank.
         """
         where = self._where
         if spec.command is not None:
@@ -242,20 +258,22 @@ class WorkerHost:
                 )
             )
         if again:
-            return self._own(spec, num_microbatches)
+            return self._make_proxy_engine(spec, num_microbatches)
         from launcher.workers.resumable import ResumableRuns
 
-        self._resumable = ResumableRuns(self._own(spec, num_microbatches), Path(where.study_dir))
+        self._resumable = ResumableRuns(
+            self._make_proxy_engine(spec, num_microbatches), Path(where.study_dir)
+        )
         return self._resumable
 
-    def _own(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
-        """An empty engine of ours for runs like this one."""
-        store = self._opened()
-        # a bank of one slot records its steps
+    def _make_proxy_engine(self, spec: RunSpec, num_microbatches: int = 1) -> Solo | Bank:
+        """Return an empty engine of proxies for runs like this one."""
+        store = self._open_corpus()
+        # With CUDA graphs, a bank is used even for one slot: it records its steps
         if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
             from proxies.training.solo import Solo
 
-            return Solo(store, build=self._build, num_microbatches=num_microbatches)
+            return Solo(store, build=self._build_user_model, num_microbatches=num_microbatches)
         from proxies.training.bank import Bank
 
         return Bank(
@@ -267,8 +285,10 @@ class WorkerHost:
             num_microbatches=num_microbatches,
         )
 
-    def _opened(self) -> TokenStore:
-        """The corpus, once this worker is kept to its share of a GPU: what trains asks for both."""
+    def _open_corpus(self) -> TokenStore:
+        """Return the corpus, and limit this worker to its share of a GPU; every engine that trains
+        here needs both.
+        """
         from proxies.data.tokens import TokenStore
 
         where = self._where
@@ -279,54 +299,56 @@ class WorkerHost:
             cap_memory(where.gpu_share)
         return self._store
 
-    def _measured(self, asked: dict[str, Json]) -> object:
-        """The answer to `proxies.training.calibration.CalibrationProbe`."""
+    def _measure_modes(self, data: dict[str, Json]) -> object:
+        """Return the answer to `proxies.training.calibration.CalibrationProbe`."""
         from proxies.training.calibration import CalibrationProbe, measure
         from proxies.training.torch_device import TorchDevice
 
-        self._drop()  # the memory is the probe's
+        self._drop()  # the probe needs the memory
         self._key = ""
-        probe = canon.decode(CalibrationProbe, asked)
-        return measure(probe, self._own, TorchDevice(probe))
+        probe = canon.decode(CalibrationProbe, data)
+        return measure(probe, self._make_proxy_engine, TorchDevice(probe))
 
-    def _read(self, asked: dict[str, Json]) -> object:
-        """The answer to `proxies.coordinates.coordinates.CoordinateProbe`."""
+    def _read_coordinates(self, data: dict[str, Json]) -> object:
+        """Return the answer to `proxies.coordinates.coordinates.CoordinateProbe`."""
         from proxies.coordinates.activations import read_run
         from proxies.coordinates.coordinates import CoordinateProbe
 
         self._drop()
         self._key = ""
-        probe, store = canon.decode(CoordinateProbe, asked), self._opened()
-        build = self._build if probe.spec.factory is not None else None
-        return self._named(lambda: read_run(probe, store, build))
+        probe, store = canon.decode(CoordinateProbe, data), self._open_corpus()
+        build = self._build_user_model if probe.spec.factory is not None else None
+        return self._raise_user_errors(lambda: read_run(probe, store, build))
 
-    def _build(self, spec: RunSpec) -> BuiltModel:
+    def _build_user_model(self, spec: RunSpec) -> BuiltModel:
         from proxies.external.factory import build_model
 
         return build_model(spec, Path(self._where.code_dir))
 
 
 _PROBES: dict[str, Callable[[WorkerHost, dict[str, Json]], object]] = {
-    "where": lambda host, asked: {**site(), DEVICE: host._device()},
-    "modes": WorkerHost._measured,
-    "axis": WorkerHost._read,
+    "where": lambda host, data: {**site(), DEVICE: host._get_device_name()},
+    "modes": WorkerHost._measure_modes,
+    "axis": WorkerHost._read_coordinates,
 }
-"""What answers a probe, by a key that its kind alone has (`WHERE`, `CalibrationProbe`,
-`CoordinateProbe`)."""
+"""Function that answers a probe, by a key that only this kind of probe has (`WHERE`,
+`CalibrationProbe`, `CoordinateProbe`).
+"""
 
 
-def _frames_below(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:
-    """Where in the user's own files an error came through, the innermost last; our files may lie
-    there too.
+def _find_user_frames(error: Exception, code_dir: str) -> list[traceback.FrameSummary]:
+    """Return the frames in the user's own files through which an error passed, the innermost last.
+
+    forerun's own files may be below `code_dir` too; they are left out.
     """
-    ours = [Path(__file__).parents[2] / room for room in ("proxies", "sweeps", "launcher")]
+    packages = [Path(__file__).parents[2] / name for name in ("proxies", "sweeps", "launcher")]
 
-    def theirs(path: Path) -> bool:
-        return path.is_relative_to(code_dir) and not any(map(path.is_relative_to, ours))
+    def is_user_file(path: Path) -> bool:
+        return path.is_relative_to(code_dir) and not any(map(path.is_relative_to, packages))
 
     frames = traceback.extract_tb(error.__traceback__) if code_dir else []
     return [
-        f
-        for f in frames
-        if theirs(Path(f.filename)) and "site-packages" not in Path(f.filename).parts
+        frame
+        for frame in frames
+        if is_user_file(Path(frame.filename)) and "site-packages" not in Path(frame.filename).parts
     ]

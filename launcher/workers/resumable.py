@@ -1,5 +1,5 @@
-"""An engine of ours whose slots are saved now and then, and resume from there: behind the host, in
-the worker.
+"""Resumable runs: an engine of proxies whose slots are saved from time to time and resume from the
+saved states. It runs behind the host, in the worker.
 """
 
 from __future__ import annotations
@@ -31,49 +31,58 @@ if TYPE_CHECKING:
     from proxies.training.solo import Solo
 
 SAVE_SECONDS = 30.0
-"""Between two saves, so that a run loses no more when its worker dies."""
+"""Seconds between two saves of a long run: the most that a run loses when its worker dies."""
 SAVES_PER_RUN, LEAST_SAVE_SECONDS = 10, 1.0
-"""A run of less than ten times that is saved at each tenth: where workers live for seconds, it ends
-all the same."""
+"""A run that lasts less than ten times `SAVE_SECONDS` is saved at each tenth, and at most once in
+`LEAST_SAVE_SECONDS`: it then ends even if workers live only for seconds.
+"""
 LOOKED_AT = "looked at"
-"""Reason in the outcome of a run that waits; whoever prunes it has a better one."""
+"""Reason in the outcome of a paused run; a pruner replaces it with its own."""
 SAVE_SHARE, SHORT_SAVE_SHARE = 0.01, 0.05
-"""The largest share of the time that saving may take, in long and in short runs: where a save takes
-long, the next one waits longer. Four slots of a tiny model take 45 ms, and their steps 40.
+"""Maximum share of the time that saving may take, in long and in short runs; if a save takes long,
+the next one is delayed. Four slots of a tiny model take 45 ms to save, and a step of them 40 ms.
 """
 
 
 class ResumableRuns:
-    """Admits runs from their checkpoints, and writes some."""
+    """An engine that admits runs from their checkpoints, and saves checkpoints."""
 
     def __init__(
         self, engine: Solo | Bank, study_dir: Path, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock`: monotonic seconds."""
+        """Wrap an engine.
+
+        Args:
+            engine: the engine.
+            study_dir: folder of the study, for the checkpoints.
+            clock: returns monotonic seconds.
+        """
         self._engine, self._study_dir, self._clock = engine, study_dir, clock
         self._saved_steps: dict[int, int] = {}
         self._num_steps: dict[int, int] = {}
         self._step_seconds = 0.0
-        self._saved_at, self._save_took = clock(), 0.0
+        self._saved_at, self._save_duration_seconds = clock(), 0.0
         self._pauses: dict[int, int] = {}
-        # slot -> branch step and trunk of a run that others go on from
+        # slot -> branch step and trunk id, for runs from which others continue
         self._trunks: dict[int, tuple[int, str]] = {}
         self._notes: list[str] = []
         self._noise = NoiseLooks()
 
     @property
     def steps(self) -> dict[int, int]:
-        """Slot -> optimizer steps done, of the occupied slots."""
+        """Slot -> optimizer steps done, for the occupied slots."""
         return self._engine.steps
 
     def admit(self, index: int, spec: RunSpec) -> None:
-        """Start a run in a free slot from its newest good checkpoint, else from the trunk that it
-        shares, if any.
+        """Start a run in a free slot.
+
+        It continues from its newest valid checkpoint, or else from its trunk's saved state, if
+        there is one.
         """
         self._num_steps[index] = spec.schedule.num_steps
         folder = checkpoint_dir(self._study_dir, spec.id)
         while state := newest(folder, spec.id, self._engine.environment, self._notes):
-            if self._admitted(index, spec, state, folder):
+            if self._try_admit(index, spec, state, folder):
                 self._notes.append(f"run {spec.id[:12]} resumes from step {state.header.step}")
                 return
         if trunk := trunk_id(spec):
@@ -81,13 +90,13 @@ class ResumableRuns:
             while state := newest(
                 folder, trunk, self._engine.environment, self._notes, branch_step(spec)
             ):
-                if self._admitted(index, spec, of_branch(state, spec.id), folder):
+                if self._try_admit(index, spec, of_branch(state, spec.id), folder):
                     return
         self._engine.admit(index, spec)
         self._saved_steps[index] = 0
 
-    def _admitted(self, index: int, spec: RunSpec, state: SlotState, folder: Path) -> bool:
-        """Whether a run could go on from a state; one that it could not is put aside."""
+    def _try_admit(self, index: int, spec: RunSpec, state: SlotState, folder: Path) -> bool:
+        """Return whether a run could continue from a state; set the state aside if not."""
         try:
             self._engine.admit(index, spec, state)
         except StateError as error:
@@ -97,29 +106,35 @@ class ResumableRuns:
         return True
 
     def keep(self, indices: AbstractSet[int]) -> None:
-        """Free every slot but those."""
+        """Free every slot except `indices`."""
         for index in self._engine.steps.keys() - indices:
             self._engine.evict(index)
 
     def pause(self, hold: Mapping[int, int | None], trunks: Mapping[int, tuple[int, str]]) -> None:
-        """Have every run wait at its step to be looked at; one without continues.
+        """Set the steps at which runs pause.
 
-        `trunks`: slots whose state at a step is written for the runs that go on from that trunk.
+        Args:
+            hold: slot -> step at which its run pauses; None: it continues.
+            trunks: slot -> (step, trunk id) of states to save for runs that continue from that
+                trunk.
         """
         self._pauses = {index: step for index, step in hold.items() if step is not None}
         self._trunks = {
-            i: trunks[i]
-            for i, step in self._engine.steps.items()
-            if i in trunks and step < trunks[i][0]
+            index: trunks[index]
+            for index, step in self._engine.steps.items()
+            if index in trunks and step < trunks[index][0]
         }
         for index in self._engine.steps:
+            # The engine pauses at the trunk's step too, where its state is saved
             stops = [self._pauses.get(index), self._trunks.get(index, (None, ""))[0]]
             self._engine.pause_at(
                 index, min((step for step in stops if step is not None), default=None)
             )
 
     def _write_trunks(self) -> None:
-        """Write the state of every run that has come to the end of its trunk; it then continues."""
+        """Save the state of every run that has reached the end of its trunk; the run then
+        continues.
+        """
         for index, (step, trunk) in tuple(self._trunks.items()):
             if self._engine.steps.get(index) == step:
                 try:
@@ -135,46 +150,52 @@ class ResumableRuns:
                 self._engine.pause_at(index, self._pauses.get(index))
 
     def measure_noise(self, on: bool) -> None:
-        """Measure the runs' gradient noise from now on, or no longer."""
+        """Switch the measurement of the runs' gradient noise on or off."""
         self._engine.noise = self._noise if on else None
 
     def paused(self) -> list[tuple[int, RunResult, Curve]]:
-        """(slot, result, curve) of the runs that wait, as if they were pruned there; they may be
-        further already.
+        """Return (slot, result, curve) of the paused runs, as if they were pruned at their rung.
+
+        A run may already be beyond it.
         """
         steps = self._engine.steps
-        there = [
+        reached = [
             (index, step)
             for index, step in self._pauses.items()
             if index in steps and steps[index] >= step
         ]
-        return [(index, *self._engine.pruned(index, step, LOOKED_AT)) for index, step in there]
+        return [(index, *self._engine.pruned(index, step, LOOKED_AT)) for index, step in reached]
 
     def advance(
         self, num_steps: int, seconds: float = math.inf
     ) -> list[tuple[int, RunResult, Curve]]:
-        """Up to so many steps, for so long; (slot, result, curve) of those that end. Returns sooner
-        to save.
+        """Train at most `num_steps` steps for at most `seconds`; return sooner if a save is due.
+
+        Returns:
+            (slot, result, curve) of the runs that ended.
         """
         began, before = self._clock(), self._engine.steps
-        due_seconds = self._saved_at + self._save_every_seconds() - began
-        # However late the call comes: one that made no step would be followed by others like it.
+        due_seconds = self._saved_at + self._compute_save_interval() - began
+        # Train for a minimum time even if a save is overdue: a call that made no step would be
+        # followed by others without steps.
         ended = self._engine.advance(
             num_steps, min(seconds, max(due_seconds, LEAST_SAVE_SECONDS / 2))
         )
         self._write_trunks()
-        self._keep_noise()
-        done = [
+        self._write_noise()
+        steps_done = [
             step - before[index] for index, step in self._engine.steps.items() if index in before
         ]
-        if any(done):
-            self._step_seconds = (self._clock() - began) / max(done)
-        if self._clock() - self._saved_at >= self._save_every_seconds():
+        if any(steps_done):
+            self._step_seconds = (self._clock() - began) / max(steps_done)
+        if self._clock() - self._saved_at >= self._compute_save_interval():
             self.save()
         return ended
 
-    def _keep_noise(self) -> None:
-        """Write what was measured. A run without it is as good a run: what fails is a note."""
+    def _write_noise(self) -> None:
+        """Write the gradient noise that was measured. A failure is only a note, because the run
+        does not depend on it.
+        """
         looks, self._noise.taken = self._noise.taken, []
         try:
             for run_id, look in looks:
@@ -184,19 +205,25 @@ class ResumableRuns:
                 f"gradient noise could not be written ({error}); the run continues without it"
             )
 
-    def _save_every_seconds(self) -> float:
-        """Between two saves, by the shortest run at hand; of no known length, it is short."""
+    def _compute_save_interval(self) -> float:
+        """Return the seconds between two saves, which depend on the duration of the shortest
+        current run; a run of unknown duration counts as short.
+        """
         shortest = (
             min((self._num_steps[index] for index in self._engine.steps), default=0)
             * self._step_seconds
         )
         if shortest >= SAVES_PER_RUN * SAVE_SECONDS:
-            return max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
-        return max(shortest / SAVES_PER_RUN, LEAST_SAVE_SECONDS, self._save_took / SHORT_SAVE_SHARE)
+            return max(SAVE_SECONDS, self._save_duration_seconds / SAVE_SHARE)
+        return max(
+            shortest / SAVES_PER_RUN,
+            LEAST_SAVE_SECONDS,
+            self._save_duration_seconds / SHORT_SAVE_SHARE,
+        )
 
     def save(self) -> None:
-        """Write the state of every slot that has moved since it was last written. What fails is a
-        note, no error.
+        """Save the state of every slot that has advanced since its last save. A failure is a note,
+        not an error.
         """
         began = self._clock()
         for index, step in self._engine.steps.items():
@@ -208,9 +235,9 @@ class ResumableRuns:
                     self._notes.append(f"{error}; the run continues without this checkpoint")
                 self._saved_steps[index] = step
         self._saved_at = self._clock()
-        self._save_took = self._saved_at - began
+        self._save_duration_seconds = self._saved_at - began
 
     def take_notes(self) -> tuple[str, ...]:
-        """Notes for the user, each once."""
+        """Return the notes for the user, each once."""
         notes, self._notes = tuple(self._notes), []
         return notes

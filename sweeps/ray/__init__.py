@@ -1,7 +1,7 @@
-"""Workers as Ray actors, on a cluster of our own or one that exists.
+"""Workers as Ray actors, on a cluster that forerun starts or on an existing one.
 
-Enters:   how many workers, with how much of which device.
+Enters:   the number of workers, and the share of a device that each takes.
 Leaves:   a `Pool`.
-Promises: Ray enters in `pool` and `head` alone; nothing of it outlives the driver.
+Promises: only `pool` and `head` import Ray; nothing of it outlives the driver.
 Refuses:  a cluster whose nodes cannot run the study.
 """

@@ -1,11 +1,11 @@
-"""The head of a Ray cluster of our own, as a program: starts Ray, writes its address into a file,
-and stays.
+"""Program that runs the head of a Ray cluster on this machine: it starts Ray, writes Ray's address
+into a file, and waits to be ended.
 
     python -P ray_head.py ADDRESS_FILE NUM_CPUS OBJECT_STORE_BYTES RAY_DIR
 
-It runs under `proxies.external.keeper`, which ends it with all that Ray has started, however the
-driver ends. `ray start --head` would also open Ray Client's port. RAY_DIR may be empty: then Ray
-takes its own.
+It runs under `proxies.external.keeper`, which ends it with all processes that Ray has started,
+however the driver ends. `ray start --head` is not used because it also opens Ray Client's port.
+RAY_DIR may be empty: Ray then uses its default folder.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ASK_SECONDS = 0.5
 
 
 def main(address_file: str, num_cpus: str, object_store_bytes: str, ray_dir: str) -> None:
-    """Start Ray, tell where, and wait to be ended."""
+    """Start Ray, write its address, and wait to be ended."""
     import ray
 
-    _wait_longer_for_the_node(ray._private.services)
+    _wait_until_node_registers(ray._private.services)
     context: Any = ray.init(
         address="local",
         num_cpus=int(num_cpus),
@@ -32,28 +32,28 @@ def main(address_file: str, num_cpus: str, object_store_bytes: str, ray_dir: str
         log_to_driver=False,
         _temp_dir=ray_dir or None,
     )
-    new = Path(f"{address_file}.new")
-    new.write_text(context.address_info["gcs_address"], encoding="utf-8")
-    new.rename(address_file)
+    new_file = Path(f"{address_file}.new")
+    new_file.write_text(context.address_info["gcs_address"], encoding="utf-8")
+    new_file.rename(address_file)
     threading.Event().wait()
 
 
-def _wait_longer_for_the_node(services: Any) -> None:
-    """Have Ray wait until its node is there: by itself it gives up after 30 s, and a busy machine
-    takes longer.
+def _wait_until_node_registers(services: Any) -> None:
+    """Have Ray wait until its node is registered.
 
-    How long is too long is the driver's to say, who ends this program.
+    Ray by itself gives up after 30 s, and a busy machine takes longer. The driver decides how long
+    is too long, and ends this program.
     """
-    ask = services.get_node
+    get_node = services.get_node
 
-    def patient(*arguments: Any) -> Any:
+    def retry(*arguments: Any) -> Any:
         while True:
             try:
-                return ask(*arguments)
-            except RuntimeError:  # its node is not registered yet
+                return get_node(*arguments)
+            except RuntimeError:  # the node is not registered yet
                 time.sleep(_ASK_SECONDS)
 
-    services.get_node = patient
+    services.get_node = retry
 
 
 if __name__ == "__main__":

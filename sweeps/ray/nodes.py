@@ -1,6 +1,7 @@
-"""The nodes of a Ray cluster: does its head answer, how many workers fit, can they run the study?
+"""Nodes of a Ray cluster: whether the head answers, how many workers fit, and whether the nodes can
+run the study.
 
-Ray itself comes in as an argument, from the only module that imports it (`sweeps.ray.pool`).
+Ray itself is passed as an argument, from the only module that imports it (`sweeps.ray.pool`).
 """
 
 from __future__ import annotations
@@ -17,30 +18,34 @@ from sweeps.store.errors import ClusterUnfit
 
 CONNECT_SECONDS = 5.0
 RPC_SECONDS = 5.0
-CHECK_SECONDS = 60.0  # the first task on a node starts a worker there
+CHECK_SECONDS = 60.0
+"""Time limit in seconds for a node check; the first task on a node starts a worker process."""
 SETTLE_SECONDS = 5.0
-"""Seconds without growth after which free resources are taken as they are (`measure_resources`)."""
+"""Seconds without growth after which the free resources are taken as final (`measure_resources`).
+"""
 _POLL_SECONDS = 0.05
 
 NodeCheck = Callable[[], list[str]]
-"""What a node is asked before it gets work: its problems, none if all is well. Picklable."""
+"""Function that a node runs before it gets work: returns the node's problems, empty if there are
+none. Picklable.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlacement:
-    """Where workers run, and what each takes of it."""
+    """The cluster on which workers run, and the resources that each worker takes."""
 
     address: str = ""
-    """`host:port` of a cluster's head, or `auto`; empty: a cluster of our own, on this machine."""
+    """`host:port` of a cluster's head, or `auto`; empty: start a cluster on this machine."""
     worker_cpus: float = 1.0
     worker_gpus: float = 0.0
-    """A share of a device below 1, or a whole number."""
+    """GPUs of one worker: a share of one GPU below 1, or a whole number."""
     worker_memory_gib: float = 0.0
-    """0: not asked for."""
+    """Memory of one worker in GiB; 0: not reserved."""
 
     @property
     def needs(self) -> dict[str, float]:
-        """What one worker needs, as Ray names resources."""
+        """Resources that one worker takes, by Ray's names."""
         needs = {
             "CPU": self.worker_cpus,
             "GPU": self.gpu_share,
@@ -50,26 +55,24 @@ class WorkerPlacement:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether several workers may sit on one GPU."""
+        """Whether several workers may run on one GPU."""
         return 0 < self.worker_gpus < 1
 
     @property
     def gpu_share(self) -> float:
-        """GPUs of one worker as Ray counts them, in 1/10,000, rounded down: seven sevenths must
-        fit.
-        """
+        """GPUs of one worker in Ray's unit of 1/10,000, rounded down so that seven sevenths fit."""
         return math.floor(self.worker_gpus * 10_000 + 1e-6) / 10_000
 
     def __str__(self) -> str:
-        each = ", ".join(
+        amounts = ", ".join(
             f"memory {self.worker_memory_gib:g} GiB" if name == "memory" else f"{name} {amount:g}"
             for name, amount in self.needs.items()
         )
-        return f"{each} each"
+        return f"{amounts} each"
 
 
 def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
-    """Whether a server listens at `host:port`."""
+    """Return whether a server listens at `host:port`."""
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
@@ -79,10 +82,14 @@ def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
 
 
 def found_head(ray: Any, address: str) -> str:
-    """`host:port` of the head of an existing cluster, once it has answered our token.
+    """Return `host:port` of the head of an existing cluster, after it has accepted the token.
+
+    Args:
+        ray: the module.
+        address: `host:port`, or `auto`.
 
     Raises:
-        ClusterUnfit: there is none, it does not answer, or it refuses us.
+        ClusterUnfit: there is no cluster, or its head does not answer or refuses the token.
     """
     try:
         head = str(ray._private.services.canonicalize_bootstrap_address_or_die(address))
@@ -110,8 +117,10 @@ def found_head(ray: Any, address: str) -> str:
 
 
 def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
-    """Node id -> address, of the nodes that the head believes alive. Raises RayError if it does not
-    say in time.
+    """Return node id -> address of the nodes that the head considers alive.
+
+    Raises:
+        RayError: the head does not answer within `seconds`.
     """
     nodes = gcs.get_all_node_info(timeout=seconds)
     alive = {
@@ -123,7 +132,9 @@ def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
 
 
 def room(resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement) -> int:
-    """How many workers fit. None is split over two nodes, nor is a share of a GPU over two GPUs.
+    """Return how many workers fit.
+
+    No worker is split over two nodes, and no share of a GPU over two GPUs.
 
     Args:
         resources: node id -> resource -> amount.
@@ -133,23 +144,23 @@ def room(resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement) -
 
 
 def node_room(node: Mapping[str, float], place: WorkerPlacement) -> int:
-    """How many workers fit on one node, given its resources."""
-    slack = 1 + 1e-9  # fractions: ten tenths are one
+    """Return how many workers fit on one node, given its resources."""
+    slack = 1 + 1e-9  # rounding: ten tenths must make one
     needs = {
         name: amount
         for name, amount in place.needs.items()
         if name != "GPU" or not place.shares_gpus
     }
-    most = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]
+    limits = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]
     if place.shares_gpus:
-        most.append(sum(math.floor(part * slack / place.gpu_share) for part in devices(node)))
-    return min(most)
+        limits.append(sum(math.floor(part * slack / place.gpu_share) for part in devices(node)))
+    return min(limits)
 
 
 def devices(node: Mapping[str, float]) -> list[float]:
-    """The GPUs of a node, each as the part of it that is free: whole ones first."""
-    whole, part = divmod(node.get("GPU", 0.0), 1.0)
-    return [1.0] * int(whole) + ([round(part, 4)] if part >= 1e-4 else [])
+    """Return the free part of each GPU of a node: whole GPUs first, then the fraction."""
+    num_whole, fraction = divmod(node.get("GPU", 0.0), 1.0)
+    return [1.0] * int(num_whole) + ([round(fraction, 4)] if fraction >= 1e-4 else [])
 
 
 Resources = dict[str, dict[str, float]]
@@ -159,17 +170,17 @@ Resources = dict[str, dict[str, float]]
 def measure_resources(
     ray: Any, place: WorkerPlacement, num_workers: int, check: Callable[[], None]
 ) -> tuple[Resources, Resources]:
-    """Return all resources and the free ones; where every worker that fits is wanted, once no more
-    become free.
+    """Return all resources and the free resources of the cluster.
 
-    The head learns late that a driver has ended and its resources are free again: a driver that
-    starts at once would count less room than there is, and keep fewer workers to its end.
+    If as many workers as fit are requested, this waits until no more resources become free. The
+    head learns late that a driver has ended: a driver that starts right after it would otherwise
+    count too little room, and keep too few workers until its end.
 
     Args:
         ray: the module, connected.
         place: what a worker takes.
-        num_workers: the number wanted; 0: as many as fit.
-        check: called at each look: raises what ends the wait.
+        num_workers: number of workers requested; 0: as many as fit.
+        check: called in each iteration; raises to end the wait.
     """
     total: Resources = ray._private.state.total_resources_per_node()
     num_wanted = 0 if num_workers else room(total, place)
@@ -186,40 +197,41 @@ def measure_resources(
 
 
 def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:
-    """What nodes have, in words.
+    """Return the resources of nodes as text, one line a node.
 
     Args:
         resources: node id -> resource -> amount.
-        names: node id -> address, of the nodes to tell of.
+        names: node id -> address of the nodes to describe.
     """
     lines = []
     for node, address in names.items():
-        has = resources.get(node, {})
+        amounts = resources.get(node, {})
         parts = [
-            counted(has.get("CPU", 0), "CPU"),
-            counted(has.get("GPU", 0), "GPU"),
-            f"{has.get('memory', 0) / 2**30:.1f} GiB",
+            counted(amounts.get("CPU", 0), "CPU"),
+            counted(amounts.get("GPU", 0), "GPU"),
+            f"{amounts.get('memory', 0) / 2**30:.1f} GiB",
         ]
         lines.append(f"\n  {address}: {', '.join(parts)}")
     return "".join(lines)
 
 
 def look(check: NodeCheck) -> list[str]:
-    """The task that asks one node. A function of this module, so that a node without our code fails
-    by name.
+    """Run a node check: the task that is sent to a node.
+
+    It is a function of this module, so that a node without forerun fails with the module's name.
     """
     return check()
 
 
-def _wait(
+def _await_tasks(
     ray: Any, references: list[Any], check_stop: Callable[[], None]
 ) -> tuple[list[Any], list[Any]]:
-    """Those of the tasks that end in time, and the others; `check_stop` is called each second."""
-    until, late = time.monotonic() + CHECK_SECONDS, references
-    while late and time.monotonic() < until:
+    """Return the tasks that end in time, and the others; `check_stop` is called each second."""
+    deadline, late = time.monotonic() + CHECK_SECONDS, references
+    while late and time.monotonic() < deadline:
         _, late = ray.wait(late, num_returns=len(late), timeout=1.0)
         check_stop()
-    return [each for each in references if each not in late], late
+    return [reference for reference in references if reference not in late], late
 
 
 def check_nodes(
@@ -229,40 +241,42 @@ def check_nodes(
     environment: dict[str, str],
     check_stop: Callable[[], None],
 ) -> None:
-    """Ask every node at once.
+    """Check every node at once.
 
     Args:
         ray: the module, connected.
-        nodes: id -> address.
-        check: what is asked.
-        environment: of the asking process, as workers will have it.
-        check_stop: called each second while nodes answer: raises what ends that.
+        nodes: node id -> address.
+        check: the function that each node runs.
+        environment: environment variables of the process that runs it, as workers have them.
+        check_stop: called each second while nodes answer; raises to end the wait.
 
     Raises:
-        ClusterUnfit: every node with problems, and those that do not answer in time.
+        ClusterUnfit: names every node with problems, and the nodes that do not answer in time.
     """
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    plain = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
+    options = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
     task = ray.remote(look)
-    asked = {
-        task.options(**plain, scheduling_strategy=strategy(node, soft=False)).remote(check): address
+    tasks = {
+        task.options(**options, scheduling_strategy=strategy(node, soft=False)).remote(
+            check
+        ): address
         for node, address in nodes.items()
     }
-    done, late = _wait(ray, list(asked), check_stop)
-    problems = [f"{asked[reference]}: no answer within {CHECK_SECONDS:g} s" for reference in late]
+    done, late = _await_tasks(ray, list(tasks), check_stop)
+    problems = [f"{tasks[reference]}: no answer within {CHECK_SECONDS:g} s" for reference in late]
     for reference in done:
         try:
-            said = ray.get(reference, timeout=RPC_SECONDS)
+            node_problems = ray.get(reference, timeout=RPC_SECONDS)
         except ray.exceptions.RayError as error:
-            last = [
+            last_line = [
                 type(error).__name__,
                 *(line.strip() for line in str(error).splitlines() if line.strip()),
             ][-1]
-            said = [f"forerun does not run there: {last}"]
-        problems += [f"{asked[reference]}: {problem}" for problem in said]
+            node_problems = [f"forerun does not run there: {last_line}"]
+        problems += [f"{tasks[reference]}: {problem}" for problem in node_problems]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in sorted(problems))
         raise ClusterUnfit(
-            f"of {counted(len(nodes), 'node')} that were asked, these cannot run this "
+            f"of {counted(len(nodes), 'node')} that were checked, these cannot run this "
             f"study:{listed}"
         )

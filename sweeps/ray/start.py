@@ -1,7 +1,10 @@
-"""Starting a Ray cluster of our own: its head below a keeper, and how long to wait for it. No Ray
-in here.
+"""Starts a Ray cluster on this machine: its head under a supervisor, and limits on how long to
+wait.
 
-On a machine with more to do than cores, Ray's start takes minutes; one that gets on is waited for.
+This module does not import Ray.
+
+On a machine with more work than cores, Ray takes minutes to start; a start that makes progress is
+waited for.
 """
 
 from __future__ import annotations
@@ -21,19 +24,22 @@ from sweeps.ray import head as ray_head
 from sweeps.ray.own import ClusterFolder
 
 IDLE_SECONDS = 60.0
-"""Without any progress, a start is given up. A worker process takes 1 to 5 s, more on a busy
-machine."""
+"""Seconds without progress after which a start is given up. A worker process takes 1 to 5 s to
+start, more on a busy machine.
+"""
 MOST_SECONDS = 900.0
-"""A start that gets on is given up all the same: at a load of 24 on two cores it took 82 s."""
+"""Maximum duration in seconds of a start that makes progress; at a load of 24 on two cores a start
+took 82 s.
+"""
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray's least is 75 MB; what we send is a few kB."""
+"""Size in bytes of Ray's object store. Ray's minimum is 75 MB; forerun sends a few kB."""
 _POLL_SECONDS = 0.1
 
 
 class StartTimeout:
-    """Says when a wait has lasted too long: nothing has moved for `IDLE_SECONDS`, or `MOST_SECONDS`
-    are over.
+    """A time limit on a wait: at most `IDLE_SECONDS` without progress, and at most `MOST_SECONDS`
+    altogether.
     """
 
     def __init__(
@@ -41,29 +47,34 @@ class StartTimeout:
         check: Callable[[], None],
         size: Callable[[], int] = int,
         *,
-        what: str,
+        name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin to wait.
 
         Args:
-            check: raises what ends the wait.
-            size: of something that changes while there is progress; by default nothing does.
-            what: is waited for, first; in words.
-            clock: monotonic seconds.
+            check: raises to end the wait.
+            size: returns a number that changes while there is progress; constant by default.
+            name: name of what is waited for first, for messages.
+            clock: returns monotonic seconds.
         """
         self._check, self._size, self._clock = check, size, clock
-        self.begin(what)
+        self.begin(name)
 
-    def begin(self, what: str) -> None:
-        """Wait for something else from now on."""
-        self.what = what
-        """What is waited for."""
+    def begin(self, name: str) -> None:
+        """Begin to wait for something else."""
+        self.name = name
+        """Name of what is waited for."""
         self._began = self._moved_at = self._clock()
         self._last = self._size()
 
     def look(self) -> None:
-        """Go on waiting. Raises TimeoutError, and what `check` does."""
+        """Check that the wait may continue.
+
+        Raises:
+            TimeoutError: the wait has lasted too long.
+            BaseException: whatever `check` raises.
+        """
         self._check()
         now, size = self._clock(), self._size()
         if size != self._last:
@@ -75,18 +86,19 @@ class StartTimeout:
 
 
 class Head:
-    """Ray's head, and all that it starts; gone when `close` returns, or when this process ends in
-    whatever way.
+    """Ray's head and all processes that it starts.
+
+    They have ended when `close` returns, or when this process ends in any way.
     """
 
     def __init__(self, own: ClusterFolder, num_cpus: int) -> None:
-        """Begin to start it. Raises OSError."""
+        """Start the head's process. Raises OSError."""
         self._own, self._address = own, own.folder / "address"
         self._log = own.folder / "head.log"
         ray_dir = own.ray_dir or f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray"
         self._session = Path(ray_dir, "session_latest")
         arguments = [str(self._address), str(num_cpus), str(OBJECT_STORE_BYTES), own.ray_dir or ""]
-        self._kept = SupervisedCommand(
+        self._process = SupervisedCommand(
             [sys.executable, "-P", ray_head.__file__, *arguments],
             folder=Path.cwd(),
             environment=own.marked(os.environ),
@@ -95,11 +107,12 @@ class Head:
         )
 
     def address(self, patience: StartTimeout) -> str:
-        """`host:port`, once it is up.
+        """Return `host:port` of the head, once it is up.
 
         Raises:
-            RuntimeError: it has ended.
-            TimeoutError: it does not get on; and what `patience` raises.
+            RuntimeError: the head has ended.
+            TimeoutError: the head makes no progress.
+            BaseException: whatever `patience` raises.
         """
         while not self._address.exists():
             self.check()
@@ -108,16 +121,16 @@ class Head:
         return self._address.read_text(encoding="utf-8")
 
     def check(self) -> None:
-        """Raises RuntimeError if it has ended, with the last line that it printed."""
-        if self._kept.wait(0.0):
-            said = [line.strip() for line in _lines(self._log) if line.strip()]
+        """Raise RuntimeError if the head has ended, with the last line that it printed."""
+        if self._process.wait(0.0):
+            lines = [line.strip() for line in _read_lines(self._log) if line.strip()]
             raise RuntimeError(
-                f"its head ended with {self._kept.ended}: "
-                f"{said[-1] if said else 'it printed nothing'}"
+                f"its head ended with {self._process.ended}: "
+                f"{lines[-1] if lines else 'it printed nothing'}"
             )
 
     def size(self) -> int:
-        """Return the size of all its files, their number counted in: it changes while Ray
+        """Return the total size of the cluster's files plus their number, which changes while Ray
         starts.
         """
         size = 0
@@ -128,20 +141,25 @@ class Head:
         return size
 
     def keep_log(self) -> Path:
-        """What it printed, secrets removed, in a file that outlives the cluster; its path. Raises
-        OSError.
+        """Copy what the head printed, with secrets removed, to a file that outlives the cluster.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OSError: the file cannot be written.
         """
         handle, name = tempfile.mkstemp(prefix="forerun-ray-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.writelines(f"{line}\n" for line in _lines(self._log))
+            file.writelines(f"{line}\n" for line in _read_lines(self._log))
         return Path(name)
 
     def close(self) -> None:
-        """End it and all that it has started."""
-        self._kept.stop()
+        """End the head and all processes that it has started."""
+        self._process.stop()
 
 
-def _lines(log: Path) -> list[str]:
+def _read_lines(log: Path) -> list[str]:
     try:
         return log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

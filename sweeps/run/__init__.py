@@ -1,7 +1,7 @@
-"""The driver: runs in, outcomes out; banks filled, losses counted, caps kept.
+"""The driver: it executes runs on a pool and records their outcomes.
 
 Enters:   a source of runs and a pool of workers.
 Leaves:   one outcome per run in the ledger.
-Promises: a lost or hung worker costs time, never an outcome; no unbounded wait.
+Promises: a lost or hung worker costs time, never an outcome; no wait is unbounded.
 Refuses:  spending beyond a cap.
 """

@@ -1,4 +1,6 @@
-"""Runs that wait for a slot, by bank key: who is next, and who must run alone."""
+"""The backlog: runs that wait for a slot, by bank key, with the rules for which is next and which
+must run alone.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +19,29 @@ class Attempt:
     spec: RunSpec
     run_id: str
     bank_key: str
-    """What it shares with the others of its bank: among them `standing.num_microbatches`."""
+    """Key that it shares with the other runs of its bank; includes `standing.num_microbatches`."""
     standing: RetryStatus = NEVER_LOST
-    """What the executions that were begun and never reported mean for this one."""
+    """Retry status that follows from the run's lost executions."""
     rungs: tuple[int, ...] = ()
-    """Optimizer steps, ascending, at which its source has still to look at it."""
+    """Optimizer steps, ascending, at which its source has yet to judge it."""
     queued: bool = False
     """Whether it is in a `Backlog`."""
     flops: float = 0.0
-    """Of its training from the state that it goes on from, as it was started."""
+    """FLOPs of its training from the state at which it started."""
     again: bool = False
-    """Whether it has its outcome, and is run once more: see `sweeps.run.reruns`."""
+    """Whether it has its outcome and is executed again (`sweeps.run.reruns`)."""
 
     @property
     def pause_step(self) -> int | None:
-        """Where it is looked at next, if anywhere."""
+        """Optimizer step at which it is judged next; None if there is none."""
         return self.rungs[0] if self.rungs else None
 
 
 class Backlog:
-    """Queues of runs, one per bank key, in the order the keys came."""
+    """Queues of runs, one per bank key, in the order in which the keys arrived."""
 
     def __init__(self, num_slots_for: Callable[[RunSpec], int]) -> None:
-        """`num_slots_for`: K of a run's bank."""
+        """Create empty queues; `num_slots_for` returns K, the number of slots of a run's bank."""
         self._num_slots_for = num_slots_for
         self._queues: dict[str, deque[Attempt]] = {}
 
@@ -47,13 +49,13 @@ class Backlog:
         return sum(map(len, self._queues.values()))
 
     def add(self, attempt: Attempt) -> None:
-        """Put a run at the end of its queue."""
+        """Append a run to its queue."""
         attempt.queued = True
         self._queues.setdefault(attempt.bank_key, deque()).append(attempt)
 
     def put_back(self, attempt: Attempt) -> None:
-        """Queue a lost run again: first, for a search may wait for it; last if it runs alone and
-        would block.
+        """Queue a lost run again: at the front, because a search may wait for it, or at the back if
+        it must run alone and would block others.
         """
         attempt.queued = True
         queue = self._queues.setdefault(attempt.bank_key, deque())
@@ -63,18 +65,18 @@ class Backlog:
             queue.appendleft(attempt)
 
     def discard(self, attempt: Attempt) -> None:
-        """Forget a run, if it is queued."""
+        """Remove a run, if it is queued."""
         if attempt.queued:
-            self._take(attempt)
+            self._remove(attempt)
 
-    def _take(self, attempt: Attempt) -> None:
+    def _remove(self, attempt: Attempt) -> None:
         self._queues[attempt.bank_key].remove(attempt)
         attempt.queued = False
 
     def waits_for(
         self, bank_key: str, slots: Mapping[int, Attempt], ready: Callable[[Attempt], bool]
     ) -> bool:
-        """Whether a run that is ready waits for a free slot of that bank."""
+        """Return whether a run that is ready waits for a free slot of that bank."""
         queue = self._queues.get(bank_key, deque())
         return (
             len(queue) > 0
@@ -83,8 +85,10 @@ class Backlog:
         )
 
     def choose_key(self, current: str, ready: Callable[[Attempt], bool]) -> str:
-        """The key for an empty bank: `current` while it has runs that are ready (its model is
-        built), else the first that has.
+        """Return the key for an empty bank.
+
+        This is `current` while that key has runs that are ready, since its model is built, or else
+        the first key that has.
         """
         self._queues = {key: queue for key, queue in self._queues.items() if queue}
         keys = (
@@ -99,21 +103,26 @@ class Backlog:
         ready: Callable[[Attempt], bool],
         may_start: Callable[[Attempt], bool],
     ) -> dict[int, Attempt]:
-        """Move runs of the key into the free `slots` of a bank; returns those moved, by slot.
+        """Move runs of the key into the free `slots` of a bank.
 
-        A run that is not `ready` is passed over; one that may not start ends it.
+        A run that is not `ready` is skipped. The first run that may not start ends the search for
+        runs.
+
+        Returns:
+            The runs that were moved, by slot.
         """
         queue = self._queues.get(bank_key, deque())
         moved: dict[int, Attempt] = {}
-        while not any(held.standing.alone for held in slots.values()):
-            following = next(filter(ready, queue), None)
-            if following is None or (slots and following.standing.alone):
+        while not any(attempt.standing.alone for attempt in slots.values()):
+            candidate = next(filter(ready, queue), None)
+            if candidate is None or (slots and candidate.standing.alone):
                 break
             free = next(
-                (i for i in range(self._num_slots_for(following.spec)) if i not in slots), None
+                (slot for slot in range(self._num_slots_for(candidate.spec)) if slot not in slots),
+                None,
             )
-            if free is None or not may_start(following):
+            if free is None or not may_start(candidate):
                 break
-            self._take(following)
-            moved[free] = slots[free] = following
+            self._remove(candidate)
+            moved[free] = slots[free] = candidate
         return moved

@@ -1,8 +1,8 @@
-"""Hard caps on what a study may spend, compared with what its ledger says was spent.
+"""Caps on what a study may spend, compared with the spend that its ledger records.
 
-Runs and FLOPs are known before a run starts: none starts that would pass the cap. Hours,
-device-hours and dollars are known only as they pass: at the cap the driver saves what is in flight
-and stops, as it does when interrupted.
+Runs and FLOPs are known before a run starts, so no run starts that would pass their caps. Hours,
+device-hours and dollars are known only as they pass: at their caps the driver saves the runs in
+flight and stops, as it does when interrupted.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ _HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetCaps:
-    """The most a study may take, over all its drivers; None: no cap. A plan checks them
+    """Maximum spend of a study over all its drivers; None: no cap. A plan checks them
     (`launcher.plan`).
     """
 
     num_runs: int | None = None
-    """Outcomes, of whatever kind; imported ones cost nothing."""
+    """Maximum number of outcomes of any kind; imported ones cost nothing."""
     flops: float | None = None
-    """FLOPs of training, counted `causal`."""
+    """Maximum training FLOPs, counted `causal`."""
     hours: float | None = None
-    """During which a driver was at work."""
+    """Maximum hours during which a driver was at work."""
     device_hours: float | None = None
-    """The same times the devices held."""
+    """Maximum device-hours: these hours times the devices held."""
     usd: float | None = None
     usd_per_device_hour: float | None = None
     usd_per_device_hour_by_kind: dict[str, float] = field(default_factory=dict)
 
     def price(self, kind: str) -> float | None:
-        """Dollars for an hour of a device of that kind; None: not known."""
+        """Return the price of an hour of a device of that kind in dollars; None if unknown."""
         return price_of(kind, self.usd_per_device_hour_by_kind, self.usd_per_device_hour)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindSpent:
-    """What devices of one kind were held for."""
+    """Spend on devices of one kind."""
 
     kind: str
-    """Empty: not recorded, or a worker that did not answer."""
+    """Kind of device; empty if it was not recorded, or the worker did not answer."""
     device_hours: float
     usd: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """What a study has taken so far."""
+    """Spend of a study so far."""
 
     num_runs: int
     flops: float
     hours: float
     device_hours: float
     usd: float | None
-    """None where the price of some kind is not known."""
+    """Dollars; None if the price of a kind is unknown."""
     by_kind: tuple[KindSpent, ...]
-    """The device-hours and dollars again, the most first."""
+    """Device-hours and dollars by kind of device, the most device-hours first."""
 
 
 class StudyBudget:
-    """What one driver may still spend. Lost executions are in the hours, not in the FLOPs."""
+    """Budget that is left for one driver. Lost executions count in the hours, not in the FLOPs."""
 
     def __init__(
         self,
@@ -84,39 +84,43 @@ class StudyBudget:
         num_devices: Mapping[str, float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_devices`: by kind, held while this driver works, fractions counted. `clock`:
-        monotonic seconds.
+        """Start to count.
+
+        Args:
+            caps: the caps.
+            ledger: the study's ledger, with the spend of earlier drivers.
+            num_devices: number of devices held while this driver works, by kind, fractions
+                included.
+            clock: returns monotonic seconds.
         """
         self.caps, self._ledger, self._num_devices, self._clock = caps, ledger, num_devices, clock
         self._started = clock()
         self._num_runs, self._flops = 0, 0.0
-        self._driven = _driven(ledger)
+        self._driven = _sum_driven(ledger)
 
     @property
     def seconds(self) -> float:
-        """Seconds since this driver began, or last wrote down what it took."""
+        """Seconds since this driver began, or last recorded its spend."""
         return self._clock() - self._started
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """The same times the devices, by kind."""
+        """Device-seconds in the same time, by kind."""
         seconds = self.seconds
         return {kind: seconds * number for kind, number in self._num_devices.items()}
 
     def write_down(self, driver: int, stretch: int) -> None:
-        """Record what this driver has taken since it last did. Raises what `Ledger.append`
-        raises.
-        """
+        """Record what this driver has spent since it last did. Raises as `Ledger.append`."""
         now = self._clock()
         seconds, self._started = now - self._started, now
         by_kind = {kind: seconds * number for kind, number in self._num_devices.items()}
         record_driven(self._ledger, driver, stretch, seconds, by_kind)
-        self._driven = _driven(self._ledger)
+        self._driven = _sum_driven(self._ledger)
 
     def spent(self) -> Spent:
-        """Everything up to now, this driver's share included."""
-        self._count()
-        return _spent(
+        """Return the spend up to now, including this driver's."""
+        self._count_outcomes()
+        return _sum_spend(
             self._num_runs,
             self._flops,
             self._driven,
@@ -125,22 +129,25 @@ class StudyBudget:
         )
 
     def refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
-        """Why a run of so many FLOPs may not start beside those `in_flight`, by theirs; empty if it
-        may.
+        """Return why a run may not start, or an empty string if it may.
+
+        Args:
+            flops: FLOPs of the run.
+            in_flight: returns the FLOPs of each run in flight.
         """
         caps = self.caps
         if caps.num_runs is None and caps.flops is None:
             return ""
-        self._count()
-        there = in_flight()
-        num_begun = self._num_runs + len(there)
+        self._count_outcomes()
+        running_flops = in_flight()
+        num_begun = self._num_runs + len(running_flops)
         if caps.num_runs is not None and num_begun >= caps.num_runs:
-            # What is in flight now has ended when somebody reads this.
+            # The past tense, because the runs in flight have ended when this message is read
             begun = f"{counted(num_begun, 'run')} {'was' if num_begun == 1 else 'were'} begun"
-            return _reached("max_runs", caps.num_runs, begun)
-        total = self._flops + sum(there) + flops
+            return _describe_reached_cap("max_runs", caps.num_runs, begun)
+        total = self._flops + sum(running_flops) + flops
         if caps.flops is not None and total > caps.flops:
-            return _reached(
+            return _describe_reached_cap(
                 "max_flops",
                 caps.flops,
                 f"{format_flops(self._flops)} FLOPs are spent, and one more run would make "
@@ -149,27 +156,28 @@ class StudyBudget:
         return ""
 
     def overrun(self) -> str:
-        """Why the driver must stop now; empty while it may work."""
+        """Return why the driver must stop now, or an empty string if it may continue."""
         caps, now = self.caps, self.spent()
         if caps.hours is not None and now.hours >= caps.hours:
-            return _reached(
+            return _describe_reached_cap(
                 "max_hours", caps.hours, f"{format_duration(3600 * now.hours)} have passed"
             )
         if caps.device_hours is not None and now.device_hours >= caps.device_hours:
-            return _reached(
+            return _describe_reached_cap(
                 "max_device_hours",
                 caps.device_hours,
                 f"{format_significant(now.device_hours)} device-hours are spent",
             )
-        usd = sum(each.usd or 0.0 for each in now.by_kind)  # at least, where a price is not known
+        # A lower bound if the price of a kind is unknown
+        usd = sum(kind_spend.usd or 0.0 for kind_spend in now.by_kind)
         if caps.usd is not None and usd >= caps.usd:
-            return _reached("max_usd", caps.usd, f"{format_usd(usd)} are spent")
+            return _describe_reached_cap("max_usd", caps.usd, f"{format_usd(usd)} are spent")
         return ""
 
-    def _count(self) -> None:
-        """Take in the outcomes recorded since the last look."""
+    def _count_outcomes(self) -> None:
+        """Add the outcomes that were recorded since the last call."""
         results = self._ledger.own_results()
-        if len(results) > self._num_runs:  # it is asked several times a second
+        if len(results) > self._num_runs:  # this is called several times a second
             self._flops += sum(result.flops for result in results[self._num_runs :])
             self._num_runs = len(results)
 
@@ -179,24 +187,30 @@ Held = tuple[float, Mapping[str, float]]
 
 
 def spent(ledger: Ledger, caps: BudgetCaps, more: Held = (0.0, {})) -> Spent:
-    """What the records say: the hours are those of drivers that have ended.
+    """Return the spend by the records, with the hours of drivers that have ended.
 
     Args:
-        ledger: as just read.
-        caps: have the prices.
-        more: of a driver that has recorded none yet.
+        ledger: the ledger, as just read.
+        caps: caps with the prices.
+        more: spend of a driver that has not recorded it yet.
     """
     own = [result.flops for result in ledger.own_results()]
-    return _spent(len(own), sum(own), _driven(ledger), more, caps)
+    return _sum_spend(len(own), sum(own), _sum_driven(ledger), more, caps)
 
 
 def record_driven(
     ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: Mapping[str, float]
 ) -> None:
-    """Add the `driven` record of a stretch of a driver's work, once; `device_seconds` by kind of
-    device.
+    """Append the `driven` record of a stretch of a driver's work, unless it is there.
 
-    Raises what `Ledger.append` raises.
+    Args:
+        ledger: open for writing.
+        driver: number of the driver.
+        stretch: number of the stretch.
+        seconds: duration of the stretch.
+        device_seconds: device-seconds by kind of device.
+
+    Raises as `Ledger.append`.
     """
     if not is_driven(ledger, driver, stretch):
         body = {
@@ -208,21 +222,22 @@ def record_driven(
 
 
 def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
-    """Whether that stretch is recorded."""
+    """Return whether that stretch is recorded."""
     return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
 
 
-def _driven(ledger: Ledger) -> Held:
-    """Of the drivers that have ended."""
+def _sum_driven(ledger: Ledger) -> Held:
+    """Sum the `driven` records of the drivers that have ended."""
     bodies: list[Any] = [record.body for record in ledger.records(DRIVEN)]
     held = Counter[str]()
     for body in bodies:
-        # records of before there were kinds
+        # Older records have no kinds
         held.update(body.get("by_kind", {"": body["device_seconds"]}))
     return sum(body["seconds"] for body in bodies), held
 
 
-def _spent(num_runs: int, flops: float, driven: Held, more: Held, caps: BudgetCaps) -> Spent:
+def _sum_spend(num_runs: int, flops: float, driven: Held, more: Held, caps: BudgetCaps) -> Spent:
+    """Return the spend of recorded and unrecorded work, priced by kind of device."""
     held = Counter[str](driven[1])
     held.update(more[1])
     by_kind = []
@@ -231,19 +246,20 @@ def _spent(num_runs: int, flops: float, driven: Held, more: Held, caps: BudgetCa
         by_kind.append(
             KindSpent(kind=kind, device_hours=hours, usd=None if price is None else hours * price)
         )
-    priced = [each.usd for each in by_kind if each.usd is not None]
+    priced = [kind_spend.usd for kind_spend in by_kind if kind_spend.usd is not None]
     known = len(priced) == len(by_kind) and (by_kind or caps.usd_per_device_hour is not None)
     return Spent(
         num_runs=num_runs,
         flops=flops,
         hours=(driven[0] + more[0]) / _HOUR_SECONDS,
-        device_hours=sum(each.device_hours for each in by_kind),
+        device_hours=sum(kind_spend.device_hours for kind_spend in by_kind),
         usd=sum(priced) if known else None,
         by_kind=tuple(by_kind),
     )
 
 
-def _reached(key: str, cap: float, why: str) -> str:
+def _describe_reached_cap(key: str, cap: float, why: str) -> str:
+    """Return the message about a cap that is reached."""
     return (
         f"cluster.{key} = {cap:g} is reached: {why}. All results are kept; raise the cap and "
         "run the command again"

@@ -1,5 +1,5 @@
-"""The workers as the driver believes them to be: what each holds, since when it is busy, and when
-it is given up.
+"""The driver's view of its workers: what each holds, since when it has been busy, and when it is
+given up.
 """
 
 from __future__ import annotations
@@ -16,109 +16,115 @@ from sweeps.run.pool import HostCall, Pool, Report
 from sweeps.store.live import RunningRun
 
 FACTOR = 10.0
-"""Times the longest call so far of its kind."""
+"""A call times out after this many times the longest call so far of its kind."""
 FLOOR_SECONDS = 120.0
-"""A busy machine, the first checkpoint of a large model on a slow disk: less is no sign of
-anything."""
+"""Minimum timeout in seconds: a busy machine, or the first checkpoint of a large model on a slow
+disk, may take that long.
+"""
 
 
 class AdaptiveTimeouts:
-    """Deadlines of calls by kind: what takes alike. A kind that has never been seen may take the
-    longest of all.
+    """Timeouts of calls by kind; calls of one kind take about equally long.
+
+    A kind without a finished call has the maximum timeout.
     """
 
     def __init__(self, ceiling_seconds: float) -> None:
-        """`ceiling_seconds`: longer is no call waited for."""
+        """Create timeouts of at most `ceiling_seconds`."""
         self._ceiling_seconds = ceiling_seconds
         self._longest: dict[Hashable, float] = {}
 
     def seconds(self, kind: Hashable) -> float:
-        """What a call of this kind may take."""
+        """Return the timeout of calls of this kind, in seconds."""
         if kind not in self._longest:
             return self._ceiling_seconds
         return min(self._ceiling_seconds, max(FLOOR_SECONDS, FACTOR * self._longest[kind]))
 
     def learn(self, kind: Hashable, seconds: float) -> None:
-        """A call of this kind took so long."""
+        """Record the duration of a call of this kind, in seconds."""
         self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
 
     def missed(self, kind: Hashable) -> None:
-        """A call of this kind was given up: the next one may take twice as long, for it may be we
-        who were wrong.
+        """Double the timeout of this kind after a call was given up, since the timeout may have
+        been too short.
         """
         self.learn(kind, 2 * self.seconds(kind) / FACTOR)
 
 
 AWAY_SECONDS = 5.0
-"""More than this between two looks, beyond what was asked for, is not the workers' time."""
+"""If the driver itself was away for more than this many seconds between two waits, beyond the time
+it asked for, the time does not count against the workers.
+"""
 LOOK_SECONDS = 1.0
-"""Between two looks for workers that are silent."""
+"""Seconds between two checks for silent workers."""
 CALL_SECONDS = 2.0
-"""Of training in a call. A stop is noticed between two, and one more may be queued."""
+"""Seconds of training in a call. A stop is noticed between two calls, and one more may be
+queued.
+"""
 AHEAD = HostCall(bank_key="", num_slots=0, admit=(), seconds=CALL_SECONDS, ahead=True)
 
 
 @dataclass(kw_only=True, slots=True)
 class Worker:
-    """One of them."""
+    """State of one worker."""
 
     bank_key: str = ""
     slots: dict[int, Attempt] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     """Slot -> optimizer steps done, as last reported."""
     num_calls: int = 0
-    """Under way, or waiting for the one that is."""
+    """Number of calls in progress or queued."""
     busy_since: float = 0.0
-    """Monotonic seconds: since when the first of these can be under way."""
+    """Monotonic seconds since which the first of these calls can be in progress."""
     call_steps: int = 0
-    """Optimizer steps that a run made in a call of this bank, at most; 0: none yet."""
+    """Maximum number of optimizer steps that a run made in one call of this bank; 0: none yet."""
     call_seconds: float = 0.0
-    """That the last call took."""
+    """Duration of the last call, in seconds."""
     built_key: str = ""
-    """Of the bank that its host has built."""
+    """Key of the bank that the worker's host has built."""
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What the call under way takes as long as: of one bank, calls that do the same."""
+        """Kind of the call in progress: its bank and what it does. Calls of one kind take about
+        equally long.
+        """
         if self.built_key != self.bank_key:
             return self.bank_key, "build"
         left = [
-            held.spec.schedule.num_steps - self.steps.get(slot, 0)
-            for slot, held in self.slots.items()
+            attempt.spec.schedule.num_steps - self.steps.get(slot, 0)
+            for slot, attempt in self.slots.items()
         ]
         may_end = min(left, default=0) <= 2 * self.call_steps or not self.call_steps
-        # a run's end is judged on the validation set
+        # The end of a run takes longer: it is evaluated on the validation set
         return self.bank_key, "end" if may_end else "train"
 
 
 class Crew:
-    """Starts calls, takes in reports, and reports those that are silent for too long. A call costs
-    the same whatever the number of workers.
+    """The workers of a pool: starts calls, takes in reports, and reports workers that are silent
+    for too long.
+
+    The cost of a call does not depend on the number of workers.
     """
 
     def __init__(
         self,
         pool: Pool,
         num_slots_for: Callable[[RunSpec], int],
-        leases: AdaptiveTimeouts,
+        timeouts: AdaptiveTimeouts,
         clock: Callable[[], float],
         *,
         noise: bool = False,
         kinds: Sequence[str] = (),
     ) -> None:
-        """Arguments as in `sweeps.run.driver`."""
+        """Create the workers' state; arguments as in `sweeps.run.driver`."""
         self.kinds = tuple(kinds) or ("",) * pool.num_workers
-        self._pool, self._num_slots_for, self._leases, self._clock = (
-            pool,
-            num_slots_for,
-            leases,
-            clock,
-        )
+        self._pool, self._num_slots_for = pool, num_slots_for
+        self._timeouts, self._clock = timeouts, clock
         self._noise = noise
         self.workers = [Worker() for _ in range(pool.num_workers)]
         self._idle = set(range(pool.num_workers))
         self._may_go_on: list[int] = []
-        self._held: dict[str, int] = {}  # run id -> the worker that it was given to last
+        self._worker_of_run: dict[str, int] = {}  # run id -> the worker that had it last
         self._waited_at = self._looked_at = clock()
 
     @property
@@ -127,16 +133,18 @@ class Crew:
         return len(self._idle) < len(self.workers)
 
     def idle(self) -> list[tuple[int, Worker]]:
-        """Those without a call in flight, by number."""
+        """Return the workers without a call in flight, by number."""
         return [(index, self.workers[index]) for index in sorted(self._idle)]
 
     def training(self) -> Iterator[tuple[int, Worker]]:
-        """Those that train on, and could be told to go on after that; each once a report."""
-        may, self._may_go_on = self._may_go_on, []
-        return ((index, self.workers[index]) for index in may if self.workers[index].num_calls)
+        """Yield the workers that are training and may be told to continue after their call; each
+        once per report.
+        """
+        indices, self._may_go_on = self._may_go_on, []
+        return ((index, self.workers[index]) for index in indices if self.workers[index].num_calls)
 
     def running(self) -> tuple[RunningRun, ...]:
-        """Every run in a slot."""
+        """Return every run in a slot."""
         return tuple(
             RunningRun(
                 run_id=attempt.run_id,
@@ -149,18 +157,20 @@ class Crew:
         )
 
     def flops(self) -> list[float]:
-        """FLOPs of every run in a slot."""
+        """Return the FLOPs of every run in a slot."""
         return [attempt.flops for worker in self.workers for attempt in worker.slots.values()]
 
     def steps_done(self, run_id: str) -> int | None:
-        """Optimizer steps done, as last reported, by a run in a slot; None where it is in none, or
-        nothing is known.
+        """Return the optimizer steps of a run in a slot, as last reported; None if it is in no slot
+        or nothing is known.
         """
-        worker = self.workers[self._held.get(run_id, 0)]
-        there = (
-            worker.steps.get(slot) for slot, held in worker.slots.items() if held.run_id == run_id
+        worker = self.workers[self._worker_of_run.get(run_id, 0)]
+        steps = (
+            worker.steps.get(slot)
+            for slot, attempt in worker.slots.items()
+            if attempt.run_id == run_id
         )
-        return next(there, None)
+        return next(steps, None)
 
     def start(
         self,
@@ -169,50 +179,56 @@ class Crew:
         seconds: float = CALL_SECONDS,
         kept: Callable[[Attempt], tuple[int, str] | None] = lambda _: None,
     ) -> None:
-        """Begin a call on an idle worker; those admitted are in its slots already. 0 seconds: it
-        saves what it holds.
+        """Start a call on an idle worker, whose slots already have the admitted runs.
 
-        `kept`: the step and the trunk under which a run's state is written for others.
+        Args:
+            index: number of the worker.
+            admitted: the runs that start with this call, by slot.
+            seconds: time limit for training; 0: the worker saves what it holds.
+            kept: returns the step and the trunk id under which a run's state is saved for other
+                runs.
         """
         worker = self.workers[index]
-        some = next(iter(worker.slots.values()))
+        any_attempt = next(iter(worker.slots.values()))
         call = HostCall(
             bank_key=worker.bank_key,
-            num_slots=self._num_slots_for(some.spec),
+            num_slots=self._num_slots_for(any_attempt.spec),
             admit=tuple(
-                (slot, cast(dict[str, canon.Json], canon.to_json(held.spec)))
-                for slot, held in admitted.items()
+                (slot, cast(dict[str, canon.Json], canon.to_json(attempt.spec)))
+                for slot, attempt in admitted.items()
             ),
             seconds=seconds,
-            num_microbatches=some.standing.num_microbatches.get(self.kinds[index], 1),
+            num_microbatches=any_attempt.standing.num_microbatches.get(self.kinds[index], 1),
             save=not seconds,
-            hold={slot: held.pause_step for slot, held in worker.slots.items()},
-            trunks={slot: state for slot, held in worker.slots.items() if (state := kept(held))},
+            hold={slot: attempt.pause_step for slot, attempt in worker.slots.items()},
+            trunks={
+                slot: state for slot, attempt in worker.slots.items() if (state := kept(attempt))
+            },
             noise=self._noise,
-            again=some.again,
+            again=any_attempt.again,
         )
-        for slot, held in admitted.items():
-            self._held[held.run_id] = index
-            worker.steps.pop(slot, None)  # of the run before it
+        for slot, attempt in admitted.items():
+            self._worker_of_run[attempt.run_id] = index
+            worker.steps.pop(slot, None)  # the steps of the slot's earlier run
         if worker.built_key != worker.bank_key:
             worker.call_steps = 0
-        self._begin(index, call)
-        if seconds and not some.again:
+        self._start_call(index, call)
+        if seconds and not any_attempt.again:
             self._may_go_on.append(index)
 
     def go_on(self, index: int) -> None:
-        """Have a worker train on when its call has ended, so that it does not wait for us; if the
-        pool can do that.
+        """Have a worker continue after its call without waiting for the driver, if the pool can
+        queue a call.
 
-        Where a call takes much longer than it should (a step of many seconds), none waits: a stop
-        would wait for both.
+        If calls take much longer than they should (a step of many seconds), no call is queued,
+        because a stop would wait for both.
         """
         worker = self.workers[index]
-        quick = worker.built_key == worker.bank_key and worker.call_seconds <= 2 * CALL_SECONDS
-        if quick and worker.num_calls <= self._pool.calls_ahead:
-            self._begin(index, AHEAD)
+        is_quick = worker.built_key == worker.bank_key and worker.call_seconds <= 2 * CALL_SECONDS
+        if is_quick and worker.num_calls <= self._pool.calls_ahead:
+            self._start_call(index, AHEAD)
 
-    def _begin(self, index: int, call: HostCall) -> None:
+    def _start_call(self, index: int, call: HostCall) -> None:
         worker = self.workers[index]
         if not worker.num_calls:
             worker.busy_since = self._clock()
@@ -221,25 +237,30 @@ class Crew:
         self._pool.start(index, call)
 
     def wait(self, timeout_seconds: float) -> list[Report]:
-        """What has arrived, and a report of our own for every worker that has not reported in
-        time.
+        """Return the reports that have arrived, and a report for every worker that has not reported
+        in time.
         """
         reports = self._pool.wait(timeout_seconds)
         now = self._clock()
         for report in reports:
-            self._take_in(report, now)
-        self._forgive(now - self._waited_at - timeout_seconds)
+            self._update_worker(report, now)
+        self._discount_absence(now - self._waited_at - timeout_seconds)
         self._waited_at = now
-        return [*reports, *self._silent(now)] if now - self._looked_at >= LOOK_SECONDS else reports
+        return (
+            [*reports, *self._report_silent(now)]
+            if now - self._looked_at >= LOOK_SECONDS
+            else reports
+        )
 
-    def _take_in(self, report: Report, now: float) -> None:
+    def _update_worker(self, report: Report, now: float) -> None:
+        """Update a worker's state from its report."""
         worker = self.workers[report.worker]
         if report.error is None and worker.num_calls:
             gained = [step - worker.steps.get(slot, step) for slot, step in report.steps.items()]
-            _, what = worker.kind
-            if what != "build":
-                what = "end" if report.finished else "train"
-            self._leases.learn((worker.bank_key, what), now - worker.busy_since)
+            _, activity = worker.kind
+            if activity != "build":
+                activity = "end" if report.finished else "train"
+            self._timeouts.learn((worker.bank_key, activity), now - worker.busy_since)
             worker.built_key = worker.bank_key
             worker.call_steps = max([worker.call_steps, *gained])
             worker.call_seconds = now - worker.busy_since
@@ -250,14 +271,14 @@ class Crew:
         elif report.error is None and not report.needs_reply:
             self._may_go_on.append(report.worker)
 
-    def _silent(self, now: float) -> list[Report]:
-        """A report for every worker whose call takes too long."""
+    def _report_silent(self, now: float) -> list[Report]:
+        """Return a report for every worker whose call takes too long."""
         self._looked_at, silent = now, []
         for index, worker in enumerate(self.workers):
             if worker.num_calls and now - worker.busy_since > (
-                seconds := self._leases.seconds(worker.kind)
+                seconds := self._timeouts.seconds(worker.kind)
             ):
-                self._leases.missed(worker.kind)
+                self._timeouts.missed(worker.kind)
                 silent.append(
                     Report(
                         worker=index,
@@ -267,17 +288,19 @@ class Crew:
                 )
         return silent
 
-    def _forgive(self, away_seconds: float) -> None:
-        """While it is we who were away (suspended, or busy with a slow disk), nobody was silent."""
+    def _discount_absence(self, away_seconds: float) -> None:
+        """Discount the time for which the driver itself was away (suspended, or busy with a slow
+        disk).
+        """
         if away_seconds > AWAY_SECONDS:
             for worker in self.workers:
                 worker.busy_since += away_seconds
 
     def dismiss(self, index: int, *, restart: bool) -> list[Attempt]:
-        """Give up on a worker; returns what it held. Raises PoolDead."""
-        held = list(self.workers[index].slots.values())
+        """Give up on a worker, and return the runs that it held. Raises PoolDead."""
+        attempts = list(self.workers[index].slots.values())
         self.workers[index] = Worker()
         self._idle.add(index)
         if restart:
             self._pool.restart(index)
-        return held
+        return attempts

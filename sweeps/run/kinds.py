@@ -1,8 +1,8 @@
-"""Kinds of devices in one pool: which worker has which, and what an hour of each costs. No torch.
+"""Kinds of devices in one pool: which worker has which kind, and what an hour of each costs.
 
-A kind is a device's name, as results have it in `environment` (`sweeps.store.sites.DEVICE`):
-"NVIDIA H100 80GB HBM3", "cpu". What is measured of one kind (rates, memory) is not used for
-another.
+A kind is a device's name, as in a result's `environment` (`sweeps.store.sites.DEVICE`): "NVIDIA
+H100 80GB HBM3", "cpu". Measurements of one kind (rates, memory) are not used for another. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -14,36 +14,39 @@ from sweeps.run.pool import Pool, ask_all
 from sweeps.store.sites import DEVICE, WHERE
 
 WHERE_SECONDS = 300.0
-"""For workers to answer where they are: a first call loads torch and opens its GPU, many at once
-from a cold disk."""
+"""Time limit in seconds for workers to report their place: the first call loads torch and opens the
+GPU, possibly on many workers at once from a cold disk.
+"""
 
 
 def where(pool: Pool, check: Callable[[], None]) -> dict[int, dict[str, str]]:
-    """By worker, what its process answers of its place (`sweeps.store.sites`); without those that
-    do not in time.
+    """Ask every worker for its place (`sweeps.store.sites`).
 
     Args:
-        pool: idle.
-        check: raises what ends the work.
+        pool: the pool, idle.
+        check: called several times a second; raises to end the wait.
+
+    Returns:
+        Answers by worker, without workers that do not answer in time.
     """
     reports = ask_all(pool, WHERE, WHERE_SECONDS, check)
     return {
-        r.worker: {name: str(value) for name, value in r.answer.items()}
-        for r in reports
-        if r.answer is not None
+        report.worker: {name: str(value) for name, value in report.answer.items()}
+        for report in reports
+        if report.answer is not None
     }
 
 
 def kinds_of(pool: Pool, check: Callable[[], None]) -> tuple[str, ...]:
-    """The kind of every worker's device; empty of one that does not answer. Arguments as for
-    `where`.
+    """Return the kind of every worker's device, empty for a worker that does not answer. Arguments
+    as for `where`.
     """
-    found = where(pool, check)
-    return tuple(found.get(worker, {}).get(DEVICE, "") for worker in range(pool.num_workers))
+    places = where(pool, check)
+    return tuple(places.get(worker, {}).get(DEVICE, "") for worker in range(pool.num_workers))
 
 
 def kinds_text(kinds: Sequence[str]) -> str:
-    """How many workers have which device: `4 with NVIDIA H100 80GB HBM3, 2 with NVIDIA
+    """Describe how many workers have which device: `4 with NVIDIA H100 80GB HBM3, 2 with NVIDIA
     A100-SXM4-40GB`.
     """
     return ", ".join(
@@ -53,8 +56,13 @@ def kinds_text(kinds: Sequence[str]) -> str:
 
 
 def price_of(kind: str, prices: Mapping[str, float], otherwise: float | None) -> float | None:
-    """Dollars for an hour of a device: that of the longest name in `prices` that is part of its
-    own, in any case of letters, so that "H100" is enough; else the price of all.
+    """Return the price of an hour of a device, in dollars.
+
+    Args:
+        kind: name of the device.
+        prices: prices by part of a device's name, ignoring case, such as "H100"; the longest match
+            counts.
+        otherwise: price of a device that has no match.
     """
-    named = [name for name in prices if name.lower() in kind.lower()]
-    return prices[max(named, key=len)] if named else otherwise
+    matches = [name for name in prices if name.lower() in kind.lower()]
+    return prices[max(matches, key=len)] if matches else otherwise

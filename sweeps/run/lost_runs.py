@@ -1,15 +1,22 @@
-"""Executions that were lost, as the ledger has them: what a run's next attempt follows from, across
-drivers.
+"""Losses: executions of runs that ended without a result, and how the next attempt follows from
+them.
 
-Each is a record of kind `lost`, key `<run id>/<n>`. A `pardon` record says that the losses before
-it no longer count: nothing had ended well, and the user was asked to fix the cause.
+Each loss is a ledger record of kind `lost` with the key `<run id>/<n>`, so the count survives a
+restart of the driver. A `pardon` record makes all earlier losses stop counting: it is written when
+no run has ended well yet and the user was asked to fix the cause.
 
-Whoever is killed from outside is not to blame. So a loss counts against a run only for a cause of
-its own (an error, memory, a signal that its own code raised, silence), and only until the run has
-been saved at a later step. A run at a limit is given up only if it was alone on its worker at the
-last loss that counts toward that limit; otherwise another run may be to blame. What kills a worker
-without a word may still be the run (`os._exit`): `MOST_IN_A_ROW` such losses, with nothing gained
-in between, are one too many.
+The cause decides what a loss counts toward:
+
+- `preempted`: nothing.
+- `out_of_memory`: nothing while the microbatch can be halved for that kind of device. At one
+  sequence, or for a user's command: both limits.
+- `lost_worker` (died without a message): only `MOST_IN_A_ROW`; the kill may have come from outside,
+  or from the run itself (`os._exit`).
+- Any other: both limits.
+
+A loss at a later saved step than all before it resets both counts, then counts itself. A run at a
+limit is given up only if it was alone on its worker at the last loss that counts toward that limit;
+otherwise another run may be to blame.
 """
 
 from __future__ import annotations
@@ -19,42 +26,46 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxies.core import canon
-from proxies.core.failures import Cause
+from proxies.core.failures import CAUSES, Cause
+from proxies.core.notation import counted
 from proxies.core.spec import Curve, RunResult, RunSpec
 from sweeps.store.ledger import Ledger
 
 LOST, PARDON = "lost", "pardon"
 NO_CURVE = Curve(steps=(), train_loss_nats=(), grad_norm=())
-"""The curve of a run that never reported."""
+"""Curve of a run that never reported."""
 MOST_IN_A_ROW = 10
-"""Losses of a run without any progress between them, whatever the cause. Where kills from outside
-hit each worker once in 20 s, a run that starts and is saved within 7 s is lost so by chance once in
-170,000 times.
-"""
+"""Maximum number of losses of a run without progress between them; `max_attempts` if that is
+larger.
 
+If kills from outside hit each worker once in 20 s, a run that starts and is saved within 7 s is
+lost this often by chance once in 170,000 times.
+"""
+NUM_LOG_LINES = 8
+"""Number of last lines of a worker's log that are shown with a loss."""
 
 _NUMBER = re.compile(r"\b(?:0x)?[0-9a-f]{8,}\b|\d[\d.]*(?:e[-+]?\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """The body of a `lost` record."""
+    """Body of a `lost` record."""
 
     cause: Cause
     detail: str
     log_tail: str
-    """The last lines of what the worker printed; 2 kB at most, secrets removed."""
+    """Last lines that the worker printed, at most 2 kB, with secrets removed."""
     worker: int
     step: int = 0
-    """The step of its newest state then, from which it is resumed."""
+    """Newest saved step at the time of the loss; the next attempt resumes there."""
     alone: bool = False
-    """Whether it had its worker to itself."""
+    """Whether no other run shared the worker."""
     kind: str = field(default="", metadata=canon.UNLESS_DEFAULT)
-    """Of its worker's device (`sweeps.run.kinds`); empty: not known."""
+    """Kind of the worker's device (`sweeps.run.kinds`); empty if unknown."""
 
     @property
     def last_line(self) -> str:
-        """Last line of the log, or the detail if nothing was logged."""
+        """Last line of the log, or of the detail if nothing was logged."""
         return (self.log_tail or self.detail).strip().rpartition("\n")[2].rpartition(" | ")[2]
 
     @property
@@ -65,50 +76,64 @@ class Loss:
     @property
     def reason(self) -> str:
         """The failure in one line, for the outcome of a run."""
-        is_told = self.last_line in self.detail
-        return self.detail if is_told else f"{self.detail}; its log ends with: {self.last_line}"
+        is_in_detail = self.last_line in self.detail
+        return (
+            self.detail if is_in_detail else f"{self.detail}; its log ends with: {self.last_line}"
+        )
+
+    def describe(self, num_runs: int, *, is_repeat: bool) -> str:
+        """Return the message about this loss for the user.
+
+        Args:
+            num_runs: number of runs that the worker held.
+            is_repeat: whether the same failure was described before; then one line is enough.
+        """
+        prefix = f"worker {self.worker}: {CAUSES[self.cause].words}"
+        held = f"it held {counted(num_runs, 'run')}"
+        if is_repeat:
+            return f"{prefix}, as before: {self.last_line}; {held}"
+        line = f"{prefix}: {self.detail}; {held}. What to do: {CAUSES[self.cause].advice}"
+        return "\n  | ".join([line, *self.log_tail.splitlines()[-NUM_LOG_LINES:]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryStatus:
-    """What a run's losses mean for its next attempt."""
+    """A plan for the next attempt of a run, given its losses."""
 
     num_lost: int = 0
-    """Losses that count against its attempts."""
+    """Losses that count toward `max_attempts`."""
     num_in_a_row: int = 0
-    """Losses since it last got on, whatever the cause."""
+    """Losses since the last progress, except preemptions and those that halved a microbatch."""
     num_microbatches: Mapping[str, int] = field(default_factory=dict)
-    """Passes that its batches are to be split into, at least, on a device of a kind that ran out of
-    memory; one elsewhere.
-    """
+    """Minimum number of microbatches by kind of device, for the kinds that ran out of memory."""
     alone: bool = False
-    """It is to have a worker to itself: the next loss may be its last."""
+    """Whether the next attempt must not share its worker, since one more loss may be the last."""
     failed: bool = False
-    """It was lost as often as it may be."""
+    """Whether the run is given up."""
 
 
 NEVER_LOST = RetryStatus()
 
 
 class Losses:
-    """Reads the losses of a ledger, and adds to them."""
+    """The losses of a ledger: reads them, and appends new ones."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        pardoned = max((record.seq for record in ledger.records(PARDON)), default=-1)
-        self._num: dict[str, int] = {}
+        last_pardon = max((record.seq for record in ledger.records(PARDON)), default=-1)
+        self._num_records: dict[str, int] = {}
         self._losses: dict[str, list[Loss]] = {}
         for record in ledger.records(LOST):
             run_id = record.key.partition("/")[0]
-            self._num[run_id] = self._num.get(run_id, 0) + 1
-            if record.seq > pardoned:
+            self._num_records[run_id] = self._num_records.get(run_id, 0) + 1
+            if record.seq > last_pardon:
                 self._losses.setdefault(run_id, []).append(canon.decode(Loss, record.body))
 
     def record(self, run_id: str, loss: Loss) -> None:
-        """Add a loss. Raises as `Ledger.append`."""
-        number = self._num.get(run_id, 0)
+        """Record a loss. Raises as `Ledger.append`."""
+        number = self._num_records.get(run_id, 0)
         self._ledger.append(LOST, f"{run_id}/{number}", loss)
-        self._num[run_id] = number + 1
+        self._num_records[run_id] = number + 1
         self._losses.setdefault(run_id, []).append(loss)
 
     def has_repeated(self, loss: Loss) -> bool:
@@ -119,62 +144,66 @@ class Losses:
         """
         if not loss.alone or loss.cause in ("preempted", "lost_worker"):
             return False
-        recorded = [each for losses in self._losses.values() for each in losses if each.alone]
+        recorded = [
+            other_loss
+            for losses in self._losses.values()
+            for other_loss in losses
+            if other_loss.alone
+        ]
         same = [
-            each for each in recorded if (each.cause, each.message) == (loss.cause, loss.message)
+            other_loss
+            for other_loss in recorded
+            if (other_loss.cause, other_loss.message) == (loss.cause, loss.message)
         ]
         return len(same) > 1
 
     def pardon(self, reason: str) -> None:
-        """Let no loss so far count any more. Raises as `Ledger.append`."""
+        """Make all losses so far stop counting. Raises as `Ledger.append`."""
         self._ledger.append(PARDON, str(len(self._ledger.records(PARDON))), {"reason": reason})
         self._losses.clear()
 
     def standing(self, run_id: str, spec: RunSpec, max_attempts: int) -> RetryStatus:
-        """What the losses of a run say.
-
-        Pre-emption counts against nobody. Out of memory doubles the passes per batch on devices of
-        that kind, down to one sequence each, and counts only from there on; a command's memory is
-        its own business, and its losses count like any other.
+        """Return how the next attempt of a run must be made, by the rules of this module.
 
         Args:
-            run_id: of the run.
+            run_id: id of the run.
             spec: the run.
-            max_attempts: losses that count, after which it has failed.
+            max_attempts: number of counted losses after which the run has failed.
         """
-        most = spec.batch_sequences if spec.command is None else 1
-        own_microbatches = spec.batch_tokens // (
+        max_microbatches = spec.batch_sequences if spec.command is None else 1
+        first_microbatches = spec.batch_tokens // (
             spec.numerics.microbatch_tokens or spec.batch_tokens
         )
-        passes, num_lost, num_in_a_row, step = dict[str, int](), 0, 0, 0
+        num_microbatches, num_lost, num_in_a_row, step = dict[str, int](), 0, 0, 0
         last_was_alone = last_in_a_row_was_alone = False
         for loss in self._losses.get(run_id, []):
             if loss.step > step:
                 num_lost, num_in_a_row, step = 0, 0, loss.step
             if (
                 loss.cause == "out_of_memory"
-                and (now := passes.get(loss.kind, own_microbatches)) < most
+                and (current := num_microbatches.get(loss.kind, first_microbatches))
+                < max_microbatches
             ):
-                passes[loss.kind] = min(2 * now, most)
+                num_microbatches[loss.kind] = min(2 * current, max_microbatches)
             elif loss.cause != "preempted":
                 num_in_a_row += 1
                 last_in_a_row_was_alone = loss.alone
                 if loss.cause != "lost_worker":
                     num_lost += 1
                     last_was_alone = loss.alone
-        most_in_a_row = max(MOST_IN_A_ROW, max_attempts)
+        max_in_a_row = max(MOST_IN_A_ROW, max_attempts)
         return RetryStatus(
             num_lost=num_lost,
             num_in_a_row=num_in_a_row,
-            num_microbatches=passes,
-            alone=num_lost >= max(1, max_attempts - 1) or num_in_a_row >= most_in_a_row - 1,
+            num_microbatches=num_microbatches,
+            alone=num_lost >= max(1, max_attempts - 1) or num_in_a_row >= max_in_a_row - 1,
             failed=(num_lost >= max_attempts and last_was_alone)
-            or (num_in_a_row >= most_in_a_row and last_in_a_row_was_alone),
+            or (num_in_a_row >= max_in_a_row and last_in_a_row_was_alone),
         )
 
 
 def failed_result(run_id: str, reason: str) -> RunResult:
-    """The outcome of a run that was lost as often as it may be."""
+    """Return the outcome of a run that is given up."""
     return RunResult(
         id=run_id,
         status="failed",

@@ -1,8 +1,8 @@
-"""What drives runs: workers that host banks of slots. The driver knows pools only through this
-file.
+"""The interface between the driver and a pool of workers: calls, reports, hosts, and the inline
+pool.
 
-A pool is at-least-once: a call may be lost with its worker, and a run executed again. That every
-run gets one outcome is the driver's and the ledger's business.
+A worker hosts a bank of slots. A pool delivers at least once: a call may be lost with its worker,
+and a run executed again. The driver and the ledger ensure that every run gets one outcome.
 """
 
 from __future__ import annotations
@@ -23,62 +23,70 @@ from proxies.core.failures import Cause, classify, described, log_tail
 from proxies.core.notation import counted, format_duration
 from proxies.core.spec import Curve, RunResult
 
-# How many cores this process may keep busy: in a container fewer than there are. Standard library
-# only.
+# ---- Cores ----
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+_PROCESS_CGROUP = Path("/proc/self/cgroup")
 
 
-def num_cores(cgroups: Path = _CGROUPS, own: Path = _OWN) -> int:
-    """Cores of this process's affinity, or as many as the quotas of its control groups (v2) come
-    to, rounded up.
+def num_cores(cgroups: Path = _CGROUPS, own: Path = _PROCESS_CGROUP) -> int:
+    """Return the number of cores that this process may keep busy; in a container, fewer than the
+    machine has.
 
-    `cgroups`: where control groups are mounted; `own`: the file that names this process's.
+    This is the number of cores in the process's affinity, or the smallest quota of its control
+    groups (v2), rounded up, if that is lower.
+
+    Args:
+        cgroups: folder where control groups are mounted.
+        own: file that names the control group of this process.
     """
     allowed = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, min([allowed, *(math.ceil(quota) for quota in _quotas(cgroups, own))]))
+    return max(1, min([allowed, *(math.ceil(quota) for quota in _iterate_quotas(cgroups, own))]))
 
 
-def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Yield the quotas, in cores, of this process's group and of all above it, as far as they can
-    be seen here.
+def _iterate_quotas(cgroups: Path, own: Path) -> Iterator[float]:
+    """Yield the quotas, in cores, of this process's control group and of all groups above it that
+    are visible here.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            inner = cgroups / path.lstrip("/")
-            for group in () if controllers else (inner, *inner.parents):
+            own_group = cgroups / path.lstrip("/")
+            for group in () if controllers else (own_group, *own_group.parents):
                 if group.is_relative_to(cgroups):
-                    yield from _quota(group)
+                    yield from _read_quota(group)
 
 
-def _quota(group: Path) -> Iterator[float]:
+def _read_quota(group: Path) -> Iterator[float]:
+    """Yield the quota of a control group, in cores, if it has one."""
     with contextlib.suppress(OSError, ValueError):  # "max 100000" is no number
         quota, period = (group / "cpu.max").read_text().split()
         yield float(quota) / float(period)
 
 
+# ---- Calls and reports ----
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """A run that ended in a slot, which is free again; or what came of one so far, that waits to be
-    looked at.
+    """A run that ended in a slot, which is free again; or the state so far of a run that is paused
+    at a rung.
     """
 
     slot: int
     result: dict[str, Json]
-    """A `RunResult` as JSON data."""
+    """`RunResult` as JSON data."""
     curve: dict[str, Json]
-    """Its `Curve` as JSON data."""
+    """`Curve` of the run as JSON data."""
 
 
 def decoded(finished: Finished) -> tuple[RunResult, Curve]:
-    """What a worker sent, as records.
+    """Decode what a worker sent.
 
     Raises:
-        CanonError, SpecError: it is no such record.
+        CanonError, SpecError: the data is not a result with its curve.
     """
     result = canon.decode(RunResult, finished.result)
     curve = canon.decode(Curve, finished.curve)
@@ -90,14 +98,14 @@ def decoded(finished: Finished) -> tuple[RunResult, Curve]:
 
 
 def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunResult, Curve]:
-    """What a worker sent of a run that waits, as records.
+    """Decode what a worker sent about a paused run.
 
     Raises:
-        CanonError, SpecError: it is not what came of that run in so many steps.
+        CanonError, SpecError: the data is not the state of that run after `num_steps` steps.
     """
     result, curve = decoded(paused)
-    found = (result.id, result.status, result.num_steps, curve.steps)
-    if found != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
+    state = (result.id, result.status, result.num_steps, curve.steps)
+    if state != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
         raise canon.CanonError(f"it is not a record of this run after {counted(num_steps, 'step')}")
     return result, curve
 
@@ -107,39 +115,50 @@ class HostCall:
     """One call to a worker's host."""
 
     bank_key: str
-    """What all runs of a bank share; the host drops every slot when it changes."""
+    """Key that all runs of a bank share; the host frees every slot when it changes."""
     num_slots: int
     admit: tuple[tuple[int, dict[str, Json]], ...]
-    """(slot, `RunSpec` as JSON data) to begin, from the run's checkpoint if it has a good one; the
-    slots are free."""
+    """(slot, `RunSpec` as JSON data) of each run to start in a free slot, from the run's checkpoint
+    if there is a valid one.
+    """
     seconds: float
-    """For which steps are begun, unless a run ends or waits sooner; 0: none, only what `save` asks
-    for."""
+    """Time limit for starting new steps, in seconds, unless a run ends or pauses sooner; 0: no
+    steps, the host only saves if `save` is set.
+    """
     num_microbatches: int = 1
-    """Passes a batch is split into, at least: more take less memory and give the same up to
-    rounding. One per bank."""
+    """Minimum number of passes that a batch is split into, one value per bank. More passes take
+    less memory and give the same result up to rounding.
+    """
     save: bool = False
-    """Write the state of every slot that is still occupied before answering."""
+    """Whether to write the state of every slot that is still occupied before answering."""
     hold: dict[int, int | None] = field(default_factory=dict)
-    """Every slot that is occupied from now on, with the optimizer step at which its run is to be
-    looked at before it goes on; None: it goes to its end. What another slot holds, or one that
-    `admit` fills held before, is given up.
+    """Every slot that is occupied from now on, with the optimizer step at which its run pauses for
+    a pruning decision; None: the run goes to its end.
+
+    Runs in other slots are given up, and so are earlier runs in slots that `admit` fills.
     """
     trunks: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Slots whose state at a step is written down under a trunk's id: other runs go on from it."""
+    """Slot -> (step, trunk id): the slot's state at that step is saved under the trunk's id, so
+    that other runs can continue from it.
+    """
     probe: dict[str, Json] | None = None
-    """Something to measure in place of all that: every slot is given up. What it is, host and asker
-    know."""
+    """A measurement to make instead of training; every slot is given up. The host and the caller
+    define its content.
+    """
     noise: bool = False
-    """Also measure the runs' gradient noise, into a file beside each curve
-    (`sweeps.store.curves`)."""
+    """Whether to measure the runs' gradient noise too, into a file next to each curve
+    (`sweeps.store.curves`).
+    """
     again: bool = False
-    """The runs have their outcome: they begin at step 0 whatever checkpoints there are, and write
-    none."""
+    """Whether the runs already have their outcome and are executed again: they start at step 0,
+    ignore checkpoints, and write none.
+    """
     ahead: bool = False
-    """Sent while the call before it is under way: nothing in it but `seconds` counts. Train on as
-    that call did; or do nothing, if that call failed or its answer has runs that ended or wait, for
-    then a call that says what follows is on its way.
+    """Whether the call was sent while the one before it was still running; only `seconds` counts.
+
+    The host continues training as in the call before. It does nothing if that call failed, or if
+    its answer has runs that ended or paused, because a call that says what follows is then on its
+    way.
     """
 
 
@@ -149,71 +168,75 @@ class HostAnswer:
 
     finished: tuple[Finished, ...] = ()
     steps: dict[int, int] = field(default_factory=dict)
-    """Slot -> optimizer steps done, of the slots still occupied."""
+    """Slot -> optimizer steps done, for slots that are still occupied."""
     paused: tuple[Finished, ...] = ()
-    """Runs that wait to be looked at: each with its outcome if it were pruned there."""
+    """Runs that are paused at a rung, each with its outcome if it is pruned there."""
     notes: tuple[str, ...] = ()
-    """What the user should hear: a checkpoint resumed from, or put aside."""
+    """Messages for the user: a checkpoint was resumed from, or set aside."""
     answer: dict[str, Json] | None = None
-    """To a probe."""
+    """Answer to a probe."""
     skipped: bool = False
-    """It was sent ahead, and nothing was done: the answer before it, which may arrive after it,
-    needs a reply."""
+    """Whether the call was sent ahead and did nothing, because the answer before it, which may
+    arrive later, needs a reply.
+    """
 
     @property
     def needs_reply(self) -> bool:
-        """Whether slots became free or runs wait: what follows is for the driver to say."""
+        """Whether slots became free or runs paused, so that the driver must say what follows."""
         return bool(self.finished or self.paused or self.skipped)
 
 
 class Host(Protocol):
-    """A bank on one device. A run's result depends on its spec alone, never on its neighbours.
+    """A host of one bank on one device, in a worker. A run's result depends on its spec alone,
+    never on the other runs of its bank.
 
-    It saves the state of its slots now and then by itself, and a run that is admitted again goes on
-    from there.
+    A host saves the state of its slots from time to time by itself; a run that is admitted again
+    continues from its saved state.
     """
 
     def advance(self, call: HostCall) -> HostAnswer:
-        """Admit runs, train every occupied slot for so many seconds, hand over those that ended.
+        """Admit runs, train every occupied slot for the given time, and hand over the runs that
+        ended.
 
-        Returns sooner when some have ended, for their slots are then refilled, or are where they
-        are to be looked at.
+        Returns sooner if runs have ended, so that their slots can be refilled, or have paused.
         """
         ...
 
 
 HostFactory = Callable[[], Host]
-"""Makes a worker's host, in the worker. Picklable: a top-level callable, or a dataclass with
-`__call__`."""
+"""Function that makes a worker's host, in the worker. Picklable: a top-level callable, or a
+dataclass with `__call__`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report(HostAnswer):
-    """What came of one `HostCall`: the host's answer, or why there is none."""
+    """The result of one `HostCall`: the host's answer, or the reason why there is none."""
 
     worker: int
     error: str | None = None
-    """Why the call failed; the worker has lost every slot and must be restarted."""
+    """Reason why the call failed; the worker has lost every slot and must be restarted."""
     cause: Cause = "error"
-    """The kind of `error`, where there is one."""
+    """Kind of `error`, if there is one."""
     log_tail: str = ""
-    """The last lines of what the worker printed before an `error`, as
-    `proxies.core.failures.log_tail` cuts them."""
+    """Last lines of what the worker printed before an `error`, cut by
+    `proxies.core.failures.log_tail`.
+    """
     refused: bool = False
-    """The error says of itself, by `refuses_study = True`, that no further attempt can help."""
+    """Whether no further attempt can help, which the error states with `refuses_study = True`."""
 
 
 def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
-    """Make one call in the worker's own process: what it raises becomes a report, with its cause.
+    """Make one call in the worker's own process; an exception becomes a report with its cause.
 
     Args:
-        worker: its number, for the report.
-        call: what to do.
-        host: gives the worker's host; making it may fail too.
+        worker: number of the worker, for the report.
+        call: the call.
+        host: returns the worker's host; making it may fail too.
     """
     try:
-        done = host().advance(call)
-    except Exception as error:  # whatever user code raises is the run's, not the driver's
+        answer = host().advance(call)
+    except Exception as error:  # an error of user code must not end the driver
         return Report(
             worker=worker,
             error=described(error),
@@ -223,17 +246,17 @@ def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
         )
     return Report(
         worker=worker,
-        finished=done.finished,
-        steps=done.steps,
-        paused=done.paused,
-        notes=done.notes,
-        answer=done.answer,
-        skipped=done.skipped,
+        finished=answer.finished,
+        steps=answer.steps,
+        paused=answer.paused,
+        notes=answer.notes,
+        answer=answer.answer,
+        skipped=answer.skipped,
     )
 
 
 class Pool(Protocol):
-    """Workers 0 ... `num_workers` - 1, each with one call under way and `calls_ahead` more that
+    """Workers 0 ... `num_workers` - 1, each with one call in progress and `calls_ahead` more that
     wait, in order.
     """
 
@@ -241,46 +264,54 @@ class Pool(Protocol):
     calls_ahead: int
 
     def start(self, worker: int, call: HostCall) -> None:
-        """Begin a call, or have it wait for the worker's earlier one; if that fails, the one that
-        waits is given up.
+        """Start a call, or queue it behind the worker's earlier call; if that one fails, the queued
+        call is dropped.
         """
         ...
 
     def wait(self, timeout_seconds: float) -> list[Report]:
-        """The reports that have arrived; waits for a first one at most that long. Raises
-        PoolDead.
+        """Return the reports that have arrived; wait for the first at most `timeout_seconds`.
+        Raises PoolDead.
         """
         ...
 
     def restart(self, worker: int) -> None:
-        """Give the worker a new, empty host; the old one's process is killed. Its call in flight is
-        given up and reports nothing. Raises PoolDead.
+        """Give the worker a new, empty host, and kill the old host's process.
+
+        Its call in flight is given up and reports nothing. Raises PoolDead.
         """
         ...
 
     def close(self) -> None:
-        """Stop every worker; what is in flight is lost."""
+        """Stop every worker; calls in flight are lost."""
         ...
 
+
+# ---- Probes ----
 
 _POLL_SECONDS = 0.5
 
 
 def ask(pool: Pool, worker: int, probe: dict[str, Json]) -> None:
-    """Have an idle worker begin on a probe."""
+    """Send a probe to an idle worker."""
     pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=probe))
 
 
 def take_answers(pool: Pool, asked_at: dict[int, float], seconds: float) -> list[Report]:
-    """What has come of workers' probes in half a second; one that failed, or is silent for so long,
-    is restarted.
+    """Return the answers to probes that arrive within half a second.
 
-    `asked_at`: by worker, monotonic seconds at which it was asked; who is in a report leaves it.
+    A worker whose probe failed, or that has been silent for `seconds`, is restarted.
+
+    Args:
+        pool: the pool.
+        asked_at: worker -> monotonic seconds at which it was asked; workers with a report are
+            removed.
+        seconds: maximum time in seconds for an answer.
     """
     reports = pool.wait(_POLL_SECONDS)
-    here, now = {report.worker for report in reports}, time.monotonic()
+    reporting, now = {report.worker for report in reports}, time.monotonic()
     silent = [
-        worker for worker, at in asked_at.items() if worker not in here and now - at > seconds
+        worker for worker, at in asked_at.items() if worker not in reporting and now - at > seconds
     ]
     reports += [
         Report(worker=worker, error=f"no answer in {format_duration(seconds)}", cause="hung")
@@ -296,32 +327,38 @@ def take_answers(pool: Pool, asked_at: dict[int, float], seconds: float) -> list
 def ask_all(
     pool: Pool, probe: dict[str, Json], seconds: float, check: Callable[[], None]
 ) -> list[Report]:
-    """What every worker of an idle pool answers to a probe, within so many seconds; see
-    `take_answers`.
+    """Send a probe to every worker of an idle pool, and return the answers; see `take_answers`.
 
-    `check` is called a few times a second, and raises what ends the work.
+    Args:
+        pool: the pool, idle.
+        probe: the probe.
+        seconds: maximum time in seconds for an answer.
+        check: called several times a second; raises to end the wait.
     """
     for worker in range(pool.num_workers):
         ask(pool, worker, probe)
-    asked_at, found = dict.fromkeys(range(pool.num_workers), time.monotonic()), list[Report]()
+    asked_at, reports = dict.fromkeys(range(pool.num_workers), time.monotonic()), list[Report]()
     while asked_at:
-        found += take_answers(pool, asked_at, seconds)
+        reports += take_answers(pool, asked_at, seconds)
         check()
-    return found
+    return reports
+
+
+# ---- Inline pool ----
 
 
 class InlinePool:
-    """One worker, in this process: for tests, debugging and machines without Ray.
+    """A pool of one worker in this process, for tests, debugging and machines without Ray.
 
-    It cannot interrupt a call, so `wait` takes as long as the call does; and it idles between two
-    in any case.
+    It cannot interrupt a call: `wait` takes as long as the call, and the worker is idle between two
+    calls.
     """
 
     num_workers = 1
     calls_ahead = 0
 
     def __init__(self, host_factory: HostFactory) -> None:
-        """`host_factory` is called when there is something to do."""
+        """Store `host_factory`, which is called by the first call."""
         self._host = functools.cache(host_factory)
         self._call: HostCall | None = None
 
@@ -330,7 +367,7 @@ class InlinePool:
         self._call = call
 
     def wait(self, timeout_seconds: float) -> list[Report]:
-        """Carry out the call, unless the timeout is 0: then nothing has arrived yet."""
+        """Make the call, unless the timeout is 0: then no report has arrived yet."""
         if self._call is None or timeout_seconds <= 0:
             return []
         call, self._call = self._call, None

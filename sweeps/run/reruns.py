@@ -1,10 +1,10 @@
-"""A run that has its outcome is carried out once more on another worker, and the two executions are
-compared.
+"""Reruns: a run that has its outcome is executed again on another worker, and the two executions
+are compared.
 
 On one kind of processor, with one version of torch, a run gives the same bits wherever it runs
-(docs/banks.md), so one flipped bit is enough to see that a machine computes wrongly. Elsewhere (a
-GPU, another chip) the two may differ by rounding, which training makes larger: there they agree
-while they end no further apart than two seeds do. Nothing is recorded here.
+(docs/banks.md), so a single flipped bit shows that a machine computes wrongly. Elsewhere (a GPU, or
+another processor) the two executions may differ by rounding, which training amplifies: there they
+agree if their final losses differ by no more than those of two seeds. Nothing is recorded here.
 """
 
 from __future__ import annotations
@@ -26,52 +26,53 @@ from sweeps.store.sites import CPU, DEVICE, HOST, RESUMED
 
 POLL_SECONDS = 0.5
 SEED_SHARE = 0.009
-"""Share of the loss by which two seeds of one rate differ: 0.02 nats on bytes (docs/pruning.md),
-the same share within a fifth at vocabularies up to 16,384 (benchmarks/vocabularies.py). A fault
-below it misleads no search."""
-_KIND = ("python", "torch", "machine", DEVICE, CPU)
+"""Share of the loss by which two seeds of one learning rate differ.
+
+This is 0.02 nats on bytes (docs/pruning.md), and the same share within a fifth at vocabularies up
+to 16,384 (benchmarks/vocabularies.py). A smaller fault misleads no search.
+"""
+_KIND_KEYS = ("python", "torch", "machine", DEVICE, CPU)
 
 Outcome = Literal["agrees", "differs", "cannot_tell"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RerunVerdict:
-    """What two executions of a run say."""
+    """The result of comparing two executions of a run."""
 
     outcome: Outcome
     hosts: tuple[str, ...]
-    """Where the two executions ran, the first one first. A fault of a host that both ran on would
-    not be seen."""
+    """Hosts of the two executions, the first one first. If both ran on one host, a fault of that
+    host would not be seen.
+    """
     curve_ids: tuple[str, ...]
     end_nats: float | None
-    """Between the validation losses; None where one has none."""
+    """Distance between the validation losses in nats; None if one is missing."""
     reason: str
 
 
 def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
-    """Whether the second execution of a run gave what the first one did."""
+    """Compare the second execution of a run with the first."""
     losses = (first.loss_nats, again.loss_nats)
     end_nats = None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1])
-    bits = _promised(spec, first, again)
-    outcome: Outcome = "differs" if bits else "cannot_tell"
+    must_be_identical = _promises_same_bits(spec, first, again)
+    outcome: Outcome = "differs" if must_be_identical else "cannot_tell"
     reason = (
         "these two places promise bitwise identical results"
-        if bits
+        if must_be_identical
         else "bitwise identity is not promised there"
     )
-    if _bits(first) == _bits(again):
+    if _get_comparable_bits(first) == _get_comparable_bits(again):
         outcome, reason = "agrees", "bitwise identical"
     elif (
-        not bits
+        not must_be_identical
         and end_nats is not None
         and end_nats <= (seed_nats := SEED_SHARE * max(filter(None, losses)))
     ):
-        outcome, reason = (
-            "agrees",
-            (
-                f"{format_nats(end_nats)} nats apart; {reason}, and two seeds differ by "
-                f"{format_nats(seed_nats)}"
-            ),
+        outcome = "agrees"
+        reason = (
+            f"{format_nats(end_nats)} nats apart; {reason}, and two seeds differ by "
+            f"{format_nats(seed_nats)}"
         )
     places = (first.environment, again.environment)
     return RerunVerdict(
@@ -83,24 +84,29 @@ def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     )
 
 
-def _bits(result: RunResult) -> tuple[object, ...]:
-    """All that two executions must share: the id of a curve is the hash of its losses and gradient
-    norms.
+def _get_comparable_bits(result: RunResult) -> tuple[object, ...]:
+    """Return everything that two executions must share; the id of a curve is the hash of its losses
+    and gradient norms.
     """
     return result.status, result.num_steps, result.loss_nats, result.curve_id
 
 
-def _promised(spec: RunSpec, first: RunResult, again: RunResult) -> bool:
-    """Whether both must have the same bits: one kind of CPU and of software, begun at step 0, whole
-    batches, our code.
+def _promises_same_bits(spec: RunSpec, first: RunResult, again: RunResult) -> bool:
+    """Return whether both executions must have the same bits.
 
-    On a GPU, sums by atomic additions come in any order; what a user's own model does, we do not
-    know.
+    That requires one kind of CPU and of software, a start at step 0, whole batches, and forerun's
+    own model code. On a GPU, atomic additions sum in any order; the code of a user's model is
+    unknown.
     """
-    one, other = first.environment, again.environment
-    alike = all(one.get(key) == other.get(key) for key in _KIND) and CPU in one
-    changed = any(key in place for key in (RESUMED, "num_microbatches") for place in (one, other))
-    return alike and not changed and one.get(DEVICE) == "cpu" and spec.factory is None
+    places = (first.environment, again.environment)
+    have_same_kind = CPU in places[0] and all(
+        places[0].get(key) == places[1].get(key) for key in _KIND_KEYS
+    )
+    have_changed_steps = any(
+        key in place for key in (RESUMED, "num_microbatches") for place in places
+    )
+    is_on_cpu = places[0].get(DEVICE) == "cpu"
+    return have_same_kind and not have_changed_steps and is_on_cpu and spec.factory is None
 
 
 def carried_out(
@@ -115,14 +121,25 @@ def carried_out(
     check: Callable[[], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> RunResult | str:
-    """The outcome of a run carried out alone on worker `index`; or why there is none, after
-    `max_attempts`.
+    """Execute a run alone on worker `index`.
 
-    `num_microbatches` are those of the first time: its batches did not fit in fewer. The others as
-    in `sweeps.run.driver`; `check`, called a few times a second, raises what ends the work.
+    Args:
+        pool: the pool.
+        spec: the run.
+        index: number of the worker.
+        bank_key: key of the run's bank.
+        num_microbatches: number of microbatches of the first execution, whose batches did not fit
+            in fewer.
+        max_attempts: number of losses after which the run is given up.
+        hang_seconds: as in `sweeps.run.driver`.
+        check: called several times a second; raises to end the work.
+        clock: returns monotonic seconds.
+
+    Returns:
+        The outcome, or why there is none after `max_attempts`.
     """
     crew = Crew(pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock)
-    held = Attempt(
+    attempt = Attempt(
         spec=spec,
         run_id=spec.id,
         standing=RetryStatus(num_microbatches={"": num_microbatches}),
@@ -134,13 +151,13 @@ def carried_out(
         check()
         worker = crew.workers[index]
         if not worker.num_calls:
-            admitted = {} if worker.slots else {0: held}
-            worker.bank_key, worker.slots[0] = held.bank_key, held
+            admitted = {} if worker.slots else {0: attempt}
+            worker.bank_key, worker.slots[0] = attempt.bank_key, attempt
             crew.start(index, admitted)
         for report in crew.wait(POLL_SECONDS):
             error = f"{report.cause}: {report.error}" if report.error is not None else ""
             for finished in report.finished:
-                outcome = _decoded(finished, held.run_id)
+                outcome = _decode_outcome(finished, attempt.run_id)
                 if isinstance(outcome, RunResult):
                     return outcome
                 error = outcome
@@ -151,8 +168,8 @@ def carried_out(
                     return f"lost {counted(num_lost, 'time')}, the last: {error}"
 
 
-def _decoded(finished: Finished, run_id: str) -> RunResult | str:
-    """A worker's outcome of that run; or what is wrong with it."""
+def _decode_outcome(finished: Finished, run_id: str) -> RunResult | str:
+    """Decode a worker's outcome of that run, or return what is wrong with it."""
     try:
         result, _ = decoded(finished)
     except (canon.CanonError, SpecError) as error:

@@ -1,7 +1,7 @@
-"""What to try next: samplers, growing ranges, pruning, replicates.
+"""Search methods: samplers, growing ranges, pruning, replicates.
 
-Enters:   a space, points tried, their outcomes.
-Leaves:   the next point, or that there is none.
+Enters:   a space, the points tried so far, and their outcomes.
+Leaves:   the next point, or the answer that the search has ended.
 Promises: each suggestion is a pure function of what is recorded.
 Refuses:  an empty space.
 """

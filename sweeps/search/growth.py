@@ -1,7 +1,8 @@
-"""Whether a search brackets its optimum, and how its ranges grow where it does not. Standard
-library only.
+"""Growth of a search's ranges: whether the best trials bracket the optimum, and how ranges grow if
+they do not.
 
-A pure function of the trials in index order, asked when all of them have ended.
+All functions are pure functions of the trials in index order, called when all trials have ended.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from sweeps.search.space import OFF, Axis, Params, Range, SearchSpace
 Side = Literal["low", "high"]
 
 EDGE_SHARE, MOST_EDGE_OCTAVES = 1 / 8, 1.0
-"""What counts as near an end: this share of the range, and no more octaves than that."""
+"""A value counts as near an end within this share of the range, and within this many octaves."""
 TOP_SHARE, LEAST_TOP = 1 / 8, 3
-"""The best finished trials that are looked at: one trial's luck is no reason to search
-elsewhere."""
+"""Share, and minimum number, of the best finished trials that are considered: one lucky trial is no
+reason to search elsewhere.
+"""
 GROWTH_OCTAVES, PROBES_PER_OCTAVE = 2.0, 2
 PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
+"""Number of probes beyond one moved edge."""
 DIVERGES_ABOVE = "learning_rate"
-"""The one axis that makes a trial diverge; nothing says so of the others."""
+"""The only axis whose high values make trials diverge; this is not known of any other axis."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """An end of an axis's range at which the best trials lie; and the range with that end moved."""
+    """An end of an axis's range near which the best trials lie, and the range with that
+    end moved.
+    """
 
     axis: str
     side: Side
@@ -37,7 +42,9 @@ class Edge:
 
 
 def ranked(losses: Sequence[float | None]) -> list[int]:
-    """Indices of what finished, the best first; of equals, the earlier."""
+    """Return the indices of finished trials, the best first; of equal losses, the earlier trial
+    first.
+    """
     return [
         index
         for _, index in sorted(
@@ -52,18 +59,19 @@ def open_edges(
     losses: Sequence[float | None],
     pruned: Collection[int] = (),
 ) -> tuple[Edge, ...]:
-    """Ends that do not bracket the optimum: the best finished trial is near, and half of the best
-    few.
+    """Return the ends that do not bracket the optimum: the best finished trial is near them, and so
+    are half of the best few.
 
-    Only ranges in log2 are looked at; they have ends by choice, not by nature. Trials that diverged
-    above the best learning rate bracket it from above; those that were pruned say nothing of an
-    end, for nobody knows what they would have lost, and count only in how many the best few are.
+    Only ranges in log2 are considered, because their ends are chosen and not natural limits. Trials
+    that diverged above the best learning rate bracket it from above. Pruned trials say nothing
+    about an end, because their final loss is unknown; they only count toward the number of best
+    trials considered.
 
     Args:
-        space: as it was searched.
-        points: of the trials, by index.
-        losses: of each in nats, None where it diverged or was pruned.
-        pruned: which of them were.
+        space: the space that was searched.
+        points: points of the trials, by index.
+        losses: loss of each trial in nats, None if it diverged or was pruned.
+        pruned: indices of the pruned trials.
     """
     finished = ranked(losses)
     if len(finished) < LEAST_TOP:
@@ -77,17 +85,20 @@ def open_edges(
     for axis in space.axes:
         if axis.fixed or axis.choices or axis.whole or axis.scale == "linear":
             continue
-        side = _side(axis, [point[axis.name] for point in top])
-        above = any(point[axis.name] > top[0][axis.name] for point in diverged)
-        if side is None or (side == "high" and axis.name == DIVERGES_ABOVE and above):
+        side = _find_side(axis, [point[axis.name] for point in top])
+        diverged_above = any(point[axis.name] > top[0][axis.name] for point in diverged)
+        if side is None or (side == "high" and axis.name == DIVERGES_ABOVE and diverged_above):
             continue
-        edge = Edge(axis=axis.name, side=side, range=axis.range, wider=_wider(axis, side))
+        edge = Edge(axis=axis.name, side=side, range=axis.range, wider=_widen(axis, side))
         edges += [edge] if edge.wider != edge.range else []
     return tuple(edges)
 
 
-def _side(axis: Axis, values: Sequence[float]) -> Side | None:
-    """The end that the first value and half of all are near; an axis that is off has no end."""
+def _find_side(axis: Axis, values: Sequence[float]) -> Side | None:
+    """Return the end that the first value and half of all values are near; None if there is none.
+
+    An axis that is off in the first value has no such end.
+    """
     if values[0] == OFF and axis.can_be_off:
         return None
     low, high = (axis.octaves(end) for end in axis.range)
@@ -101,8 +112,8 @@ def _side(axis: Axis, values: Sequence[float]) -> Side | None:
     return None
 
 
-def _wider(axis: Axis, side: Side) -> Range:
-    """The range with one end moved by `GROWTH_OCTAVES`; a complement stays within (0, 1)."""
+def _widen(axis: Axis, side: Side) -> Range:
+    """Return the range with one end moved by `GROWTH_OCTAVES`; a complement stays within (0, 1)."""
     low, high = axis.range
     factor = 2.0**GROWTH_OCTAVES
     if axis.scale == "log2_complement":
@@ -115,27 +126,27 @@ def _wider(axis: Axis, side: Side) -> Range:
 
 
 def grown(space: SearchSpace, edges: Sequence[Edge]) -> SearchSpace:
-    """The space with those edges moved."""
+    """Return the space with the ranges of `edges` widened."""
     for edge in edges:
         space = space.grown(edge.axis, edge.wider)
     return space
 
 
 def probes(space: SearchSpace, edges: Sequence[Edge], best: Params) -> tuple[Params, ...]:
-    """The best point at values beyond each edge, `PROBES_PER_OCTAVE` evenly: what tells whether it
-    is better there.
+    """Return the best point at values beyond each edge, `PROBES_PER_OCTAVE` evenly spaced, which
+    show whether the loss is lower there.
 
     Args:
-        space: before it grew.
-        edges: that move.
-        best: the best finished trial.
+        space: the space before it grows.
+        edges: the edges that move.
+        best: point of the best finished trial.
     """
-    found = []
+    points = []
     for edge in edges:
         inner = space.axis(edge.axis)
         outer = space.grown(edge.axis, edge.wider).axis(edge.axis)
         start, end = (axis.octaves(axis.range[edge.side == "high"]) for axis in (inner, outer))
         number = max(1, round(abs(end - start) * PROBES_PER_OCTAVE))
         octaves = [start + (end - start) * (step + 1) / number for step in range(number)]
-        found += [{**best, edge.axis: outer.value(2.0**octave)} for octave in octaves]
-    return tuple(found)
+        points += [{**best, edge.axis: outer.value(2.0**octave)} for octave in octaves]
+    return tuple(points)

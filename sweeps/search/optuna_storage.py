@@ -1,5 +1,5 @@
-"""The best trials of a study that Optuna keeps in a file: a SQLite database or a journal. Nothing
-is written to it.
+"""The best trials of a study that Optuna keeps in a file, a SQLite database or a journal. The file
+is only read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 _SQLITE = b"SQLite format 3\0"
-_NUM_NAMED = 8
+_MAX_STUDIES_LISTED = 8
 
 
 class OptunaStorageError(InputError):
-    """A file that is no storage of Optuna's, or a study in it that has no best trial."""
+    """The file is no storage of Optuna's, or the study in it has no best trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,38 +31,38 @@ class OptunaTrials:
 
     study: str
     num_finished: int
-    """Of them, those of `params` are the best."""
+    """Number of finished trials; `params` are the best of them."""
     params: tuple[dict[str, object], ...]
-    """Parameters as they were suggested, by the study's own names; the best trial first."""
+    """Parameters as suggested, by the study's own names; the best trial first."""
 
 
 def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
-    """The best trials of a study, by its own direction.
+    """Read the best trials of a study, by its own direction.
 
     Args:
-        file: what `sqlite:///FILE`, or a journal's backend, was given.
-        study: its name; may be empty where the file holds one.
-        most: trials at most.
+        file: file of `sqlite:///FILE`, or of a journal's backend.
+        study: name of the study; may be empty if the file holds one study.
+        most: maximum number of trials.
 
     Raises:
-        OptunaStorageError: it cannot be read, holds no such study or several, or the study has
-            several objectives or no finished trial; the message names the file.
+        OptunaStorageError: the file cannot be read, holds no such study or several, or the study
+            has several objectives or no finished trial; the message names the file.
     """
     import optuna
 
-    storage = _storage(file)
+    storage = _open_storage(file)
     names = sorted(summary.study_name for summary in optuna.get_all_study_summaries(storage))
     if not names:
         raise OptunaStorageError(f"{file} holds no study")
     if study not in names and (study or len(names) > 1):
-        more = ", ..." if len(names) > _NUM_NAMED else ""
-        found = f"{', '.join(names[:_NUM_NAMED])}{more}"
-        said = (
+        more = ", ..." if len(names) > _MAX_STUDIES_LISTED else ""
+        listed = f"{', '.join(names[:_MAX_STUDIES_LISTED])}{more}"
+        problem = (
             f"has no study {study!r}"
             if study
             else f"holds {counted(len(names), 'study')}; name one as FILE:STUDY"
         )
-        raise OptunaStorageError(f"{file} {said}: it has {found}")
+        raise OptunaStorageError(f"{file} {problem}: it has {listed}")
     loaded = optuna.load_study(study_name=study or names[0], storage=storage)
     if len(loaded.directions) > 1:
         raise OptunaStorageError(
@@ -81,10 +81,8 @@ def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
     )
 
 
-def _storage(file: Path) -> BaseStorage:
-    """The file, opened for reading alone: Optuna would else make tables in a database that is
-    somebody else's.
-    """
+def _open_storage(file: Path) -> BaseStorage:
+    """Open the file read-only: Optuna would otherwise create tables in somebody else's database."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
@@ -93,7 +91,7 @@ def _storage(file: Path) -> BaseStorage:
             begins = opened.read(len(_SQLITE))
         if begins == _SQLITE:
             uri = f"file:{quote(str(file.resolve()))}?mode=ro"
-            # SQLAlchemy would decode the name
+            # SQLAlchemy would decode a name in the URL
             opening = {"creator": lambda: sqlite3.connect(uri, uri=True)}
             return optuna.storages.RDBStorage("sqlite://", engine_kwargs=opening)
         if not begins.startswith(b"{"):
@@ -105,7 +103,7 @@ def _storage(file: Path) -> BaseStorage:
         raise
     except OSError as error:
         raise OptunaStorageError(f"{file} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # SQLAlchemy's and the journal's own are many
+    except Exception as error:  # SQLAlchemy and the journal raise many kinds
         raise OptunaStorageError(
             f"{file} is no storage that Optuna can read: {error}".splitlines()[0]
         ) from error

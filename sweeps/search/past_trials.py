@@ -1,9 +1,9 @@
-"""What a search knows when it asks for a point: a pure function of recorded points, outcomes and
-the plan.
+"""Past trials of a search, from which the next point is suggested: a pure function of recorded
+points, outcomes and the plan.
 
-It grows trial by trial and never looks back, so that a suggestion costs the same at the
-ten-thousandth trial. Also the points and seeds that follow from the plan alone. Standard library
-only.
+The state grows trial by trial and is never recomputed, so a suggestion costs the same at the
+ten-thousandth trial. The module also has the points and seeds that follow from the plan alone.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -20,21 +20,26 @@ from proxies.core import canon
 from sweeps.search.space import Params, SearchSpace
 
 PENALTY_MARGIN_NATS = 1.0
-"""By which a diverged trial is worse than the worst that finished. TPE reads ranks, so that any
-will do; of a GP, 0 and 1 did equally well.
+"""Loss in nats that a diverged trial is given above the worst finished trial.
+
+TPE uses only ranks, so any value does; for a GP, 0 and 1 worked equally well.
 """
-DEFAULT_NUM_STARTUP = 10  # TPE's own default: before it, densities are mostly prior
+DEFAULT_NUM_STARTUP = 10
+"""Number of startup trials; TPE's own default, since with fewer trials its densities are mostly
+prior."""
 NUM_BEST = 25
-"""Best trials that are never forgotten: no more than these are good ones to TPE."""
+"""Number of best trials that are always shown to a sampler: TPE regards at most this many
+as good.
+"""
 
 
 class Points(Sequence[Params]):
-    """Points of one space, as plain numbers: a dictionary for each of 30,000 would take ten times
-    the memory.
+    """Points of one space, stored as plain numbers: dictionaries for 30,000 points would take ten
+    times the memory.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        """`names`: of the axes."""
+        """Create an empty sequence; `names` are the names of the axes."""
         self._names = tuple(names)
         self._values = array.array("d")
 
@@ -52,7 +57,7 @@ class Points(Sequence[Params]):
         return dict(zip(self._names, self._values[start : start + len(self._names)], strict=True))
 
     def append(self, point: Params) -> None:
-        """Add one."""
+        """Add a point."""
         self._values.extend(point[name] for name in self._names)
 
 
@@ -67,24 +72,26 @@ class PastTrials:
 
     space: SearchSpace
     study_seed: int
-    """The seed of the whole search."""
+    """Seed of the whole search."""
     parallelism: int
-    """P: trials that may be in flight at once."""
+    """P, the number of trials that may be in flight at once."""
     _: KW_ONLY
     num_startup: int = DEFAULT_NUM_STARTUP
-    """Trials of the quasi-random design."""
+    """Number of trials of the quasi-random design."""
     num_known: int = 0
-    """Trials that had all ended before the next was asked for, as the search went on beyond its
-    end."""
+    """Number of trials that had all ended before the next one was suggested, because the search
+    continued beyond its end.
+    """
     points: Points = field(init=False)
-    """The points of the trials so far, by index."""
+    """Points of the trials so far, by index."""
     losses: list[float | None] = field(default_factory=list, init=False)
-    """In nats, of the trials seen; None where one diverged."""
+    """Losses in nats of the trials seen, by index; None if a trial diverged."""
     best: list[tuple[float, int]] = field(default_factory=list, init=False)
-    """Loss and index of the `NUM_BEST` best seen; of equals, the earlier; one that diverged has
-    lost all."""
+    """(loss, index) of the `NUM_BEST` best trials seen; the earlier of equal ones first, diverged
+    ones with infinite loss.
+    """
     worst: float = field(default=0.0, init=False)
-    """The highest finite loss seen; 0 before there is one."""
+    """Highest finite loss seen, in nats; 0 before there is one."""
 
     def __post_init__(self) -> None:
         if self.parallelism < 1:
@@ -93,30 +100,30 @@ class PastTrials:
 
     @property
     def index(self) -> int:
-        """The index of the trial that is asked for."""
+        """Index of the trial to suggest next."""
         return len(self.points)
 
     @property
     def seed(self) -> int:
-        """The seed of this suggestion alone."""
+        """Seed of this suggestion."""
         return seed_of(self.study_seed, self.index)
 
     @property
     def num_seen(self) -> int:
-        """How many outcomes the next suggestion sees: those of the first trials."""
+        """Number of outcomes that the next suggestion sees, those of the first trials."""
         known = self.num_known if self.index >= self.num_known else 0
         return max(self.index - self.parallelism + 1, known, 0)
 
     def add(self, point: Params) -> None:
-        """Add the next trial's point, as recorded; wherever it came from."""
+        """Add the next trial's point as recorded, whatever its origin."""
         self.points.append(point)
 
     def see(self, outcomes: Mapping[int, float | None]) -> None:
-        """Take in the outcomes that the next suggestion sees; an outcome seen once is never
+        """Take in the outcomes that the next suggestion sees; an outcome that was seen is never
         replaced.
 
         Raises:
-            ValueError: one is missing, or not finite.
+            ValueError: an outcome is missing or not finite.
         """
         new = range(len(self.losses), self.num_seen)
         if missing := [index for index in new if index not in outcomes]:
@@ -137,11 +144,11 @@ class PastTrials:
             self.worst = max(self.worst, loss) if loss is not None else self.worst
 
     def shown(self, most: int) -> list[int]:
-        """Trials that a sampler is shown of those seen, in order: the best, and the latest of the
-        others.
+        """Return the indices, in order, of the trials that a sampler is shown: the best, and the
+        latest of the others.
 
         Args:
-            most: trials in all; above `NUM_BEST`.
+            most: maximum number of trials; above `NUM_BEST`.
         """
         best, latest = {index for _, index in self.best}, len(self.losses)
         shown = set(best)
@@ -151,26 +158,28 @@ class PastTrials:
         return sorted(shown)
 
     def penalised(self, index: int) -> float:
-        """A seen trial's loss; of one that diverged, a finite one worse than the worst seen that
-        finished.
+        """Return the loss of a trial that was seen; for a diverged one, a finite loss worse than
+        that of every finished trial.
 
-        Told as NaN or a failure it would blind the sampler.
+        A NaN or a failure would hide the trial from the sampler.
         """
         loss = self.losses[index]
         return self.worst + PENALTY_MARGIN_NATS if loss is None else loss
 
 
 def quasi_random(study_seed: int, index: int, dimension: int) -> list[float]:
-    """Element `index` of the R_d sequence (M. Roberts 2018), shifted by the seed: `dimension`
-    coordinates in [0, 1).
+    """Return element `index` of the R_d sequence (M. Roberts 2018), shifted by the seed.
+
+    Returns:
+        `dimension` coordinates in [0, 1).
     """
-    ratio = _positive_root(dimension)
+    ratio = _compute_positive_root(dimension)
     shifts = [seed_of(study_seed, -1 - axis) / 2**32 for axis in range(dimension)]
     return [(shift + (index + 1) * ratio ** -(axis + 1)) % 1.0 for axis, shift in enumerate(shifts)]
 
 
-def _positive_root(dimension: int) -> float:
-    """The root > 1 of x^(d+1) = x + 1, by the contraction x <- (1 + x)^(1/(d+1))."""
+def _compute_positive_root(dimension: int) -> float:
+    """Compute the root > 1 of x^(d+1) = x + 1, by the contraction x <- (1 + x)^(1/(d+1))."""
     root = 1.5
     for _ in range(64):
         root = (1 + root) ** (1 / (dimension + 1))
@@ -178,8 +187,9 @@ def _positive_root(dimension: int) -> float:
 
 
 def seed_of(study_seed: int, index: int) -> int:
-    """A 32-bit seed of its own for every (study, index): a sampler re-created with one seed repeats
-    itself.
+    """Return a 32-bit seed that is unique to (study, index).
+
+    Samplers are created again for each suggestion, and equal seeds would repeat suggestions.
     """
     return int.from_bytes(
         hashlib.sha256(canon.canonical([study_seed, index]).encode()).digest()[:4], "big"

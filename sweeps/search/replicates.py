@@ -1,9 +1,10 @@
-"""Repeats of the best trials with other seeds: where to spend them, and which trial they choose.
+"""Repeats of a search's best trials with other seeds: how repeats are allocated, and which trial
+wins.
 
-Runs are given where the choice of the best is most in doubt: OCBA (Chen, Lin, Yucesan, Chick 2000),
-in rounds, each a pure function of the outcomes of those before it. Candidates are compared seed by
-seed where the seeds matter: trials of one seed have the same initial values and the same data in
-the same order (common random numbers).
+Repeats go where the choice of the best trial is most in doubt: OCBA (Chen, Lin, Yucesan, Chick
+2000), in rounds that are pure functions of the outcomes of earlier rounds. If seeds have an effect,
+candidates are compared seed by seed: trials with equal seeds have the same initial values, and the
+same data in the same order (common random numbers).
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 FIRST_ROUND = 2
-"""Repeats of every candidate, before anything is known of their noise."""
+"""Number of repeats of every candidate before their noise is known."""
 MOST_CANDIDATES = 6
+"""Maximum number of candidates."""
 PAIRED_LEVEL = 0.1
-"""Seeds count as common random numbers where an F test of their effect says so at this level."""
+"""Significance level of the F test that decides whether seeds count as common random numbers."""
 
 
 Outcomes = Mapping[tuple[int, int], float | None]
-"""Loss in nats by candidate and repeat, None where it diverged; what has no outcome yet is not
-there."""
+"""Loss in nats by (candidate, repeat), None if the repeat diverged; repeats without an outcome are
+missing.
+"""
 
 
 def num_candidates(num_replicates: int, num_finished: int) -> int:
-    """How many of the best trials are repeated: half of the repeats at most are spent before
-    anything is known.
+    """Return how many of the best trials are repeated.
+
+    At most half of the repeats are spent before the noise is known.
     """
     return min(max(2, num_replicates // (2 * FIRST_ROUND)), MOST_CANDIDATES, num_finished)
 
@@ -43,104 +47,125 @@ class CandidateStatus:
     num_repeats: int
     num_diverged: int
     mean_nats: float | None
-    """Over its repeats; seed by seed, as if each candidate had had every seed. None where one
-    diverged."""
+    """Mean loss over its repeats in nats, seed by seed, as if each candidate had every seed; None
+    if a repeat diverged.
+    """
     standard_error_nats: float | None
-    """The mean's standard error; None where there is no noise to tell it by."""
+    """Standard error of the mean, in nats; None if the noise cannot be estimated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What the repeats say."""
+    """The result of comparing the candidates."""
 
     standings: tuple[CandidateStatus, ...]
-    """The best first; those that diverged with another seed last."""
+    """Candidates, the best first; those with a diverged repeat last."""
     paired: bool
+    """Whether seeds count as common random numbers."""
     lead_nats: float | None
-    """By which the runner-up loses; None without one."""
+    """Mean loss of the second-best candidate minus that of the best, in nats; None if there is no
+    second.
+    """
     lead_standard_error_nats: float | None
+    """Standard error of `lead_nats`; None if the noise cannot be estimated."""
 
 
 def replicates(
     num_of_candidates: int, num_replicates: int, round_size: int, outcomes: Outcomes
 ) -> list[int]:
-    """Repeats of each candidate that are asked for, as far as outcomes tell: each candidate's first
-    so many.
+    """Return the number of repeats that are requested of each candidate, given the outcomes so far;
+    each candidate's first repeats are meant.
 
     Args:
-        num_of_candidates: C, the best trial first.
-        num_replicates: in all, at most.
-        round_size: given out at once, after the first round.
-        outcomes: so far.
+        num_of_candidates: C, the number of candidates, the best trial first.
+        num_replicates: maximum total number of repeats.
+        round_size: number of repeats requested at once after the first round.
+        outcomes: outcomes so far.
     """
     counts = [0] * num_of_candidates
     for number in range(min(num_replicates, FIRST_ROUND * num_of_candidates)):
         counts[number % num_of_candidates] += 1
+    # Add a round whenever all requested repeats have outcomes
     while all((c, k) in outcomes for c, count in enumerate(counts) for k in range(count)):
         left = min(num_replicates - sum(counts), round_size)
         if left <= 0:
             break
-        more = _allocated(counts, compare(counts, outcomes), left)
+        more = _allocate(counts, compare(counts, outcomes), left)
         if not any(more):
             break
         counts = [count + extra for count, extra in zip(counts, more, strict=True)]
     return counts
 
 
-def _allocated(counts: Sequence[int], known: Comparison, number: int) -> list[int]:
-    """The next repeats by OCBA: to a rival as the inverse square of its distance, to the best the
-    root of their sum.
+def _allocate(counts: Sequence[int], known: Comparison, number: int) -> list[int]:
+    """Allocate the next repeats by OCBA.
 
-    The noise is taken to be one and the same. A distance below its own standard error counts as
-    that: no repeat would ever go elsewhere.
+    A rival's weight is the inverse square of its distance from the best candidate; the best
+    candidate's weight is the root of the sum of their squares. All candidates are taken to have the
+    same noise. A distance below its own standard error is replaced by that error, since otherwise
+    all repeats would go to one pair.
+
+    Args:
+        counts: repeats so far, by candidate.
+        known: comparison of the candidates so far.
+        number: repeats to allocate.
+
+    Returns:
+        Additional repeats, by candidate.
     """
-    fit = [s for s in known.standings if s.mean_nats is not None]
-    if len(fit) < 2:
+    ranked = [s for s in known.standings if s.mean_nats is not None]
+    if len(ranked) < 2:
         return [0] * len(counts)
-    best, spent = fit[0], np.array(counts, dtype=float)
+    best, spent = ranked[0], np.array(counts, dtype=float)
+    # Weights: the inverse squared distance from the best candidate
     floor = max(known.lead_standard_error_nats or 0.0, 1e-12)
     weights = np.zeros(len(counts))
-    for rival in fit[1:]:
+    for rival in ranked[1:]:
         assert rival.mean_nats is not None and best.mean_nats is not None
         weights[rival.candidate] = max(rival.mean_nats - best.mean_nats, floor) ** -2.0
     weights[best.candidate] = float(np.sqrt((weights**2).sum()))
+    # Hand out the repeats one by one, each where the most are missing
     total = spent[weights > 0].sum() + number
-    wanted = weights / weights.sum() * total
+    target = weights / weights.sum() * total
     more = [0] * len(counts)
     for _ in range(number):
-        lacking = np.where(weights > 0, wanted - spent - more, -np.inf)
-        more[int(np.argmax(lacking))] += 1  # of equals, the first
+        missing = np.where(weights > 0, target - spent - more, -np.inf)
+        more[int(np.argmax(missing))] += 1  # the first of equal ones
     return more
 
 
 def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
-    """The candidates by what their repeats lost. Every repeat counted must have an outcome.
+    """Compare the candidates by the losses of their repeats. Every repeat that is counted must have
+    an outcome.
 
-    Means are least squares on a candidate's effect, or on that and the seed's where seeds matter;
-    noise is pooled. The loss by which a candidate was picked is no repeat, and not counted: it is
-    low by luck.
+    Means are least squares on the candidates' effects, or on these and the seeds' effects if seeds
+    have an effect; noise is pooled. The loss for which a candidate was chosen is not a repeat and
+    does not count, because it is low by selection.
     """
     rows = [(c, k, outcomes[c, k]) for c, count in enumerate(counts) for k in range(count)]
     diverged = [
         sum(loss is None for c, _, loss in rows if c == candidate)
         for candidate in range(len(counts))
     ]
-    sound = [c for c, count in enumerate(counts) if count and not diverged[c]]
-    table = [(sound.index(c), k, loss) for c, k, loss in rows if c in sound and loss is not None]
-    found = _effects(table, len(sound))
-    means, covariance = found.means, found.covariance
-    order = sorted(range(len(sound)), key=lambda i: (means[i], i))
+    complete = [c for c, count in enumerate(counts) if count and not diverged[c]]
+    table = [
+        (complete.index(c), k, loss) for c, k, loss in rows if c in complete and loss is not None
+    ]
+    effects = _fit_effects(table, len(complete))
+    # Rank the candidates without divergence by their means, then the others
+    means, covariance = effects.means, effects.covariance
+    order = sorted(range(len(complete)), key=lambda i: (means[i], i))
     standings = [
         CandidateStatus(
-            candidate=sound[i],
-            num_repeats=counts[sound[i]],
+            candidate=complete[i],
+            num_repeats=counts[complete[i]],
             num_diverged=0,
             mean_nats=float(means[i]),
             standard_error_nats=None if covariance is None else float(np.sqrt(covariance[i, i])),
         )
         for i in order
     ]
-    lost = sorted((d, c) for c, d in enumerate(diverged) if c not in sound)
+    with_divergence = sorted((d, c) for c, d in enumerate(diverged) if c not in complete)
     standings += [
         CandidateStatus(
             candidate=c,
@@ -149,116 +174,127 @@ def compare(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
             mean_nats=None,
             standard_error_nats=None,
         )
-        for d, c in lost
+        for d, c in with_divergence
     ]
-    lead = error = None
-    if len(order) > 1:
-        first, second = order[:2]
-        lead = float(means[second] - means[first])
-        if covariance is not None:
-            variance = (
-                covariance[first, first]
-                + covariance[second, second]
-                - 2 * covariance[first, second]
-            )
-            error = float(np.sqrt(max(variance, 0.0)))
+    lead, error = _compute_lead(effects, order)
     return Comparison(
         standings=tuple(standings),
-        paired=found.paired,
+        paired=effects.paired,
         lead_nats=lead,
         lead_standard_error_nats=error,
     )
 
 
+def _compute_lead(effects: _Effects, order: Sequence[int]) -> tuple[float | None, float | None]:
+    """Return the best candidate's lead over the second with its standard error, in nats."""
+    if len(order) < 2:
+        return None, None
+    first, second = order[:2]
+    lead = float(effects.means[second] - effects.means[first])
+    covariance = effects.covariance
+    if covariance is None:
+        return lead, None
+    variance = covariance[first, first] + covariance[second, second] - 2 * covariance[first, second]
+    return lead, float(np.sqrt(max(variance, 0.0)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """By how much one candidate's mean is above another's."""
+    """One candidate's mean minus another's, in nats, with its interval."""
 
     value: float
     low: float
     high: float
     noise: float
-    """Standard deviation of one run, less what its seed brings where seeds matter."""
+    """Standard deviation of one run in nats; without the seed's effect if seeds have one."""
 
 
 def difference(
     table: Sequence[tuple[int, int, float]], first: int, second: int, level: float
 ) -> Difference | None:
-    """The second candidate's mean above the first's with its interval; None where there is no noise
-    to tell it by.
+    """Return the second candidate's mean minus the first's with its interval; None if the noise
+    cannot be estimated.
 
     Args:
         table: candidate, repeat and loss of every run; noise is pooled over all candidates.
         first: a candidate, 0, 1 ...
-        second: another.
-        level: of the interval, of Student's t.
+        second: another candidate.
+        level: level of the interval, from Student's t.
     """
     from scipy.special import stdtrit
 
     number = 1 + max((c for c, _, _ in table), default=0)
-    found = _effects(table, number)
-    if found.covariance is None or {first, second} - {c for c, _, _ in table}:
+    effects = _fit_effects(table, number)
+    if effects.covariance is None or {first, second} - {c for c, _, _ in table}:
         return None
     contrast = np.zeros(number)
     contrast[[first, second]] = -1.0, 1.0
-    value = float(contrast @ found.means)
-    half = float(stdtrit(found.num_free, (1 + level) / 2)) * float(
-        np.sqrt(contrast @ found.covariance @ contrast)
+    value = float(contrast @ effects.means)
+    half_width = float(stdtrit(effects.num_free, (1 + level) / 2)) * float(
+        np.sqrt(contrast @ effects.covariance @ contrast)
     )
-    return Difference(value=value, low=value - half, high=value + half, noise=found.noise)
+    return Difference(
+        value=value, low=value - half_width, high=value + half_width, noise=effects.noise
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Effects:
-    """Least squares on candidates, or on candidates and seeds."""
+    """Least-squares fit of the candidates' effects, or of these and the seeds' effects."""
 
     means: Floats
     covariance: Floats | None = None
-    """None without a degree of freedom."""
+    """Covariance of the means; None without a degree of freedom."""
     paired: bool = False
-    """Whether seeds were taken out."""
+    """Whether the seeds' effects were removed."""
     noise: float = 0.0
+    """Standard deviation of the residuals."""
     num_free: int = 0
+    """Degrees of freedom of the noise."""
 
 
-def _effects(table: Sequence[tuple[int, int, float]], number: int) -> _Effects:
+def _fit_effects(table: Sequence[tuple[int, int, float]], number: int) -> _Effects:
+    """Fit the effects of `number` candidates, with those of the seeds if they are significant."""
     from scipy.special import fdtrc
 
     if not table:
         return _Effects(means=np.zeros(0))
-    who, seeds = np.array([c for c, _, _ in table]), np.array([k for _, k, _ in table])
+    candidates, seeds = np.array([c for c, _, _ in table]), np.array([k for _, k, _ in table])
     loss_R = np.array([loss for _, _, loss in table])
-    plain = (who[:, None] == np.arange(number)).astype(float)
+    design = (candidates[:, None] == np.arange(number)).astype(float)
     num_seeds = int(seeds.max()) + 1
-    # Effects of seeds add up to 0, so that a candidate's is its mean over all of them.
+    # The seeds' effects add up to 0, so that a candidate's effect is its mean over all seeds.
     seed_effects = (seeds[:, None] == np.arange(num_seeds - 1)).astype(float) - (
         seeds == num_seeds - 1
     )[:, None]
-    both = np.hstack([plain, seed_effects])
-    alone, rest_alone, free_alone = _least_squares(plain, loss_R)
-    paired, rest_paired, free_paired = _least_squares(both, loss_R)
-    gained = free_alone - free_paired
-    if free_paired > 0 and gained > 0 and rest_paired > 0:
-        ratio = (rest_alone - rest_paired) / gained / (rest_paired / free_paired)
-        if fdtrc(gained, free_paired, ratio) < PAIRED_LEVEL:
-            noise = rest_paired / free_paired
-            covariance = noise * np.linalg.pinv(both.T @ both)[:number, :number]
+    paired_design = np.hstack([design, seed_effects])
+    means, residual, num_free = _solve_least_squares(design, loss_R)
+    paired_means, paired_residual, paired_free = _solve_least_squares(paired_design, loss_R)
+    # F test of the seeds' effects
+    gained = num_free - paired_free
+    if paired_free > 0 and gained > 0 and paired_residual > 0:
+        ratio = (residual - paired_residual) / gained / (paired_residual / paired_free)
+        if fdtrc(gained, paired_free, ratio) < PAIRED_LEVEL:
+            noise = paired_residual / paired_free
+            covariance = noise * np.linalg.pinv(paired_design.T @ paired_design)[:number, :number]
             return _Effects(
-                means=paired[:number],
+                means=paired_means[:number],
                 covariance=covariance,
                 paired=True,
                 noise=noise**0.5,
-                num_free=free_paired,
+                num_free=paired_free,
             )
-    if free_alone <= 0:
-        return _Effects(means=alone)
-    noise = rest_alone / free_alone
-    covariance = noise * np.linalg.pinv(plain.T @ plain)
-    return _Effects(means=alone, covariance=covariance, noise=noise**0.5, num_free=free_alone)
+    # Without them: the noise from the candidates' residuals
+    if num_free <= 0:
+        return _Effects(means=means)
+    noise = residual / num_free
+    covariance = noise * np.linalg.pinv(design.T @ design)
+    return _Effects(means=means, covariance=covariance, noise=noise**0.5, num_free=num_free)
 
 
-def _least_squares(design: Floats, loss_R: Floats) -> tuple[Floats, float, int]:
-    """Solution, sum of squared residuals, degrees of freedom."""
-    solution, _, rank, _ = np.linalg.lstsq(design, loss_R, rcond=None)
-    found: Floats = np.asarray(solution, dtype=np.float64)
-    return found, float(((loss_R - design @ found) ** 2).sum()), len(loss_R) - int(rank)
+def _solve_least_squares(design: Floats, loss_R: Floats) -> tuple[Floats, float, int]:
+    """Return the solution, the sum of squared residuals, and the degrees of freedom."""
+    result, _, rank, _ = np.linalg.lstsq(design, loss_R, rcond=None)
+    solution: Floats = np.asarray(result, dtype=np.float64)
+    residual = float(((loss_R - design @ solution) ** 2).sum())
+    return solution, residual, len(loss_R) - int(rank)

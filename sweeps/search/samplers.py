@@ -1,20 +1,21 @@
-"""Samplers, each suggestion a pure function of the past, at a cost that stays as the search grows.
+"""Samplers: each suggestion is a pure function of the past trials, and its cost does not grow with
+the search.
 
-The only module that imports Optuna.
+This is the only module that imports Optuna, apart from `optuna_storage`.
 
 `SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add
-a sampler is to write its class, and its entry.
+a sampler, write its class and its entry.
 
-- `tpe`: multivariate (Bergstra 2011; Falkner 2018), by groups where an axis can be off; a constant
-  liar for trials in flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST` best and
-  the latest of the others: no more than `NUM_BEST` are good ones to it anyway.
-- `gp`: a Gaussian process and log EI, on `MOST_FITTED` trials chosen likewise; trials in flight by
-  its batch form, which integrates over their outcomes.
-- `random`: chance; it looks at no outcome.
+- `tpe`: multivariate TPE (Bergstra 2011; Falkner 2018), grouped if an axis can be off, with a
+  constant liar for trials in flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST`
+  best and the latest of the others: it regards at most `NUM_BEST` trials as good anyway.
+- `gp`: a Gaussian process with log EI, fitted to `MOST_FITTED` trials that are chosen the same way;
+  its batch form integrates over the outcomes of trials in flight.
+- `random`: uniform sampling; it uses no outcome.
 
-What is off is told to `tpe` as not there, to the others as the middle of its axis beside a switch.
-Optuna's samplers are made anew with a seed of each suggestion's own; what is kept from one to the
-next is only what they are shown.
+A value that is off is missing for `tpe`; the other samplers get the middle of its axis and a
+separate switch. Optuna's samplers are created for each suggestion with a seed of its own; only the
+trials that they are shown are kept from one suggestion to the next.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ if TYPE_CHECKING:
     import optuna
 
 MOST_SHOWN = 300
-"""Trials that TPE is shown. Not below 250, where it would have fewer good ones than of all.
-benchmarks/NOTES.md."""
+"""Maximum number of trials that TPE is shown.
+
+Below 250 it would regard fewer trials as good than if it were shown all (benchmarks/NOTES.md).
+"""
 MOST_FITTED = 200
-"""Trials that a GP is fitted to: a suggestion takes 0.25 s of processor time with these, 0.6 s with
-400."""
+"""Maximum number of trials that a GP is fitted to. A suggestion takes 0.25 s of processor time with
+200 trials, 0.6 s with 400.
+"""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No `study created` line, and no warning that what we use is experimental; as before
-    afterwards.
-    """
+    """Suppress Optuna's `study created` line and its warnings about experimental features."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()
@@ -59,35 +61,41 @@ def quiet() -> Iterator[None]:
 
 
 class SamplerOnPast(Protocol):
-    """A sampler on one search's past."""
+    """A sampler that is bound to the past trials of one search."""
 
     def ask(self) -> Params:
-        """The next point; a learning sampler's once `past` has seen what it may. Raises ValueError
-        if there is none.
+        """Return the next point.
+
+        A learning sampler is asked once the past trials have seen every outcome they may see.
+
+        Raises:
+            ValueError: there is no point to suggest.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """A way to suggest points, as plans name it."""
+    """An entry of the registry: a way to suggest points, as plans name it."""
 
     name: str
     begin: Callable[[PastTrials], SamplerOnPast]
     line: str
     """When to use it, in a few words."""
     learns: bool = False
-    """Whether it looks at outcomes: such a search begins with a quasi-random design."""
+    """Whether it uses outcomes; such a search begins with a quasi-random design."""
 
 
 class _Tpe:
+    """The `tpe` sampler."""
+
     def __init__(self, past: PastTrials) -> None:
-        self._past, self._axes = past, _axes(past.space)
+        self._past, self._axes = past, _make_distributions(past.space)
         self._kept: dict[tuple[int, bool], optuna.trial.FrozenTrial] = {}
 
     @quiet()
     def ask(self) -> Params:
-        import optuna  # 0.2 s, and only a search needs it
+        import optuna  # takes 0.2 s, and only a search needs it
 
         space = self._past.space
         sampler = optuna.samplers.TPESampler(
@@ -97,30 +105,38 @@ class _Tpe:
             constant_liar=True,
             seed=self._past.seed,
         )
-        return _untold(space, _asked(sampler, self._trials(), self._axes))
+        return _to_point(space, _ask_optuna(sampler, self._list_trials(), self._axes))
 
-    def _trials(self) -> list[optuna.trial.FrozenTrial]:
-        """What is shown, as Optuna sees it, each made once: an ended trial stays as it is."""
+    def _list_trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Return the trials that are shown, as Optuna's trials; an ended trial is
+        converted once.
+        """
         past, num_seen = self._past, len(self._past.losses)
-        wanted = past.shown(MOST_SHOWN) + list(range(num_seen, past.index))
+        indices = past.shown(MOST_SHOWN) + list(range(num_seen, past.index))
         kept, self._kept = self._kept, {}
-        for index in wanted:
+        for index in indices:
             key = (index, index < num_seen)
-            self._kept[key] = kept.get(key) or self._made(*key)
+            self._kept[key] = kept.get(key) or self._make_past_trial(*key)
         return list(self._kept.values())
 
-    def _made(self, index: int, ended: bool) -> optuna.trial.FrozenTrial:
+    def _make_past_trial(self, index: int, ended: bool) -> optuna.trial.FrozenTrial:
         past = self._past
         loss = past.losses[index] if ended else None
-        value = (math.inf if loss is None else loss) if ended else None  # it reads ranks alone
-        return _trial(
-            self._axes, _told(past.space, past.points[index], inactive=False), value, index
+        # TPE uses only ranks, so a diverged trial may have an infinite loss
+        value = (math.inf if loss is None else loss) if ended else None
+        return _make_trial(
+            self._axes,
+            _to_optuna_params(past.space, past.points[index], inactive=False),
+            value,
+            index,
         )
 
 
 class _Gp:
+    """The `gp` sampler."""
+
     def __init__(self, past: PastTrials) -> None:
-        self._past, self._axes = past, _axes(past.space, fixed=False)
+        self._past, self._axes = past, _make_distributions(past.space, fixed=False)
 
     @quiet()
     def ask(self) -> Params:
@@ -128,27 +144,31 @@ class _Gp:
 
         past, axes = self._past, self._axes
         num_seen = len(past.losses)
-        told = {index: past.penalised(index) for index in past.shown(MOST_FITTED)}
+        losses = {index: past.penalised(index) for index in past.shown(MOST_FITTED)}
         trials = [
-            _trial(axes, _told(past.space, past.points[index]), told.get(index), index)
-            for index in [*told, *range(num_seen, past.index)]
+            _make_trial(
+                axes, _to_optuna_params(past.space, past.points[index]), losses.get(index), index
+            )
+            for index in [*losses, *range(num_seen, past.index)]
         ]
         sampler = optuna.samplers.GPSampler(
             n_startup_trials=0, seed=past.seed, warn_independent_sampling=False
         )
-        return _untold(past.space, _asked(sampler, trials, axes))
+        return _to_point(past.space, _ask_optuna(sampler, trials, axes))
 
 
 class _Random:
+    """The `random` sampler."""
+
     def __init__(self, past: PastTrials) -> None:
-        self._past, self._axes = past, _axes(past.space, fixed=False)
+        self._past, self._axes = past, _make_distributions(past.space, fixed=False)
 
     @quiet()
     def ask(self) -> Params:
         import optuna
 
         sampler = optuna.samplers.RandomSampler(seed=self._past.seed)
-        return _untold(self._past.space, _asked(sampler, [], self._axes))
+        return _to_point(self._past.space, _ask_optuna(sampler, [], self._axes))
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -159,13 +179,15 @@ SAMPLERS: dict[str, Sampler] = {
         Sampler(name="random", begin=_Random, line="by chance"),
     )
 }
-"""Every sampler there is, by name."""
+"""All samplers, by name."""
 
 
-def _axes(
+def _make_distributions(
     space: SearchSpace, *, fixed: bool = True
 ) -> dict[str, optuna.distributions.BaseDistribution]:
-    """Every axis and switch as Optuna has it; without those of one value, if not `fixed`."""
+    """Return the Optuna distribution of every axis and switch; without fixed axes if not
+    `fixed`.
+    """
     import optuna
 
     axes: dict[str, optuna.distributions.BaseDistribution] = {}
@@ -178,66 +200,74 @@ def _axes(
                 low, high, log=axis.scale != "linear"
             )
     switches = {
-        _switch(axis.name): optuna.distributions.CategoricalDistribution((True, False))
+        _name_switch(axis.name): optuna.distributions.CategoricalDistribution((True, False))
         for axis in space.switches
     }
     return axes | switches
 
 
-def _switch(name: str) -> str:
+def _name_switch(name: str) -> str:
     return f"{name} is on"
 
 
-def _told(space: SearchSpace, point: Params, *, inactive: bool = True) -> dict[str, Any]:
-    """A point as Optuna has it; a value that is off at the middle of its axis, or, if not
-    `inactive`, not at all.
+def _to_optuna_params(
+    space: SearchSpace, point: Params, *, inactive: bool = True
+) -> dict[str, Any]:
+    """Convert a point to Optuna's parameters.
+
+    A value that is off becomes the middle of its axis, or is left out if not `inactive`.
     """
-    told: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     for axis in space.axes:
         off = axis.can_be_off and point[axis.name] == OFF
         if axis.can_be_off:
-            told[_switch(axis.name)] = not off
+            params[_name_switch(axis.name)] = not off
         if inactive or not off:
             value = axis.at(0.5) if off else point[axis.name]
-            told[axis.name] = value if axis.choices else axis.coordinate(value)
-    return told
+            params[axis.name] = value if axis.choices else axis.coordinate(value)
+    return params
 
 
-def _untold(space: SearchSpace, told: Mapping[str, Any]) -> Params:
-    """The inverse; what is not told has one value."""
+def _to_point(space: SearchSpace, params: Mapping[str, Any]) -> Params:
+    """Convert Optuna's parameters to a point; a missing parameter has only one value."""
     return {
         axis.name: OFF
-        if axis.can_be_off and not told[_switch(axis.name)]
-        else float(told[axis.name])
+        if axis.can_be_off and not params[_name_switch(axis.name)]
+        else float(params[axis.name])
         if axis.choices
-        else axis.value(float(told.get(axis.name, axis.coordinates[0])))
+        else axis.value(float(params.get(axis.name, axis.coordinates[0])))
         for axis in space.axes
     }
 
 
-def _asked(
+def _ask_optuna(
     sampler: optuna.samplers.BaseSampler,
     trials: Sequence[optuna.trial.FrozenTrial],
     axes: Mapping[str, optuna.distributions.BaseDistribution],
 ) -> dict[str, Any]:
-    """What a sampler suggests that has seen these trials."""
+    """Return the parameters that a sampler suggests after it has seen `trials`."""
     import optuna
 
-    study = optuna.create_study(sampler=sampler, direction="minimize", storage=_showing()(trials))
+    study = optuna.create_study(
+        sampler=sampler, direction="minimize", storage=_make_storage_class()(trials)
+    )
     return study.ask(dict(axes)).params
 
 
 @functools.cache
-def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages.InMemoryStorage]:
-    """A storage that shows trials as they are given: one's own would copy each, for every
-    suggestion.
+def _make_storage_class() -> Callable[
+    [Sequence[optuna.trial.FrozenTrial]], optuna.storages.InMemoryStorage
+]:
+    """Return a storage class that shows trials as they are given.
+
+    Optuna's own storage would copy each trial for every suggestion.
     """
     import optuna
 
-    class Showing(optuna.storages.InMemoryStorage):
-        def __init__(self, shown: Sequence[optuna.trial.FrozenTrial]) -> None:
+    class TrialStorage(optuna.storages.InMemoryStorage):
+        def __init__(self, trials: Sequence[optuna.trial.FrozenTrial]) -> None:
             super().__init__()
-            self._shown = shown
+            self._shown = trials
 
         def get_all_trials(
             self,
@@ -245,28 +275,34 @@ def _showing() -> Callable[[Sequence[optuna.trial.FrozenTrial]], optuna.storages
             deepcopy: bool = True,
             states: Container[optuna.trial.TrialState] | None = None,
         ) -> list[optuna.trial.FrozenTrial]:
-            own = super().get_all_trials(study_id, deepcopy, states)
-            return [trial for trial in self._shown if states is None or trial.state in states] + own
+            added = super().get_all_trials(study_id, deepcopy, states)
+            shown = [trial for trial in self._shown if states is None or trial.state in states]
+            return shown + added
 
-    return Showing
+    return TrialStorage
 
 
-def _trial(
+def _make_trial(
     axes: Mapping[str, optuna.distributions.BaseDistribution],
-    told: Mapping[str, Any],
+    params: Mapping[str, Any],
     loss: float | None,
     index: int,
 ) -> optuna.trial.FrozenTrial:
-    """A trial as Optuna sees it, without what is told of other axes: complete if its loss is known,
-    else running.
+    """Make an Optuna trial: complete if its loss is known, else running.
+
+    Args:
+        axes: the distributions; parameters of other axes are left out.
+        params: Optuna's parameters of the trial.
+        loss: loss in nats; None if it is unknown.
+        index: index of the trial.
     """
     import optuna
 
     state = optuna.trial.TrialState.RUNNING if loss is None else optuna.trial.TrialState.COMPLETE
-    params = {name: value for name, value in told.items() if name in axes}
-    distributions = {name: axes[name] for name in params}
+    used_params = {name: value for name, value in params.items() if name in axes}
+    distributions = {name: axes[name] for name in used_params}
     trial = optuna.trial.create_trial(
-        state=state, value=loss, params=params, distributions=distributions
+        state=state, value=loss, params=used_params, distributions=distributions
     )
-    trial.number = index + 1  # it is sorted by it; 0 is the one that is asked for
+    trial.number = index + 1  # Optuna sorts by it; 0 is the trial to suggest
     return trial

@@ -1,4 +1,4 @@
-"""What to run: a fixed list of runs, or a search that decides as results come in."""
+"""Sources of runs: a static list of runs, or a search that chooses runs as results arrive."""
 
 from __future__ import annotations
 
@@ -19,112 +19,117 @@ from sweeps.store.ledger import SUGGESTION, Ledger
 
 @dataclass(slots=True, eq=False)
 class Search(PastTrials):
-    """One search as its trials come: what is kept between suggestions is only what any one of them
-    would work out.
+    """A search in progress: the past trials and a sampler.
+
+    State that is kept between suggestions only saves time; every suggestion could be computed from
+    the past trials alone.
     """
 
     sampler: str = field(default="tpe", kw_only=True)
-    """A name of `sweeps.search.samplers.SAMPLERS`."""
-    _asker: SamplerOnPast | None = field(default=None, init=False)
+    """Name of the sampler, a key of `sweeps.search.samplers.SAMPLERS`."""
+    _sampler_on_past: SamplerOnPast | None = field(default=None, init=False)
 
     @property
     def learns(self) -> bool:
-        """Whether it looks at outcomes."""
+        """Whether the sampler uses outcomes."""
         return SAMPLERS[self.sampler].learns
 
-    def suggest(self, told: Mapping[int, float | None]) -> Params:
-        """The next trial's point; it is not added.
+    def suggest(self, losses_nats: Mapping[int, float | None]) -> Params:
+        """Return the next trial's point, without adding it.
 
         Args:
-            told: loss in nats of each trial by index, None where it diverged; trials in flight are
-                not looked at, nor is what an earlier suggestion saw looked at again.
+            losses_nats: loss in nats of each trial by index, None if it diverged. Trials in flight
+                are ignored, and so are outcomes that an earlier suggestion has seen.
 
         Raises:
-            ValueError: an outcome that is needed is missing.
+            ValueError: a required outcome is missing.
         """
         if self.learns:
             if self.index < self.num_startup or self.num_seen < 1:
                 return self.space.at(
                     quasi_random(self.study_seed, self.index, self.space.num_coordinates)
                 )
-            self.see(told)
-        if self._asker is None:
-            self._asker = SAMPLERS[self.sampler].begin(self)
-        return self._asker.ask()
+            self.see(losses_nats)
+        if self._sampler_on_past is None:
+            self._sampler_on_past = SAMPLERS[self.sampler].begin(self)
+        return self._sampler_on_past.ask()
 
 
 class SourceSignal(enum.Enum):
-    """What a source says when it has no run to give."""
+    """The answer of a source when it has no run to give."""
 
     WAIT = "wait"
-    """More may come once running ones have ended."""
+    """More runs may come once running ones have ended."""
     DONE = "done"
-    """Nothing more will come."""
+    """No more runs will come."""
 
 
 class Pruner(Protocol):
-    """Looks at runs on their way, and gives up those that are not worth their end."""
+    """A pruner looks at runs in progress and gives up those that are not worth finishing."""
 
     def rungs(self, run_id: str) -> tuple[int, ...]:
-        """Optimizer steps, ascending and before its last, at which it looks at a run that its
-        source has given.
+        """Return the optimizer steps, ascending and before the last, at which the pruner judges a
+        run of its source.
         """
         ...
 
     def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
-        """Why the run is given up, or empty if it goes on; asked at a rung, with the losses of all
-        its steps so far.
+        """Return why the run is given up, or an empty string if it goes on.
 
-        Whenever it is asked, and however often: the same.
+        Called at a rung with the losses, in nats, of all steps so far; the answer does not depend
+        on when or how often it is called.
         """
         ...
 
 
 class RunSource(Protocol):
-    """Gives out runs one by one, each once. A new source starts over; the driver skips what has an
-    outcome.
+    """A source gives out runs one by one, each once.
+
+    A new source starts from the beginning; the driver skips runs that have an outcome.
     """
 
     @property
     def pruner(self) -> Pruner | None:
-        """Who looks at its runs; None: all are run to their end, also those that another source has
-        pruned.
+        """Pruner of the source's runs; None: all runs are trained to their end, including those
+        that another source has pruned.
         """
         ...
 
     def next(self, results: Mapping[str, RunResult]) -> RunSpec | SourceSignal:
-        """The next run, given every outcome so far by run id."""
+        """Return the next run, given every outcome so far by run id."""
         ...
 
 
 def suggested(ledger: Ledger, stage: str) -> list[Params]:
-    """Points of a search by index; up to the first that a repair has lost, which is suggested
-    again.
+    """Return the recorded points of a search by index, up to the first that a repair has lost; the
+    search suggests that one again.
     """
-    found = {record.key: cast(Params, record.body) for record in ledger.stream(SUGGESTION)}
+    points_by_key = {record.key: cast(Params, record.body) for record in ledger.stream(SUGGESTION)}
     points: list[Params] = []
-    while (point := found.pop(_key(stage, len(points)), None)) is not None:
+    while (point := points_by_key.pop(_format_key(stage, len(points)), None)) is not None:
         points.append(point)
     return points
 
 
-def _key(stage: str, index: int) -> str:
+def _format_key(stage: str, index: int) -> str:
     return f"{stage}/{index}"
 
 
 class StaticSource:
-    """A list of runs. Banks hold runs of one key, so they come key by key, the costliest first: it
-    ends the sooner.
+    """A source with a fixed list of runs.
+
+    A bank holds runs of one key, so runs are given out key by key. The key with the costliest run
+    comes first, which shortens the total time.
     """
 
     def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
-        """`bank_key_for` as in `sweeps.run.driver`."""
+        """Store the runs in order; `bank_key_for` as in `sweeps.run.driver`."""
         costs: dict[str, int] = {}
         runs = list(specs)
         for spec in runs:
             key = bank_key_for(spec)
             costs[key] = max(costs.get(key, 0), spec.flops)
-        # stable within a key
+        # A stable sort: the order within a key stays
         runs.sort(key=lambda spec: (-costs[bank_key_for(spec)], bank_key_for(spec)))
         self._runs = iter(runs)
 
@@ -138,11 +143,12 @@ class StaticSource:
 
 
 class SearchSource:
-    """A search: each point is suggested from the ledger, recorded in it, and made a run.
+    """A source that runs a search: each point is suggested from the ledger, recorded in it, and
+    made a run.
 
-    A point is recorded as kind `suggestion`, key `stage/index`, before its run is given out; a
-    recorded point is never suggested anew. A run that failed for other reasons counts as diverged:
-    it must be told something, and always the same.
+    A point is recorded with kind `suggestion` and key `stage/index` before its run is given out; a
+    recorded point is never suggested again. A run that failed for other reasons counts as diverged,
+    because the sampler needs an outcome, and always the same one.
     """
 
     def __init__(
@@ -156,27 +162,27 @@ class SearchSource:
         given: Sequence[Params] = (),
         pruner: SearchPruner | None = None,
     ) -> None:
-        """A search, or what follows where one went on beyond its end.
+        """Start a search, or continue one beyond its end.
 
         Args:
-            search: of which no trial is known yet; trials that ended before this (`num_known`) have
+            search: the search, without trials; trials that ended earlier (`num_known`) have
                 recorded points.
-            make_run: a point's run.
+            make_run: makes the run of a point.
             ledger: open for writing.
-            stage: under which suggestions are recorded.
-            num_trials: in all.
-            given: points from elsewhere, or beyond an end: those of the first trials that are not
-                known.
-            pruner: gives trials up; but none of those `given`: they show what the search would not
-                have tried.
+            stage: name of the stage under which suggestions are recorded.
+            num_trials: total number of trials.
+            given: points that the search does not choose: they are the first trials after the known
+                ones.
+            pruner: gives up trials, except `given` ones, which show what the search would not have
+                tried.
         """
         self._search, self._make_run, self._ledger, self._stage = search, make_run, ledger, stage
         self._num_trials = num_trials
         self._given = dict(enumerate(given, search.num_known))
-        # ids of the trials whose outcomes were not looked up, in order
+        # Ids, in order, of the trials whose outcomes were not looked up yet
         self._waiting = deque[str]()
-        # of the trials before them; only what the search has not seen
-        self._told: dict[int, float | None] = {}
+        # Losses by index of the trials before them that the search has not seen yet
+        self._unseen_losses: dict[int, float | None] = {}
         self.pruner = pruner
         """See `RunSource`."""
 
@@ -186,40 +192,43 @@ class SearchSource:
         if index == self._num_trials:
             return SourceSignal.DONE
         num_seen = self._search.num_seen
-        # what has an outcome keeps it: each is looked up once
+        # An outcome never changes, so each one is looked up once
         for i in range(index - len(self._waiting), num_seen):
             result = results.get(self._waiting[0])
             if result is None:
                 return SourceSignal.WAIT
-            told = (
+            loss_nats = (
                 result.loss_nats
                 if self.pruner is None
                 else self.pruner.take_in(self._search.points[i], result)
             )
             self._waiting.popleft()
             if self._search.learns:
-                self._told[i] = told
-        point = self._point(index)
+                self._unseen_losses[i] = loss_nats
+        point = self._load_or_suggest(index)
         spec = self._make_run(point)
         self._search.add(point)
         run_id = spec.id
         self._waiting.append(run_id)
         if self.pruner is not None:
-            self.pruner.begin(run_id, point, num_seen=num_seen, whole=index in self._given)
+            self.pruner.begin(run_id, point, num_seen=num_seen, is_exempt=index in self._given)
         return spec
 
-    def _point(self, index: int) -> Params:
-        """The recorded point of a trial, or a new one, recorded."""
-        key = _key(self._stage, index)
+    def _load_or_suggest(self, index: int) -> Params:
+        """Return the recorded point of a trial, or a new one, which is recorded."""
+        key = _format_key(self._stage, index)
         recorded = self._ledger.find(SUGGESTION, key)
         if recorded is not None:
             return cast(Params, recorded.body)
-        point = self._given[index] if index in self._given else self._suggested()
+        point = self._given[index] if index in self._given else self._suggest()
         self._ledger.append(SUGGESTION, key, cast(Json, point))
         return point
 
-    def _suggested(self) -> Params:
-        point = self._search.suggest(self._told)
+    def _suggest(self) -> Params:
+        """Suggest the next point, and drop the losses that the search has seen."""
+        point = self._search.suggest(self._unseen_losses)
         num_seen = len(self._search.losses)
-        self._told = {index: loss for index, loss in self._told.items() if index >= num_seen}
+        self._unseen_losses = {
+            index: loss for index, loss in self._unseen_losses.items() if index >= num_seen
+        }
         return point

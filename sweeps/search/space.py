@@ -1,6 +1,4 @@
-"""What a search varies: named axes, each a range or some values, some of which may be off
-altogether.
-"""
+"""The search space: named axes, each a range or a set of values; some axes can be switched off."""
 
 from __future__ import annotations
 
@@ -13,74 +11,82 @@ from proxies.core.checks import Checks
 from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, Scale, hyperparameter_named
 
 Params = dict[str, float]
-"""One point: a value for every axis, by name. 0.0 where it is off."""
+"""One point: the value of every axis by name; 0.0 if the axis is off."""
 
 Range = tuple[float, float]
 """Lowest and highest value, both included; equal ends fix the value."""
 
 OFF = 0.0
 DIGITS = 3
-"""Digits of a value that later stages run at."""
+"""Significant digits to which a value is rounded for later stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """One thing a search varies. Equal ends hold that value fixed."""
+    """One hyperparameter that a search varies; equal ends of its range fix its value."""
 
     name: str
     range: Range
-    """Its lowest and highest value; of `choices`, those of them."""
+    """Lowest and highest value; the lowest and highest choice if there are `choices`."""
     choices: tuple[float, ...] = ()
-    """These values alone; empty: all of the range."""
+    """The only values that are searched; empty: every value of the range."""
     can_be_off: bool = False
-    """Whether a trial may do without: whether it does is then an axis of its own, and the value
-    counts only where it does not.
+    """Whether a trial may do without this hyperparameter.
+
+    Whether it is on is then an axis of its own, and the value counts only if it is on.
     """
     own_scale: Scale | None = None
-    """How an axis that only the plan knows is searched; None: as the registry says."""
+    """Scale of an axis that only the plan knows; None: the scale in the registry of
+    hyperparameters.
+    """
     whole: bool = False
-    """Whether its values are whole numbers."""
+    """Whether the values are integers."""
 
     @property
     def scale(self) -> Scale:
-        """How it is searched."""
+        """Scale on which the axis is searched."""
         return self.own_scale or hyperparameter_named(self.name).scale
 
     @property
     def fixed(self) -> bool:
-        """Whether there is one value."""
+        """Whether the axis has only one value."""
         return self.range[0] == self.range[1]
 
     @property
     def coordinates(self) -> Range:
-        """The range as it is searched, linear or in log2: of a complement, that of 1 - value."""
+        """The range of coordinates, linear or for log2; for a complement, the range of 1 -
+        value.
+        """
         low, high = self.range
         return (1 - high, 1 - low) if self.scale == "log2_complement" else (low, high)
 
     def coordinate(self, value: float) -> float:
-        """A value as it is searched, within the range."""
+        """Return the coordinate of a value, clipped to the range: the value, or 1 - value for a
+        complement.
+        """
         low, high = self.coordinates
         return min(max(1 - value if self.scale == "log2_complement" else value, low), high)
 
     def value(self, coordinate: float) -> float:
-        """The inverse of `coordinate`."""
+        """Return the value at a coordinate, the inverse of `coordinate`."""
         low, high = self.range
-        found = 1 - coordinate if self.scale == "log2_complement" else coordinate
-        return min(max(float(round(found)) if self.whole else found, low), high)
+        value = 1 - coordinate if self.scale == "log2_complement" else coordinate
+        return min(max(float(round(value)) if self.whole else value, low), high)
 
     def at(self, share: float) -> float:
-        """The value at a share, in [0, 1], of the range as it is searched."""
+        """Return the value at a share, in [0, 1], of the searched range."""
         if self.choices:
             return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
         low, high = self.coordinates
         if self.scale == "linear":
-            found = low + share * (high - low)
+            coordinate = low + share * (high - low)
         else:
-            found = 2.0 ** (math.log2(low) + share * (math.log2(high) - math.log2(low)))
-        return self.value(min(max(found, low), high))  # rounding must not leave the range
+            coordinate = 2.0 ** (math.log2(low) + share * (math.log2(high) - math.log2(low)))
+        # Clipped, because rounding may leave the range
+        return self.value(min(max(coordinate, low), high))
 
     def nearest(self, value: float) -> float:
-        """Its value nearest to another one."""
+        """Return the value of this axis that is nearest to `value`."""
         if value == OFF and self.can_be_off:
             return OFF
         if self.choices:
@@ -89,12 +95,13 @@ class Axis:
         return min(max(float(round(value)) if self.whole else value, low), high)
 
     def octaves(self, value: float) -> float:
-        """Log2 of a value as it is searched: of a complement, that of 1 - value."""
+        """Return log2 of a value; for a complement, log2 of 1 - value."""
         return hyperparameter_named(self.name).to_log2(value)
 
     def rounded(self, value: float) -> float:
-        """To three digits; of a complement, of 1 - value; a choice and a whole number as they
-        are.
+        """Return a value rounded to `DIGITS` digits; for a complement, 1 - value is rounded.
+
+        Choices and integers are returned as they are.
         """
         if self.choices or self.whole:
             return value
@@ -106,7 +113,7 @@ class SearchSpace:
     """The axes of a search; `search_space` makes it, in the registry's order.
 
     Raises:
-        SpecError: every axis that is not one, all at once.
+        SpecError: names every axis that is not valid.
     """
 
     axes: tuple[Axis, ...]
@@ -120,37 +127,39 @@ class SearchSpace:
                 f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}",
             )
             if known:
-                checks.that(*_range_check(axis))
+                checks.that(*_check_range(axis))
         checks.done()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the axes."""
+        """Names of the axes."""
         return tuple(axis.name for axis in self.axes)
 
     @property
     def switches(self) -> tuple[Axis, ...]:
-        """Axes that can be off: each has a coordinate that says whether it is."""
+        """Axes that can be off; each has an additional coordinate that says whether it is."""
         return tuple(axis for axis in self.axes if axis.can_be_off)
 
     @property
     def num_coordinates(self) -> int:
-        """Axes and switches."""
+        """Number of axes and switches."""
         return len(self.axes) + len(self.switches)
 
     def axis(self, name: str) -> Axis:
-        """By name."""
+        """Return the axis with that name."""
         return next(axis for axis in self.axes if axis.name == name)
 
     def at(self, unit: Sequence[float]) -> Params:
-        """The point at coordinates `unit` (one in [0, 1] per axis, then one per switch: off below
-        1/2), as values.
+        """Return the point at coordinates `unit`.
+
+        Args:
+            unit: one coordinate in [0, 1] per axis, then one per switch; a switch below 1/2 is off.
         """
         values = unit[: len(self.axes)]
         off = {
             axis.name
-            for axis, u in zip(self.switches, unit[len(self.axes) :], strict=True)
-            if u < 0.5
+            for axis, coordinate in zip(self.switches, unit[len(self.axes) :], strict=True)
+            if coordinate < 0.5
         }
         return {
             axis.name: OFF if axis.name in off else axis.at(share)
@@ -158,7 +167,9 @@ class SearchSpace:
         }
 
     def nearest(self, values: Params) -> Params:
-        """The point nearest to some values by name; an axis without one is in its middle."""
+        """Return the point nearest to some values by name; an axis without a value is at its
+        middle.
+        """
         return {
             axis.name: axis.nearest(values[axis.name]) if axis.name in values else axis.at(0.5)
             for axis in self.axes
@@ -166,20 +177,20 @@ class SearchSpace:
 
     @property
     def lowest(self) -> Params:
-        """Every axis at its lowest value."""
+        """The point with every axis at its lowest value."""
         return {axis.name: axis.range[0] for axis in self.axes}
 
     @property
     def highest(self) -> Params:
-        """Every axis at its highest value."""
+        """The point with every axis at its highest value."""
         return {axis.name: axis.range[1] for axis in self.axes}
 
     def rounded(self, point: Params) -> Params:
-        """To three digits: what a later stage runs at."""
+        """Return a point rounded to `DIGITS` digits, at which later stages run."""
         return {name: self.axis(name).rounded(value) for name, value in point.items()}
 
     def grown(self, name: str, range_: Range) -> SearchSpace:
-        """The same with another range of one axis."""
+        """Return this space with another range of one axis."""
         wider = dataclasses.replace(self.axis(name), range=range_)
         return SearchSpace(axes=tuple(wider if axis.name == name else axis for axis in self.axes))
 
@@ -191,39 +202,64 @@ def search_space(
     can_be_off: Sequence[str] = (),
     own: Sequence[Axis] = (),
 ) -> SearchSpace:
-    """A space by ranges or choices of its axes, in whatever order, and then axes that only the plan
-    knows.
+    """Build a space.
+
+    Args:
+        ranges: range of each axis by name, in any order.
+        choices: values of each axis that has choices, by name.
+        can_be_off: names of the axes that can be off.
+        own: axes that only the plan knows; they come last.
 
     Raises:
         SpecError: see `SearchSpace`.
     """
-    some = {name: tuple(values) for name, values in (choices or {}).items()}
-    both = {**ranges, **{name: (min(values), max(values)) for name, values in some.items()}}
-    known = [name for name in HYPERPARAMETERS if name in both]
-    ordered = known + [name for name in both if name not in HYPERPARAMETERS]
+    choices_by_name = {name: tuple(values) for name, values in (choices or {}).items()}
+    range_by_name = {
+        **ranges,
+        **{name: (min(values), max(values)) for name, values in choices_by_name.items()},
+    }
+    known = [name for name in HYPERPARAMETERS if name in range_by_name]
+    ordered = known + [name for name in range_by_name if name not in HYPERPARAMETERS]
     axes = (
-        Axis(name=name, range=both[name], choices=some.get(name, ()), can_be_off=name in can_be_off)
+        Axis(
+            name=name,
+            range=range_by_name[name],
+            choices=choices_by_name.get(name, ()),
+            can_be_off=name in can_be_off,
+        )
         for name in ordered
     )
     return SearchSpace(axes=(*axes, *own))
 
 
-def _range_check(axis: Axis) -> tuple[bool, str]:
-    """Whether an axis has a range that its scale can be searched on, and what to say if not."""
+def _check_range(axis: Axis) -> tuple[bool, str]:
+    """Return whether an axis has a range that its scale allows, and the problem if not."""
     value: object = axis.range
     ends = list(value) if isinstance(value, tuple | list) else []
-    fine = len(ends) == 2 and all(type(end) in (int, float) and math.isfinite(end) for end in ends)
-    above = axis.scale == "log2"
-    if fine:
+    is_valid = len(ends) == 2 and all(
+        type(end) in (int, float) and math.isfinite(end) for end in ends
+    )
+    must_be_positive = axis.scale == "log2"
+    if is_valid:
         low, high = ends
-        share = axis.own_scale is None and not above
-        fine = low <= high and (low > 0 or not above) and (not share or 0 <= low <= high < 1)
-        fine = fine and not (axis.whole and any(end != round(end) for end in ends))
-    limits = "above 0" if above else "of any size" if axis.own_scale else "at least 0 and below 1"
+        must_be_share = axis.own_scale is None and not must_be_positive
+        is_valid = (
+            low <= high
+            and (low > 0 or not must_be_positive)
+            and (not must_be_share or 0 <= low <= high < 1)
+        )
+        is_valid = is_valid and not (axis.whole and any(end != round(end) for end in ends))
+    limits = (
+        "above 0"
+        if must_be_positive
+        else "of any size"
+        if axis.own_scale
+        else "at least 0 and below 1"
+    )
     problem = (
         f"{axis.name} = {ends or value!r}: must be [low, high], two finite numbers {limits}, "
         "with low <= high"
     )
     if axis.can_be_off and axis.name not in CAN_BE_OFF:
         return False, f"{axis.name} cannot be off: {', '.join(CAN_BE_OFF)} can"
-    return fine, problem
+    return is_valid, problem

@@ -1,9 +1,9 @@
-"""An append-only chain of records in one SQLite file: each carries the hash of itself and of the
-one before.
+"""An append-only chain of records in one SQLite file: each record carries its own hash and the hash
+of the record before it.
 
-A one-row table names the head, so that a shorter chain is noticed as surely as an altered one. A
-hash chain shows accident and edit, not a forger who writes a whole new chain. Standard library
-only.
+A one-row table stores the head, so that a shortened chain is noticed as surely as an altered one. A
+hash chain shows accidents and edits; it does not stop a forger who writes a whole new chain.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from sweeps.store.errors import (
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x666F7265  # "fore"
 GENESIS = "0" * canon.ID_LENGTH
-"""What the first record names as the hash before it."""
+"""Value of `prev_hash` in the first record."""
 
-_BUSY_SECONDS = 30.0  # a reader (`status`) may hold the file for as long as it takes to read it
+_BUSY_SECONDS = 30.0  # a reader (`status`) holds the file while it reads all of it
 _SCHEMA = {
     "records": "CREATE TABLE records (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT "
     "NULL, "
@@ -46,7 +46,7 @@ _SCHEMA = {
     "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
     "hash TEXT NOT NULL) STRICT",
 }
-"""By table, what SQLite is told."""
+"""SQL statement that creates each table, by table name."""
 _COLUMNS = "seq, kind, key, body, prev_hash, hash"
 
 
@@ -58,7 +58,7 @@ class Record:
     """Place in the chain, from 0."""
     kind: str
     key: str
-    """Unique within the kind."""
+    """Key, unique within the kind."""
     text: str
     """Canonical JSON of the body."""
     prev_hash: str
@@ -66,48 +66,48 @@ class Record:
 
     @property
     def body(self) -> Json:
-        """What was recorded."""
+        """The body, parsed from its JSON text."""
         return canon.parse(self.text)
 
 
 def link(seq: int, kind: str, key: str, text: str, prev_hash: str) -> Record:
-    """The record that follows the one with `prev_hash`."""
+    """Return the record that follows the record with hash `prev_hash`."""
     digest = canon.content_id([seq, kind, key, text, prev_hash])
     return Record(seq=seq, kind=kind, key=key, text=text, prev_hash=prev_hash, hash=digest)
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """Open in autocommit (transactions are spelled out); a writer takes back a commit that a crash
-    cut short.
+    """Open a ledger file in autocommit mode; transactions are written explicitly.
 
-    A writer creates a file that is not there. A reader changes nothing (see `reading`).
+    A writer creates the file if it is missing, and rolls back a commit that a crash cut short. A
+    reader changes nothing (see `reading`).
 
     Raises:
-        LedgerCorrupt: this is no SQLite file.
-        SweepError: it cannot be opened.
+        LedgerCorrupt: the file is no SQLite file.
+        SweepError: the file cannot be opened.
     """
-    _refuse_other_kinds(path)
+    _require_plain_files(path)
     uri = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'ro'}"
-    with _named_errors("the header"):
+    with _translate_errors("the header"):
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS)
         try:
             if write:
-                # The journal stays, empty: a commit then changes no names, whose syncs SQLite does
-                # not check.
+                # The journal stays, empty, so that a commit changes no file names: SQLite does not
+                # check whether their sync succeeded.
                 connection.execute("PRAGMA journal_mode = TRUNCATE")
                 connection.execute("PRAGMA synchronous = FULL")
-            _pragma(connection, "schema_version")  # reads the header
+            _read_pragma(connection, "schema_version")  # reads the header
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def _refuse_other_kinds(path: Path) -> None:
+def _require_plain_files(path: Path) -> None:
     """Check that SQLite will open plain files only: it would wait forever for the writer of a pipe.
 
     Raises:
-        LedgerRefused: One is not.
+        LedgerRefused: the ledger, or a file that SQLite keeps next to it, is not a plain file.
     """
     for ending in ("", "-journal", "-wal", "-shm"):
         file = path.with_name(path.name + ending)
@@ -121,15 +121,15 @@ def _refuse_other_kinds(path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that changes nothing, closed at the end.
+    """Open a connection that changes nothing, and close it at the end.
 
-    Beside a journal that a crash left, or one of another file, SQLite would write what it holds
-    into the ledger: then a copy of both is read instead. Where the journal is another file's, the
-    copy is damaged, and not the ledger.
+    If there is a journal from a crash, or one of another file, SQLite would write the journal's
+    content into the ledger. In that case a copy of both files is read instead. If the journal
+    belongs to another file, only the copy is damaged.
 
     Raises:
-        LedgerCorrupt: this is no SQLite file.
-        SweepError: it cannot be opened, or the disk is too full for the copy.
+        LedgerCorrupt: the file is no SQLite file.
+        SweepError: the file cannot be opened, or the disk is too full for the copy.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -143,10 +143,10 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             try:
                 for file in (path, journal_of(path)):
                     shutil.copyfile(file, folder / file.name)
-            except OSError as failed:
+            except OSError as copy_error:
                 raise SweepError(
-                    f"{path} and its journal cannot be copied to {folder} ({failed.strerror})"
-                ) from failed
+                    f"{path} and its journal cannot be copied to {folder} ({copy_error.strerror})"
+                ) from copy_error
             connection = stack.enter_context(
                 contextlib.closing(connect(folder / path.name, write=True))
             )
@@ -154,21 +154,23 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def journal_of(path: Path) -> Path:
-    """Where SQLite keeps what a commit in the making changes."""
+    """Return the path at which SQLite keeps the journal of a commit in progress."""
     return path.with_name(f"{path.name}-journal")
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether nothing was ever committed to the file. Raises LedgerCorrupt if that cannot be
-    told.
+    """Return whether nothing was ever committed to the file.
+
+    Raises:
+        LedgerCorrupt: the header cannot be read.
     """
-    with _named_errors("the header"):
-        return _pragma(connection, "page_count") == 0
+    with _translate_errors("the header"):
+        return _read_pragma(connection, "page_count") == 0
 
 
 def create(connection: sqlite3.Connection) -> None:
     """Write the schema and an empty head, in one transaction. Raises DiskFull."""
-    with _named_errors("the schema"), _transaction(connection):
+    with _translate_errors("the schema"), _run_transaction(connection):
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         for statement in _SCHEMA.values():
@@ -177,18 +179,20 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def load(connection: sqlite3.Connection) -> Iterator[Record]:
-    """Every record, the whole chain verified; nobody else writes until the last was taken.
+    """Yield every record, and verify the whole chain.
+
+    No other process can write until the last record was taken.
 
     Raises:
-        LedgerCorrupt: the number of the first record that is not what was written.
+        LedgerCorrupt: names the first record that is not what was written.
         LedgerTooNew, LedgerTooOld: another version wrote the file.
     """
     num, head = 0, GENESIS
     try:
-        connection.execute("BEGIN")  # one view of records and head, though a driver may be writing
+        connection.execute("BEGIN")  # one snapshot of records and head while a driver may write
         _check_schema(connection)
         for row in connection.execute(f"SELECT {_COLUMNS} FROM records ORDER BY seq"):
-            record = _verified(row, num, head)
+            record = _verify_row(row, num, head)
             num, head = num + 1, record.hash
             yield record
         if connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone() != (
@@ -196,100 +200,123 @@ def load(connection: sqlite3.Connection) -> Iterator[Record]:
             head,
         ):
             raise LedgerCorrupt(f"record {num} is missing: the chain ends before its head")
-        if (verdict := _pragma(connection, "integrity_check(1)")) != "ok":
+        if (verdict := _read_pragma(connection, "integrity_check(1)")) != "ok":
             raise LedgerCorrupt(f"after record {num - 1}: {verdict}")
         connection.execute("COMMIT")
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise _named(error, f"record {num}") from error
+        raise _to_sweep_error(error, f"record {num}") from error
 
 
 def check_same(connection: sqlite3.Connection, num: int, head: str) -> None:
-    """Raise SweepError if the chain whose first `num` records end with the hash `head` is not there
-    any more.
+    """Check that the chain still contains the records that were read before.
+
+    Args:
+        connection: to the ledger.
+        num: number of records that were read.
+        head: hash of the last of them.
+
+    Raises:
+        SweepError: the ledger was replaced.
     """
-    with _named_errors(f"record {num - 1}"):
+    with _translate_errors(f"record {num - 1}"):
         if connection.execute("SELECT hash FROM records WHERE seq = ?", (num - 1,)).fetchone() != (
             head,
         ):
             raise SweepError(
-                f"record {num - 1} is another than it was: the ledger was replaced; run the "
-                "command again"
+                f"record {num - 1} has changed: the ledger was replaced; run the command again"
             )
 
 
 def stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Record]:
-    """Those of the first `num` records, by `kind` and `key` if given, in order, of a chain that was
-    verified before.
+    """Yield records of a chain that was verified before, in order.
+
+    Args:
+        connection: to the ledger.
+        num: only the first `num` records.
+        only: values of `kind` and `key` that the records must have.
 
     Raises:
-        LedgerCorrupt: one is not what its own hash proves.
+        LedgerCorrupt: a record does not match its own hash.
     """
-    with _named_errors("a record"):
+    with _translate_errors("a record"):
         where = " AND ".join(["seq < ?", *(f"{name} = ?" for name in only)])
         rows = connection.execute(
             f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY seq", (num, *only.values())
         )
         for row in rows:
-            yield _verified(row, row[0], row[4])
+            yield _verify_row(row, row[0], row[4])
 
 
 def write(connection: sqlite3.Connection, *records: Record) -> None:
-    """Add `records`, in order and durably, all or none, if the chain's head is the one they follow.
+    """Append `records` in order and durably, all or none, if they follow the chain's head.
 
     Raises:
-        StaleDriver: the head is another: someone else has written.
-        DuplicateRecord: one of that kind and key is there.
-        DiskFull: they do not fit; the file is as before.
+        StaleDriver: the head has moved: another process has written.
+        DuplicateRecord: a record of that kind and key exists.
+        DiskFull: the records do not fit; the file is unchanged.
     """
     first, last = records[0], records[-1]
-    with _named_errors(f"record {first.seq}"), _transaction(connection):
+    with _translate_errors(f"record {first.seq}"), _run_transaction(connection):
         head = connection.execute("SELECT seq, hash FROM head WHERE one = 1").fetchone()
         if head != (first.seq - 1, first.prev_hash):
             raise StaleDriver(
                 f"record {first.seq} refused: another driver has taken over this study; let that "
                 "one finish"
             )
-        for r in records:
-            row = (r.seq, r.kind, r.key, r.text, r.prev_hash, r.hash)
+        for record in records:
+            row = (
+                record.seq,
+                record.kind,
+                record.key,
+                record.text,
+                record.prev_hash,
+                record.hash,
+            )
             try:
                 connection.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError as error:
                 if error.sqlite_errorname != "SQLITE_CONSTRAINT_UNIQUE":
                     raise
-                raise duplicate(r.kind, r.key) from error
+                raise duplicate(record.kind, record.key) from error
         connection.execute("UPDATE head SET seq = ?, hash = ? WHERE one = 1", (last.seq, last.hash))
 
 
 def duplicate(kind: str, key: str) -> DuplicateRecord:
-    """What a second record of one kind and key is refused with."""
+    """Return the error that refuses a second record of one kind and key."""
     return DuplicateRecord(
         f"the ledger has {with_article(kind)} {key!r} already: records are never replaced"
     )
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
-    version = cast(int, _pragma(connection, "user_version"))
-    if _pragma(connection, "application_id") != APPLICATION_ID:
+    """Check that this version wrote the file. Raises LedgerCorrupt, LedgerTooNew, LedgerTooOld."""
+    version = cast(int, _read_pragma(connection, "user_version"))
+    if _read_pragma(connection, "application_id") != APPLICATION_ID:
         raise LedgerCorrupt("the header: this is not a forerun ledger")
-    found = dict(
+    tables = dict(
         connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
     )
-    if version > SCHEMA_VERSION and found != _SCHEMA:  # a number alone may be a flipped bit
+    # A new version number with the old tables may be a flipped bit
+    if version > SCHEMA_VERSION and tables != _SCHEMA:
         raise LedgerTooNew(
             f"the ledger has schema {version}, this version reads {SCHEMA_VERSION}: update forerun"
         )
-    if version == 1 and found == _SCHEMA:
+    if version == 1 and tables == _SCHEMA:
         raise LedgerTooOld(
             "the ledger has schema 1, from before the first release: git commit 7aa3a7b of forerun "
             "reads it"
         )
-    if version != SCHEMA_VERSION or found != _SCHEMA:
+    if version != SCHEMA_VERSION or tables != _SCHEMA:
         raise LedgerCorrupt("the schema is not what was written")
 
 
-def _verified(row: tuple[object, ...], seq: int, before: object) -> Record:
-    """The record in `row`, if it is the one at `seq` that follows the hash `before`."""
-    found, kind, key, text, prev_hash, digest = row
+def _verify_row(row: tuple[object, ...], seq: int, before: object) -> Record:
+    """Return the record in `row` if it is at place `seq` and follows the hash `before`.
+
+    Raises:
+        LedgerCorrupt: it is not.
+    """
+    stored_seq, kind, key, text, prev_hash, digest = row
     expected = None
     if (
         isinstance(kind, str)
@@ -298,45 +325,40 @@ def _verified(row: tuple[object, ...], seq: int, before: object) -> Record:
         and isinstance(before, str)
     ):
         expected = link(seq, kind, key, text, before)
-    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != (
-        found,
-        prev_hash,
-        digest,
-    ):
+    place = (stored_seq, prev_hash, digest)
+    if expected is None or (expected.seq, expected.prev_hash, expected.hash) != place:
         raise LedgerCorrupt(f"record {seq} is not what was written: its hash differs")
     return expected
 
 
-def _pragma(connection: sqlite3.Connection, name: str) -> object:
+def _read_pragma(connection: sqlite3.Connection, name: str) -> object:
     row = connection.execute(f"PRAGMA {name}").fetchone()
     return row[0] if row else None
 
 
 @contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def _run_transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # a full disk may have rolled it back already
+        if connection.in_transaction:  # SQLite may have rolled it back on a full disk
             connection.execute("ROLLBACK")
         raise
 
 
 @contextlib.contextmanager
-def _named_errors(where: str) -> Iterator[None]:
+def _translate_errors(where: str) -> Iterator[None]:
     try:
         yield
-    except (
-        sqlite3.Error,
-        UnicodeDecodeError,
-    ) as error:  # the latter from a damaged text in SQLite's own message
-        raise _named(error, where) from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # UnicodeDecodeError comes from damaged text in SQLite's own message
+        raise _to_sweep_error(error, where) from error
 
 
-def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
-    """SQLite's error as ours, by its primary result code."""
+def _to_sweep_error(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
+    """Translate an error of SQLite by its primary result code."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_write(error)):
         return DiskFull(
@@ -346,14 +368,12 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SweepError(
             f"the ledger was busy for {_BUSY_SECONDS:g} s ({error}): another process is writing a "
-            "record; if it "
-            "is stopped, or on another machine, end it (driver.lock names the last driver), then "
-            "try again"
+            "record; if that process is stopped, or on another machine, end it (driver.lock names "
+            "the last driver), then try again"
         )
     if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED":
         return SweepError(
-            f"{where} was not written: the ledger was moved or removed, with all that it held; put "
-            "it back, then resume"
+            f"{where} was not written: the ledger was moved or removed; put it back, then resume"
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY):
         advice = "check the folder's permissions, and that its disk is not mounted read-only"
@@ -362,6 +382,7 @@ def _named(error: sqlite3.Error | UnicodeDecodeError, where: str) -> SweepError:
 
 
 def _is_write(error: Exception) -> bool:
+    """Return whether an input/output error of SQLite occurred while writing."""
     name = getattr(error, "sqlite_errorname", "")
     return not name.startswith(
         ("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPT")

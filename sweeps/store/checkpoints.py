@@ -1,5 +1,5 @@
-"""Where the states of unfinished runs lie: `checkpoints/<run id>/`, written by workers, removed by
-the driver.
+"""Folders of the saved states of unfinished runs: `checkpoints/<run id>/`, written by workers and
+removed by the driver.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ from pathlib import Path
 from sweeps.store.curves import checked_id
 
 CHECKPOINTS_DIR = "checkpoints"
-# as `proxies.training.slot_state` names them
+# Name of a state, as in `proxies.training.slot_state`
 _STATE = re.compile(r"step-(\d{8})-[0-9a-f]{64}\.safetensors")
 
 
 def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
-    """The folder of a run's states.
+    """Return the folder of a run's states.
 
     Raises:
-        ValueError: `run_id` is not a sha256 in hex (and so could name another place).
+        ValueError: `run_id` is not a sha256 in hex (and could name another place).
     """
     return study_dir / CHECKPOINTS_DIR / checked_id(run_id)
 
 
 def saved_step(study_dir: Path, run_id: str) -> int:
-    """Optimizer steps done in the newest of a run's states, by its name; 0 where there is none."""
+    """Return the optimizer steps done in the newest of a run's states, from its file name; 0 if
+    there is none.
+    """
     steps = [0]
     with contextlib.suppress(OSError):
         names = [path.name for path in checkpoint_dir(study_dir, run_id).iterdir()]
-        steps += [int(found[1]) for name in names if (found := _STATE.fullmatch(name))]
+        steps += [int(match[1]) for name in names if (match := _STATE.fullmatch(name))]
     return max(steps)
 
 
 def drop_checkpoints(study_dir: Path, run_id: str) -> None:
-    """Remove the states of a run that has its outcome, as far as that can be done: they only take
-    room.
+    """Remove the states of a run that has its outcome; failures are ignored, because states only
+    take space.
     """
     with contextlib.suppress(OSError):
         shutil.rmtree(checkpoint_dir(study_dir, run_id))
 
 
 def drop_stale_checkpoints(study_dir: Path, settled: Container[str]) -> None:
-    """Remove the states of all runs in `settled`: a driver that was killed, or a worker given up,
-    may leave some.
+    """Remove the states of all runs in `settled`, which a killed driver or a worker that was given
+    up may have left.
     """
     folder = study_dir / CHECKPOINTS_DIR
-    for each in list(folder.iterdir()) if folder.is_dir() else []:
-        if each.name in settled:
-            drop_checkpoints(study_dir, each.name)
+    for run_folder in list(folder.iterdir()) if folder.is_dir() else []:
+        if run_folder.name in settled:
+            drop_checkpoints(study_dir, run_folder.name)

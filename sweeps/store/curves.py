@@ -1,8 +1,8 @@
-"""What each run logged, as one parquet file per run: written whole and durably, or not at all.
+"""Curves of runs, one parquet file per run, written whole and durably or not at all.
 
-Beside it, of the runs where that was asked for, `curves/<run id>.noise.jsonl`: the gradient noise,
-added by the worker as it measures it. No result names that file; a run that lacks it, or some of
-its lines, lacks its noise scale and nothing else.
+If a run's gradient noise is measured, the worker appends it to `curves/<run id>.noise.jsonl`. No
+result depends on that file: a run that lacks the file, or some of its lines, only lacks its noise
+scale.
 """
 
 from __future__ import annotations
@@ -28,40 +28,47 @@ _RUN_ID = re.compile(r"[0-9a-f]{64}")
 
 
 def is_run_id(text: str) -> bool:
-    """Whether `text` has the form of a run's id: 64 hex digits, and so names nothing but a run."""
+    """Return whether `text` has the form of a run's id, 64 hex digits, and so cannot name another
+    place.
+    """
     return _RUN_ID.fullmatch(text) is not None
 
 
 def checked_id(run_id: str) -> str:
-    """The id. Raises ValueError if it is not a sha256 in hex (and so could name another place)."""
+    """Return the id.
+
+    Raises:
+        ValueError: it is not a sha256 in hex (and could name another place).
+    """
     if not is_run_id(run_id):
         raise ValueError(f"run_id = {run_id!r}: must be 64 hex digits")
     return run_id
 
 
 def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
-    """Where the curve of a run lies: `curves/<run id>.parquet`; of a `pruned` one's first steps:
-    its own file.
+    """Return the path of a run's curve: `curves/<run id>.parquet`.
+
+    The curve of the first steps of a `pruned` run has a file of its own.
 
     Raises:
-        ValueError: `run_id` is not a sha256 in hex (and so could name another place).
+        ValueError: `run_id` is not a sha256 in hex (and could name another place).
     """
     return study_dir / CURVES_DIR / f"{checked_id(run_id)}{'.pruned' if pruned else ''}.parquet"
 
 
 def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = False) -> Path:
-    """Write `curve`; on return it survives a power loss. A reader sees the old file or the new,
-    never a part.
+    """Write `curve`, which survives a power loss on return; a reader sees the old file or the new
+    one, never a part.
 
-    That of a `pruned` run does not stand in the way of the whole run's.
+    The curve of a `pruned` run does not replace the curve of the whole run.
 
     Columns: `step` (int64), `train_loss_nats` and, if the trainer logs it, `grad_norm` (float64).
 
     Raises:
-        DiskFull: it does not fit; an earlier file of this run is untouched.
+        DiskFull: the file does not fit; an earlier file of this run is unchanged.
         ValueError: `run_id` is no id.
     """
-    import pyarrow  # only studies with curves pay for it
+    import pyarrow  # imported here, so that only studies with curves load it
     import pyarrow.parquet
 
     path = curve_path(study_dir, run_id, pruned=pruned)
@@ -72,8 +79,8 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     if curve.grad_norm or not curve.steps:
         columns["grad_norm"] = array.array("d", curve.grad_norm)
     types = {"q": pyarrow.int64(), "d": pyarrow.float64()}
-    # From buffers: given sequences, pyarrow loads pandas where there is one, for 50 MB of a
-    # driver's memory.
+    # From buffers: given sequences, pyarrow loads pandas if it is installed, which takes 50 MB of
+    # the driver's memory.
     arrays = [
         pyarrow.Array.from_buffers(
             types[column.typecode], len(column), [None, pyarrow.py_buffer(column)]
@@ -93,26 +100,30 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     return path
 
 
-_NUM_WRITERS = 8
-"""On a file system of a network a file takes ten milliseconds, in which others can be written."""
+_NUM_WRITER_THREADS = 8
+"""Number of files written at once: on a network file system one file takes ten milliseconds."""
 
 
 def store_curves(study_dir: Path, curves: Sequence[tuple[RunResult, Curve]]) -> None:
-    """`store_curve` of several runs at once. Raises as it does; some may be there then."""
-    write = [
-        partial(store_curve, study_dir, r.id, curve, pruned=r.status == "pruned")
-        for r, curve in curves
+    """Write the curves of several runs at once; see `store_curve`.
+
+    Raises:
+        DiskFull, ValueError: see `store_curve`; some of the files may have been written.
+    """
+    tasks = [
+        partial(store_curve, study_dir, result.id, curve, pruned=result.status == "pruned")
+        for result, curve in curves
     ]
-    if len(write) == 1:
-        write[0]()
+    if len(tasks) == 1:
+        tasks[0]()
     else:
-        with ThreadPoolExecutor(_NUM_WRITERS) as writers:
-            for written in [writers.submit(each) for each in write]:
-                written.result()
+        with ThreadPoolExecutor(_NUM_WRITER_THREADS) as executor:
+            for future in [executor.submit(task) for task in tasks]:
+                future.result()
 
 
 def load_curve(study_dir: Path, result: RunResult) -> Curve:
-    """The curve of `result`, proven to be the one it names.
+    """Read the curve of `result`, and verify that it is the one the result names.
 
     Raises:
         CurveCorrupt: the file is missing, unreadable, or its content id is not `result.curve_id`.
@@ -124,8 +135,8 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     advice = "restore it from a copy; the result itself is still in the ledger"
     try:
         require_plain(path)
-        # Not `read_table`, which loads pyarrow's datasets and with them pandas, for seconds of
-        # every verb.
+        # Not `read_table`, which loads pyarrow's datasets and pandas: that takes every verb
+        # seconds.
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
         columns = [tuple(table.column(i).to_pylist()) for i in range(table.num_columns)]
@@ -134,20 +145,20 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
             train_loss_nats=columns[1],
             grad_norm=columns[2] if len(columns) > 2 else (),
         )
-        found = canon.content_id(curve)
+        curve_id = canon.content_id(curve)
     except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
         raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error
-    if found != result.curve_id:
+    if curve_id != result.curve_id:
         raise CurveCorrupt(
-            f"{path} has content id {found[:12]}, but its result names {result.curve_id[:12]}: "
+            f"{path} has content id {curve_id[:12]}, but its result names {result.curve_id[:12]}: "
             f"{advice}"
         )
     return curve
 
 
 def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
-    """Ids of the runs that have left a whole curve here, or one of their first steps as they were
-    `pruned`; sorted.
+    """Return the sorted ids of the runs that have a curve of the whole run, or, if `pruned`, a
+    curve of their first steps.
     """
     ending = ".pruned.parquet" if pruned else ".parquet"
     names = (path.name.removesuffix(ending) for path in (study_dir / CURVES_DIR).glob(f"*{ending}"))
@@ -155,12 +166,14 @@ def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
 
 
 def noise_path(study_dir: Path, run_id: str) -> Path:
-    """Where the gradient noise of a run lies. Raises ValueError: `run_id` is no id."""
+    """Return the path of a run's gradient noise. Raises ValueError if `run_id` is no id."""
     return study_dir / CURVES_DIR / f"{checked_id(run_id)}.noise.jsonl"
 
 
 def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
-    """Add what was measured at a step of a run. Raises OSError, ValueError."""
+    """Append the gradient noise that was measured at a step of a run. Raises OSError,
+    ValueError.
+    """
     path = noise_path(study_dir, run_id)
     canon.make_folder(path.parent)
     with open_to_append(path) as file:
@@ -168,8 +181,13 @@ def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
 
 
 def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
-    """What was measured of a run, by its steps; a step measured again after a resume is there once,
-    and a line that a killed worker left unfinished is not. Raises ValueError: `run_id` is no id.
+    """Return the gradient noise that was measured of a run, ordered by step.
+
+    A step that was measured again after a resume occurs once; a line that a killed worker left
+    unfinished is skipped.
+
+    Raises:
+        ValueError: `run_id` is no id.
     """
     try:
         lines = read_plain(noise_path(study_dir, run_id)).decode(errors="replace").splitlines()

@@ -1,8 +1,9 @@
-"""The errors of this package; each message has the value, the limit and what to do. Standard
-library only.
+"""Errors of this package.
+
+Each message names the value, the limit, and what to do. Standard library only.
 """
 
-# ruff: noqa: N818  (they are named for what is the case, not `...Error`: the user reads them)
+# ruff: noqa: N818  (users read these names: they state the problem instead of ending in `Error`)
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _ADVICE = {
     errno.EDQUOT: "your quota is used up; free some space, then try again",
     errno.EROFS: "the disk is mounted read-only; choose a folder on another one",
     errno.EIO: "the disk fails; copy what can still be read to another one",
-    errno.ELOOP: "its links lead in a circle; remove them",
+    errno.ELOOP: "its links form a loop; remove them",
     errno.EINVAL: "put the study's own file back in its place",
     errno.EISDIR: "put the study's own file back in its place",
     errno.ENOTDIR: "a part of the path is a file; name another folder",
@@ -37,23 +38,21 @@ def advise(error: OSError) -> str:
 
 
 class SweepError(InputError):
-    """A sweep cannot continue, for a reason the user can act on. Nothing recorded is lost."""
+    """A sweep cannot continue for a reason that the user can fix; no recorded result is lost."""
 
 
 class StudyMissing(SweepError):
-    """There is no study in this folder."""
+    """The folder holds no study."""
 
 
 class LedgerCorrupt(SweepError):
-    """The ledger's bytes are not what was written; refused as a whole, never guessed at."""
+    """The ledger differs from what was written; it is refused as a whole and never guessed at."""
 
     exit_code = ExitCode.CORRUPT
 
 
 class LedgerLost(LedgerCorrupt):
-    """The ledger is missing or empty, although there are curves of runs: nothing can be
-    repaired.
-    """
+    """The ledger is missing or empty although there are curves of runs: nothing can be repaired."""
 
 
 class LedgerRefused(SweepError):
@@ -69,7 +68,7 @@ class LedgerTooOld(SweepError):
 
 
 class PlanChanged(SweepError):
-    """The study was started from another plan. `changes` maps dotted keys to (old, new) as JSON
+    """The study was started from another plan; `changes` maps dotted keys to (old, new) as JSON
     text.
     """
 
@@ -92,43 +91,43 @@ class PlanChanged(SweepError):
 
 
 class ForkRefused(SweepError):
-    """The study to import runs from has none that this one could use, or is this study itself."""
+    """The study to import runs from has no usable run, or is this study itself."""
 
 
 class StudyHeld(SweepError):
-    """Another driver, alive, holds the study."""
+    """Another driver, which is alive, holds the study."""
 
     exit_code = ExitCode.HELD
 
 
 class StaleDriver(SweepError):
-    """Another driver has taken the study over: this one's records are refused."""
+    """Another driver has taken over the study: the records of this driver are refused."""
 
     exit_code = ExitCode.HELD
 
 
 class FolderRemoved(SweepError):
-    """The folder of a study or a run was removed or emptied while a command worked in it."""
+    """The folder of a study or a run was removed or emptied while a command was using it."""
 
 
 class DuplicateRecord(SweepError):
-    """The ledger has this (kind, key) already; records are never replaced."""
+    """The ledger already has this (kind, key); records are never replaced."""
 
     exit_code = ExitCode.BUG
 
 
 class DiskFull(SweepError):
-    """A write did not fit (or the disk failed); everything recorded before is kept."""
+    """A write did not fit, or the disk failed; earlier records are kept."""
 
 
 class CurveCorrupt(SweepError):
-    """A curve file is missing, unreadable, or not the one its result names."""
+    """A curve file is missing, unreadable, or different from the one that its result names."""
 
     exit_code = ExitCode.CORRUPT
 
 
 class PoolDead(SweepError):
-    """The pool as a whole is gone, not just one of its workers."""
+    """The whole pool is gone, not just one of its workers."""
 
 
 class ClusterUnfit(SweepError):
@@ -138,20 +137,18 @@ class ClusterUnfit(SweepError):
 
 
 class BudgetSpent(SweepError):
-    """A cap of the plan is reached. Everything finished is recorded, what was in flight is
-    saved.
-    """
+    """A cap of the plan is reached; finished runs are recorded, and runs in flight are saved."""
 
     exit_code = ExitCode.CANNOT_TELL
 
 
 class SourceStuck(SweepError):
-    """The source waits for results although nothing is running or queued."""
+    """The source waits for results although no run is running or queued."""
 
     exit_code = ExitCode.BUG
 
 
 class RunsFail(SweepError):
-    """A run failed as often as allowed before any run finished: the cause is probably not
-    that run.
+    """A run failed as often as allowed before any run finished, so the cause is probably not that
+    run.
     """

@@ -1,5 +1,5 @@
-"""A child study takes over what its parent has finished: outcomes found by id, with their curves,
-paid for once.
+"""Fork of a study: a child study imports the finished runs of its parent, with their curves, so
+that they are paid for once. Runs are identified by id.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from sweeps.store.curves import append_noise, load_curve, load_noise, store_curv
 from sweeps.store.errors import CurveCorrupt, ForkRefused
 from sweeps.store.ledger import IMPORTED, LEDGER_NAME, Ledger
 
-# what failed may work here; what was pruned lost against that study's runs
+# A failed run may succeed here, and a pruned run lost against the parent's runs
 _ENDED_WELL = ("finished", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportedRecords:
-    """What was taken over."""
+    """The result of an import."""
 
     num_runs: int
-    """Just now."""
+    """Number of runs that were imported now."""
     num_known: int
-    """That the child had an outcome of already."""
+    """Number of the parent's runs whose outcome the child already had."""
     damaged: tuple[str, ...]
-    """A sentence for every run whose curve is not sound: not taken over, it runs again if it is
-    asked for."""
+    """A sentence for every run whose curve is damaged: it is not imported, and runs again if it is
+    requested.
+    """
 
 
 def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> Ledger:
-    """The parent's records as they are now; it is only read, and may be running.
+    """Read the parent's records as they are now; the parent may be running, and is not changed.
 
     Args:
-        study_dir: the child, which need not be there yet.
-        parent_dir: where runs are taken from.
+        study_dir: folder of the child, which may be missing.
+        parent_dir: folder of the parent.
         same: keys of the plan that decide what a run means, with the child's values.
 
     Raises:
-        StudyMissing, LedgerCorrupt, LedgerTooNew, LedgerTooOld: of the parent.
-        ForkRefused: the parent is the child, or its runs are of other data or of another meaning.
+        StudyMissing, LedgerCorrupt, LedgerTooNew, LedgerTooOld: the parent cannot be read.
+        ForkRefused: the parent is the child, or its runs have other data or another meaning.
     """
     if _is_same(study_dir, parent_dir):
         raise ForkRefused(
@@ -48,10 +49,12 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
         )
     parent = Ledger.read(parent_dir)
     plan = parent.plan if isinstance(parent.plan, dict) else {}
-    other = {key: (plan.get(key), value) for key, value in same.items() if plan.get(key) != value}
-    if other:
+    differences = {
+        key: (plan.get(key), value) for key, value in same.items() if plan.get(key) != value
+    }
+    if differences:
         pairs = ", ".join(
-            f"{key} is {old!r} there and {new!r} here" for key, (old, new) in other.items()
+            f"{key} is {old!r} there and {new!r} here" for key, (old, new) in differences.items()
         )
         raise ForkRefused(
             f"--fork {parent_dir}: none of its runs can be used: {pairs}; run without --fork"
@@ -62,26 +65,26 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
 def import_runs(
     ledger: Ledger, study_dir: Path, parent: Ledger, parent_dir: Path
 ) -> ImportedRecords:
-    """Record every run of `parent` that ended well and has no outcome here, its curve first; cut
-    short, go on again.
+    """Record every run of `parent` that ended well and has no outcome in the child, its curve
+    first.
 
-    A `fork` record (the parent's folder and head) comes before what is taken over, so that it names
-    its origin.
+    An import that was interrupted can be called again. A `fork` record (the parent's folder and
+    head) precedes the imported runs and names their origin.
 
     Raises:
-        DiskFull, StaleDriver: as named; what was recorded is kept.
+        DiskFull, StaleDriver: see `sweeps.store.errors`; recorded runs are kept.
     """
     ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL]
-    wanted = [run for run in ended if run.spec.id not in ledger.results()]
-    if wanted and ledger.find("fork", parent.head_hash) is None:
+    missing = [run for run in ended if run.spec.id not in ledger.results()]
+    if missing and ledger.find("fork", parent.head_hash) is None:
         body = {
             "parent": str(parent_dir.resolve()),
             "head_hash": parent.head_hash,
-            "num_runs": len(wanted),
+            "num_runs": len(missing),
         }
         ledger.append("fork", parent.head_hash, body)
     damaged = []
-    for run in wanted:
+    for run in missing:
         try:
             curve = load_curve(parent_dir, run.result)
         except CurveCorrupt as error:
@@ -92,15 +95,16 @@ def import_runs(
             append_noise(study_dir, run.spec.id, look)
         ledger.append(IMPORTED, run.spec.id, run)
     return ImportedRecords(
-        num_runs=len(wanted) - len(damaged),
-        num_known=len(ended) - len(wanted),
+        num_runs=len(missing) - len(damaged),
+        num_known=len(ended) - len(missing),
         damaged=tuple(damaged),
     )
 
 
 def _is_same(study_dir: Path, parent_dir: Path) -> bool:
-    """Whether two folders are one, by whatever path, or hold one ledger."""
+    """Return whether two folders are the same, or hold the same ledger."""
     pairs = ((study_dir, parent_dir), (study_dir / LEDGER_NAME, parent_dir / LEDGER_NAME))
     return any(
-        ours.exists() and theirs.exists() and ours.samefile(theirs) for ours, theirs in pairs
+        path.exists() and parent_path.exists() and path.samefile(parent_path)
+        for path, parent_path in pairs
     )

@@ -1,9 +1,9 @@
-"""The truth of a study: its plan, its drivers, every suggestion and every outcome, in order, in
-`ledger.db`.
+"""The ledger of a study, `ledger.db`: its plan, drivers, suggestions, and outcomes, in order.
 
-One writer (the driver, under `sweeps.store.lock`); what `append` returned from survives a power
-loss (`sweeps.store.chain`). Record 0 is the plan. Each driver that opens the study adds a `driver`
-record: the head moves, and a driver that was taken over can commit nothing more.
+The ledger has one writer: the driver, which holds the lock of `sweeps.store.lock`. A record
+survives a power loss once `append` has returned (`sweeps.store.chain`). Record 0 is the plan. Each
+driver that opens the study adds a `driver` record, which moves the head of the chain, so a driver
+that was taken over can commit no further record.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from sweeps.store.lock import DriverLock
 
 
 def plan_changes(old: Json, new: Json) -> dict[str, tuple[str, str]]:
-    """Dotted keys whose values differ, with both as JSON text.
+    """Return the dotted keys whose values differ between two plans, with both values as JSON text.
 
     Args:
-        old: a plan; a list is a value.
-        new: another one.
+        old: a plan; a list counts as one value.
+        new: another plan.
     """
-    flat_old, flat_new = _flat(old), _flat(new)
+    flat_old, flat_new = _flatten(old), _flatten(new)
     absent = "(not there)"
     pairs = {
         key: (flat_old.get(key, absent), flat_new.get(key, absent))
@@ -51,43 +51,45 @@ def plan_changes(old: Json, new: Json) -> dict[str, tuple[str, str]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _flat(value: Json, prefix: str = "") -> dict[str, str]:
-    """Dotted keys to values as JSON text; lists are values."""
+def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
+    """Map dotted keys to values as JSON text; a list counts as one value."""
     if not isinstance(value, dict) or (not value and prefix):
         return {prefix: canon.canonical(value)}
     flat: dict[str, str] = {}
     for key, item in value.items():
-        flat |= _flat(item, f"{prefix}.{key}" if prefix else key)
+        flat |= _flatten(item, f"{prefix}.{key}" if prefix else key)
     return flat
 
 
 LEDGER_NAME = "ledger.db"
 PLAN = "plan"
-"""Kind of the records of the plan, and the key of the first, which is record 0."""
+"""Kind of the records of the plan, and key of the first, which is record 0."""
 RESULT, IMPORTED, PRUNED = "result", "imported", "pruned"
-"""Kinds of records that are outcomes of runs: of this study, of another that it was forked from,
-and of a run that a search gave up: a fact about its first steps, which the outcome of the whole run
-may follow.
+"""Kinds of records that are outcomes of runs: of this study (`result`), of the study that it was
+forked from (`imported`), and of a run that a search gave up (`pruned`).
+
+A pruned outcome describes the first steps of a run; the outcome of the whole run may follow.
 """
 
 CALIBRATION = "calibration"
-"""Kind of the records of how runs are to compute: which runs there are depends on it."""
+"""Kind of the records of how runs compute; the set of runs depends on them."""
 SUGGESTION = "suggestion"
 """Kind of the records of a search's points."""
 OUTCOMES = (RESULT, IMPORTED, PRUNED)
 DRIVEN = "driven"
-"""Kind of the records of how long a driver worked; the key: the driver's number and that of the
-stretch of its work."""
+"""Kind of the records of how long a driver worked.
+
+Their key is the number of the driver and the number of the stretch of its work.
+"""
 _KIND = re.compile(r"[a-z_]+")
 
 
 class Ledger:
-    """The records of a study, verified when opened. Use `open` (the driver) or `read` (anyone
-    else).
+    """Records of a study, verified when opened.
 
-    Records stay in the file and are read from it when asked for, each proven again by its hash. In
-    memory are results, and of a reader, who soon ends, the specs as well: a driver may see 30,000
-    runs.
+    Use `open` (the driver) or `read` (everyone else). Records stay in the file: each is read on
+    request and verified by its hash again. A driver keeps only results in memory, because it may
+    see 30,000 runs; a reader, which soon ends, keeps the specs too.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Ledger:
         self._own: list[RunResult] = []
         self._num_imported = 0
         for record in records:
-            self._take_in(record)
+            self._index_record(record)
 
     @classmethod
     def open(
@@ -118,44 +120,33 @@ class Ledger:
         create: bool,
         is_amendable: Callable[[str], bool] = lambda key: False,
     ) -> Ledger:
-        """Open for writing, as the only driver; `plan` is the question, in which nothing may
-        change.
+        """Open the ledger for writing, as the only driver.
 
         Args:
-            study_dir: the study folder; made if `create`.
-            plan: record 0: compared whole, key by key.
-            create: whether to start a study where there is none.
-            is_amendable: whether a dotted key of the plan may change while no run is recorded; the
-                changed plan is then recorded.
+            study_dir: study folder; made if `create`.
+            plan: compared with the recorded plan, key by key; recorded as record 0 of a new study.
+            create: whether to start a study if there is none.
+            is_amendable: returns whether a dotted key of the plan may change while no run is
+                recorded; the changed plan is then recorded.
 
         Raises:
-            StudyMissing: no study here, and `create` is false.
-            StudyHeld: another driver has it.
-            LedgerCorrupt: see `read`; or the ledger is missing or empty although curves are there.
-            LedgerTooNew, LedgerTooOld: written by another version.
-            PlanChanged: the study has another plan; every changed key with both values.
-            DiskFull: no room for the first record.
+            StudyMissing: there is no study, and `create` is false.
+            StudyHeld: another driver holds the study.
+            LedgerCorrupt: see `read`; or the ledger is missing or empty although there are curves.
+            LedgerTooNew, LedgerTooOld: another version wrote the ledger.
+            PlanChanged: the study has another plan; names every changed key with both values.
+            DiskFull: the first record does not fit.
         """
         path = study_dir / LEDGER_NAME
         if not path.exists():
-            with _advised(study_dir):
+            with _add_repair_advice(study_dir):
                 _refuse_missing(study_dir, create)
-            _make(study_dir)
+            _make_study_folder(study_dir)
         lock = DriverLock(study_dir)
-        journal, waiting = chain.journal_of(path), False
-        with contextlib.suppress(OSError):
-            waiting = journal.stat().st_size > 0
-        if waiting:  # before SQLite writes it into the ledger: is it the ledger's own?
-            try:
-                cls.read(study_dir)
-            except StudyMissing:  # the first commit was cut short
-                pass
-            except BaseException:
-                lock.close()
-                raise
         connection: sqlite3.Connection | None = None
         try:
-            with _advised(study_dir):
+            cls._check_journal(study_dir)
+            with _add_repair_advice(study_dir):
                 connection = chain.connect(path, write=True)
                 if chain.is_empty(connection):
                     _refuse_missing(study_dir, create)
@@ -163,8 +154,8 @@ class Ledger:
                 ledger = cls(study_dir, chain.load(connection), connection, lock)
             if ledger._num_records:
                 ledger._amend_plan(plan, is_amendable)
-            ledger._greet(plan, lock)
-            _keep_names(study_dir)
+            ledger._record_driver(plan, lock)
+            _sync_names(study_dir)
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -173,45 +164,58 @@ class Ledger:
         return ledger
 
     @classmethod
+    def _check_journal(cls, study_dir: Path) -> None:
+        """Check that a journal that was left behind is the ledger's own, before SQLite applies it.
+
+        Raises as `read`.
+        """
+        journal_size = 0
+        with contextlib.suppress(OSError):
+            journal_size = chain.journal_of(study_dir / LEDGER_NAME).stat().st_size
+        if journal_size:
+            with contextlib.suppress(StudyMissing):  # the first commit was cut short
+                cls.read(study_dir)
+
+    @classmethod
     def read(cls, study_dir: Path) -> Ledger:
-        """The records as they are now, for reading; works while a driver runs, and holds nothing
-        open.
+        """Read the records as they are now; works while a driver runs, and holds nothing open.
 
         Raises:
-            StudyMissing: no study here.
-            LedgerCorrupt: the number of the first record that is not what was written; or the
-                ledger is missing or empty although curves are there.
-            LedgerTooNew, LedgerTooOld: written by another version.
+            StudyMissing: there is no study.
+            LedgerCorrupt: names the first record that is not what was written; or the ledger is
+                missing or empty although there are curves.
+            LedgerTooNew, LedgerTooOld: another version wrote the ledger.
         """
         path = study_dir / LEDGER_NAME
-        with _advised(study_dir):
+        with _add_repair_advice(study_dir):
             if not path.exists():
                 _refuse_missing(study_dir, create=False)
             with chain.reading(path) as connection:
                 if chain.is_empty(connection):
                     _refuse_missing(study_dir, create=False)
-                # first all of it: a driver waits until the file is let go
+                # Read all records before decoding: a driver waits until the file is released
                 records = list(chain.load(connection))
         if not records:
             raise StudyMissing(f"{study_dir} has no plan yet: try again in a moment")
         return cls(study_dir, records, None, None)
 
     def append(self, kind: str, key: str, body: object) -> Record:
-        """Add a record; on return it is durable. Arguments and errors as in `append_all`."""
+        """Append a record, which is durable on return. Arguments and errors as in `append_all`."""
         return self.append_all([(kind, key, body)])[0]
 
     def append_all(self, entries: Sequence[tuple[str, str, object]]) -> list[Record]:
-        """Add records, all or none, for the price of one; on return they are durable.
+        """Append records, all or none, in one transaction; on return they are durable.
 
         Args:
-            entries: of each its kind, a lower-case word (plan, driver, suggestion, result, verdict
-                ...), its key, unique within the kind, and its body: a record of ours, or JSON data.
+            entries: (kind, key, body) of each record. The kind is a lower-case word (plan, driver,
+                suggestion, result, verdict ...), the key is unique within the kind, and the body is
+                a record class or JSON data.
 
         Raises:
-            DuplicateRecord: (kind, key) is there already.
-            StaleDriver: someone else has written since: this driver was taken over.
-            DiskFull: they do not fit; nothing was added.
-            CanonError: a body has no canonical form (NaN, say).
+            DuplicateRecord: (kind, key) is already recorded.
+            StaleDriver: another process has written since: this driver was taken over.
+            DiskFull: the records do not fit; none was added.
+            CanonError: a body has no canonical form (NaN, for example).
         """
         if self._connection is None:
             raise SweepError("this ledger was opened for reading: only the driver adds records")
@@ -224,22 +228,22 @@ class Ledger:
             seq = self._num_records + len(records)
             records.append(chain.link(seq, kind, key, canon.canonical(body), head))
             head = records[-1].hash
-        with _advised(self._study_dir):
+        with _add_repair_advice(self._study_dir):
             chain.write(self._connection, *records)
         for record, (_, _, body) in zip(records, entries, strict=True):
-            self._take_in(record, body)
+            self._index_record(record, body)
         return records
 
     def commit(self, spec: RunSpec, result: RunResult) -> None:
-        """Record the one outcome of a run; one that was pruned may have another, of the whole of
-        it.
+        """Record the outcome of a run. A pruned run may later have a second one, of the whole run.
 
-        Raises as `append`, and SpecError if they do not belong together.
+        Raises:
+            SpecError: the spec and the result do not belong together; and the errors of `append`.
         """
         self.commit_all([Run(spec=spec, result=result)])
 
     def commit_all(self, runs: Sequence[Run]) -> None:
-        """The same of several runs, all or none."""
+        """Record the outcomes of several runs, all or none. Raises as `commit`."""
         self.append_all(
             [
                 (PRUNED if run.result.status == "pruned" else RESULT, run.spec.id, run)
@@ -248,73 +252,80 @@ class Ledger:
         )
 
     def results(self) -> Mapping[str, RunResult]:
-        """Every outcome of a whole run so far by run id, in the order of commitment; a live
-        view.
+        """Return a live view of the outcomes of whole runs by run id, in the order of
+        commitment.
         """
         return MappingProxyType(self._results)
 
     def first_results(self) -> Mapping[str, RunResult]:
-        """What a search goes by: of every run its first outcome, pruned or not; a live view."""
-        # what was pruned was so before it ran whole
+        """Return a live view of the first outcome of every run, pruned or not, which a
+        search uses.
+        """
+        # A run that was pruned and later run whole was pruned first
         return MappingProxyType(ChainMap(self._pruned, self._results))
 
     def own_results(self) -> Sequence[RunResult]:
-        """What this study paid for, none imported, pruned ones too; in the order of commitment, a
-        live view.
+        """Return a live view of the outcomes that this study paid for, in the order of commitment.
+
+        Pruned outcomes are included; imported ones are not.
         """
         return self._own
 
     def runs(self) -> tuple[Run, ...]:
-        """Every outcome so far with its spec, in the order of commitment; a pruned run may be there
+        """Return every outcome with its spec, in the order of commitment; a pruned run may occur
         twice.
         """
         return tuple(self.each_run())
 
     def each_run(self) -> Iterator[Run]:
-        """`runs` one by one, and never all in memory where this is the driver."""
+        """Yield `runs` one by one; a driver reads them from the file, never all into memory."""
         if self._runs is not None:
             yield from self._runs
         else:
-            yield from (_run_in(record) for record in self.stream() if record.kind in OUTCOMES)
+            yield from (_decode_run(record) for record in self.stream() if record.kind in OUTCOMES)
 
     @property
     def num_runs(self) -> int:
-        """How many `runs` there are."""
+        """Number of `runs`."""
         return len(self._own) + self._num_imported
 
     def imported(self) -> frozenset[str]:
-        """Ids of the runs that another study paid for: outcomes here, but no spend."""
+        """Return the ids of imported runs: another study paid for them, so they are outcomes but no
+        spend.
+        """
         return frozenset(record.key for record in self.stream(IMPORTED))
 
     def records(self, kind: str | None = None) -> tuple[Record, ...]:
-        """All records in order, or those of one kind."""
+        """Return all records in order, or those of one kind."""
         return tuple(self.stream(kind))
 
     def stream(self, kind: str | None = None, key: str | None = None) -> Iterator[Record]:
-        """`records`, and of them those with that key, read from the file one by one.
+        """Yield records in order, read from the file one by one.
+
+        Args:
+            kind: only records of this kind.
+            key: only records with this key.
 
         Raises:
-            LedgerCorrupt: one is not what was written.
-            SweepError: the file is another than when it was opened for reading.
+            LedgerCorrupt: a record is not what was written.
+            SweepError: the file was replaced since it was opened for reading.
         """
-        with _advised(self._study_dir), contextlib.ExitStack() as stack:
+        with _add_repair_advice(self._study_dir), contextlib.ExitStack() as stack:
             connection = self._connection
             if connection is None:
                 connection = stack.enter_context(chain.reading(self._study_dir / LEDGER_NAME))
                 chain.check_same(connection, self._num_records, self._head_hash)
-            only = {
+            conditions = {
                 name: value for name, value in (("kind", kind), ("key", key)) if value is not None
             }
-            yield from chain.stored(connection, self._num_records, **only)
+            yield from chain.stored(connection, self._num_records, **conditions)
 
     def find(self, kind: str, key: str) -> Record | None:
-        """The record of that kind and key, if there is one."""
+        """Return the record of that kind and key, or None."""
         return next(self.stream(kind, key), None)
 
     def append_for_plan(self, kind: str, name: str, body: object) -> Record:
-        """Append a record that describes the plan's own code, and that an amended plan
-        supersedes.
-        """
+        """Append a record that describes the plan's own code; an amended plan supersedes it."""
         num_amendments = len(self.records(PLAN)) - 1
         return self.append(kind, f"{name}/{num_amendments}" if num_amendments else name, body)
 
@@ -331,25 +342,25 @@ class Ledger:
 
     @property
     def plan(self) -> Json:
-        """The plan that the study was started with, or the newest one if it changed before any run
-        was recorded.
+        """The plan that the study was started with, or the newest plan if it was amended before any
+        run was recorded.
         """
         *_, record = self.stream(PLAN)
         return record.body
 
     @property
     def head_hash(self) -> str:
-        """Hash of the last record: names everything recorded so far."""
+        """Hash of the last record; it identifies everything recorded so far."""
         return self._head_hash
 
     def check_plan(self, plan: Mapping[str, Json]) -> None:
-        """Hold a plan against record 0.
+        """Compare a plan with the recorded one.
 
         Args:
-            plan: the question as asked now.
+            plan: the plan as given now.
 
         Raises:
-            PlanChanged: every changed key, with both values.
+            PlanChanged: names every changed key with both values.
         """
         if changes := plan_changes(self.plan, canon.to_json(dict(plan))):
             raise PlanChanged(changes, self._study_dir, num_runs=self.num_runs)
@@ -364,7 +375,7 @@ class Ledger:
             self.append(PLAN, f"plan/{len(self.records(PLAN))}", plan)
 
     def close(self) -> None:
-        """Close the file and let the study go."""
+        """Close the file and release the study's lock."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -383,20 +394,31 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _greet(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
-        """Record this driver; before the first one, the plan."""
+    def _record_driver(self, plan: Mapping[str, Json], lock: DriverLock) -> None:
+        """Record this driver; before the first driver, record the plan."""
         if not self._num_records:
             self.append(PLAN, PLAN, plan)
         self.append("driver", str(len(self.records("driver"))), lock.holder)
 
-    def _take_in(self, record: Record, body: object = None) -> None:
-        """Keep an outcome at hand; `body` is what was appended."""
+    def _index_record(self, record: Record, body: object = None) -> None:
+        """Count a record, and keep its outcome in memory if it has one.
+
+        Args:
+            record: a record that was read or appended.
+            body: what was appended; decoded from the record if it is not a `Run`.
+
+        Raises:
+            LedgerCorrupt: the record's kind does not fit its run.
+        """
         self._num_records, self._head_hash = record.seq + 1, record.hash
         if record.kind not in OUTCOMES:
             return
-        run = body if isinstance(body, Run) else _run_in(record)
-        pruned, whole = record.kind == PRUNED, run.result.num_steps >= run.spec.schedule.num_steps
-        if pruned != (run.result.status == "pruned") or (pruned and whole):
+        run = body if isinstance(body, Run) else _decode_run(record)
+        pruned, is_whole = (
+            record.kind == PRUNED,
+            run.result.num_steps >= run.spec.schedule.num_steps,
+        )
+        if pruned != (run.result.status == "pruned") or (pruned and is_whole):
             state = f"{run.result.status} after {counted(run.result.num_steps, 'step')}"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
         if self._runs is not None:
@@ -408,8 +430,8 @@ class Ledger:
             self._own.append(run.result)
 
 
-def _run_in(record: Record) -> Run:
-    """The outcome that a record holds. Raises LedgerCorrupt."""
+def _decode_run(record: Record) -> Run:
+    """Decode the run that a record holds. Raises LedgerCorrupt."""
     try:
         return canon.decode(Run, record.body)
     except (canon.CanonError, SpecError) as error:
@@ -417,14 +439,17 @@ def _run_in(record: Record) -> Run:
 
 
 def _refuse_missing(study_dir: Path, create: bool) -> None:
-    """No ledger, or an empty one: fine only where nothing can have been lost, and a study is to be
+    """Raise an error if a ledger that is missing or empty means a loss, or if no study is to be
     started.
+
+    Raises:
+        LedgerLost: there are curves of finished runs.
+        StudyMissing: there is no study, and `create` is false.
     """
     if any((study_dir / CURVES_DIR).glob("*.parquet")):
         raise LedgerLost(
             f"{study_dir / LEDGER_NAME}: missing or empty, yet {CURVES_DIR}/ holds finished runs: "
-            "restore it from a "
-            "copy, or name another folder"
+            "restore it from a copy, or name another folder"
         )
     if not create:
         raise StudyMissing(
@@ -433,8 +458,8 @@ def _refuse_missing(study_dir: Path, create: bool) -> None:
 
 
 @contextlib.contextmanager
-def _advised(study_dir: Path) -> Iterator[None]:
-    """Add to an error of corruption the file it is in, and what to do about it."""
+def _add_repair_advice(study_dir: Path) -> Iterator[None]:
+    """Add the file's path, and how to repair it, to an error of corruption."""
     try:
         yield
     except LedgerLost:
@@ -442,13 +467,12 @@ def _advised(study_dir: Path) -> Iterator[None]:
     except LedgerCorrupt as error:
         raise LedgerCorrupt(
             f"{study_dir / LEDGER_NAME}: {error}; nothing was changed. `forerun repair "
-            f"{study_dir}` copies the file, "
-            "then keeps every record that its hash proves"
+            f"{study_dir}` copies the file, then keeps every record that its hash proves"
         ) from error
 
 
-def _make(study_dir: Path) -> None:
-    """Make the folder, so that it outlasts a power cut."""
+def _make_study_folder(study_dir: Path) -> None:
+    """Make the folder so that it survives a power loss."""
     try:
         canon.make_folder(study_dir)
     except OSError as error:
@@ -457,9 +481,9 @@ def _make(study_dir: Path) -> None:
         ) from error
 
 
-def _keep_names(study_dir: Path) -> None:
-    """Make the names of ledger and journal outlast a power cut, once and for all that is recorded
-    after.
+def _sync_names(study_dir: Path) -> None:
+    """Make the names of the ledger and its journal survive a power loss, before anything is
+    recorded.
     """
     try:
         canon.sync_folder(study_dir)

@@ -1,8 +1,8 @@
-"""What the driver is doing right now, for whoever looks on: `live.json`, rewritten about once a
-second.
+"""The current state of a driver, in `live.json`, rewritten about once a second for people and
+programs that watch the study.
 
-No record: it is never durable, never trusted, and a study without it is whole. What a killed driver
-had spent is read from it by the next one.
+The file is no record: it is not durable, and a study without it is complete. The next driver reads
+from it what a killed driver had spent.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from sweeps.store.lock import lives
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningRun:
-    """A run in a slot of a worker, as last heard of."""
+    """A run in a slot of a worker, as last reported."""
 
     run_id: str
     worker: int
     step: int
     """Optimizer steps done."""
     num_steps: int
-    """Steps of the whole run."""
+    """Optimizer steps of the whole run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverProgress:
-    """What happened since the last call, and how things stand."""
+    """Events since the last call of `progress`, and the current state."""
 
     outcomes: tuple[Run, ...]
-    """Just recorded."""
+    """Runs whose outcomes were just recorded."""
     lost: tuple[str, ...]
-    """A text for every worker just lost: why, what its log said last, what to do."""
+    """A message for every worker just lost: the cause, the last lines of its log, and what
+    to do.
+    """
     notes: tuple[str, ...]
-    """Sentences of workers: a checkpoint gone on from, or put aside."""
+    """Notes of workers: a checkpoint that was resumed from, or set aside."""
     running: tuple[RunningRun, ...]
-    """In the slots of all workers, by worker."""
+    """Runs in the slots of all workers, by worker."""
     num_queued: int
-    """Known and waiting for a slot; a search may bring more."""
+    """Number of known runs that wait for a slot; a search may add more."""
 
 
 LIVE_NAME = "live.json"
@@ -51,23 +53,26 @@ LIVE_NAME = "live.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyState:
-    """How far a driver is with all that it was asked to do, not this stage alone."""
+    """Progress of a driver over all stages that it was asked for."""
 
     done: float
-    """Share of the FLOPs of all stages, below 1 until all has ended."""
+    """Share of the FLOPs of all stages, below 1 until all stages have ended."""
     stage: str
-    """check, sweep, transfer, ladder, or fit: fits, verdicts and the report."""
+    """Name of the stage: check, sweep, transfer, ladder, or fit (fits, verdicts and the report)."""
     number: int
-    """Of the stage, from 1."""
+    """Number of the stage, from 1."""
     num_stages: int
     left_low_seconds: float | None
-    """Of the range in which the time left lies; None: cannot tell yet."""
+    """Lower end of the interval of the time left, in seconds; None if it cannot be
+    estimated yet.
+    """
     left_high_seconds: float | None
     best_loss_nats: float | None
-    """The lowest validation loss of any run of the study's own parametrization; None before one has
-    finished."""
+    """Lowest validation loss of any run of the study's own parametrization, in nats; None before
+    one has finished.
+    """
     best_learning_rate: float | None
-    """Of that run."""
+    """Learning rate of the run with `best_loss_nats`."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -81,37 +86,38 @@ class StudyState:
         ):
             if getattr(self, name) is not None:
                 checks.number(name, least=0)
-        alone = (self.best_loss_nats is None) != (self.best_learning_rate is None)
         checks.that(
-            not alone, "best_loss_nats and best_learning_rate must both be there, or neither"
+            (self.best_loss_nats is None) == (self.best_learning_rate is None),
+            "best_loss_nats and best_learning_rate must both be set, or neither",
         )
         checks.done()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverState:
-    """One look at a driver at work."""
+    """One snapshot of a driver at work."""
 
     driver: int
-    """Its number in the ledger."""
+    """Number of the driver in the ledger."""
     pid: int
     born: str
-    """See `sweeps.store.lock.born`."""
+    """Start of the process, as `sweeps.store.lock.born` returns it."""
     host: str
     stage: str
     stretch: int
-    """How often it has written down what its work took."""
+    """Number of times that the driver has recorded what its work took."""
     seconds: float
-    """Since then, in no record yet."""
+    """Seconds of work since the last such record; not recorded yet."""
     device_seconds: float
     left_seconds: float | None
-    """What is left of the runs that are known, at the rate so far; None before anything has
-    ended."""
+    """Estimated seconds until the known runs have ended, at the rate so far; None before a run has
+    ended.
+    """
     study: StudyState
     num_queued: int
     running: tuple[RunningRun, ...]
     at: str
-    """Time of writing, a label."""
+    """Time of writing, for people."""
     by_kind: dict[str, float] = field(default_factory=dict)
     """`device_seconds` by kind of device (`sweeps.run.kinds`)."""
 
@@ -129,22 +135,22 @@ class DriverState:
 
     @property
     def at_work(self) -> bool | None:
-        """Whether that process lives; None if it is on another host."""
+        """Whether the driver's process is alive; None if it is on another host."""
         return lives(self.host, self.pid, self.born)
 
 
 def write_live(study_dir: Path, live: DriverState) -> None:
-    """Replace the file, if there is room; nobody waits for it."""
+    """Replace the file, if there is room for it; failures are ignored."""
     path = study_dir / LIVE_NAME
     scratch = path.with_suffix(".tmp")
     with contextlib.suppress(OSError):
-        scratch.unlink(missing_ok=True)  # to open a pipe would wait
+        scratch.unlink(missing_ok=True)  # opening a pipe would block
         scratch.write_text(canon.canonical(live), encoding="utf-8")
         scratch.replace(path)
 
 
 def read_live(study_dir: Path) -> DriverState | None:
-    """The last look; None if there is none that can be read.
+    """Return the last snapshot; None if there is none that can be read.
 
     Raises:
         OSError: the file is a pipe, socket, device or folder.

@@ -1,9 +1,9 @@
-"""One driver at a time: an advisory lock on `driver.lock`, with its holder's name in it. Standard
-library only.
+"""The driver's lock: an advisory lock on `driver.lock`, which names its holder, allows one driver
+at a time.
 
-The kernel drops the lock when its holder dies, however it dies, so a stale file never blocks
-anyone. Advisory locks are not to be trusted on every network filesystem: the ledger's chain is the
-second line (`StaleDriver`).
+The kernel drops the lock when its holder dies in any way, so a stale file blocks nobody. Advisory
+locks are not reliable on every network filesystem; there the ledger's chain catches a second driver
+(`StaleDriver`). Standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FileIdentity:
     """The identity of the file at a path, to notice when the file is removed or replaced."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Store the identity of the file open as `descriptor`, or of the one at `path`, which must
+        """Store the identity of the file open as `descriptor`, or of the file at `path`, which must
         stay open.
         """
         self.path = path
@@ -45,13 +45,13 @@ class FileIdentity:
 
 
 class DriverLock:
-    """Holds a study until closed, or until this process ends."""
+    """The lock on a study; held until closed, or until this process ends."""
 
     def __init__(self, study_dir: Path) -> None:
         """Take the lock of `study_dir`, which exists.
 
         Raises:
-            StudyHeld: another process has it; the message names host, pid and since when.
+            StudyHeld: another process holds the lock; the message names its host, pid and start.
             DiskFull: there is no room for the holder's name.
             SweepError: the folder cannot be written to.
         """
@@ -59,13 +59,14 @@ class DriverLock:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "born": born(os.getpid()),
-            # a label, never compared
+            # For people; never compared
             "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         self._study_dir, self._held, self._file = study_dir, False, -1
         self._take()
 
     def _take(self) -> None:
+        """Take the lock, and write the holder into its file. Raises as `__init__`."""
         study_dir = self._study_dir
         try:
             refuse_pipe(study_dir / LOCK_NAME)
@@ -81,7 +82,7 @@ class DriverLock:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, canon.canonical(self.holder).encode(), 0)
         except BlockingIOError:
-            holder = _describe(os.pread(self._file, 4096, 0))
+            holder = _describe_holder(os.pread(self._file, 4096, 0))
             self.close()
             raise StudyHeld(
                 f"{study_dir} is held by {holder}: wait for it or stop it; `status` works meanwhile"
@@ -97,24 +98,23 @@ class DriverLock:
             ) from error
 
     def is_in_place(self) -> bool:
-        """Return whether the locked file is still the one at the path that another driver would
-        lock.
-        """
+        """Return whether the locked file is still at the path that another driver would lock."""
         return self._identity.is_there()
 
     def take_again(self) -> None:
         """Take the lock again after its file was removed.
 
         Raises:
-            StudyHeld: Another process has taken it.
-            DiskFull, SweepError: As when the lock was taken first.
+            StudyHeld: another process has taken the lock.
+            DiskFull, SweepError: see `__init__`.
         """
         self.close()
         self._take()
 
     def close(self) -> None:
-        """Let go. The file stays, empty: removing it would let two drivers lock two different
-        files.
+        """Release the lock.
+
+        The file stays, empty: if it were removed, two drivers could lock two different files.
         """
         if self._file >= 0:
             if self._held:
@@ -136,9 +136,10 @@ class DriverLock:
 
 
 def is_held(study_dir: Path) -> bool | None:
-    """Whether the driver that took the lock last is still there; None if it is on another host.
+    """Return whether the driver that took the lock last is still alive; None if it is on another
+    host.
 
-    The lock itself is not tried: a driver that begins just then would be refused.
+    The lock itself is not tried, because a driver that starts at that moment would be refused.
     """
     path = study_dir / LOCK_NAME
     with contextlib.suppress(OSError, canon.CanonError):
@@ -149,8 +150,15 @@ def is_held(study_dir: Path) -> bool | None:
 
 
 def lives(host: object, pid: object, birth: object) -> bool | None:
-    """Whether a process is there, and is not a later one of the same number; None if it is on
-    another host.
+    """Return whether a process is alive and is not a later process with the same id.
+
+    Args:
+        host: name of the process's host.
+        pid: process id.
+        birth: start of the process, as `born` returned it.
+
+    Returns:
+        None if the process is on another host.
     """
     if host != socket.gethostname():
         return None
@@ -166,10 +174,11 @@ def lives(host: object, pid: object, birth: object) -> bool | None:
 
 
 def born(pid: int) -> str:
-    """What tells a process from another one of the same number: its start, in ticks since the
-    machine's.
+    """Return the start of a process, which distinguishes it from a later process with the same id.
 
-    Empty where the system does not say; `dead` for one that nobody has waited for yet.
+    Returns:
+        The start in clock ticks since the machine booted; empty if the system does not provide it;
+        `dead` for a zombie.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
@@ -178,8 +187,8 @@ def born(pid: int) -> str:
     return "dead" if state == "Z" else fields[18]
 
 
-def _describe(content: bytes) -> str:
-    """Who holds the lock, in words; its file may be read just before it is written."""
+def _describe_holder(content: bytes) -> str:
+    """Describe the holder of the lock; the file may be empty just before the holder writes it."""
     with contextlib.suppress(canon.CanonError):
         holder = canon.parse(content)
         if isinstance(holder, dict):

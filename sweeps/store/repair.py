@@ -1,5 +1,11 @@
-"""A damaged ledger copied, then written anew from what its hashes prove. Nothing is guessed,
-nothing is thrown away.
+"""Repair of a damaged ledger: the file is copied, then written again from the records that their
+hashes prove. No record is guessed, and no byte is thrown away.
+
+Records are found in the raw bytes of a ledger that SQLite refuses. They are recognized by their
+form and accepted only by their hashes. The form is SQLite's (sqlite.org/fileformat2.html, sections
+1.6 and 2.1): a record is a header of varints, which gives the size of each column, followed by the
+columns. A record of the ledger ends in two texts of 64 bytes, whose sizes are four bytes that never
+occur in UTF-8 text, so records are found even if the pages around them are damaged.
 """
 
 from __future__ import annotations
@@ -13,9 +19,7 @@ from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain
-from sweeps.store import (
-    chain,
-)
+from sweeps.store import chain
 from sweeps.store.chain import Record, journal_of
 from sweeps.store.curves import curve_ids
 from sweeps.store.errors import DiskFull, LedgerCorrupt, StudyMissing, SweepError
@@ -30,89 +34,84 @@ from sweeps.store.ledger import (
 )
 from sweeps.store.lock import DriverLock
 
-# Records in the bytes of a ledger that SQLite refuses: found by their form, believed by their
-# hashes alone.
-#
-# The form is SQLite's (sqlite.org/fileformat2.html, sections 1.6 and 2.1): a record is a header of
-# varints, the size of each column, and then the columns. Ours ends in two texts of 64 bytes, whose
-# sizes are four bytes that no UTF-8 text holds, so records are found although the pages around them
-# are damaged.
+# ---- Records in raw bytes ----
 
-_TWO_HASHES = b"\x81\x0d\x81\x0d"
-# its own size, the seq's (0), those of kind, key and body, and the two hashes
+_TWO_HASHES = b"\x81\x0d\x81\x0d"  # sizes of the two hashes, as varints
+# Possible sizes in bytes of a header: the sizes of the header itself, of the seq (0), of kind, key
+# and body, and of the two hashes
 _HEADER_SIZES = range(9, 16)
 _MIN_PAGE, _USUAL_PAGE, _MAX_PAGE = 512, 4096, 65536  # bytes
 
 
 def rows_in(content: bytes) -> list[Record]:
-    """Everything in the bytes of a ledger, or of its journal, that has a record's form; nothing of
-    it is proven.
+    """Return every row in the bytes of a ledger or its journal that has the form of a record; none
+    is proven.
     """
-    page = int.from_bytes(content[16:18], "big")
-    page = page if _MIN_PAGE <= page <= _MAX_PAGE and page & (page - 1) == 0 else _USUAL_PAGE
-    found: list[Record] = []
+    page_bytes = int.from_bytes(content[16:18], "big")
+    is_power_of_two = page_bytes & (page_bytes - 1) == 0
+    if not (_MIN_PAGE <= page_bytes <= _MAX_PAGE and is_power_of_two):
+        page_bytes = _USUAL_PAGE
+    rows: list[Record] = []
     at = content.find(_TWO_HASHES)
     while at >= 0:
-        found += _rows_at(content, at, page)
+        rows += _parse_rows_at(content, at, page_bytes)
         at = content.find(_TWO_HASHES, at + 1)
-    return found
+    return rows
 
 
-def longest_chain(found: list[Record]) -> list[Record]:
-    """The records that follow each other from the first on, each proven by its hash, as far as they
-    are there.
+def longest_chain(rows: list[Record]) -> list[Record]:
+    """Return the records that follow each other from the first on, each proven by its hash, up to
+    the first gap.
     """
     followers: dict[str, list[Record]] = {}
-    for row in found:
+    for row in rows:
         followers.setdefault(row.prev_hash, []).append(row)
     records: list[Record] = []
     head = chain.GENESIS
     while proven := [
-        record for row in followers.get(head, []) if (record := _proven(row, len(records)))
+        record for row in followers.get(head, []) if (record := _prove(row, len(records)))
     ]:
-        # Two, where a write was cut short and another took its place: the one that was gone on
-        # with.
+        # There are two if a write was cut short and another replaced it: take the one that has
+        # followers.
         records.append(next((record for record in proven if record.hash in followers), proven[0]))
         head = records[-1].hash
     return records
 
 
-def intact_records(found: list[Record]) -> dict[int, Record]:
-    """Every record that its own hash proves, whatever became of its neighbours, by place in the
-    chain.
+def intact_records(rows: list[Record]) -> dict[int, Record]:
+    """Return every record that its own hash proves, by place in the chain, whatever happened to its
+    neighbors.
     """
-    return {row.seq: row for row in found if _proven(row, row.seq)}
+    return {row.seq: row for row in rows if _prove(row, row.seq)}
 
 
-def _proven(row: Record, seq: int) -> Record | None:
-    """The record that a row is at a place in the chain; None if it is not the one its hash
-    names.
-    """
+def _prove(row: Record, seq: int) -> Record | None:
+    """Return the record that a row is at a place in the chain; None if its hash does not match."""
     record = chain.link(seq, row.kind, row.key, row.text, row.prev_hash)
     return record if record.hash == row.hash else None
 
 
-def _rows_at(content: bytes, at: int, page: int) -> Iterator[Record]:
-    """The rows whose header ends in the two sizes at `at`: one, where there is any."""
+def _parse_rows_at(content: bytes, at: int, page: int) -> Iterator[Record]:
+    """Yield the row whose header ends in the two sizes at `at`, if there is one."""
     for size in _HEADER_SIZES:
         begin = at + len(_TWO_HASHES) - size
         if begin < 1 or content[begin] != size or content[begin + 1] != 0:
             continue
         sizes = [
             (number - 13) // 2
-            for number in _varints(content[begin + 2 : at])
+            for number in _decode_varints(content[begin + 2 : at])
             if number >= 13 and number % 2
         ]
         if len(sizes) != 3:
             continue
         sizes += [len(chain.GENESIS)] * 2
-        payload, texts = _payload(content, begin, size + sum(sizes), page)[size:], list[str]()
+        payload, texts = _read_payload(content, begin, size + sum(sizes), page)[size:], list[str]()
         for length in sizes:
             texts.append(payload[:length].decode(errors="replace"))
             payload = payload[length:]
         kind, key, text, prev_hash, digest = texts
         yield Record(
-            seq=_number_before(content, begin),
+            seq=_read_number_before(content, begin),
             kind=kind,
             key=key,
             text=text,
@@ -121,8 +120,10 @@ def _rows_at(content: bytes, at: int, page: int) -> Iterator[Record]:
         )
 
 
-def _varints(data: bytes) -> Iterator[int]:
-    """SQLite's numbers: seven bits a byte, the highest first, the last one's top bit clear."""
+def _decode_varints(data: bytes) -> Iterator[int]:
+    """Yield SQLite's varints: seven bits a byte, the highest first; the last byte has its top bit
+    clear.
+    """
     value = 0
     for byte in data:
         value = value << 7 | byte & 0x7F
@@ -131,25 +132,26 @@ def _varints(data: bytes) -> Iterator[int]:
             value = 0
 
 
-def _number_before(content: bytes, end: int) -> int:
-    """The varint that ends at `end`: a record's place in the chain, which stands before its
+def _read_number_before(content: bytes, end: int) -> int:
+    """Return the varint that ends at `end`: a record's place in the chain, which precedes its
     header.
     """
     begin = end - 1
     while begin > 0 and end - begin < 9 and content[begin - 1] >= 0x80:
         begin -= 1
-    return next(_varints(content[begin:end]), -1)
+    return next(_decode_varints(content[begin:end]), -1)
 
 
-def _payload(content: bytes, begin: int, size: int, page: int) -> bytes:
-    """`size` bytes from `begin`, of which a long record has most on overflow pages; fewer if they
-    are not there.
+def _read_payload(content: bytes, begin: int, size: int, page: int) -> bytes:
+    """Return `size` bytes from `begin`, following overflow pages; fewer if bytes are missing.
+
+    SQLite stores most of a long record on overflow pages.
     """
-    most_local, least_local = page - 35, (page - 12) * 32 // 255 - 23
+    max_local, min_local = page - 35, (page - 12) * 32 // 255 - 23
     local = size
-    if size > most_local:
-        local = least_local + (size - least_local) % (page - 4)
-        local = local if local <= most_local else least_local
+    if size > max_local:
+        local = min_local + (size - min_local) % (page - 4)
+        local = local if local <= max_local else min_local
     payload, next_page = content[begin : begin + local], content[begin + local : begin + local + 4]
     while len(payload) < size:
         start = (int.from_bytes(next_page, "big") - 1) * page
@@ -160,54 +162,64 @@ def _payload(content: bytes, begin: int, size: int, page: int) -> bytes:
     return payload
 
 
+# ---- Repair ----
+
 PUT_BACK = (RESULT, IMPORTED, PRUNED, SUGGESTION, CALIBRATION)
-"""Kinds that are taken over from beyond the damage: what was paid for, and what it was asked by.
-The rest follows."""
+"""Kinds of records beyond the damage that are restored: paid results, and the points and choices
+that led to them. All other records follow from these.
+"""
 UNKNOWN = "unknown"
-"""Kind of what cannot be told."""
+"""Kind of a record whose kind cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repaired:
-    """What a repair saved and what it could not."""
+    """The result of a repair: what was saved and what was lost."""
 
     copy: str
-    """The damaged file's name, beside the new one; its journal, if it had one, beside it in
-    turn."""
+    """Name of the copy of the damaged file, in the study folder; a copy of its journal, if it had
+    one, is next to it.
+    """
     num_kept: int
-    """Records of the chain's beginning, as they were."""
+    """Number of records at the beginning of the chain that were kept unchanged."""
     num_put_back: int
-    """From beyond the damage, each proven by its own hash, on the chain anew."""
+    """Number of records from beyond the damage that were appended again, each proven by its own
+    hash.
+    """
     lost: dict[str, list[str]]
-    """Keys (of results: run ids) by kind; of what cannot be told, places in the chain under
-    `unknown`."""
+    """Keys of lost records by kind (run ids for results); places in the chain, under `unknown`, for
+    records whose kind cannot be read.
+    """
     rerun: tuple[str, ...]
-    """Ids of runs with a curve and no outcome any more: they run again if they are asked for."""
+    """Ids of runs that have a curve but lost their outcome: they are executed again if they are
+    requested.
+    """
 
 
 def repair(study_dir: Path, plan: Mapping[str, Json] | None = None) -> Repaired | None:
-    """Repair the ledger of a study; None if it is sound. Killed anywhere, it can be begun again.
+    """Repair the ledger of a study; return None if it is sound.
+
+    A repair that was killed at any point can be started again.
 
     Args:
-        study_dir: the study; nobody drives it.
-        plan: what record 0 may have been, if it is lost: believed only if record 1 names its hash.
+        study_dir: the study folder; no driver holds it.
+        plan: what record 0 may have been, if it is lost; accepted only if record 1 names its hash.
 
     Raises:
-        StudyMissing: there is no study, and nothing of one.
-        StudyHeld: a driver has it.
-        LedgerTooNew, LedgerTooOld: another version wrote it; it may be sound.
-        LedgerCorrupt: not even record 0 can be proven, or a record that is proven is none of this
-            version's.
-        DiskFull: the disk is too full for a second copy; the ledger is as before.
-        SweepError: the disk does not give the file.
+        StudyMissing: there is no study, and no part of one.
+        StudyHeld: a driver holds the study.
+        LedgerTooNew, LedgerTooOld: another version wrote the ledger, which may be sound.
+        LedgerCorrupt: record 0 cannot be proven, or a proven record is not one of this version.
+        DiskFull: the disk is too full for a copy; the ledger is unchanged.
+        SweepError: the file cannot be read.
     """
     path = study_dir / LEDGER_NAME
     if not path.exists():
         if curve_ids(study_dir):
-            raise LedgerCorrupt(_nothing_proven(study_dir, "it is missing"))
+            raise LedgerCorrupt(_describe_unrepairable(study_dir, "it is missing"))
         raise StudyMissing(f"{study_dir} holds no study: name another folder")
     with DriverLock(study_dir):
-        content, journal = _content(path), _content(journal_of(path))
+        content, journal = _read_content(path), _read_content(journal_of(path))
         with contextlib.suppress(LedgerCorrupt):
             Ledger.read(study_dir)
             return None
@@ -217,27 +229,33 @@ def repair(study_dir: Path, plan: Mapping[str, Json] | None = None) -> Repaired 
         kept = longest_chain(rows)
         if not kept:
             raise LedgerCorrupt(
-                _nothing_proven(study_dir, "not even its first record, the plan, can be proven")
+                _describe_unrepairable(
+                    study_dir, "not even its first record, the plan, can be proven"
+                )
             )
         try:
             Ledger(study_dir, kept, None, None)
         except LedgerCorrupt as error:
             raise LedgerCorrupt(
-                f"{path}: {error}, yet its hash is right: another version of forerun wrote it"
+                f"{path}: {error}, but its hash is right: another version of forerun wrote it"
             ) from error
-        return _replace(study_dir, _copy(path, content, journal), rows, kept)
+        return _replace_ledger(study_dir, _copy_damaged(path, content, journal), rows, kept)
 
 
-def _replace(study_dir: Path, copy: Path, rows: list[Record], kept: list[Record]) -> Repaired:
-    """Write the new ledger beside the damaged one, prove it, put it in its place."""
+def _replace_ledger(
+    study_dir: Path, copy: Path, rows: list[Record], kept: list[Record]
+) -> Repaired:
+    """Write the new ledger next to the damaged one, verify it, and put it in its place."""
+    # Append the proven records beyond the damage that are not duplicates
     known, intact = {(record.kind, record.key) for record in kept}, intact_records(rows)
     beyond = [
         record
         for seq, record in sorted(intact.items())
         if seq >= len(kept) and record.kind in PUT_BACK
     ]
-    again = [record for record in beyond if (record.kind, record.key) not in known]
-    known |= {(record.kind, record.key) for record in again}
+    restored = [record for record in beyond if (record.kind, record.key) not in known]
+    known |= {(record.kind, record.key) for record in restored}
+    # List the lost records
     names = {row.seq: (row.kind, row.key) for row in rows}
     lost: dict[str, list[str]] = {}
     for seq in sorted(
@@ -249,6 +267,7 @@ def _replace(study_dir: Path, copy: Path, rows: list[Record], kept: list[Record]
         kind, key = names.get(seq, (UNKNOWN, str(seq)))
         if (kind, key) not in known:
             lost.setdefault(kind, []).append(key)
+    # Write the chain: kept records, a note about the repair, restored records
     note = {
         "copy": copy.name,
         "copy_sha256": canon.file_sha256(copy),
@@ -260,35 +279,34 @@ def _replace(study_dir: Path, copy: Path, rows: list[Record], kept: list[Record]
         *kept,
         chain.link(len(kept), "repair", str(number), canon.canonical(note), kept[-1].hash),
     ]
-    for record in again:
+    for record in restored:
         records.append(
             chain.link(len(records), record.kind, record.key, record.text, records[-1].hash)
         )
-    ledger = _write(study_dir, records)
-    whole = set(curve_ids(study_dir)) - ledger.results().keys()
-    pruned = set(curve_ids(study_dir, pruned=True)) - ledger.first_results().keys()
-    rerun = tuple(sorted(whole | pruned))
+    ledger = _write_ledger(study_dir, records)
+    # List the runs that have a curve but no outcome
+    without_result = set(curve_ids(study_dir)) - ledger.results().keys()
+    without_pruned_result = set(curve_ids(study_dir, pruned=True)) - ledger.first_results().keys()
+    rerun = tuple(sorted(without_result | without_pruned_result))
     return Repaired(
-        copy=copy.name, num_kept=len(kept), num_put_back=len(again), lost=lost, rerun=rerun
+        copy=copy.name, num_kept=len(kept), num_put_back=len(restored), lost=lost, rerun=rerun
     )
 
 
-def _write(study_dir: Path, records: list[Record]) -> Ledger:
-    """The study's ledger made anew of `records`; the old one is there until the new one is
-    proven.
-    """
-    path, beside = study_dir / LEDGER_NAME, study_dir / f"{LEDGER_NAME}.repaired"
-    journal_of(beside).unlink(missing_ok=True)
-    beside.unlink(missing_ok=True)
-    with contextlib.closing(chain.connect(beside, write=True)) as connection:
+def _write_ledger(study_dir: Path, records: list[Record]) -> Ledger:
+    """Write the study's ledger from `records`; the old one stays until the new one is verified."""
+    path, new_path = study_dir / LEDGER_NAME, study_dir / f"{LEDGER_NAME}.repaired"
+    journal_of(new_path).unlink(missing_ok=True)
+    new_path.unlink(missing_ok=True)
+    with contextlib.closing(chain.connect(new_path, write=True)) as connection:
         chain.create(connection)
         chain.write(connection, *records)
         ledger = Ledger(study_dir, chain.load(connection), None, None)
     try:
-        journal_of(beside).unlink(missing_ok=True)
-        # of the damaged file: it would be played back into the new one
+        journal_of(new_path).unlink(missing_ok=True)
+        # SQLite would apply the damaged file's journal to the new one
         journal_of(path).unlink(missing_ok=True)
-        beside.replace(path)
+        new_path.replace(path)
         canon.sync_folder(study_dir)
     except OSError as error:
         raise DiskFull(
@@ -297,27 +315,28 @@ def _write(study_dir: Path, records: list[Record]) -> Ledger:
     return ledger
 
 
-def _nothing_proven(study_dir: Path, why: str) -> str:
+def _describe_unrepairable(study_dir: Path, why: str) -> str:
+    """Describe a ledger of which nothing can be proven, and what to do."""
     copies = sorted(path.name for path in study_dir.glob(f"{LEDGER_NAME}.damaged-*[0-9]"))
     problem = f"{study_dir / LEDGER_NAME}: {why}: restore it from a copy"
     problem += f" (an earlier repair left {', '.join(copies)})" if copies else ""
     return (
-        f"{problem}. What is left, {counted(len(curve_ids(study_dir)), 'curve')}, does not name "
-        "the runs, so without "
-        "the ledger it cannot be used: else start again in another folder. Nothing was changed"
+        f"{problem}, or start again in another folder. The remaining "
+        f"{counted(len(curve_ids(study_dir)), 'curve')} cannot be used without the ledger, which "
+        "describes the runs. Nothing was changed"
     )
 
 
-def _copy(path: Path, content: bytes, journal: bytes) -> Path:
-    """A durable copy of the ledger and its journal; the one that a repair cut short has left, if
-    there is one.
+def _copy_damaged(path: Path, content: bytes, journal: bytes) -> Path:
+    """Make a durable copy of the ledger and its journal, or return the copy that an interrupted
+    repair has left.
 
     Raises:
-        DiskFull: it does not fit.
+        DiskFull: the copy does not fit.
     """
     number = 1
     while (copy := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        if content == _content(copy):
+        if content == _read_content(copy):
             return copy
         number += 1
     try:
@@ -331,8 +350,8 @@ def _copy(path: Path, content: bytes, journal: bytes) -> Path:
     return copy
 
 
-def _content(path: Path) -> bytes:
-    """A file's bytes; none if it is not there. Raises SweepError if the disk does not give them."""
+def _read_content(path: Path) -> bytes:
+    """Return a file's bytes, empty if it is missing. Raises SweepError if it cannot be read."""
     try:
         if path.exists() and not path.is_file():
             raise SweepError(f"{path} is not a regular file: put the ledger back in its place")

@@ -1,5 +1,5 @@
-"""Which machine, process and device this is, and what its arithmetic depends on: part of every
-result. Stdlib only.
+"""The machine, process and device of a run, and what its arithmetic depends on: part of every
+result. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,46 +17,48 @@ from proxies.core.canon import Json
 from sweeps.store.lock import born
 
 HOST_VARIABLE = "FORERUN_HOST"
-"""In a worker's environment: the machine's name, where its hostname is not that: a container on a
-machine that has others, a pod (there, the node's name).
+"""Environment variable of a worker with the machine's name, for where the hostname is another: in a
+container on a shared machine, or in a pod (there the node's name).
 """
 
 
 WHERE: dict[str, Json] = {"where": True}
-"""A probe (`sweeps.run.pool.HostCall`): on which machine, in which process and with which device is
-this worker?"""
+"""Probe (`sweeps.run.pool.HostCall`) that asks a worker for its machine, process and device."""
 
 
 HOST, PROCESS, CPU, DEVICE, RESUMED = "host", "process", "cpu", "device", "resumed_at_step"
-"""Keys of a result's `environment`: where it ended, the kind of processor, the name of the GPU that
-trained it (or `cpu`), and the step that it went on from, if it did not begin there.
+"""Keys of a result's `environment`: the machine on which the run ended, its process, the kind of
+processor, the name of the GPU that trained it (or `cpu`), and the step from which it was
+resumed, if it did not start there.
 """
 SMI_SECONDS = 20.0
 _QUERY = ("--query-gpu=name", "--format=csv,noheader")
 
 
 def host() -> str:
-    """The name of this machine."""
+    """Return the name of this machine."""
     return os.environ.get(HOST_VARIABLE, "").strip() or socket.gethostname()
 
 
 def site() -> dict[str, str]:
-    """`host`, `process` and `cpu` of this process."""
-    return dict(_site(os.getpid()))
+    """Return `host`, `process` and `cpu` of this process."""
+    return dict(_read_site(os.getpid()))
 
 
 @functools.lru_cache(maxsize=1)
-def _site(pid: int) -> tuple[tuple[str, str], ...]:
+def _read_site(pid: int) -> tuple[tuple[str, str], ...]:
     return (
         (HOST, host()),
         (PROCESS, f"{pid} {born(pid)}".strip()),
-        (CPU, _cpu(Path("/proc/cpuinfo"))),
+        (CPU, _read_cpu(Path("/proc/cpuinfo"))),
     )
 
 
-def _cpu(cpuinfo: Path) -> str:
-    """The processor's model with its instructions, by which libraries choose their code; machines
-    of one kind agree.
+def _read_cpu(cpuinfo: Path) -> str:
+    """Return the processor's model with a hash of its instruction sets.
+
+    Numerical libraries choose their code by the instruction sets; machines of one kind have equal
+    values.
     """
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -75,20 +77,20 @@ def _cpu(cpuinfo: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def gpu_name() -> str:
-    """The first GPU that this process may use by nvidia-smi, which takes nothing of it; `cpu` where
-    there is none.
+    """Return the name of the first GPU that this process may use, from nvidia-smi; `cpu` if there
+    is none, empty if nvidia-smi fails.
 
-    For workers whose trainer is the user's own: torch would hold memory on the GPU that their
-    trainer needs. On a node with GPUs of several kinds, CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA count
-    them as nvidia-smi does.
+    This is for workers whose trainer is the user's own command: torch would hold memory on the GPU
+    that the trainer needs, nvidia-smi holds none. On a node with GPUs of several kinds,
+    CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA number them as nvidia-smi does.
     """
     visible, program = os.environ.get("CUDA_VISIBLE_DEVICES"), shutil.which("nvidia-smi")
     if visible == "" or program is None:
         return "cpu"
-    which = () if visible is None else ("-i", visible.split(",")[0])
+    selection = () if visible is None else ("-i", visible.split(",")[0])
     try:
         done = subprocess.run(
-            [program, *_QUERY, *which],
+            [program, *_QUERY, *selection],
             capture_output=True,
             text=True,
             timeout=SMI_SECONDS,

@@ -1,4 +1,4 @@
-"""A study as a table: every run with its outcome, one row each, for notebooks and spreadsheets."""
+"""A study as a table for notebooks and spreadsheets: one row for each outcome of a run."""
 
 from __future__ import annotations
 
@@ -46,27 +46,26 @@ _COLUMNS: dict[str, type] = {
 
 
 class StudyView:
-    """A study's runs, as they were when it was read; a driver may be at work meanwhile."""
+    """A snapshot of a study's runs; a driver may be running meanwhile."""
 
     def __init__(self, study_dir: Path) -> None:
         """Read the ledger.
 
         Raises:
-            SweepError: no study there, or not a sound one (see `Ledger.read`).
+            SweepError: there is no study, or its ledger is damaged (see `Ledger.read`).
         """
         self.ledger = Ledger.read(study_dir)
 
     def table(self) -> pyarrow.Table:
-        """One row a run, in the order of commitment: of one that was pruned, then run whole, there
-        are two.
+        """Return a table with one row for each outcome, in the order of commitment.
 
-        Units are in the columns' names.
+        A run that was pruned and later run whole has two rows. Units are in the columns' names.
         """
         import pyarrow
 
         imported = self.ledger.imported()
         rows = [
-            _row(run, run.result.status != "pruned" and run.spec.id in imported)
+            _make_row(run, run.result.status != "pruned" and run.spec.id in imported)
             for run in self.ledger.runs()
         ]
         types = {
@@ -79,14 +78,14 @@ class StudyView:
         return pyarrow.Table.from_pylist(rows, schema=schema)
 
     def trials(self) -> Any:
-        """`table` as a `pandas.DataFrame`."""
+        """Return `table` as a `pandas.DataFrame`."""
         return self.table().to_pandas()
 
     def write(self, path: Path) -> None:
         """Write `table` as .parquet or .csv, whole or not at all.
 
         Raises:
-            SweepError: another ending, or the file cannot be written.
+            SweepError: the name has another ending, or the file cannot be written.
         """
         import pyarrow
         import pyarrow.csv
@@ -107,7 +106,8 @@ class StudyView:
             ) from error
 
 
-def _row(run: Run, imported: bool) -> dict[str, Any]:
+def _make_row(run: Run, imported: bool) -> dict[str, Any]:
+    """Return the row of a run."""
     spec, result = run.spec, run.result
     return {
         "run_id": spec.id,

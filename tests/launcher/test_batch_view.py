@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher.calibration.study_cost import _looks_flops
+from launcher.calibration.study_cost import _count_noise_flops
 from launcher.figures import plots
 from launcher.figures.panel import MissingError, svg_of
 from launcher.views.batch import judged, judged_text, law_of, law_text, looks_rows, noise_body
@@ -127,6 +127,8 @@ def test_an_estimate_counts_the_looks_of_runs_that_have_some():
             flops=1e9,
         )
 
-    assert _looks_flops([run(100)]) == _looks_flops([run(600, factory="theirs")]) == 0.0
-    assert 0 < _looks_flops([run(600)]) <= 1e9 / 60
-    assert math.isclose(_looks_flops([run(600), run(100), run(600)]), 2 * _looks_flops([run(600)]))
+    assert _count_noise_flops([run(100)]) == _count_noise_flops([run(600, factory="theirs")]) == 0.0
+    assert 0 < _count_noise_flops([run(600)]) <= 1e9 / 60
+    assert math.isclose(
+        _count_noise_flops([run(600), run(100), run(600)]), 2 * _count_noise_flops([run(600)])
+    )

@@ -77,7 +77,7 @@ def test_the_flips_catch_a_missing_check(written, fast_study, monkeypatch):
     content, records = written
     monkeypatch.setattr(
         chain,
-        "_verified",
+        "_verify_row",
         lambda row, *_: chain.Record(
             seq=row[0], kind=row[1], key=row[2], text=row[3], prev_hash=row[4], hash=row[5]
         ),

@@ -185,14 +185,14 @@ def no_fencing(patch):
 
 def told_twice(patch):
     """Every result that comes in is told, whether or not its run has one."""
-    settle = driver_module.Driver._settle
+    settle = driver_module.Driver._handle_finished
 
     def mutant(self, index, finished):
         known = [run for run in self._ledger.each_run() if run.result.id == finished.result["id"]]
         settle(self, index, finished)
         self._outcomes += known
 
-    patch.setattr(driver_module.Driver, "_settle", mutant)
+    patch.setattr(driver_module.Driver, "_handle_finished", mutant)
 
 
 def attempts_forgotten(patch):
@@ -214,13 +214,13 @@ def told_before_it_answered(patch):
     """A worker whose answer needs a reply is taken for idle while the call behind it is under
     way.
     """
-    take_in = Crew._take_in
+    take_in = Crew._update_worker
 
     def mutant(self, report, now):
         take_in(self, report, now)
         self._idle.add(report.worker)
 
-    patch.setattr(Crew, "_take_in", mutant)
+    patch.setattr(Crew, "_update_worker", mutant)
 
 
 def leases_without_end(patch):
@@ -229,7 +229,7 @@ def leases_without_end(patch):
 
 def own_absence_blamed(patch):
     """A driver that was suspended takes its own absence for its workers' silence."""
-    patch.setattr("sweeps.run.crew.Crew._forgive", lambda self, away_seconds: None)
+    patch.setattr("sweeps.run.crew.Crew._discount_absence", lambda self, away_seconds: None)
 
 
 def lost_runs_forgotten(patch):
@@ -267,13 +267,13 @@ def curve_after_result(patch):
 
 
 def checkpoint_dropped_first(patch):
-    end = driver_module.Driver._end
+    end = driver_module.Driver._keep_outcome
 
     def mutant(self, attempt, result, curve):
         driver_module.drop_checkpoints(self._study_dir, result.id)
         end(self, attempt, result, curve)
 
-    patch.setattr(driver_module.Driver, "_end", mutant)
+    patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
 
 def one_of_several_recorded(patch):
@@ -363,7 +363,7 @@ def looks_at_whoever_has_ended(patch):
 
 def slot_not_given_up(patch):
     """The outcome is recorded, and the run goes on in its slot: an order that is lost."""
-    look = driver_module.Driver._look
+    look = driver_module.Driver._handle_paused
 
     def mutant(self, index, paused):
         held = self._crew.workers[index].slots.get(paused.slot)
@@ -371,22 +371,22 @@ def slot_not_given_up(patch):
         if held is not None:
             self._crew.workers[index].slots[paused.slot] = held
 
-    patch.setattr(driver_module.Driver, "_look", mutant)
+    patch.setattr(driver_module.Driver, "_handle_paused", mutant)
 
 
 def refilled_before_it_is_recorded(patch):
     """The slot is free, and nobody has written down what came of its run."""
-    end = driver_module.Driver._end
+    end = driver_module.Driver._keep_outcome
 
     def mutant(self, attempt, result, curve):
         if result.status != "pruned":
             end(self, attempt, result, curve)
 
-    patch.setattr(driver_module.Driver, "_end", mutant)
+    patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
 
 def pruned_told_twice(patch):
-    end = driver_module.Driver._end
+    end = driver_module.Driver._keep_outcome
 
     def mutant(self, attempt, result, curve):
         end(self, attempt, result, curve)
@@ -394,7 +394,7 @@ def pruned_told_twice(patch):
             [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
         )
 
-    patch.setattr(driver_module.Driver, "_end", mutant)
+    patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
 
 def curve_not_cut(patch):

@@ -118,7 +118,7 @@ def test_a_node_that_cannot_run_the_study_is_named(tmp_path, joined):
     ):
         with pytest.raises(
             ClusterUnfit,
-            match=f"of 2 nodes that were asked, these cannot run this study:\n  .*: {said}",
+            match=f"of 2 nodes that were checked, these cannot run this study:\n  .*: {said}",
         ) as refusal:
             RayPool(0, factory, place=where, node_check=Refusal(head, unreadable))
         assert str(refusal.value).count("\n") == 1, "the first node has no problem"
@@ -261,8 +261,8 @@ def test_a_killed_driver_leaves_no_actor(tmp_path, joined, monkeypatch):
     assert len(workers(joined)) == 2
     whole = WorkerPlacement(address=joined.address, worker_cpus=0.25, worker_gpus=1.0)
     said = (
-        r"2 workers of .* can be placed, 0 of them now(?s:.*)Other jobs hold the rest, and "
-        r"released nothing in 3 s"
+        r"2 workers of .* can be placed, 0 of them now(?s:.*)Other jobs hold the remaining "
+        r"resources, and released none of them in 3 s"
     )
     with monkeypatch.context() as patch, pytest.raises(ClusterUnfit, match=said):
         patch.setattr(ray_start, "IDLE_SECONDS", 3.0)

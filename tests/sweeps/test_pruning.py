@@ -112,7 +112,7 @@ def test_a_rule_that_knows_no_decay_gives_the_later_winner_up():
         here = pruning.smoothed(losses_nats, 50) - min(drops)
         return forecasts.Forecast(loss_nats=here, error_nats=0.02, num_freedom=20)
 
-    with mock.patch.object(pruning, "_predicted", undecayed):
+    with mock.patch.object(pruning, "_forecast_end", undecayed):
         assert asked(winner(), seen, 50)
     laggard = late(point_at(-4, warmup=0.3))
     assert asked(laggard, [one for one in seen if one.loss_nats > laggard.loss_nats], 100) == ""
@@ -163,7 +163,7 @@ def test_a_run_that_may_come_near_the_best_goes_on():
     seen = decaying(40)
     best = min(one.loss_nats for one in seen)
     near = forecasts.Forecast(loss_nats=best + 0.003, error_nats=0.001, num_freedom=30)
-    with mock.patch.object(pruning, "_predicted", lambda *args: near):
+    with mock.patch.object(pruning, "_forecast_end", lambda *args: near):
         assert asked(winner(), seen, 100) == ""
         with mock.patch.object(pruning, "MARGIN_SHARE", 0.0):
             assert "within 0 of the best" in asked(winner(), seen, 100)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from sweeps.ray.gpu_shares import deal_workers, round_amount
 from sweeps.ray.nodes import WorkerPlacement, room
-from sweeps.ray.pool import dealt, round_amount
 
 TWO = {"a": {"CPU": 8.0, "GPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU": 4.0}}
 
@@ -22,7 +22,7 @@ TWO = {"a": {"CPU": 8.0, "GPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU"
 )
 def test_dealt_out(num_workers, share, spread):
     found = {}
-    for node, part, count in dealt(TWO, WorkerPlacement(worker_gpus=share), num_workers):
+    for node, part, count in deal_workers(TWO, WorkerPlacement(worker_gpus=share), num_workers):
         found.setdefault(node, []).append(count)
         assert count * share <= part <= 1
         assert part > 0.5 or node == "b", "two bundles of less would lie on one GPU"
@@ -34,15 +34,18 @@ def test_there_is_room_for_what_is_dealt():
         place = WorkerPlacement(worker_gpus=share, worker_cpus=0.1)
         num_workers = room(TWO, place)
         assert num_workers == 3 * int(1 / share + 1e-9)
-        assert sum(count for *_, count in dealt(TWO, place, num_workers)) == num_workers
+        assert sum(count for *_, count in deal_workers(TWO, place, num_workers)) == num_workers
         with pytest.raises(ValueError, match=f"1 of {num_workers + 1} workers do not fit"):
-            dealt(TWO, place, num_workers + 1)
+            deal_workers(TWO, place, num_workers + 1)
 
 
 def test_a_gpu_that_others_use_in_part():
     there = {"a": {"CPU": 8.0, "GPU": 1.5}}
-    assert dealt(there, WorkerPlacement(worker_gpus=0.25), 6) == [("a", 1.0, 4), ("a", 0.5, 2)]
-    assert dealt(there, WorkerPlacement(worker_gpus=0.25), 1) == [("a", 0.5001, 1)]
+    assert deal_workers(there, WorkerPlacement(worker_gpus=0.25), 6) == [
+        ("a", 1.0, 4),
+        ("a", 0.5, 2),
+    ]
+    assert deal_workers(there, WorkerPlacement(worker_gpus=0.25), 1) == [("a", 0.5001, 1)]
 
 
 def test_amounts_that_ray_cuts_off():

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
+from sweeps.ray.gpu_shares import reserve_places
 from sweeps.ray.nodes import WorkerPlacement, answers, check_nodes, room
-from sweeps.ray.pool import reserved
 
 NODES = {
     "a": {"CPU": 4.0, "GPU": 1.0, "memory": 8 * 2.0**30},
@@ -54,4 +54,6 @@ def test_a_stop_is_heard_while_nodes_are_asked_and_while_room_is_made():
         check_nodes(silent, {"a": "1.2.3.4"}, list, {}, stop)
     silent.util.placement_group.return_value.wait.return_value = False
     with pytest.raises(StoppedError):
-        reserved(silent, {"a": {"CPU": 2.0, "GPU": 1.0}}, WorkerPlacement(worker_gpus=0.5), 1, stop)
+        reserve_places(
+            silent, {"a": {"CPU": 2.0, "GPU": 1.0}}, WorkerPlacement(worker_gpus=0.5), 1, stop
+        )

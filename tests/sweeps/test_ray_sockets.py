@@ -83,7 +83,7 @@ def test_every_socket_wants_the_token(tmp_path, monkeypatch):
         assert {"gcs_server", "raylet"} <= names
         assert len(sockets) >= 6, "head, node, its objects, its agent, this driver, a worker"
         assert not [name for name in names if "dashboard" in name]
-        head = pool._gcs_address
+        head = pool._connection.gcs_address
         host = head.rpartition(":")[0]
         for name, address, port in sockets:
             said = grpc_answers(port)
