@@ -25,7 +25,8 @@ from proxies.external.construction import (
     spreads,
     takes_forward,
 )
-from proxies.external.roles import Roles, roles_of, usage_of
+from proxies.external.parameter_usage import usage_of
+from proxies.external.roles import Roles, roles_of
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
 _EMBEDDING_KEY = next(
