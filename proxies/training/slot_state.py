@@ -190,7 +190,7 @@ def store(folder: Path, state: SlotState) -> Path:
 def newest(
     folder: Path,
     run_id: str,
-    found: Mapping[str, str],
+    current: Mapping[str, str],
     notes: list[str],
     most_steps: float = math.inf,
 ) -> SlotState | None:
@@ -201,7 +201,7 @@ def newest(
     Args:
         folder: Folder with the states of the run.
         run_id: Id of the run.
-        found: Current environment. A state of another environment is not valid, because the run
+        current: Current environment. A state of another environment is not valid, because the run
             would not continue bitwise equal.
         notes: List to which sentences for the user are added.
         most_steps: Maximum number of steps of the state; states after more are ignored.
@@ -210,7 +210,7 @@ def newest(
         if int(path.name.split("-")[1]) > most_steps:
             continue
         try:
-            return _read_verified(path, run_id, found)
+            return _read_verified(path, run_id, current)
         except (
             OSError,
             safetensors.SafetensorError,
