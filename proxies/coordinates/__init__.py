@@ -1,7 +1,7 @@
 """The coordinate check: does each layer's output keep its size as width or depth grows?
 
-Enters:   a model to train at several widths, seeds.
+Enters:   a model to train at several widths (or depths) and seeds.
 Leaves:   slopes with intervals, a verdict per layer, the likely mistake.
-Promises: a verdict is one only if the seeds agree.
+Promises: a layer passes or fails only if the seeds agree; otherwise the check cannot tell.
 Refuses:  fewer than two widths.
 """

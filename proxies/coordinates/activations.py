@@ -1,12 +1,10 @@
-"""Sizes of every layer's output on a batch that the model was trained on, for the coordinate check.
+"""Measure the size of every layer's output while a model trains, for the coordinate check.
 
-`read_run` trains a run and reads it on the way, on this process's device: a worker's, as training
-is.
-
-Works on any module by hooks: the output of every module that owns parameters, of every block (a
-member of an outermost `nn.ModuleList`: the residual stream), and the logits of every call of
-`scaled_dot_product_attention`. Sizes are mean absolute values, mup's own (`mup.coord_check`,
-statistic `l1`).
+`read_run` trains a run on this process's device, and measures its layers on the first batch. Hooks
+work on any module: they record the output of every module that owns parameters, of every block (a
+member of an outermost `nn.ModuleList`; its output is the residual stream), and the logits of every
+call of `scaled_dot_product_attention`. Sizes are mean absolute values, as in the package `mup`
+(`mup.coord_check`, statistic `l1`).
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from proxies.training.solo import Solo
 from proxies.training.trainable_model import BuiltModel
 
 PROBE_TOKENS = 512
-"""Tokens of the probe batch (at least one sequence), and the most rows kept of an output to compare
-with later."""
+"""Number of tokens in the probe batch (at least one sequence), and maximum number of rows that are
+kept of an output."""
 LOGIT_ROWS = 128
-"""Queries, over all sequences, whose attention logits are looked at: their number grows with the
-square of length."""
+"""Maximum number of queries, over all sequences, whose attention logits are measured; the number of
+logits grows with the square of the length."""
 MAX_NONLINEAR_SHARE = 0.05
 """Maximum deviation from linearity of a module whose rate is measured; the rounding of bfloat16 is
 far below it."""
@@ -48,13 +46,12 @@ _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "reado
 
 @dataclass(slots=True)
 class _Start:
-    """A matrix at step 0: its input with its size and its output, and an unrelated input with its
-    output.
-    """
+    """A matrix's inputs and outputs at step 0: one of the batch, and an unrelated one."""
 
     args: Any
     kwargs: Any
     entering: float
+    """Size of the input."""
     output: Tensor | None = None
     unrelated: Tensor | None = None
     """Gaussian noise of the input's shape and size; None if the fan-in is unknown or the module is
@@ -78,103 +75,117 @@ class _OwnUpdate:
 def read_run(
     probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None = None
 ) -> RunReadings:
-    """Train the run of a probe, uncompiled and alone, and read its layers at the steps that are
-    recorded.
+    """Train the run of a probe, and measure its layers at the recorded steps.
 
     Args:
-        probe: the run.
-        store: its corpus.
-        build: makes the model of a run that names a factory.
+        probe: The run.
+        store: The corpus of the run.
+        build: Builds the model of a run that has a factory.
+
+    Returns:
+        The readings, up to the first step at which a loss, gradient or output is not finite.
     """
-    # Hooks do not see into a compiled model; and a run of a bank's is measured alone.
+    # Hooks do not work in a compiled model, and the run is trained alone, not in a bank.
     spec = dataclasses.replace(
         probe.spec, numerics=dataclasses.replace(probe.spec.numerics, compiled=False, num_slots=1)
     )
     kinds: dict[str, Kind] = {}
 
-    def built(wanted: RunSpec) -> BuiltModel:
+    def build_and_note_kinds(model_spec: RunSpec) -> BuiltModel:
         assert build is not None
-        model = build(wanted)
+        model = build(model_spec)
         kinds.update({numbers.name: numbers.kind for numbers in model.numbers})
         return model
 
-    # A loss that is merely large is what is being measured.
-    solo = Solo(store, build=None if build is None else built, diverged_above_nats=math.inf)
+    # A run with a large loss goes on, because a blow-up is to be measured.
+    solo = Solo(
+        store,
+        build=None if build is None else build_and_note_kinds,
+        diverged_above_nats=math.inf,
+    )
     solo.admit(0, spec)
     if not kinds:
         kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
-    # The batch of the first update: on other tokens, an update made from few is mostly noise
+    # Measure on the batch of the first update: on other tokens, the effect of an update from few
+    # tokens is mostly noise.
     num_sequences = max(1, min(spec.batch_sequences, PROBE_TOKENS // spec.shape.seq_len))
     ids_BT = batch_of(store, spec, 0, num_sequences)[:, :-1]
-    watched = ActivationProbe(solo.model, kinds, by_depth=probe.axis == "depth")
-    found: list[tuple[LayerReading, ...]] = []
+    activations = ActivationProbe(solo.model, kinds, by_depth=probe.axis == "depth")
+    readings: list[tuple[LayerReading, ...]] = []
     steps = recorded_steps(spec.schedule.num_steps - 1)
-    for before, step in zip((0, *steps), steps, strict=False):
-        if ended := solo.advance(step - before):
-            return RunReadings(steps=tuple(found), not_finite_step=ended[0][1].num_steps + 1)
-        layers = tuple(watched.record(solo.predict, ids_BT).values())
+    for last_step, step in zip((0, *steps), steps, strict=False):
+        if ended := solo.advance(step - last_step):
+            return RunReadings(steps=tuple(readings), not_finite_step=ended[0][1].num_steps + 1)
+        layers = tuple(activations.record(solo.predict, ids_BT).values())
         if not all(layer.finite for layer in layers):
-            return RunReadings(steps=tuple(found), not_finite_step=max(step, 1))
-        found.append(layers)
-    return RunReadings(steps=tuple(found))
+            return RunReadings(steps=tuple(readings), not_finite_step=max(step, 1))
+        readings.append(layers)
+    return RunReadings(steps=tuple(readings))
 
 
 class ActivationProbe:
-    """Watches one model through its training. Make it before the first step: what it finds is the
-    start.
+    """Measures the layers of one model at several steps of its training.
+
+    The first call of `record` is the reference, so it must come before the first step.
 
     Args:
-        module: the model, uncompiled.
-        kinds: of its parameters, by name; a module whose parameters have none shares them, as a
-            tied readout does.
-        by_depth: name blocks `first`, `middle` and `last`, so that models of other depths have the
-            same names.
+        module: The model, not compiled.
+        kinds: Kinds of its parameters by name. A module whose parameters have no kind shares them
+            with another, as a tied readout does.
+        by_depth: Whether to name blocks `first`, `middle` and `last`, so that models of different
+            depths have the same names.
     """
 
     def __init__(
         self, module: nn.Module, kinds: Mapping[str, Kind], *, by_depth: bool = False
     ) -> None:
         self._module = module
-        self._blocks = _blocks(module, by_depth)
+        self._blocks = _name_blocks(module, by_depth)
         self._roles = {
-            name: _role(name, owner, kinds)
+            name: _find_role(name, owner, kinds)
             for name, owner in module.named_modules()
-            if _owns(owner)
+            if _owns_parameters(owner)
         }
         self._first: dict[str, Tensor] = {}
+        """Output of each layer at step 0."""
         self._starts: dict[str, _Start] = {}
         self._within: list[str] = []
+        """Blocks that the forward pass is in, outermost first."""
         self._is_measuring = False
         """Whether a matrix's own update is being measured, so that its forward pass must not be
         recorded."""
-        self._found: dict[str, LayerReading] = {}
+        self._readings: dict[str, LayerReading] = {}
 
     @torch.no_grad()
     def record(
         self, predict: Callable[[Tensor], Tensor], ids_BT: Tensor
     ) -> dict[str, LayerReading]:
-        """One forward pass of `predict` (logits [N, V] of ids [B, T]); every layer's reading, in
-        order of the calls.
+        """Run one forward pass, and return the reading of every layer, in the order of the calls.
+
+        Args:
+            predict: Returns the logits, [B * T, V], of token ids.
+            ids_BT: Token ids, [B, T].
         """
-        self._found = {}
+        self._readings = {}
         with ExitStack() as stack:
-            stack.enter_context(self._hooked())
+            stack.enter_context(self._register_hooks())
             stack.enter_context(_AttentionLogits(self._keep_logits))
             logits_NV = predict(ids_BT)
-        size = _size(_rows(logits_NV))
-        for name, reading in self._found.items():
+        size = _compute_size(_to_rows(logits_NV))
+        for name, reading in self._readings.items():
             if reading.role == "readout":
-                # A multiplier after the readout counts: the logits are what the loss sees.
-                after = size / reading.size if reading.size else 1.0
-                rate = None if reading.rate is None else reading.rate * after
-                change = reading.change * after
-                self._found[name] = dataclasses.replace(
+                # Include a multiplier after the readout, because the loss depends on the logits.
+                multiplier = size / reading.size if reading.size else 1.0
+                rate = None if reading.rate is None else reading.rate * multiplier
+                change = reading.change * multiplier
+                self._readings[name] = dataclasses.replace(
                     reading, size=size, change=change, rate=rate
                 )
-        return self._found
+        return self._readings
 
     @contextmanager
-    def _hooked(self) -> Iterator[None]:
+    def _register_hooks(self) -> Iterator[None]:
+        """Register the hooks of all layers, and remove them at the end."""
         handles = []
         for name in self._blocks:
             block = self._module.get_submodule(name)
@@ -183,7 +194,9 @@ class ActivationProbe:
         for name in self._roles:
             owner = self._module.get_submodule(name)
             handles.append(
-                owner.register_forward_hook(functools.partial(self._called, name), with_kwargs=True)
+                owner.register_forward_hook(
+                    functools.partial(self._keep_output, name), with_kwargs=True
+                )
             )
         try:
             yield
@@ -200,41 +213,50 @@ class ActivationProbe:
         if self._is_measuring:
             return
         self._within.pop()
-        shown = self._blocks[name]
-        if shown and (out := _tensor(output)) is not None:
-            self._keep(f"{shown}.stream", "stream", _rows(out))
+        block_name = self._blocks[name]
+        if block_name and (out := _find_tensor(output)) is not None:
+            self._keep(f"{block_name}.stream", "stream", _to_rows(out))
 
     def _keep_logits(self, logits_X: Tensor, head_dim: int) -> None:
         if self._is_measuring:
             return
         name = self._within[-1] if self._within else ""
-        shown = self._blocks.get(name, "")
-        if shown or not name:
-            where = f"{shown}.attention_logits" if shown else "attention_logits"
-            self._keep(where, "attention_logits", logits_X, head_dim=head_dim)
+        block_name = self._blocks.get(name, "")
+        if block_name or not name:
+            layer = f"{block_name}.attention_logits" if block_name else "attention_logits"
+            self._keep(layer, "attention_logits", logits_X, head_dim=head_dim)
 
-    def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        out, shown = _tensor(output), self._shown(name)
-        if self._is_measuring or out is None or not shown:
+    def _keep_output(
+        self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        """Record the output of a module, and measure the effect of its own update."""
+        out, layer = _find_tensor(output), self._get_layer_name(name)
+        if self._is_measuring or out is None or not layer:
             return
-        rows_NF, role = _rows(out), self._roles[name]
-        entering = _entering(args, kwargs)
-        own = (
-            self._measure_update(self._key(shown), module, args, kwargs)
+        rows_NF, role = _to_rows(out), self._roles[name]
+        entering = _compute_input_size(args, kwargs)
+        own_update = (
+            self._measure_update(self._make_key(layer), module, args, kwargs)
             if role in ("hidden", "readout")
             else None
         )
-        # The readout's input holds its multiplier: only a hidden matrix's update counts relative to
-        # its input
-        scale = own.entering if own and role == "hidden" else 1.0
+        if own_update is None:
+            update, rate, change = math.nan, math.nan, None
+        else:
+            update = own_update.effect / (own_update.entering or math.nan)
+            # The input of the readout contains its multiplier, which must count: only the rate of a
+            # hidden matrix is relative to its input.
+            scale = own_update.entering if role == "hidden" else 1.0
+            rate = own_update.rate / (scale or math.nan)
+            change = own_update.effect if role == "readout" else None
         self._keep(
-            shown,
+            layer,
             role,
             rows_NF,
-            update=own.effect / (own.entering or math.nan) if own else math.nan,
-            rate=own.rate / (scale or math.nan) if own else math.nan,
-            gain=_size(rows_NF) / (entering or math.nan),
-            change=own.effect if own and role == "readout" else None,
+            update=update,
+            rate=rate,
+            gain=_compute_size(rows_NF) / (entering or math.nan),
+            change=change,
         )
 
     def _measure_update(
@@ -242,34 +264,37 @@ class ActivationProbe:
     ) -> _OwnUpdate | None:
         self._is_measuring = True
         try:
-            return self._own_update(key, module, args, kwargs)
+            return self._compare_with_start(key, module, args, kwargs)
         finally:
             self._is_measuring = False
 
-    def _own_update(self, key: str, module: nn.Module, args: Any, kwargs: Any) -> _OwnUpdate | None:
-        """Measure the effect of the update since step 0 on the input of step 0 and on unrelated
-        input.
+    def _compare_with_start(
+        self, key: str, module: nn.Module, args: Any, kwargs: Any
+    ) -> _OwnUpdate | None:
+        """Return the effect of a module's update since step 0, on the input of step 0 and on an
+        unrelated input.
         """
         start = self._starts.setdefault(
-            key, _Start(args=args, kwargs=kwargs, entering=_entering(args, kwargs))
+            key, _Start(args=args, kwargs=kwargs, entering=_compute_input_size(args, kwargs))
         )
-        # `forward`, not a call: no hook is to see this, and a multiplier's hook on the output is
-        # none of its own.
-        out = _tensor(module.forward(*start.args, **start.kwargs))
+        # Call `forward` directly, without hooks: a hook that applies a multiplier to the output is
+        # no part of the matrix.
+        out = _find_tensor(module.forward(*start.args, **start.kwargs))
         if out is None:
             return None
-        rows_NF = _rows(out)
+        rows_NF = _to_rows(out)
         if start.output is None:
-            start.output, start.unrelated = rows_NF, _unrelated_input(module, start)
+            start.output, start.unrelated = rows_NF, _make_unrelated_input(module, start)
+
         rate = math.nan
         if start.unrelated is not None:
-            unrelated_NF = _odd_part(module, start, start.unrelated)
+            unrelated_NF = _compute_odd_part(module, start, start.unrelated)
             if start.unrelated_output is None:
                 start.unrelated_output = unrelated_NF
-            rate = _size(unrelated_NF - start.unrelated_output) * math.sqrt(
-                start.unrelated.shape[-1]
-            )
-        return _OwnUpdate(effect=_size(rows_NF - start.output), entering=start.entering, rate=rate)
+            fan_in = start.unrelated.shape[-1]
+            rate = _compute_size(unrelated_NF - start.unrelated_output) * math.sqrt(fan_in)
+        effect = _compute_size(rows_NF - start.output)
+        return _OwnUpdate(effect=effect, entering=start.entering, rate=rate)
 
     def _keep(
         self,
@@ -283,137 +308,144 @@ class ActivationProbe:
         change: float | None = None,
         head_dim: int = 0,
     ) -> None:
-        name = self._key(name)
+        name = self._make_key(name)
         first = self._first.setdefault(name, rows)
-        self._found[name] = LayerReading(
+        self._readings[name] = LayerReading(
             layer=name,
             role=role,
-            size=_size(rows),
-            change=_size(rows - first) if change is None else change,
-            update=_known(update),
-            gain=_known(gain),
-            rate=_known(rate),
+            size=_compute_size(rows),
+            change=_compute_size(rows - first) if change is None else change,
+            update=_to_finite(update),
+            gain=_to_finite(gain),
+            rate=_to_finite(rate),
             head_dim=head_dim,
         )
 
-    def _key(self, name: str) -> str:
-        """The name of this call: a module called again in one pass is another layer."""
-        calls = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._found)
+    def _make_key(self, name: str) -> str:
+        """Return the name of this call: each call of a module in one pass is a layer of its own."""
+        calls = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._readings)
         return name if calls == 1 else f"{name}#{calls}"
 
-    def _shown(self, name: str) -> str:
-        """The name a module is recorded under; empty for one in a block that is not."""
-        for block, shown in self._blocks.items():
+    def _get_layer_name(self, name: str) -> str:
+        """Return the name that a module is recorded under; empty if its block is not recorded."""
+        for block, block_name in self._blocks.items():
             if name.startswith(f"{block}."):
-                return shown + name[len(block) :] if shown else ""
+                return block_name + name[len(block) :] if block_name else ""
         return name
 
 
-def _blocks(module: nn.Module, by_depth: bool) -> dict[str, str]:
-    """Names of the members of outermost module lists, and what they are recorded as; by depth some
-    are not: empty.
+def _name_blocks(module: nn.Module, by_depth: bool) -> dict[str, str]:
+    """Return the name that each member of an outermost module list is recorded under.
+
+    By depth, only the first, middle and last member are recorded; the names of others are empty.
     """
     lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList)]
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for outer in lists:
-        if any(outer.startswith(f"{other}.") for other in lists):
+        if any(outer.startswith(f"{parent}.") for parent in lists):
             continue
         count = len(list(module.get_submodule(outer).children()))
         places = {0: "first", count // 2: "middle", count - 1: "last"}
         for index in range(count):
             place = places.get(index, "") if by_depth else str(index)
-            found[f"{outer}.{index}"] = f"{outer}.{place}" if place else ""
-    return found
+            names[f"{outer}.{index}"] = f"{outer}.{place}" if place else ""
+    return names
 
 
-def _owns(module: nn.Module) -> bool:
+def _owns_parameters(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
-def _role(name: str, module: nn.Module, kinds: Mapping[str, Kind]) -> Role:
-    own = [
-        f"{name}.{parameter}" if name else parameter
-        for parameter, _ in module.named_parameters(recurse=False)
-    ]
-    kind = kinds.get(own[0])
+def _find_role(name: str, module: nn.Module, kinds: Mapping[str, Kind]) -> Role:
+    """Return the role of a module, by the kind of its first parameter."""
+    parameter = next(parameter for parameter, _ in module.named_parameters(recurse=False))
+    kind = kinds.get(f"{name}.{parameter}" if name else parameter)
     return "readout" if kind is None else _ROLES.get(kind, "norm")
 
 
-def _tensor(output: Any) -> Tensor | None:
-    """The first tensor of what a module takes or gives."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, (tuple, list)):
-        return next((item for item in output if isinstance(item, Tensor)), None)
+def _find_tensor(values: Any) -> Tensor | None:
+    """Return the first tensor of a module's inputs or outputs; None if there is none."""
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, (tuple, list)):
+        return next((item for item in values if isinstance(item, Tensor)), None)
     return None
 
 
-def _unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
-    """Return Gaussian noise like the first tensor of a module's input; None if it would not show
-    the rate.
+def _make_unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
+    """Return Gaussian noise of the shape and size of a module's input.
+
+    Returns None if the noise would not show the rate: the input is not floating point, the fan-in
+    is unknown, or the module is not linear.
     """
-    given = _tensor(start.args or tuple(start.kwargs.values()))
-    if given is None or not given.is_floating_point() or not given.dim():
+    batch_input = _find_tensor(start.args or tuple(start.kwargs.values()))
+    if batch_input is None or not batch_input.is_floating_point() or not batch_input.dim():
         return None
     if not any(
-        given.shape[-1] in weights.shape
+        batch_input.shape[-1] in weights.shape
         for weights in module.parameters(recurse=False)
         if weights.dim() > 1
     ):
         return None
-    # A generator of its own: the run's random numbers stay as they were
-    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(0)).to(given.device)
-    unrelated = (noise * given.float().square().mean().sqrt()).to(given.dtype)
-    once_NF, twice_NF = _odd_part(module, start, unrelated), _odd_part(module, start, 2 * unrelated)
-    # The size of an update is known by sampling only where twice the input gives twice the output
-    return (
-        unrelated
-        if _size(twice_NF - 2 * once_NF) <= MAX_NONLINEAR_SHARE * _size(twice_NF)
-        else None
-    )
+    # Use a separate generator, so that the run's random numbers do not change.
+    noise = torch.randn(batch_input.shape, generator=torch.Generator().manual_seed(0))
+    noise = noise.to(batch_input.device)
+    unrelated = (noise * batch_input.float().square().mean().sqrt()).to(batch_input.dtype)
+    # Sampling shows the size of an update only if twice the input gives twice the output.
+    once_NF = _compute_odd_part(module, start, unrelated)
+    twice_NF = _compute_odd_part(module, start, 2 * unrelated)
+    deviation = _compute_size(twice_NF - 2 * once_NF)
+    return unrelated if deviation <= MAX_NONLINEAR_SHARE * _compute_size(twice_NF) else None
 
 
-def _odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
-    """Return half the difference of the outputs for an input and for its negative, in which a bias
-    cancels.
+def _compute_odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Tensor:
+    """Return half the difference of the outputs for an input and its negative.
+
+    A bias cancels in the difference.
     """
-    given = _tensor(start.args or tuple(start.kwargs.values()))
+    batch_input = _find_tensor(start.args or tuple(start.kwargs.values()))
 
     def run(replacement: Tensor) -> Tensor:
-        args = tuple(replacement if value is given else value for value in start.args)
+        args = tuple(replacement if value is batch_input else value for value in start.args)
         kwargs = {
-            name: replacement if value is given else value for name, value in start.kwargs.items()
+            name: replacement if value is batch_input else value
+            for name, value in start.kwargs.items()
         }
-        out = _tensor(module.forward(*args, **kwargs))
-        assert out is not None, "the module gave a tensor at the input of step 0"
-        return _rows(out)
+        out = _find_tensor(module.forward(*args, **kwargs))
+        assert out is not None, "the module returned a tensor for the input of step 0"
+        return _to_rows(out)
 
     return (run(unrelated) - run(-unrelated)) / 2
 
 
-def _entering(args: Any, kwargs: Any) -> float:
-    """Size of the first tensor a module is called with; 1 for ids."""
-    given = _tensor(args or tuple(kwargs.values()))
-    return 1.0 if given is None else _size(_rows(given))
+def _compute_input_size(args: Any, kwargs: Any) -> float:
+    """Return the size of the first tensor of a module's input; 1 for ids."""
+    first = _find_tensor(args or tuple(kwargs.values()))
+    return 1.0 if first is None else _compute_size(_to_rows(first))
 
 
-def _rows(x: Tensor) -> Tensor:
-    """[..., F] as [N, F], at most `PROBE_TOKENS` rows evenly spread, in float32 at least."""
+def _to_rows(x: Tensor) -> Tensor:
+    """Return a tensor [..., F] as rows [N, F], in at least float32.
+
+    At most `PROBE_TOKENS` evenly spaced rows are kept.
+    """
     x_NF = x.detach().reshape(-1, x.shape[-1]) if x.dim() else x.detach().reshape(1, 1)
     x_NF = x_NF[:: -(-len(x_NF) // PROBE_TOKENS)]
     return x_NF.float() if x_NF.dtype in (torch.bfloat16, torch.float16) else x_NF.clone()
 
 
-def _known(ratio: float) -> float | None:
+def _to_finite(ratio: float) -> float | None:
+    """Return a ratio, or None if it is not finite."""
     return ratio if math.isfinite(ratio) else None
 
 
-def _size(x: Tensor) -> float:
+def _compute_size(x: Tensor) -> float:
+    """Return the mean absolute value of a tensor; 1 for ids."""
     return float(x.abs().mean(dtype=torch.float64)) if x.is_floating_point() else 1.0
 
 
 class _AttentionLogits(TorchFunctionMode):
-    """Hands on the logits of every attention that is computed while it is entered."""
+    """A mode that passes the logits of every attention to a function."""
 
     def __init__(self, keep: Callable[[Tensor, int], None]) -> None:
         super().__init__()
@@ -436,10 +468,11 @@ def attention_logits(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Dot products q . k times the scale, where attention may look: one row, [1, X].
+    """Return the attention logits of the positions that are not masked, as one row [1, X].
 
-    Takes the arguments of `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E].
-    At most `LOGIT_ROWS` queries are looked at, evenly spread, the last one among them.
+    A logit is a dot product of a query and a key times the scale. The arguments are those of
+    `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E]. At most `LOGIT_ROWS`
+    evenly spaced queries are used, including the last one.
     """
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     sequences = max(1, query.shape[:-3].numel())

@@ -1,13 +1,13 @@
-"""Coordinate check: does each layer's output, and its change, keep its size as width (or depth)
-grows?
+"""Run the coordinate check: does each layer's output, and its change, keep its size as width (or
+depth) grows?
 
-Models of several widths train for some steps at a constant rate, seed by seed, and every layer's
-output on the first batch that was trained on is measured at steps 0, 1, 2, 4, ... and the last
-(Tensor Programs V, arXiv 2203.03466, appendix D.1). In a right parametrization slopes of log2(size)
-per doubling of width are about 0; where updates blow up they are positive, where they vanish
-negative. The same over depths checks a depth rule (arXiv 2505.01618). `docs/coordinate-check.md`
-has the measured rates of false alarms and of mistakes found. No torch: runs are read elsewhere
-(`activations.read_run`).
+Models of several widths train for a few steps at a constant learning rate, with several seeds. The
+output of every layer on the first batch is measured at steps 0, 1, 2, 4, ... and the last (Tensor
+Programs V, arXiv 2203.03466, appendix D.1). In a correct parametrization, the slope of log2(size)
+per doubling of width is about 0. If updates blow up it is positive, if they vanish it is negative.
+The same check over depths tests a depth rule (arXiv 2505.01618). `docs/coordinate-check.md` has the
+measured rates of false alarms and of mistakes found. This module does not import torch: runs are
+trained and measured by `activations.read_run`.
 """
 
 from __future__ import annotations
@@ -39,77 +39,75 @@ from proxies.core.spec import RunSpec
 
 _ATTENTION = (
     "attention logits blow up with the head dim: q . k is scaled by 1 / sqrt(head_dim), or by "
-    "less, and must be scaled "
-    "by 1 / head_dim (random queries and keys hide this at first; trained ones align)"
+    "less, and must be scaled by 1 / head_dim (random queries and keys hide this at first; trained "
+    "ones align)"
 )
 _LATER = (
     "its own first update keeps its size: look at the multipliers before it, and whether a "
-    "scheduler overwrites the "
-    "groups' rates after the first step"
+    "scheduler overwrites the groups' rates after the first step"
 )
 _NO_DEPTH_RULE = "no depth rule: the residual stream's updates grow with depth; completep has one"
 
 
 def attributed(layers: list[LayerVerdict], setting: CheckSettings) -> list[LayerVerdict]:
-    """The layers, each that is flagged without a cause of its own given one: a scale, or what it
-    follows from.
-    """
-    roots = [layer for layer in layers if _flagged(layer) and layer.cause]
-    # What is wrong in the blocks comes before the readout, which reaches them through the
-    # gradients.
-    roots.sort(key=lambda layer: layer.role == "readout")
-    upset = bool(roots) and roots[0].role != "readout"
-    wrong_start = any(layer.cause.startswith(INITIAL_STD) for layer in roots)
+    """Give a cause to each flagged layer whose own weights show no mistake.
 
-    def cause(layer: LayerVerdict) -> str:
-        led = layer.role == "readout" and layer.outcome == "vanishes" and upset
-        if not _flagged(layer) or (layer.cause and not led):
+    The cause is a wrong scale, or the layer that the mistake follows from.
+    """
+    roots = [layer for layer in layers if _is_flagged(layer) and layer.cause]
+    # Mistakes in the blocks come before those of the readout, which affect the blocks only through
+    # the gradients.
+    roots.sort(key=lambda layer: layer.role == "readout")
+    is_wrong_before_readout = bool(roots) and roots[0].role != "readout"
+    is_start_wrong = any(layer.cause.startswith(INITIAL_STD) for layer in roots)
+
+    def find_cause(layer: LayerVerdict) -> str:
+        is_consequence = (
+            layer.role == "readout" and layer.outcome == "vanishes" and is_wrong_before_readout
+        )
+        if not _is_flagged(layer) or (layer.cause and not is_consequence):
             return layer.cause
-        grows = (
+        do_logits_grow = (
             layer.role == "attention_logits"
             and setting.head_dim_power > 0
             and layer.outcome == "blows_up"
         )
-        if grows and not wrong_start:
+        if do_logits_grow and not is_start_wrong:
             return _ATTENTION
         if roots:
             return f"follows from {roots[0].layer}"
         if setting.axis == "depth" and layer.outcome == "blows_up":
-            ruleless = setting.parametrization.depth_alpha is None
-            return (
-                _NO_DEPTH_RULE
-                if ruleless
-                else "the branches' multiplier does not shrink with depth"
-            )
+            if setting.parametrization.depth_alpha is None:
+                return _NO_DEPTH_RULE
+            return "the branches' multiplier does not shrink with depth"
         return _LATER
 
-    return [dataclasses.replace(layer, cause=cause(layer)) for layer in layers]
+    return [dataclasses.replace(layer, cause=find_cause(layer)) for layer in layers]
 
 
-def _flagged(layer: LayerVerdict) -> bool:
+def _is_flagged(layer: LayerVerdict) -> bool:
     return layer.outcome in FLAGGED
 
 
 def named_mistakes(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
-    """Causes that are not another layer's, each with the layers it was found in."""
-    where: dict[str, list[str]] = {}
+    """Return the causes that do not follow from another layer, each with its layers."""
+    layers_by_cause: dict[str, list[str]] = {}
     for layer in layers:
-        if _flagged(layer) and not layer.cause.startswith("follows from"):
-            where.setdefault(layer.cause, []).append(layer.layer)
+        if _is_flagged(layer) and not layer.cause.startswith("follows from"):
+            layers_by_cause.setdefault(layer.cause, []).append(layer.layer)
     return tuple(
         f"{cause} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
-        for cause, names in where.items()
+        for cause, names in layers_by_cause.items()
     )
 
 
 def notes_of(layers: Sequence[LayerVerdict]) -> tuple[str, ...]:
-    """What could not be looked at."""
+    """Return sentences about parts of the model that could not be checked."""
     notes = []
     if layers and not any(layer.role == "attention_logits" for layer in layers):
         notes.append(
             "no attention logits were seen: the model does not call "
-            "torch.nn.functional.scaled_dot_product_attention, "
-            "so their scale is not checked"
+            "torch.nn.functional.scaled_dot_product_attention, so their scale is not checked"
         )
     if layers and not any(layer.role == "readout" for layer in layers):
         notes.append("no module was seen to return the logits: the readout is not checked")
@@ -123,48 +121,50 @@ class CoordinateCheck:
     parametrization: str
     axis: Axis
     widths: tuple[int, ...]
-    """Of the models compared; all alike where the axis is depth."""
+    """Widths of the compared models; all equal if the axis is depth."""
     depths: tuple[int, ...]
-    """Their numbers of blocks."""
+    """Numbers of blocks of the compared models."""
     num_steps: int
     num_seeds: int
     learning_rate: float
     level: float
     layers: tuple[LayerVerdict, ...]
-    """In order of the calls, judged over the models that stayed finite; none where fewer than two
-    did."""
+    """Verdicts in the order of the calls, over the models that stayed finite; none if fewer than
+    two did."""
     not_finite_width: int | None
-    """Of the first model of which a run left the finite numbers: a blow-up by itself."""
+    """Width of the first model with a run that became NaN or infinite, which is a blow-up; None if
+    all stayed finite."""
     not_finite_depth: int | None
     not_finite_step: int | None
-    """The optimizer step, counted from 1, whose loss, gradient or outputs were not finite."""
+    """First optimizer step, counted from 1, whose loss, gradient or outputs were not finite."""
     mistakes: tuple[str, ...]
-    """What is wrong, in words."""
+    """Sentences about the mistakes."""
     notes: tuple[str, ...]
-    """What could not be looked at."""
+    """Sentences about parts of the model that could not be checked."""
     outcome: Outcome
-    """The worst of the layers'."""
+    """Worst outcome of the layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinateProbe:
-    """A run whose layers a worker is to read."""
+    """A run whose layers a worker measures."""
 
     spec: RunSpec
-    """All but the last step of its schedule is taken."""
+    """The run; it is trained for all but the last step of its schedule."""
     axis: Axis
-    """What the runs of its check differ in."""
+    """Dimension in which the runs of the check differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReadings:
-    """What a worker read."""
+    """The measurements of one run."""
 
     steps: tuple[tuple[LayerReading, ...], ...]
-    """By recorded step (`recorded_steps`), in the order of the calls; up to `not_finite_step`."""
+    """Readings by recorded step (`recorded_steps`), in the order of the calls, up to
+    `not_finite_step`."""
     not_finite_step: int | None = None
-    """The optimizer step, counted from 1, whose loss, gradient or outputs were not finite; the last
-    that was made."""
+    """Optimizer step, counted from 1, whose loss, gradient or outputs were not finite, and after
+    which the run was stopped; None if there is none."""
 
 
 def check_coordinates(
@@ -175,38 +175,40 @@ def check_coordinates(
     level: float = 0.9,
     progress: Callable[[int], None] = lambda point: None,
 ) -> CoordinateCheck:
-    """Run the check: `specs[i]` holds the runs of one width (or depth), alike but for their seeds.
+    """Run the coordinate check.
 
     Args:
-        specs: at least two widths (or depths), increasing, and two seeds; all but the last step of
-            their schedule is taken, best at a constant rate, without warmup or clipping.
-        read: reads the runs of one width (or depth), in their order.
-        axis: what the runs differ in.
-        level: of the intervals over seeds.
-        progress: called with each width (or depth) that is done.
+        specs: Runs by width (or depth) and seed: at least two widths, increasing, and two seeds.
+            They are trained for all but the last step of their schedule, best at a constant rate,
+            without warmup or clipping.
+        read: Trains and measures the runs of one width (or depth), in their order.
+        axis: Dimension in which the runs differ.
+        level: Level of the intervals over seeds.
+        progress: Called with each width (or depth) that is done.
     """
     points = tuple(
         getattr(runs[0].shape, "width" if axis == "width" else "num_layers") for runs in specs
     )
     steps = recorded_steps(specs[0][0].schedule.num_steps - 1)
-    found, lost = _all_readings(specs, read, axis, progress, points)
+    readings, lost = _read_all(specs, read, axis, progress, points)
     first = specs[0][0]
     setting = CheckSettings(
         axis=axis,
-        points=points[: len(found)],
+        points=points[: len(readings)],
         level=level,
         parametrization=first.parametrization,
-        head_dim_power=_head_dim_power(points, found) if axis == "width" else 0.0,
+        head_dim_power=_fit_head_dim_power(points, readings) if axis == "width" else 0.0,
         tied=first.shape.tied,
     )
     mistakes = []
     if lost:
-        which = (
-            f"width {lost[0].shape.width} ({counted(lost[0].shape.num_layers, 'layer')}, seed "
-            f"{lost[0].seed})"
+        lost_run, lost_step = lost
+        mistakes.append(
+            f"width {lost_run.shape.width} ({counted(lost_run.shape.num_layers, 'layer')}, seed "
+            f"{lost_run.seed}) became NaN or infinite at step {lost_step}"
         )
-        mistakes.append(f"{which} became NaN or infinite at step {lost[1]}")
-    layers = attributed(_judge_layers(_measured(found), setting) if len(found) > 1 else [], setting)
+    judged = _judge_layers(_collect_layers(readings), setting) if len(readings) > 1 else []
+    layers = attributed(judged, setting)
     return CoordinateCheck(
         parametrization=str(first.parametrization),
         axis=axis,
@@ -227,76 +229,90 @@ def check_coordinates(
 
 
 def recorded_steps(num_steps: int) -> tuple[int, ...]:
-    """0, 1, 2, 4, ... and the last."""
-    return (*(0, *(2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)), num_steps)
+    """Return the steps at which layers are measured: 0, 1, 2, 4, ... and the last."""
+    powers = (2**i for i in range(num_steps.bit_length()) if 2**i < num_steps)
+    return (0, *powers, num_steps)
 
 
 def _judge_layers(measured: Sequence[Measured], setting: CheckSettings) -> list[LayerVerdict]:
-    """Judge the layers in the order of the calls, because a change contains the fading of all
-    earlier updates.
+    """Judge the layers in the order of the calls.
+
+    The order matters: the change of a layer contains the fading of all earlier updates.
     """
     fading, variances, layers = 0.0, pool_variances(measured, setting.points), []
     for layer in measured:
-        own = alignment_slope(layer, setting)
-        # The readout is judged by its own update alone
-        fading = fading if layer.role == "readout" else min(fading, own)
-        layers.append(
-            judge_layer(layer, setting, own if layer.role == "readout" else fading, variances)
-        )
+        alignment = alignment_slope(layer, setting)
+        # The readout is judged by its own update only.
+        if layer.role == "readout":
+            layers.append(judge_layer(layer, setting, alignment, variances))
+        else:
+            fading = min(fading, alignment)
+            layers.append(judge_layer(layer, setting, fading, variances))
     return layers
 
 
-_Found = list[list[list[dict[str, LayerReading]]]]
+_Readings = list[list[list[dict[str, LayerReading]]]]
 """Readings by width (or depth), seed, step and layer."""
 
 
-def _head_dim_power(points: Sequence[int], found: _Found) -> float:
-    """The power of the width that the head dim of the attention seen goes as; 0 for less than a
-    fifth, or none seen.
+def _fit_head_dim_power(points: Sequence[int], readings: _Readings) -> float:
+    """Return the power of the width with which the head dim grows.
 
-    Of the queries themselves: a model of the user's own may have other heads than its plan says.
+    It is taken from the queries of the attention, because a user's model may have other heads than
+    its plan says. Returns 0 if it is below 0.2, or no attention was seen.
     """
     head_dims = [
-        max((reading.head_dim for reading in runs[0][0].values()), default=0) for runs in found
+        max((reading.head_dim for reading in runs[0][0].values()), default=0) for runs in readings
     ]
-    if len(found) < 2 or min(head_dims) < 1:
+    if len(readings) < 2 or min(head_dims) < 1:
         return 0.0
-    power = math.log(head_dims[-1] / head_dims[0]) / math.log(points[len(found) - 1] / points[0])
+    ratio = points[len(readings) - 1] / points[0]
+    power = math.log(head_dims[-1] / head_dims[0]) / math.log(ratio)
     return power if power >= 0.2 else 0.0
 
 
-def _all_readings(
+def _read_all(
     specs: Sequence[Sequence[RunSpec]],
     read: Callable[[Sequence[CoordinateProbe]], Sequence[RunReadings]],
     axis: Axis,
     progress: Callable[[int], None],
     points: Sequence[int],
-) -> tuple[_Found, tuple[RunSpec, int] | None]:
-    """The readings up to the first run that left the finite numbers, and that run with its step."""
-    found: _Found = []
+) -> tuple[_Readings, tuple[RunSpec, int] | None]:
+    """Read all runs, up to the first that becomes NaN or infinite.
+
+    Returns:
+        The readings of the widths (or depths) before that run, and the run with its step; None if
+        all stayed finite.
+    """
+    all_readings: _Readings = []
     for point, runs in zip(points, specs, strict=True):
-        row = read([CoordinateProbe(spec=run, axis=axis) for run in runs])
-        for run, readings in zip(runs, row, strict=True):
+        point_readings = read([CoordinateProbe(spec=run, axis=axis) for run in runs])
+        for run, readings in zip(runs, point_readings, strict=True):
             if readings.not_finite_step is not None:
-                return found, (run, readings.not_finite_step)
-        found.append(
+                return all_readings, (run, readings.not_finite_step)
+        all_readings.append(
             [
                 [{layer.layer: layer for layer in step} for step in readings.steps]
-                for readings in row
+                for readings in point_readings
             ]
         )
         progress(point)
-    return found, None
+    return all_readings, None
 
 
-def _measured(found: _Found) -> list[Measured]:
-    """Readings [P][K][S] by layer, in the order of the first model's calls; layers that only some
-    have are left out.
+def _collect_layers(readings: _Readings) -> list[Measured]:
+    """Collect the readings by layer, in the order of the first model's calls.
+
+    Layers that only some models have are left out.
     """
-    everywhere = set.intersection(*(set(at) for runs in found for run in runs for at in run))
+    common_layers = set.intersection(
+        *(set(step) for runs in readings for run in runs for step in run)
+    )
 
     def column(layer: str, name: str) -> NDArray[np.float64]:
-        values_PKS = [[[getattr(at[layer], name) for at in run] for run in runs] for runs in found]
+        values_PKS = [
+            [[getattr(step[layer], name) for step in run] for run in runs] for runs in readings
+        ]
         return np.array(values_PKS, dtype=float).transpose(2, 0, 1)
 
     return [
@@ -309,6 +325,6 @@ def _measured(found: _Found) -> list[Measured]:
             gain=column(layer, "gain"),
             rate=column(layer, "rate"),
         )
-        for layer, reading in found[0][0][0].items()
-        if layer in everywhere
+        for layer, reading in readings[0][0][0].items()
+        if layer in common_layers
     ]

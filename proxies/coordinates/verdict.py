@@ -1,11 +1,10 @@
-"""The coordinate check's verdict on one layer: slopes against width (or depth), intervals over
-seeds, causes.
+"""Judge one layer of the coordinate check by its slopes against width (or depth).
 
-A slope is that of log2(size) per doubling, by least squares for each seed, with a t-interval over
-the seeds. Thresholds are fixed, not fitted: the classic mistakes have slopes of a half and more.
-The size of a matrix's own update follows the rate rule exactly, whatever the data; the change of an
-output is that size times the alignment of updates with their inputs, which fades in small models
-without any mistake and is measured. No torch: the record is read without it.
+A slope is that of log2(size) per doubling, fitted by least squares for each seed, with a t-interval
+over the seeds. The thresholds are constants, not fitted: the classic mistakes have slopes of 0.5
+and more. The size of a matrix's own update follows the rate rule exactly, whatever the data. The
+change of an output is that size times the alignment of updates with their inputs, which fades in
+small models without any mistake, and is measured. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Axis = Literal["width", "depth"]
 Role = Literal["embedding", "hidden", "readout", "norm", "stream", "attention_logits"]
 Outcome = Literal["passes", "blows_up", "vanishes", "cannot_tell"]
 ORDER: tuple[Outcome, ...] = ("blows_up", "vanishes", "cannot_tell", "passes")
-"""Worst first."""
+"""Outcomes, worst first."""
 FLAGGED: tuple[Outcome, ...] = ("blows_up", "vanishes")
 NOISE_SLOPE = -0.5
 """Slope of the effect of an update on unrelated input at a correct rate: the update's elements
@@ -34,11 +33,11 @@ _FALSE_SCALING: dict[Outcome, str] = {"blows_up": "does not shrink", "vanishes":
 INITIAL_STD = "hidden matrices' initial std"
 
 MISTAKE = 0.5
-"""The smallest slope, in octaves per doubling, of a classic mistake (a root of the width too
-much)."""
+"""Smallest slope of a classic mistake (a factor of sqrt(width) too much), in octaves per
+doubling."""
 TOLERANCE = 0.25
-"""A slope surely so far beyond the expected ones is a mistake; surely within `MISTAKE` of them, a
-layer passes."""
+"""Distance from the expected slopes beyond which the whole interval of a slope is a mistake. A
+layer passes if the whole interval is within `MISTAKE` of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +64,7 @@ class LayerReading:
     rate rule itself. The readout's is not divided by the input's size, so that its multiplier
     counts. None for other roles."""
     head_dim: int = 0
-    """Of attention logits: the width of a query."""
+    """Width of a query of attention logits; 0 for other roles."""
 
     @property
     def finite(self) -> bool:
@@ -83,7 +82,7 @@ class Slope:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerVerdict:
-    """One layer: how its change at the last step, and its size at step 0, go with the axis."""
+    """The verdict on one layer, by the slopes of its change and of its size at step 0."""
 
     layer: str
     role: Role
@@ -91,8 +90,8 @@ class LayerVerdict:
     """Mean absolute change of the output since step 0 (of the readout: by its own update) at the
     last step, at each width (or depth): geometric means over seeds, to five digits."""
     slope: float
-    """Of the change, the median over the steps (of each seed); 0 where the layer did not move, and
-    cannot be judged."""
+    """Slope of the change, the median over the steps for each seed; 0 if the layer did not move, so
+    that it cannot be judged."""
     interval: tuple[float, float]
     expected: tuple[float, float]
     """Smallest and largest slope in a correct parametrization: (0, 0), except for rules that change
@@ -108,7 +107,7 @@ class LayerVerdict:
     elsewhere affect it through the gradients; None if `update` is None or the size is unknown."""
     outcome: Outcome
     cause: str
-    """In words; empty for a layer that passes."""
+    """Description of the mistake; empty for a layer that passes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,30 +127,31 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckSettings:
-    """What the readings are judged against."""
+    """The settings that the readings of a check are judged by."""
 
     axis: Axis
     points: tuple[int, ...]
     """Widths or depths."""
     level: float
+    """Level of the intervals over seeds."""
     parametrization: Parametrization
     head_dim_power: float
-    """The head dim goes as this power of the width; 0 where it is fixed."""
+    """Power of the width with which the head dim grows; 0 if it is fixed."""
     tied: bool = False
     """Whether the readout shares the embedding's matrix, and so its learning rate."""
 
 
-def _slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.float64] | None:
-    """The slope of each seed, [K]; None where a size is not a positive number."""
+def _fit_slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.float64] | None:
+    """Fit the slope of each seed, [K]; None if a size is not a positive number."""
     if not (np.isfinite(size_PK).all() and (size_PK > 0).all()):
         return None
     octaves_P = np.log2(np.array(points, dtype=float))
-    centred_P = octaves_P - octaves_P.mean()
-    slopes_K: NDArray[np.float64] = centred_P @ np.log2(size_PK) / (centred_P @ centred_P)
+    centered_P = octaves_P - octaves_P.mean()
+    slopes_K: NDArray[np.float64] = centered_P @ np.log2(size_PK) / (centered_P @ centered_P)
     return slopes_K
 
 
-def _with_interval(
+def _add_interval(
     slopes_K: NDArray[np.float64], level: float, pooled: float | None = None
 ) -> Slope:
     """Return the mean slope with its t-interval.
@@ -161,11 +161,11 @@ def _with_interval(
     doi 10.2202/1544-6115.1027).
     """
     num_seeds, slope, variance = len(slopes_K), float(slopes_K.mean()), float(slopes_K.var(ddof=1))
-    free = num_seeds - 1
+    degrees = num_seeds - 1
     if pooled is not None:
-        free, variance = 2 * free, (variance + pooled) / 2
-    half = float(stdtrit(free, 0.5 + level / 2)) * math.sqrt(variance / num_seeds)
-    return Slope(slope=slope, interval=(slope - half, slope + half))
+        degrees, variance = 2 * degrees, (variance + pooled) / 2
+    half_width = float(stdtrit(degrees, 0.5 + level / 2)) * math.sqrt(variance / num_seeds)
+    return Slope(slope=slope, interval=(slope - half_width, slope + half_width))
 
 
 def fit_slope(
@@ -174,11 +174,11 @@ def fit_slope(
     """Fit the slope over the points, with its t-interval over seeds; None if a size is not a
     positive number.
     """
-    slopes_K = _slopes(size_PK, points)
-    return None if slopes_K is None else _with_interval(slopes_K, level, pooled)
+    slopes_K = _fit_slopes(size_PK, points)
+    return None if slopes_K is None else _add_interval(slopes_K, level, pooled)
 
 
-def _typical_slopes(
+def _compute_typical_slopes(
     change_SPK: NDArray[np.float64], points: Sequence[int]
 ) -> NDArray[np.float64] | None:
     """Return the median slope over the steps for each seed, [K]; None if the layer has not moved at
@@ -190,9 +190,9 @@ def _typical_slopes(
     slopes_SK = [
         slopes_K
         for change_PK in change_SPK[1:]
-        if (slopes_K := _slopes(change_PK, points)) is not None
+        if (slopes_K := _fit_slopes(change_PK, points)) is not None
     ]
-    if _slopes(change_SPK[-1], points) is None:
+    if _fit_slopes(change_SPK[-1], points) is None:
         return None
     median_K: NDArray[np.float64] = np.median(np.stack(slopes_SK), axis=0)
     return median_K
@@ -216,8 +216,8 @@ def pool_variances(layers: Sequence[Measured], points: Sequence[int]) -> SeedVar
         return sum(variances) / len(variances) if variances else None
 
     return SeedVariances(
-        change=pool(_typical_slopes(layer.change, points) for layer in layers),
-        start=pool(_slopes(layer.size[0], points) for layer in layers),
+        change=pool(_compute_typical_slopes(layer.change, points) for layer in layers),
+        start=pool(_fit_slopes(layer.size[0], points) for layer in layers),
     )
 
 
@@ -244,17 +244,17 @@ def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
     width grows. In small models and with few tokens, much of the alignment is noise of unrelated
     inputs. Muon's updates have no such noise: on the span of their inputs the effect is their size.
     """
-    if measured.role not in ("hidden", "readout") or _rates_by_shape(measured, setting):
+    if measured.role not in ("hidden", "readout") or _has_rate_by_shape(measured, setting):
         return 0.0
     effect_SPK = measured.update if measured.role == "hidden" else measured.change
     with np.errstate(divide="ignore", invalid="ignore"):
         aligned_SPK = effect_SPK / measured.rate
-    slopes_K = _typical_slopes(aligned_SPK, setting.points)
+    slopes_K = _compute_typical_slopes(aligned_SPK, setting.points)
     # If the size is unknown, all of the effect may be noise
     return NOISE_SLOPE if slopes_K is None else min(max(float(slopes_K.mean()), NOISE_SLOPE), 0.0)
 
 
-def _rates_by_shape(measured: Measured, setting: CheckSettings) -> bool:
+def _has_rate_by_shape(measured: Measured, setting: CheckSettings) -> bool:
     return setting.parametrization.rates_by_shape and measured.role == "hidden"
 
 
@@ -271,11 +271,11 @@ def expected_change(
             own.
     """
     if setting.axis == "depth":
-        return _expected_depth_change(layer, role, setting, fading)
+        return _get_expected_depth_change(layer, role, setting, fading)
     rate = expected_rate(role, setting)
     if role in ("embedding", "readout"):
         return (rate + fading, rate) if role == "readout" else (rate, rate)
-    # What the embedding's update makes of later layers fades with it, their own updates do not.
+    # The effect of the embedding's update on later layers fades with it; their own updates do not.
     low = min(fading, expected_rate("embedding", setting))
     if role == "attention_logits":
         # Fading changes of queries and of keys are multiplied; over head_dim they add up at random
@@ -284,7 +284,7 @@ def expected_change(
     return (low, 0.0)
 
 
-def _expected_depth_change(
+def _get_expected_depth_change(
     layer: str, role: Role, setting: CheckSettings, fading: float
 ) -> tuple[float, float]:
     """Return the smallest and largest slope of the change over depth."""
@@ -292,16 +292,16 @@ def _expected_depth_change(
         return (0.0, 0.0)
     if role == "readout":
         return (fading, 0.0)
-    # The first block's stream carries one block's share of the change, or a share of that where one
-    # branch moves the next; what enters the last block lacks one. Only what comes after all blocks
-    # is compared like with like.
+    # The stream after the first block has one block's share of the change, or less if one branch
+    # affects the next. The input of the last block lacks one block's share. Only layers after all
+    # blocks are comparable between depths.
     if _is_within_blocks(layer):
         return (-2.0, 0.5)
-    # The blocks' updates add up at random or aligned. A norm divides by the stream's size, which
-    # fades with the root of the depth at most; with alpha 1/2, branches of few blocks still move
-    # one another (measured: up to 0.25).
-    grows = 0.5 if role == "norm" else (1.0 - (setting.parametrization.depth_alpha or 1.0)) / 2
-    return (-0.5, grows)
+    # The updates of the blocks add up at random or aligned. A norm divides by the size of the
+    # stream, which fades at most with the root of the depth. With alpha 1/2, the branches of few
+    # blocks still affect one another (measured: up to 0.25).
+    high = 0.5 if role == "norm" else (1.0 - (setting.parametrization.depth_alpha or 1.0)) / 2
+    return (-0.5, high)
 
 
 def _is_within_blocks(layer: str) -> bool:
@@ -316,31 +316,32 @@ def expected_rate(role: Role, setting: CheckSettings) -> float:
     """Return the slope of the size of a layer's own update by the rate rule, which does not depend
     on the data.
     """
-    chosen = setting.parametrization
+    parametrization = setting.parametrization
     if role == "hidden" and setting.axis == "depth":
-        # The rates of blocks shrink as m_L^(alpha - 1) by design
-        return (chosen.depth_alpha or 1.0) - 1.0
-    rooted = (
-        chosen.width == "mup"
-        and chosen.embedding_rate == "inverse_root"
+        # The rates of blocks shrink as m_L^(alpha - 1) by design.
+        return (parametrization.depth_alpha or 1.0) - 1.0
+    has_inverse_root = (
+        parametrization.width == "mup"
+        and parametrization.embedding_rate == "inverse_root"
         and setting.axis == "width"
     )
-    return -0.5 if rooted and (role == "embedding" or (role == "readout" and setting.tied)) else 0.0
+    has_embedding_rate = role == "embedding" or (role == "readout" and setting.tied)
+    return -0.5 if has_inverse_root and has_embedding_rate else 0.0
 
 
 def expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Return the smallest and largest slope of a layer's size at step 0."""
     if setting.axis == "depth":
-        # With alpha 1 the sum of random blocks fades with the root of the depth, and one block with
-        # the depth
+        # With alpha 1, the sum of random blocks fades with the root of the depth, and one block
+        # with the depth.
         if role == "stream":
             return (-1.0 if _is_within_blocks(layer) else -0.5, 0.0)
-        # The multiplier of a user's branch acts on the output of its last matrix
+        # The multiplier of a branch in a user's model scales the output of its last matrix.
         return (
             (-(setting.parametrization.depth_alpha or 0.0), 0.0) if role == "hidden" else (0.0, 0.0)
         )
     if role == "readout":
-        # random weights on an input of fixed size: fades in every correct parametrization
+        # With random weights on an input of fixed size, it fades in every correct parametrization.
         return (-1.0, 0.0)
     # Divided by head_dim, the product of random queries and keys fades with the root of head_dim.
     # Divided by the root, it keeps its size, and grows once training aligns them: too slowly for a
@@ -369,8 +370,8 @@ def judge_layer(
     """
     points, level, role = setting.points, setting.level, measured.role
     variances = variances or SeedVariances()
-    slopes_K = _typical_slopes(measured.change, points)
-    final = None if slopes_K is None else _with_interval(slopes_K, level, variances.change)
+    slopes_K = _compute_typical_slopes(measured.change, points)
+    final = None if slopes_K is None else _add_interval(slopes_K, level, variances.change)
     start = fit_slope(measured.size[0], points, level, variances.start)
     expected = expected_change(measured.layer, role, setting, fading)
     share = setting.head_dim_power or 1.0 if role == "attention_logits" else 1.0
@@ -380,12 +381,12 @@ def judge_layer(
         else judge_slope(start, expected_size(measured.layer, role, setting), share)
     )
     rate, rate_outcomes = _judge_rate(measured, setting)
-    # The readout's change is the effect of its own update, whose size is known; its alignment is
-    # not a mistake
-    explained = role == "readout" and rate is not None and final is not None
-    change_outcome: Outcome = "passes" if explained else judge_slope(final, expected)
+    # The change of the readout is the effect of its own update. If the size of the update is known,
+    # it is judged directly, because the alignment in the change is not a mistake.
+    is_explained = role == "readout" and rate is not None and final is not None
+    change_outcome: Outcome = "passes" if is_explained else judge_slope(final, expected)
     worst = min((change_outcome, start_outcome, *rate_outcomes), key=ORDER.index)
-    cause = _cause(
+    cause = _find_cause(
         measured, setting, start_outcome, rate_outcomes[0] if rate_outcomes else "passes"
     )
     if final is None:
@@ -398,25 +399,26 @@ def judge_layer(
     return LayerVerdict(
         layer=measured.layer,
         role=role,
-        change=_geometric(measured.change[-1]),
+        change=_compute_geometric_means(measured.change[-1]),
         slope=final.slope if final else 0.0,
         interval=final.interval if final else (0.0, 0.0),
         expected=expected,
         start=start,
-        update=_first_slope(_own_effect(measured), setting),
+        update=_fit_first_slope(_get_own_effect(measured), setting),
         rate=rate,
         outcome=worst,
         cause=cause,
     )
 
 
-def _geometric(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
+def _compute_geometric_means(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return the geometric mean over the seeds at each point, to five digits."""
     with np.errstate(divide="ignore"):
         means_P = np.exp(np.log(size_PK).mean(axis=1))
     return tuple(float(f"{mean:.5g}") for mean in means_P)
 
 
-def _own_effect(measured: Measured) -> NDArray[np.float64]:
+def _get_own_effect(measured: Measured) -> NDArray[np.float64]:
     """Return the effect of a layer's own update on its batch, [S, P, K]; NaN for roles without a
     rate rule.
     """
@@ -432,29 +434,29 @@ def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | Non
         The slope of the first update's size, None if it is unknown; and the outcomes at the first
         update and at the last step, none if there is no rate rule or nothing moved.
     """
-    effect_SPK, rule = _own_effect(measured), expected_rate(measured.role, setting)
+    effect_SPK, rule = _get_own_effect(measured), expected_rate(measured.role, setting)
     # The effect on the batch shows the rate of an embedding, whose rows are the output, and of
     # Muon, whose update keeps the size of every input in the span of its gradient; the size of its
     # elements depends on the gradient's rank.
-    is_direct = measured.role == "embedding" or _rates_by_shape(measured, setting)
+    is_direct = measured.role == "embedding" or _has_rate_by_shape(measured, setting)
     size_SPK, expected = (effect_SPK if is_direct else measured.rate), (rule, rule)
-    rate = _first_slope(size_SPK, setting)
+    rate = _fit_first_slope(size_SPK, setting)
     if rate is None:
         size_SPK, expected = effect_SPK, (rule + NOISE_SLOPE, rule)
     first, last = (
-        _first_slope(size_SPK, setting),
+        _fit_first_slope(size_SPK, setting),
         fit_slope(size_SPK[-1], setting.points, setting.level),
     )
     return rate, [judge_slope(slope, expected) for slope in (first, last) if slope is not None]
 
 
-def _first_slope(size_SPK: NDArray[np.float64], setting: CheckSettings) -> Slope | None:
+def _fit_first_slope(size_SPK: NDArray[np.float64], setting: CheckSettings) -> Slope | None:
     """Return the slope at the first recorded step at which the layer has moved at every point."""
     slopes = (fit_slope(size_PK, setting.points, setting.level) for size_PK in size_SPK[1:])
     return next((slope for slope in slopes if slope is not None), None)
 
 
-def _cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Outcome) -> str:
+def _find_cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Outcome) -> str:
     """Describe the mistake of the layer's own weights, at step 0 or in their first update; empty if
     there is none.
     """
@@ -466,9 +468,9 @@ def _cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Out
             if start in FLAGGED and gain in FLAGGED
             else []
         )
-        # Muon's rate must not change
-        grows = setting.parametrization.rates_by_shape and rate == "blows_up"
-        word = "grows" if grows else _FALSE_SCALING.get(rate, "")
+        # Muon's rate must not change with width.
+        is_muon_growing = setting.parametrization.rates_by_shape and rate == "blows_up"
+        word = "grows" if is_muon_growing else _FALSE_SCALING.get(rate, "")
         mistakes += (
             [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []
         )

@@ -1,11 +1,9 @@
-"""Data: texts and token files in, shards with a hashed manifest, batches in an order that is a pure
-function.
+"""Corpora: text and token files become shards with a hashed manifest, which are read in batches.
 
-Enters: files people have (text, jsonl, parquet, also in object stores; tokens of nanoGPT, llm.c,
-  Megatron-LM), tokenizers by file, weights of sources.
-Leaves: a corpus folder; batches of (seed, number of the first sequence).
-Promises: splits share no document; what is read is what was written, or it says so; any position at
-once.
-Refuses: damaged shards, ids outside the vocabulary, another corpus's folder, formats it does not
-know.
+Enters: text, JSON lines and parquet, on disk or in object stores; token files of nanoGPT, llm.c and
+  Megatron-LM; a tokenizer file; the weights of the sources.
+Leaves: a corpus folder; batches that depend only on the seed and the number of the first sequence.
+Promises: the two splits share no document; a shard that changed after it was written is reported;
+  any position of a run is read directly, without a replay of the positions before it.
+Refuses: damaged shards, ids outside the vocabulary, the folder of another corpus, unknown formats.
 """

@@ -1,7 +1,7 @@
-"""Making a corpus: documents out of files of any known kind into hashed shards and a manifest, in
-one pass.
+"""Make a corpus: tokenize the documents of files into hashed shards with a manifest.
 
-Memory does not grow with the corpus, but for the hashes of its documents.
+The files are read in one pass. Memory does not grow with the corpus, except for the hashes of its
+documents.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from proxies.data.tokenizer_sample import MAX_SAMPLE_BYTES, sample_documents
 from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manifest, NotRead, Source
 
 UNNAMED = "text"
-"""The name of a corpus's only source, if it was given none."""
+"""Name of a corpus's only source, if the user gave none."""
 MAX_KINDS_SHOWN = 6
-"""Most kinds of files that a line about what is not read names; a folder of code has seventy."""
+"""Maximum number of kinds that the line about files that are not read names; a folder of code has
+about seventy."""
 
 
 def tokenize(
@@ -70,64 +71,71 @@ def tokenize(
     progress: Callable[[SplitProgress], None] = lambda progress: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Manifest:
-    """Write the shards and the manifest of `sources` into the folder `out`; identical documents
-    count once.
+    """Write the shards and the manifest of a corpus; identical documents count once.
 
     Args:
-        sources: files and folders, as text also URIs of parquet; or several such lists by name, to
-            be mixed.
-        out: the corpus folder.
-        suffixes: files taken from folders.
-        excluded: names of folders that are passed over.
-        text_key: key of jsonl objects, or column of parquet files.
+        sources: Files, folders, and URIs of parquet files; or several such lists by name, to mix.
+        out: The corpus folder.
+        suffixes: Suffixes of the files to take from folders.
+        excluded: Names of folders to skip.
+        text_key: Key of JSON Lines objects, or column of parquet files.
         tokenizer: `bytes`, or the path of a `tokenizer.json`.
-        end_token: the token of that file that ends a document; None: found among the usual names.
-        bpe_vocab_size: entries of a byte-level BPE to train on a sample of the sources; None to
-            train none.
-        vocab_size: of pre-tokenized files that do not imply it; else at least the tokenizer's.
-        end_id: of pre-tokenized files, the id that ends a document.
-        raw_dtype: dtype of raw ids, one of `RAW_DTYPES`; None to recognize it file by file.
-        validation_fraction: share of the documents that is held out.
-        weights: share of each source in training; None: its share of the training tokens.
-        progress: called now and then with the work done so far.
-        say: called with a line on what was recognised, and on what became of the documents.
+        end_token: Token that ends a document; None to look for one of the usual names.
+        bpe_vocab_size: Size of a BPE to train on a sample of the sources; None to train none.
+        vocab_size: Vocabulary size of ids that do not imply it, not below that of a tokenizer.
+        end_id: Id that ends a document in pre-tokenized files.
+        raw_dtype: Dtype of raw ids, one of `RAW_DTYPES`; None to recognize it file by file.
+        validation_fraction: Share of the documents that is held out.
+        weights: Share of each source in training; None to use its share of the training tokens.
+        progress: Called from time to time with the progress.
+        say: Called with lines about the recognized files and the documents.
 
     Raises:
-        DataError: nothing readable, another corpus in `out`, a source of fewer than two documents,
-            or a full disk.
+        DataError: There is nothing to read, `out` contains another corpus, a source has fewer than
+            two documents, or the disk is full.
     """
-    named = _name_sources(sources)
-    _check(named, validation_fraction, weights, _bpe_problems(bpe_vocab_size, tokenizer, end_token))
-    published = _check_published(out, named, weights, bpe_vocab_size, say)
-    found = {name: find_files(paths, suffixes, excluded, out) for name, paths in named.items()}
-    listings = {name: _sort_out(name, listing, suffixes, say) for name, listing in found.items()}
-    every = [file for listing in listings.values() for file in listing.files]
+    paths_by_name = _name_sources(sources)
+    bpe_problems = _find_bpe_problems(bpe_vocab_size, tokenizer, end_token)
+    _check(paths_by_name, validation_fraction, weights, bpe_problems)
+    published = _check_published(out, paths_by_name, weights, bpe_vocab_size, say)
+    listings = _list_sources(paths_by_name, suffixes, excluded, out, say)
+    files = [file for listing in listings.values() for file in listing.files]
     options = ReaderOptions(
         text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype
     )
     with unfinished(out) as folder:
         if bpe_vocab_size:
             tokenizer = _train_bpe(
-                every, folder, bpe_vocab_size, text_key, validation_fraction, say
+                files, folder, bpe_vocab_size, text_key, validation_fraction, say
             )
-        chosen, reading = _vocabulary(every, load_tokenizer(tokenizer, end_token), options, say)
+        loaded = load_tokenizer(tokenizer, end_token)
+        text_tokenizer, reading = _choose_vocabulary(files, loaded, options, say)
         job = SplitJob(
             folder=folder,
-            tokenizer=chosen,
+            tokenizer=text_tokenizer,
             reading=reading,
             validation_fraction=validation_fraction,
             progress=progress,
             say=say,
-            total_bytes=sum(file.num_bytes for file in every),
+            total_bytes=sum(file.num_bytes for file in files),
             out=out,
             published=published,
         )
-        written = _write_sources(job, listings, is_mixture=isinstance(sources, Mapping))
-        manifest = _manifest(job, written, weights, listings)
-        publish(
-            folder, out, manifest, chosen.content if isinstance(chosen, FileTokenizer) else None
-        )
-    return manifest
+        return _write_corpus(job, listings, weights, is_mixture=isinstance(sources, Mapping))
+
+
+def _list_sources(
+    paths_by_name: Mapping[str, list[Path | str]],
+    suffixes: tuple[str, ...],
+    excluded: tuple[str, ...],
+    out: Path,
+    say: Callable[[str], None],
+) -> dict[str, FoundFiles]:
+    """Find the files of each source, then assign them to splits."""
+    listings = {
+        name: find_files(paths, suffixes, excluded, out) for name, paths in paths_by_name.items()
+    }
+    return {name: _sort_out(name, listing, suffixes, say) for name, listing in listings.items()}
 
 
 def _name_sources(
@@ -140,33 +148,32 @@ def _name_sources(
 def _sort_out(
     name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
 ) -> FoundFiles:
-    """Assign the files of a source to splits by their names, and say which files are read and which
-    are not.
+    """Assign the files of a source to splits by their names, and say which files are read.
 
     Cards and test splits move to the files that are not read.
     """
-    sorted_files, left = split_by_name(listing.files), Leftovers()
-    for kind, others in (("dataset card", sorted_files.cards), ("test split", sorted_files.test)):
-        for file in others:
+    by_purpose, left = split_by_name(listing.files), Leftovers()
+    for kind, unread in (("dataset card", by_purpose.cards), ("test split", by_purpose.test)):
+        for file in unread:
             left.add(kind, file.relative_name, file.num_bytes)
-    files, not_read = sorted_files.files, (*left.to_records(), *listing.not_read)
+    files, not_read = by_purpose.files, (*left.to_records(), *listing.not_read)
     say(f"{name}: {told(files)}; {counted(sum(file.num_bytes for file in files), 'byte')}")
     if not_read:
         say(f"{name}: not read: {describe_not_read(not_read)}; --suffix adds suffixes to read")
-    if sentence := sorted_files.describe():
+    if sentence := by_purpose.describe():
         say(f"{name}: {sentence}")
     if not files:
         raise DataError(
             f"source {name!r}: 0 documents with text found: of folders, files ending in "
-            f"{', '.join(suffixes)} are "
-            "read; --suffix names others, also .bin"
+            f"{', '.join(suffixes)} are read; --suffix names others, also .bin"
         )
     return FoundFiles(files, not_read)
 
 
 def describe_not_read(kinds: Sequence[NotRead]) -> str:
-    """Name the kinds of files that are not read: set aside by their content or name first, then by
-    their bytes.
+    """Describe the kinds of files that are not read.
+
+    Kinds that were set aside for their content or name come first, then those with the most bytes.
     """
 
     def importance(kind: NotRead) -> tuple[bool, int]:
@@ -185,7 +192,7 @@ def describe_not_read(kinds: Sequence[NotRead]) -> str:
 
 
 def _describe(kind: NotRead) -> str:
-    """Describe the files of a kind: how many there are, and the names of the first."""
+    """Describe the files of a kind: their number, and the names of the first."""
     more = ", ..." if kind.num_files > len(kind.examples) else ""
     names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
     return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
@@ -219,11 +226,10 @@ def _check_published(
     bpe_vocab_size: int | None,
     say: Callable[[str], None],
 ) -> Manifest | None:
-    """Say that `out` holds a corpus, and return its manifest; refuse it if the new one is known to
-    differ.
+    """Return the manifest of the corpus in `out`, if there is one, and say that there is.
 
     Raises:
-        DataError: The corpus has other sources, shares of them, or another tokenizer, or it cannot
+        DataError: The corpus has other sources, weights or tokenizer than the new one, or it cannot
             be read.
     """
     published = read_published(out)
@@ -237,15 +243,16 @@ def _check_published(
         raise another_corpus(out, f"with tokenizer {published.tokenizer}, not a trained one")
     say(
         f"{out} holds a corpus of {counted(published.num_documents, 'document')}, "
-        f"{published.num_tokens('train'):,} "
-        f"training and {published.num_tokens('validation'):,} validation tokens: the same text "
-        "repairs its shards, "
-        "other text is refused at the first token that differs (name another --out for it)"
+        f"{published.num_tokens('train'):,} training and "
+        f"{published.num_tokens('validation'):,} validation tokens: the same text repairs its "
+        "shards, other text is refused at the first token that differs (name another --out for it)"
     )
     return published
 
 
-def _bpe_problems(bpe_vocab_size: int | None, tokenizer: str, end_token: str | None) -> list[str]:
+def _find_bpe_problems(
+    bpe_vocab_size: int | None, tokenizer: str, end_token: str | None
+) -> list[str]:
     if bpe_vocab_size is None:
         return []
     problems = []
@@ -278,54 +285,61 @@ def _train_bpe(
     num_bytes = sum(map(len, texts))
     say(
         f"training a byte-level BPE of {counted(vocab_size, 'entry')} on "
-        f"{counted(len(texts), 'training document')}, "
-        f"{num_bytes:,} bytes (a sample has at most {MAX_SAMPLE_BYTES:,})"
+        f"{counted(len(texts), 'training document')}, {num_bytes:,} bytes (a sample has at most "
+        f"{MAX_SAMPLE_BYTES:,})"
     )
     path = folder / TOKENIZER_FILE
     path.write_bytes(train_bpe(texts, vocab_size))
     return str(path)
 
 
-def _vocabulary(
+def _choose_vocabulary(
     files: Sequence[SourceFile],
     tokenizer: Tokenizer,
-    asked: ReaderOptions,
+    user_options: ReaderOptions,
     say: Callable[[str], None],
 ) -> tuple[Tokenizer | None, ReaderOptions]:
-    """The tokenizer, None if every file is ids without one, and what readers must be told."""
+    """Decide the vocabulary of a corpus.
+
+    Args:
+        files: All files of the corpus.
+        tokenizer: The tokenizer that the user chose.
+        user_options: Options of the readers as the user gave them.
+        say: Called with lines about the vocabulary.
+
+    Returns:
+        The tokenizer of texts, None if the ids' is unknown; and the options of the readers.
+
+    Raises:
+        DataError: The options contradict the tokenizer or the files.
+    """
     ids = [file for file in files if file.ids_dtype]
     texts = [file for file in files if not file.ids_dtype]
-    unnamed = bool(ids) and not isinstance(tokenizer, FileTokenizer)
-    if asked.raw_dtype and not any(file.ids_dtype == RAW for file in ids):
+    is_unnamed = bool(ids) and not isinstance(tokenizer, FileTokenizer)
+    if user_options.raw_dtype and not any(file.ids_dtype == RAW for file in ids):
         raise DataError(
-            f"--dtype {asked.raw_dtype}: no file of raw ids is among the sources: leave it out"
+            f"--dtype {user_options.raw_dtype}: no file of raw ids is among the sources: leave it "
+            "out"
         )
-    if unnamed and texts:
+    if is_unnamed and texts:
         raise DataError(
-            f"{ids[0].path} holds ids, {texts[0].path} text: give the ids' own tokenizer with "
-            "--tokenizer, or "
-            "tokenize them separately"
+            f"{ids[0].path} holds ids, {texts[0].path} text: give the tokenizer of the ids with "
+            "--tokenizer, or tokenize them separately"
         )
-    if unnamed:
-        size, end = vocabulary_of(ids, asked.vocab_size or None, asked.end_id, asked.raw_dtype)
-        reading = replace(asked, vocab_size=size, end_id=end)
+    if is_unnamed:
+        size, end = vocabulary_of(
+            ids, user_options.vocab_size or None, user_options.end_id, user_options.raw_dtype
+        )
+        reading = replace(user_options, vocab_size=size, end_id=end)
         _say_about_ids(ids, reading, say)
         return None, reading
-    if asked.end_id is not None and asked.end_id != tokenizer.end_id:
-        raise DataError(
-            f"--end-id {asked.end_id}: the tokenizer ends documents with {tokenizer.end_id}; "
-            "--end-token names another "
-            "token"
-        )
-    if asked.vocab_size and asked.vocab_size < tokenizer.vocab_size:
-        raise DataError(
-            f"--vocab-size {asked.vocab_size}: the tokenizer has "
-            f"{counted(tokenizer.vocab_size, 'id')}"
-        )
+    _check_tokenizer(tokenizer, user_options)
     reading = replace(
-        asked, vocab_size=asked.vocab_size or tokenizer.vocab_size, end_id=tokenizer.end_id
+        user_options,
+        vocab_size=user_options.vocab_size or tokenizer.vocab_size,
+        end_id=tokenizer.end_id,
     )
-    check_range(ids, reading.vocab_size, None, asked.raw_dtype)
+    check_range(ids, reading.vocab_size, None, user_options.raw_dtype)
     if isinstance(tokenizer, FileTokenizer):
         say(f"end of a document: {tokenizer.end_reason}; --end-token names another")
     if ids:
@@ -333,9 +347,28 @@ def _vocabulary(
     return tokenizer, reading
 
 
+def _check_tokenizer(tokenizer: Tokenizer, user_options: ReaderOptions) -> None:
+    """Check that the options for ids do not contradict the tokenizer.
+
+    Raises:
+        DataError: The end id is another, or the vocabulary is smaller than the tokenizer's.
+    """
+    if user_options.end_id is not None and user_options.end_id != tokenizer.end_id:
+        raise DataError(
+            f"--end-id {user_options.end_id}: the tokenizer ends documents with "
+            f"{tokenizer.end_id}; --end-token names another token"
+        )
+    if user_options.vocab_size and user_options.vocab_size < tokenizer.vocab_size:
+        raise DataError(
+            f"--vocab-size {user_options.vocab_size}: the tokenizer has "
+            f"{counted(tokenizer.vocab_size, 'id')}"
+        )
+
+
 def _say_about_ids(
     ids: Sequence[SourceFile], reading: ReaderOptions, say: Callable[[str], None]
 ) -> None:
+    """Say which dtypes raw ids have, and which id ends a document."""
     raw = Counter(
         dtype_of(file, reading.vocab_size, reading.raw_dtype)
         for file in ids
@@ -355,17 +388,36 @@ def _say_about_ids(
     say(f"end of a document in ids: {end}")
 
 
+def _write_corpus(
+    job: SplitJob,
+    listings: Mapping[str, FoundFiles],
+    weights: Mapping[str, float] | None,
+    *,
+    is_mixture: bool,
+) -> Manifest:
+    """Write the shards of all sources, publish the corpus, and return its manifest."""
+    sources = _write_sources(job, listings, is_mixture=is_mixture)
+    manifest = _make_manifest(job, sources, weights, listings)
+    tokenizer = job.tokenizer.content if isinstance(job.tokenizer, FileTokenizer) else None
+    publish(job.folder, job.out, manifest, tokenizer)
+    return manifest
+
+
 def _write_sources(
     job: SplitJob, listings: Mapping[str, FoundFiles], *, is_mixture: bool
 ) -> list[Source]:
-    """Write the shards of every source, unless `job.out` holds a corpus of other settings."""
+    """Write the shards of every source.
+
+    Raises:
+        DataError: `job.out` contains a corpus with other settings.
+    """
     if job.published is not None:
-        check_same_settings(job.out, job.published, _settings(job))
+        check_same_settings(job.out, job.published, _get_settings(job))
         if job.published.source_bytes not in (0, job.total_bytes):
             job.say(
                 f"{job.out} was made from {counted(job.published.source_bytes, 'byte')}, and the "
-                "sources have "
-                f"{job.total_bytes:,}: a new document in them is refused when it is reached"
+                f"sources have {job.total_bytes:,}: a new document in them is refused when it is "
+                "reached"
             )
     return [
         write_source(job, name, listing.files, f"{name}-" if is_mixture else "")
@@ -373,8 +425,8 @@ def _write_sources(
     ]
 
 
-def _settings(job: SplitJob) -> dict[str, Any]:
-    """Return the fields of the manifest that are known before a document is read."""
+def _get_settings(job: SplitJob) -> dict[str, Any]:
+    """Return the fields of the manifest that are known before documents are read."""
     return {
         "tokenizer": "unnamed" if job.tokenizer is None else job.tokenizer.name,
         "vocab_size": job.reading.vocab_size,
@@ -383,7 +435,7 @@ def _settings(job: SplitJob) -> dict[str, Any]:
     }
 
 
-def _manifest(
+def _make_manifest(
     job: SplitJob,
     sources: Sequence[Source],
     weights: Mapping[str, float] | None,
@@ -393,7 +445,7 @@ def _manifest(
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         sources=tuple(sources),
-        **_settings(job),
+        **_get_settings(job),
     )
     not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
     num_bytes = sum(file.num_bytes for listing in listings.values() for file in listing.files)

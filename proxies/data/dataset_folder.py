@@ -1,6 +1,4 @@
-"""Dataset folders of the Hugging Face Hub: data files that are named by their split, and a README
-card.
-"""
+"""Dataset folders of the Hugging Face Hub: data files named by their split, and a README card."""
 
 from __future__ import annotations
 
@@ -30,15 +28,14 @@ _WORDS: dict[str, _NamedSplit] = {
     "eval": "test",
     "evaluation": "test",
 }
-"""The words of Hugging Face's `datasets` (data_files.py), between characters that are no
-letters."""
+"""Split by the word that names it in Hugging Face's `datasets` (data_files.py)."""
 _CARD = re.compile(
     r"(readme|licen[sc]e|citation|changelog|notice|data(set)?[-_]?card)\b.*|readme_.*",
     re.IGNORECASE,
 )
 """Names of files that describe data."""
 _FREE_SUFFIXES = (".md", ".py")
-"""Suffixes of texts whose names may mean anything: train.py is code."""
+"""Suffixes of texts whose names do not name a split: `train.py` is code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,20 +43,20 @@ class SplitFiles:
     """The files of a source by their purpose."""
 
     files: list[SourceFile]
-    """Files to read; those of validation come first, so that a document in both splits is
-    held out."""
+    """Files to read. Validation files come first, so that a document in both splits is held out."""
     test: list[SourceFile]
     """Files of a test split, which are not read."""
     cards: list[SourceFile]
     """README files that describe the data, which are not read."""
     unmarked: list[SourceFile]
-    """Files for training whose names do not say so, beside files that are named for validation."""
+    """Files without a split's name that are for training, because others are named for
+    validation."""
     ambiguous: list[SourceFile]
-    """Texts that are split by content although their names have the word of another split than
-    training."""
+    """Texts that are split by content although their names contain a word for validation or
+    test."""
 
     def describe(self) -> str:
-        """Describe what the names of the files decide; empty if nothing."""
+        """Describe the splits that the names of the files decide; empty if they decide none."""
         counts = Counter(file.split for file in self.files)
         sentences = []
         if counts["validation"]:
@@ -86,20 +83,24 @@ class SplitFiles:
 
 
 def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
-    """Assign files to the splits that they are named by, and set cards and test splits aside.
+    """Assign files to the splits that they are named for, and set cards and test splits aside.
 
-    Where some file is named for validation, those that are named for no split are for training.
-    Where none is, the content of each document decides. Texts among which there is code or Markdown
-    have no split's names.
+    If a file is named for validation, the files that are named for no split are for training.
+    Otherwise the content of each document decides. The names of texts are ignored if any of them
+    is code or Markdown.
     """
     cards = [file for file in files if _is_card(file, files)]
     data = [file for file in files if file.format != "text"]
     texts = [file for file in files if file.format == "text" and not _has_card_name(file)]
+
+    # Decide the splits by the names of the files.
     are_free = any(file.path.suffix in _FREE_SUFFIXES for file in texts)
     named_texts = {} if are_free else _find_text_splits(texts)
     splits = _complete_splits(
         data if are_free else [*data, *texts], _find_data_splits(data) | named_texts
     )
+
+    # If the texts have splits, texts with the name of a card are cards too.
     if any(file in splits for file in texts):
         cards += [file for file in files if _has_card_name(file) and file not in cards]
     named = [(file, splits.get(file)) for file in files if file not in cards]
@@ -121,7 +122,12 @@ def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
 def _complete_splits(
     files: Sequence[SourceFile], named: dict[SourceFile, _NamedSplit]
 ) -> dict[SourceFile, _NamedSplit]:
-    """Return the split of each file that its own or another file's name decides."""
+    """Return the split of each file, as far as the names decide it.
+
+    Args:
+        files: All files whose names count.
+        named: Split of each file whose name has one.
+    """
     splits = {file: named.get(file, "train") for file in files}
     if "train" not in splits.values():
         return {}
@@ -133,8 +139,8 @@ def _complete_splits(
 def _find_data_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
     """Return the splits in the names of tables, JSON lines, and ids.
 
-    Where no name says `train`, a folder's name counts only if it consists of a split's words:
-    `dev-docs` does not.
+    If no name has the word `train`, a folder's name counts only if it consists of a split's words,
+    which `dev-docs` does not.
     """
     splits = {file: split for file in files if (split := _find_split(file)) is not None}
     if "train" in splits.values():
@@ -147,11 +153,11 @@ def _find_data_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSpl
 
 
 def _find_text_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
-    """Return the splits in the names of texts: of all, if each names one, or else of those that
-    mean nothing else.
+    """Return the splits in the names of texts.
 
-    These are named by a split's word alone (`val.txt`, `val/1.txt`), or as another text of the
-    source is but for the word (`wiki.txt`, `wiki-val.txt`).
+    If every text names a split, and one of them training, all count. Otherwise only unambiguous
+    names count: a split's word alone (`val.txt`, `val/1.txt`), or the name of another text of the
+    source with a split's word added (`wiki.txt`, `wiki-val.txt`).
     """
     splits = {file: split for file in files if (split := _find_split(file)) is not None}
     if len(splits) == len(files) and "train" in splits.values():
@@ -173,8 +179,9 @@ def _find_text_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSpl
 
 
 def _find_split(file: SourceFile, *, needs_bare_folders: bool = False) -> _NamedSplit | None:
-    """Return the split in a file's name, or else in the name of its nearest folder below the
-    source; None if none.
+    """Return the split in a file's name, or else in the name of the nearest folder that has one.
+
+    Only folders below the source count. Returns None if no name has a split.
     """
     if file.format == "text" and file.path.suffix in _FREE_SUFFIXES:
         return None
@@ -225,8 +232,10 @@ def _has_card_name(file: SourceFile) -> bool:
 
 
 def _is_card(file: SourceFile, files: Sequence[SourceFile]) -> bool:
-    """Return whether a file describes data: a README with a YAML header, or a card over tables,
-    JSON lines, or ids.
+    """Return whether a file describes data.
+
+    It does if it has a card's name and is a README with a YAML header, or its folder contains
+    tables, JSON lines, or ids.
     """
     if not _has_card_name(file):
         return False

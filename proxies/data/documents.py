@@ -1,5 +1,6 @@
-"""Files with documents in them: found in folders, recognised by their first bytes and their names.
-Stdlib only.
+"""Files that contain documents: how they are found in folders, and how their format is recognized.
+
+The format follows from a file's first bytes and its name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
 _LLMC_EVAL_MAGIC = 20240522
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
-_LOOKED_AT_BYTES = 2**16
+_PREFIX_BYTES = 2**16
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 RAW = "raw"
 """Value of `SourceFile.ids_dtype` if the file does not state its dtype (`proxies.data.raw_ids`)."""
@@ -57,7 +58,7 @@ _OTHER_KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """A file and what it was recognised as."""
+    """A file, with the format that it was recognized as."""
 
     path: Path
     format: str
@@ -69,7 +70,7 @@ class SourceFile:
     """Stored dtype of the ids of a pre-tokenized file; `RAW` if the file does not state it; None
     for text."""
     uri: str = ""
-    """Where it lies, if that is no file system of this machine."""
+    """URI of a file in an object store; empty for a file on this machine."""
     relative_name: str = ""
     """Path below the folder that was named as a source; the file's name if the file itself was
     named."""
@@ -80,32 +81,35 @@ class SourceFile:
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """URI or path of the file, for messages."""
         return self.uri or str(self.path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaderOptions:
-    """What a reader needs to know."""
+    """Options that every reader of documents takes."""
 
     text_key: str
-    """Key of a jsonl object, or column of a parquet file, that holds the text."""
+    """Key of a JSON Lines object, or column of a parquet file, that contains the text."""
     vocab_size: int
+    """Exclusive upper limit for the ids of pre-tokenized files."""
     end_id: int | None
-    """For pre-tokenized files: ids lie below `vocab_size`, and `end_id` parts documents."""
+    """Id that ends a document in pre-tokenized files; None if there is none."""
     raw_dtype: str | None = None
     """Dtype of raw ids that the user named; None to recognize it."""
 
 
 class FoundFiles(NamedTuple):
-    """The files of sources, and those in their folders that are not read."""
+    """The files of the sources that are read, and the kinds of files in their folders that are
+    not.
+    """
 
     files: list[SourceFile]
     not_read: tuple[NotRead, ...]
 
 
 Document = bytes | NDArray[np.uint32]
-"""What a reader gives: a text in UTF-8, or token ids."""
+"""A document as a reader yields it: text in UTF-8, or token ids."""
 
 
 def find_files(
@@ -114,66 +118,68 @@ def find_files(
     excluded: tuple[str, ...] = (),
     out: Path | None = None,
 ) -> FoundFiles:
-    """The files, and the files of those suffixes below the folders, in sorted order, each
-    recognised.
+    """Find the files to read, and recognize the format of each.
 
-    Folders of the `excluded` names are passed over, and so is the folder `out`, which may lie
-    inside a source. Any other file below a folder that is not taken is counted, and so is one of
-    theirs that does not begin as UTF-8.
+    Files below a folder are taken if they have one of the suffixes, in sorted order. Folders named
+    in `excluded` are skipped, and so is `out`, which may be inside a source. All other files below
+    a folder are counted as not read, as are plain texts that do not begin as UTF-8.
 
     Args:
-        paths: files, which must be readable, and folders; as text also URIs
+        paths: Files, which must be readable, and folders; a string may also be a URI
             (`proxies.data.remote`).
-        suffixes: of the files taken from folders.
-        excluded: names of folders.
-        out: where the corpus will lie.
+        suffixes: Suffixes of the files to take from folders.
+        excluded: Names of folders to skip.
+        out: Folder that the corpus will be written to.
 
     Raises:
-        DataError: every path that is not a file or folder, and every file that cannot be read or is
-            not what its name says.
+        DataError: A path is not a file or folder, or a file cannot be read or is not what its name
+            says. All problems are listed at once.
     """
-    recognised_files: list[SourceFile] = []
+    files: list[SourceFile] = []
     left = Leftovers()
     problems: list[str] = []
-    elsewhere: list[NotRead] = []
-    for given in paths:
+    remote_not_read: list[NotRead] = []
+    for path in paths:
         try:
-            if isinstance(given, str) and is_uri(given):
-                remote, left_there = _remote(given)
-                recognised_files += remote
-                elsewhere += left_there
-                continue
-            path = Path(given)
-            files = sorted(_walk(path, excluded, out)) if path.is_dir() else [path]
+            if isinstance(path, str) and is_uri(path):
+                remote_files, not_read = _list_remote(path)
+                files += remote_files
+                remote_not_read += not_read
+            else:
+                files += _find_local(Path(path), suffixes, excluded, out, left, problems)
         except OSError as error:
-            problems.append(f"{error.filename or given} cannot be read: {error.strerror}")
-            continue
+            problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(*problems)
+    all_not_read = [*left.to_records(), *remote_not_read]
+    all_not_read.sort(key=lambda kind: (-kind.num_bytes, kind.suffix))
+    return FoundFiles(files, tuple(all_not_read))
+
+
+def _find_local(
+    path: Path,
+    suffixes: tuple[str, ...],
+    excluded: tuple[str, ...],
+    out: Path | None,
+    left: Leftovers,
+    problems: list[str],
+) -> list[SourceFile]:
+    """Return the files at a path; files that are not read go to `left`, errors to `problems`."""
+    if not path.is_dir():
+        return [replace(recognise(path), relative_name=path.name, from_folder=False)]
+    files = []
+    for file in sorted(_walk(path, excluded, out)):
+        try:
+            recognized = _recognize_listed(file, suffixes, left)
         except DataError as error:
             problems += error.problems
             continue
-        for file in files:
-            try:
-                recognised = (
-                    _recognise_listed(file, suffixes, left) if file != path else recognise(file)
-                )
-            except DataError as error:
-                problems += error.problems
-                continue
-            if recognised is not None:
-                name = str(file.relative_to(path)) if file != path else file.name
-                recognised_files.append(
-                    replace(recognised, relative_name=name, from_folder=file != path)
-                )
-    if problems:
-        raise DataError(*problems)
-    return FoundFiles(
-        recognised_files,
-        tuple(
-            sorted(
-                [*left.to_records(), *elsewhere], key=lambda kind: (-kind.num_bytes, kind.suffix)
-            )
-        ),
-    )
+        if recognized is not None:
+            name = str(file.relative_to(path))
+            files.append(replace(recognized, relative_name=name, from_folder=True))
+    return files
 
 
 class Leftovers:
@@ -199,10 +205,8 @@ class Leftovers:
         ]
 
 
-def _recognise_listed(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
-    """Return a file of a folder if it is to be read; else add it to the leftovers and return
-    None.
-    """
+def _recognize_listed(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
+    """Return a folder's file if it is to be read; otherwise add it to `left` and return None."""
     try:
         stat = file.stat()
     except OSError:
@@ -213,15 +217,15 @@ def _recognise_listed(file: Path, suffixes: tuple[str, ...], left: Leftovers) ->
         left.add(kind, file.name, 0)
     elif not file.name.endswith(suffixes):
         left.add(file.suffix, file.name, stat.st_size)
-    elif not _is_text(recognised := recognise(file)):
+    elif not _is_text(recognized := recognise(file)):
         left.add(f"{file.suffix} not in UTF-8", file.name, stat.st_size)
     else:
-        return recognised
+        return recognized
     return None
 
 
-def _remote(uri: str) -> FoundFiles:
-    found = find_remote(uri)
+def _list_remote(uri: str) -> FoundFiles:
+    remote = find_remote(uri)
     root = uri.partition("://")[2].partition("?")[0].rstrip("/")
     files = [
         SourceFile(
@@ -233,19 +237,21 @@ def _remote(uri: str) -> FoundFiles:
             ids_dtype=None,
             relative_name=file.path.removeprefix(root).lstrip("/") or Path(file.path).name,
         )
-        for file in found.files
+        for file in remote.files
     ]
-    return FoundFiles(files, tuple(found.not_read))
+    return FoundFiles(files, tuple(remote.not_read))
 
 
 def _is_text(file: SourceFile) -> bool:
-    """Whether the beginning of a plain text file is UTF-8; what else a file is, its reader says."""
+    """Return whether a plain text file begins as UTF-8; True for a file of any other format, which
+    its reader checks.
+    """
     if file.compression or file.format not in ("text", "jsonl"):
         return True
     with open_plain(file.path) as stream:
-        start = stream.read(_LOOKED_AT_BYTES)
+        start = stream.read(_PREFIX_BYTES)
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < _LOOKED_AT_BYTES)
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=len(start) < _PREFIX_BYTES)
     except UnicodeDecodeError:
         return False
     return True
@@ -256,19 +262,20 @@ def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator
         if not entry.is_dir():
             yield entry
             continue
-        passed_over = entry.name in excluded or (
+        is_excluded = entry.name in excluded or (
             out is not None and out.exists() and out.samefile(entry)
         )
-        if not passed_over and not entry.is_symlink():  # a link could lead round in a circle
+        # Links to folders are not followed: they could form a cycle.
+        if not is_excluded and not entry.is_symlink():
             yield from _walk(entry, excluded, out)
 
 
 def recognise(path: Path) -> SourceFile:
-    """What a file is, by its first bytes and its name.
+    """Recognize a file's format by its first bytes and its name.
 
     Raises:
-        DataError: it cannot be read, is not what its name says, or is of a kind that holds no
-            corpus.
+        DataError: The file cannot be read, is not what its name says, or has a format that is not
+            read.
     """
     try:
         with open_plain(path) as file:
@@ -281,13 +288,13 @@ def recognise(path: Path) -> SourceFile:
     compression = next(
         (name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None
     )
-    named = _COMPRESSED_SUFFIXES.get(path.suffix)
-    if named and named != compression:
+    expected = _COMPRESSED_SUFFIXES.get(path.suffix)
+    if expected and expected != compression:
         raise DataError(
-            f"{path} is named {path.suffix} but does not begin as {named} does: it is truncated or "
-            "misnamed"
+            f"{path} is named {path.suffix} but does not begin as {expected} does: it is truncated "
+            "or misnamed"
         )
-    inner = path.stem if named else path.name
+    inner_name = path.stem if expected else path.name
     magic = struct.unpack("<i", start[:4])[0] if len(start) >= 4 else 0
     if path.suffix in _OTHER_KINDS:
         raise DataError(
@@ -295,17 +302,17 @@ def recognise(path: Path) -> SourceFile:
         )
     if start.startswith(b"PAR1"):
         kind = "parquet"
-    elif inner.endswith(".parquet"):
+    elif inner_name.endswith(".parquet"):
         raise DataError(
             f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated "
             "or misnamed"
         )
-    elif inner.endswith(".npy"):
+    elif inner_name.endswith(".npy"):
         kind = "npy" if start == NPY_MAGIC else "nanogpt"
-    elif inner.endswith(".bin"):
-        kind = "megatron" if is_indexed(path) else _recognise_bin(path, start, magic, compression)
+    elif inner_name.endswith(".bin"):
+        kind = "megatron" if is_indexed(path) else _recognize_bin(path, start, magic, compression)
     else:
-        kind = "jsonl" if inner.endswith(_JSONL_SUFFIXES) else "text"
+        kind = "jsonl" if inner_name.endswith(_JSONL_SUFFIXES) else "text"
     dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": RAW}.get(kind)
     if kind == "megatron":
         dtype = index_of(path).dtype
@@ -316,11 +323,11 @@ def recognise(path: Path) -> SourceFile:
     )
 
 
-def _recognise_bin(path: Path, start: bytes, magic: int, compression: str | None) -> str:
+def _recognize_bin(path: Path, start: bytes, magic: int, compression: str | None) -> str:
     if start == NPY_MAGIC:
         raise DataError(
-            f"{path} is named .bin but begins as NumPy's .npy does: name it .npy, and its header "
-            "is read"
+            f"{path} is named .bin but begins as NumPy's .npy does: rename it to .npy, so that its "
+            "header is read"
         )
     if compression and magic not in LLMC_MAGICS and path.suffix != ".bin":
         raise DataError(f"{path} is a compressed .bin file, which is not read: decompress it first")
@@ -328,17 +335,21 @@ def _recognise_bin(path: Path, start: bytes, magic: int, compression: str | None
         _refuse_chunk(path, path.parent / "index.json")
     if magic == _LLMC_EVAL_MAGIC:
         raise DataError(
-            f"{path} is llm.c's file of an evaluation (magic {magic}), not of text: leave it out"
+            f"{path} is an evaluation file of llm.c (magic {magic}), which contains no text: leave "
+            "it out"
         )
     return "llm.c" if magic in LLMC_MAGICS else "nanogpt"
 
 
 def _refuse_chunk(path: Path, index: Path) -> None:
-    """Raise DataError if a folder's index lists a file as a chunk of a format that is not plain
-    ids.
+    """Raise an error if the index of the file's folder lists chunks of a format that is not read.
+
+    Raises:
+        DataError: The index lists chunks of litdata or shards of MDS, or it cannot be read.
+        FileNotFoundError: There is no index.
     """
     try:
-        listed = json.loads(read_plain(index))
+        content = json.loads(read_plain(index))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -347,7 +358,7 @@ def _refuse_chunk(path: Path, index: Path) -> None:
             f"{index} lies beside {path} and cannot be read ({reason}): remove one of them"
         ) from error
     kinds = {"chunks": "litdata", "shards": "MosaicML's MDS"}
-    for key in kinds.keys() & (listed if isinstance(listed, dict) else {}):
+    for key in kinds.keys() & (content if isinstance(content, dict) else {}):
         raise DataError(
             f"{path} is a chunk of {kinds[key]} ({index.name} beside it), which is not read: "
             "convert it"
@@ -355,7 +366,7 @@ def _refuse_chunk(path: Path, index: Path) -> None:
 
 
 def told(files: Iterable[SourceFile]) -> str:
-    """What the files were recognised as, in words: `12 parquet, 1 jsonl (zstd)`."""
+    """Describe the formats of files, such as `12 parquet, 1 jsonl (zstd)`."""
     kinds = Counter(
         f"{file.format} ({file.compression})" if file.compression else file.format for file in files
     )

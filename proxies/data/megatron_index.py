@@ -1,10 +1,10 @@
-"""The `.idx` beside a Megatron-LM `.bin`: which ids are a document.
+"""The index file (`.idx`) of a Megatron-LM `.bin`, which tells where each document begins.
 
-Megatron-LM's `IndexedDataset` (megatron/core/datasets/indexed_dataset.py), little-endian: the magic
-`MMIDIDX` and two zero bytes, version 1 in 8 bytes, a byte for the type of the ids, the numbers of
-sequences and of entries in the list of documents in 8 bytes each; then each sequence's length
-(int32) and place in bytes (int64), and the sequences at which documents begin, with the number of
-sequences at the end (int64).
+The format is that of `IndexedDataset` (megatron/core/datasets/indexed_dataset.py), little-endian.
+The header has the magic `MMIDIDX` and two zero bytes, version 1 (8 bytes), the code of the ids'
+dtype (1 byte), the number of sequences, and the number of entries in the list of documents (8 bytes
+each). After it come each sequence's length (int32), each sequence's offset in bytes (int64), and
+the first sequence of each document, ended by the number of sequences (int64).
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ MAGIC = b"MMIDIDX\x00\x00"
 _OLD_MAGIC = b"TNTIDX"
 _HEADER = struct.Struct("<QBQQ")
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-"""By its code; 6 and 7 are floats, which are no ids."""
+"""Dtype by its code; 6 and 7 are floats, which are not ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MegatronIndex:
-    """What it says."""
+    """The documents of a Megatron-LM `.bin`."""
 
     dtype: str
+    """Dtype of the stored ids."""
     starts: NDArray[np.int64]
-    """Of each document, in ids from the file's beginning."""
+    """Start of each document, in ids from the beginning of the file."""
     lengths: NDArray[np.int64]
-    """Of each document, in ids."""
+    """Length of each document, in ids."""
 
 
-def _index_path(path: Path) -> Path:
+def _get_index_path(path: Path) -> Path:
     return path.with_suffix(".idx")
 
 
 def is_indexed(path: Path) -> bool:
-    """Whether such an index lies beside a `.bin`.
+    """Return whether a `.bin` has an index of Megatron-LM.
 
     Raises:
-        DataError: What lies there cannot be read, or is the index of an older program.
+        DataError: The index cannot be read, or is in the older format of fairseq.
     """
-    index = _index_path(path)
+    index = _get_index_path(path)
     try:
         with open_plain(index) as file:
             magic = file.read(len(MAGIC))
@@ -64,58 +65,76 @@ def is_indexed(path: Path) -> bool:
     return magic == MAGIC
 
 
-def index_of(path: Path) -> MegatronIndex:
-    """The index beside a `.bin`.
+def _read_header(index: Path, content: bytes) -> tuple[int, int, int]:
+    """Return the code of the dtype, the number of sequences, and the length of the list of
+    documents.
 
     Raises:
-        DataError: it is of another version, holds no ids, is cut off, or does not fit the `.bin`.
+        DataError: The header is truncated, has another version or dtype, or does not fit the size
+            of the index.
     """
-    index = _index_path(path)
+    offset = len(MAGIC)
+    if len(content) < offset + _HEADER.size:
+        raise DataError(
+            f"{index} has {counted(len(content), 'byte')}, its header alone has "
+            f"{offset + _HEADER.size}: it is truncated"
+        )
+    version, code, num_sequences, num_documents = _HEADER.unpack_from(content, offset)
+    if version != 1 or code not in _DTYPES:
+        raise DataError(
+            f"{index} has version {version} and type {code}: must be version 1 and whole numbers"
+        )
+    expected_bytes = offset + _HEADER.size + num_sequences * (4 + 8) + num_documents * 8
+    # One byte per sequence may follow: its mode.
+    if not expected_bytes <= len(content) <= expected_bytes + num_sequences:
+        raise DataError(
+            f"{index} has {counted(len(content), 'byte')}, its header says {expected_bytes:,}: it "
+            "is truncated or damaged"
+        )
+    return code, num_sequences, num_documents
+
+
+def index_of(path: Path) -> MegatronIndex:
+    """Read the index of a `.bin`.
+
+    Raises:
+        DataError: The index has another version or dtype, is truncated, or does not fit the `.bin`.
+    """
+    index = _get_index_path(path)
     try:
         with open_plain(index) as file:
             content = file.read()
     except OSError as error:
         raise DataError(f"{index} cannot be read: {error.strerror}") from error
-    at = len(MAGIC)
-    if len(content) < at + _HEADER.size:
-        raise DataError(
-            f"{index} has {counted(len(content), 'byte')}, its header alone has "
-            f"{at + _HEADER.size}: it is truncated"
-        )
-    version, code, num_sequences, num_documents = _HEADER.unpack_from(content, at)
-    if version != 1 or code not in _DTYPES:
-        raise DataError(
-            f"{index} has version {version} and type {code}: must be version 1 and whole numbers"
-        )
-    at += _HEADER.size
-    wanted = at + num_sequences * (4 + 8) + num_documents * 8
-    if not wanted <= len(content) <= wanted + num_sequences:  # a mode of each sequence may follow
-        raise DataError(
-            f"{index} has {counted(len(content), 'byte')}, its header says {wanted:,}: it is "
-            "truncated or damaged"
-        )
-    lengths = np.frombuffer(content, "<i4", num_sequences, at).astype(np.int64)
-    pointers = np.frombuffer(content, "<i8", num_sequences, at + 4 * num_sequences)
-    first = np.frombuffer(content, "<i8", num_documents, at + 12 * num_sequences)
+    code, num_sequences, num_documents = _read_header(index, content)
+
+    # Sequences and documents
+    offset = len(MAGIC) + _HEADER.size
+    lengths = np.frombuffer(content, "<i4", num_sequences, offset).astype(np.int64)
+    pointers = np.frombuffer(content, "<i8", num_sequences, offset + 4 * num_sequences)
+    first = np.frombuffer(content, "<i8", num_documents, offset + 12 * num_sequences)
     size = np.dtype(_DTYPES[code]).itemsize
     ends = np.cumsum(lengths)
-    whole = (
+    are_documents_valid = (
         num_documents > 0
         and first[0] == 0
         and first[-1] == num_sequences
         and bool((np.diff(first) >= 0).all())
     )
-    if (lengths < 0).any() or not whole or not np.array_equal(pointers, (ends - lengths) * size):
+    are_contiguous = np.array_equal(pointers, (ends - lengths) * size)
+    if (lengths < 0).any() or not are_documents_valid or not are_contiguous:
         raise DataError(
             f"{index} does not list sequences one after the other, in whole documents: it is "
             "damaged"
         )
-    total = int(ends[-1]) if num_sequences else 0
+
+    # Size of the ids
+    num_ids = int(ends[-1]) if num_sequences else 0
     num_bytes = path.stat().st_size
-    if num_bytes != total * size:
+    if num_bytes != num_ids * size:
         raise DataError(
-            f"{path} has {counted(num_bytes, 'byte')}, its index says {total * size:,}: one of "
+            f"{path} has {counted(num_bytes, 'byte')}, its index says {num_ids * size:,}: one of "
             "them is truncated"
         )
-    edges = np.concatenate([[0], ends])[first]
-    return MegatronIndex(dtype=_DTYPES[code], starts=edges[:-1], lengths=np.diff(edges))
+    boundaries = np.concatenate([[0], ends])[first]
+    return MegatronIndex(dtype=_DTYPES[code], starts=boundaries[:-1], lengths=np.diff(boundaries))

@@ -1,10 +1,12 @@
-"""Which source each sequence of a run comes from: exact quotas, found at any position. numpy and
-stdlib only.
+"""The order in which a run draws sequences from the sources of a mixture.
 
-The sources are the leaves of a binary tree. At each fork the first m of the sequences that pass it
-give round(m * a / A) to the left, where a / A is the left's share in whole numbers: a Sturmian
-sequence, which never strays more than a half from its share. So a position is looked up, never
-replayed, and any prefix of a run holds each source's share but for two sequences at most.
+The sources are the leaves of a binary tree. Of the first m sequences that reach a fork,
+round(m * a / A) go to the left, where a / A is the left's share as a ratio of integers. This is a
+Sturmian sequence, which deviates from its share by at most half a sequence. So the source at any
+position is computed without a replay, and in any prefix of a run each source has its share to
+within two sequences.
+
+Exports carry this module: it uses NumPy and the standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-RESOLUTION = 2**30  # whole parts the weights are rounded to; its square fits 64 bits
+RESOLUTION = 2**30
+"""Number of equal parts that weights are rounded to; its square fits in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,12 @@ class _Fork:
 
 
 def weight_problems(names: Sequence[str], weights: Mapping[str, float]) -> list[str]:
-    """All that is wrong with weights for the sources of these names."""
+    """Return every problem of the weights of a mixture; empty if there is none.
+
+    Args:
+        names: Names of the sources.
+        weights: Weight by name, as the user gave it.
+    """
     problems = [
         f"no source is named {name!r}: the sources are {', '.join(names)}"
         for name in weights
@@ -54,82 +62,99 @@ def weight_problems(names: Sequence[str], weights: Mapping[str, float]) -> list[
 
 
 class Mixture:
-    """The order in which sources of given weights take turns.
+    """The order in which sequences are drawn from sources with the given weights.
 
     Args:
-        weights: relative weights, finite and not negative, one above zero at least; a source of
-            weight zero never has a turn.
+        weights: Relative weights, finite and not negative, at least one of them above 0. A source
+            with weight 0 is never drawn from.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        parts = _whole_parts(weights)
+        parts = _round_to_parts(weights)
         self._num_sources = len(weights)
-        self._root = _tree([(source, part) for source, part in enumerate(parts) if part])
+        self._root = _build_tree([(source, part) for source, part in enumerate(parts) if part])
 
     def counts(self, num_sequences: int) -> list[int]:
-        """How many of the first `num_sequences` sequences of a run each source gives."""
+        """Return how many of the first `num_sequences` sequences of a run come from each source."""
         counts = [0] * self._num_sources
-        todo = [(self._root, num_sequences)]
-        while todo:
-            node, passed = todo.pop()
+        pending = [(self._root, num_sequences)]
+        while pending:
+            node, num_passed = pending.pop()
             if isinstance(node, int):
-                counts[node] = passed
+                counts[node] = num_passed
             else:
-                to_left = (passed * node.left_parts + node.parts // 2) // node.parts
-                todo += [(node.left, to_left), (node.right, passed - to_left)]
+                num_left = (num_passed * node.left_parts + node.parts // 2) // node.parts
+                pending += [(node.left, num_left), (node.right, num_passed - num_left)]
         return counts
 
     def draw(
         self, first_sequence: int, num_sequences: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sequences `first_sequence` and on: the source of each [B], and how many that source gave
-        before it [B].
+        """Draw consecutive sequences of a run.
+
+        Args:
+            first_sequence: Number of sequences of the run before these.
+            num_sequences: Number of sequences to draw, B.
+
+        Returns:
+            The source of each sequence, [B], and the number of earlier sequences of the run that
+            come from the same source, [B].
         """
         source_B = np.empty(num_sequences, dtype=np.int64)
         index_B = np.empty(num_sequences, dtype=np.int64)
         position_B = np.arange(first_sequence, first_sequence + num_sequences, dtype=np.int64)
-        todo: list[tuple[_Fork | int, NDArray[np.int64], NDArray[np.int64]]] = [
+        # Nodes, with the rows of the batch that reach them and the sequences that passed before.
+        pending: list[tuple[_Fork | int, NDArray[np.int64], NDArray[np.int64]]] = [
             (self._root, np.arange(num_sequences), position_B)
         ]
-        while todo:
-            node, rows, passed_B = todo.pop()
+        while pending:
+            node, rows, passed_B = pending.pop()
             if isinstance(node, int):
                 source_B[rows], index_B[rows] = node, passed_B
                 continue
-            to_left_B = _quota(passed_B, node)
-            goes_left_B = _quota(passed_B + 1, node) > to_left_B
-            todo.append((node.left, rows[goes_left_B], to_left_B[goes_left_B]))
-            todo.append((node.right, rows[~goes_left_B], (passed_B - to_left_B)[~goes_left_B]))
+            num_left_B = _count_left(passed_B, node)
+            goes_left_B = _count_left(passed_B + 1, node) > num_left_B
+            pending.append((node.left, rows[goes_left_B], num_left_B[goes_left_B]))
+            pending.append((node.right, rows[~goes_left_B], (passed_B - num_left_B)[~goes_left_B]))
         return source_B, index_B
 
 
-def _quota(passed_B: NDArray[np.int64], fork: _Fork) -> NDArray[np.int64]:
-    """round(passed * left_parts / parts), halves up; whole rounds apart, so that no product leaves
-    64 bits.
+def _count_left(passed_B: NDArray[np.int64], fork: _Fork) -> NDArray[np.int64]:
+    """Return round(passed * left_parts / parts) with halves rounded up.
+
+    Complete cycles of `parts` sequences are counted separately, so that no product exceeds 64 bits.
     """
-    rounds_B, rest_B = np.divmod(passed_B, fork.parts)
-    quota_B: NDArray[np.int64] = (
-        rounds_B * fork.left_parts + (rest_B * fork.left_parts + fork.parts // 2) // fork.parts
-    )
+    cycles_B, remainder_B = np.divmod(passed_B, fork.parts)
+    remainder_left_B = (remainder_B * fork.left_parts + fork.parts // 2) // fork.parts
+    quota_B: NDArray[np.int64] = cycles_B * fork.left_parts + remainder_left_B
     return quota_B
 
 
-def _whole_parts(weights: Sequence[float]) -> list[int]:
+def _round_to_parts(weights: Sequence[float]) -> list[int]:
+    """Round weights to whole parts of `RESOLUTION`; the largest weight takes the rounding error."""
     total = sum(weights)
     parts = [max(1, round(weight / total * RESOLUTION)) if weight > 0 else 0 for weight in weights]
     parts[parts.index(max(parts))] += RESOLUTION - sum(parts)
     return parts
 
 
-def _tree(leaves: list[tuple[int, int]]) -> _Fork | int:
-    """Halves of weights as equal as the order of the sources allows: the more even the forks, the
-    smaller the error.
+def _build_tree(leaves: list[tuple[int, int]]) -> _Fork | int:
+    """Build the tree of the sources.
+
+    Each fork divides the weights as evenly as the order of the sources allows: the more even the
+    forks, the smaller the deviation from the shares.
+
+    Args:
+        leaves: Numbers of the sources, with their parts.
     """
     if len(leaves) == 1:
         return leaves[0][0]
     parts = sum(part for _, part in leaves)
-    before = [sum(part for _, part in leaves[:cut]) for cut in range(1, len(leaves))]
-    cut = min(range(1, len(leaves)), key=lambda cut: abs(2 * before[cut - 1] - parts))
+    left_parts = [sum(part for _, part in leaves[:cut]) for cut in range(1, len(leaves))]
+    cut = min(range(1, len(leaves)), key=lambda cut: abs(2 * left_parts[cut - 1] - parts))
     return _Fork(
-        left=_tree(leaves[:cut]), right=_tree(leaves[cut:]), left_parts=before[cut - 1], parts=parts
+        left=_build_tree(leaves[:cut]),
+        right=_build_tree(leaves[cut:]),
+        left_parts=left_parts[cut - 1],
+        parts=parts,
     )

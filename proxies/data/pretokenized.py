@@ -1,9 +1,11 @@
-"""Readers of token ids that another program wrote: raw ones (`proxies.data.raw_ids`), NumPy's
-`.npy`, llm.c's `.bin` with a header, and Megatron-LM's `.bin` with an index beside it
-(`proxies.data.megatron_index`).
+"""Readers of token ids that another program wrote.
 
-llm.c (dev/data/data_common.py): 256 int32, of which magic 20240520 (uint16, GPT-2) or 20240801
-(uint32, Llama 3), version 1 or 7, and the number of tokens; the ids begin at byte 1024.
+The formats are raw ids (`proxies.data.raw_ids`), NumPy's `.npy`, llm.c's `.bin` with a header, and
+Megatron-LM's `.bin` with an index file (`proxies.data.megatron_index`).
+
+The header of llm.c (dev/data/data_common.py) is 256 int32: the magic number 20240520 (uint16 ids,
+GPT-2) or 20240801 (uint32 ids, Llama 3), version 1 or 7, and the number of tokens; the rest is
+unused. The ids begin at byte 1024.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from proxies.data.raw_ids import find_dtype, read_npy_header
 from proxies.data.tokens import DataError
 
 PIECE_TOKENS = 2**16
-"""A document that is longer, as where no id tells where one ends, is cut into pieces."""
+"""Maximum number of tokens in a document; longer ones are cut, as in files without an end id."""
 _HEADER_BYTES = 1024
 _CHUNK_TOKENS = 2**20
 _GPT2_END_ID = 50256
 _GPT2_VOCAB_SIZES = range(50257, 50433)
-"""Sizes of GPT-2's vocabulary, also padded to a multiple of up to 256. In others the id 50256 is a
-word."""
-# What llm.c's magic numbers stand for: vocabulary, and the id it puts between documents.
-_IMPLIED = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
+"""Sizes of GPT-2's vocabulary, also padded to a multiple of up to 256. In other vocabularies the id
+50256 is a word."""
+_LLMC_VOCABULARIES = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_000)}
+"""Vocabulary size and end id of llm.c's files, by the dtype of their ids."""
 
 
 def vocabulary_of(
@@ -38,22 +40,31 @@ def vocabulary_of(
     end_id: int | None,
     raw_dtype: str | None = None,
 ) -> tuple[int, int | None]:
-    """Vocabulary size and end id of pre-tokenized files: as said, else what llm.c's headers imply;
-    GPT-2's end id for other files if the vocabulary is GPT-2's, else none.
+    """Return the vocabulary size and the end id of pre-tokenized files.
+
+    Values that are not given follow from llm.c's headers. Without such a header, the end id is
+    GPT-2's if the vocabulary is GPT-2's; else there is none.
+
+    Args:
+        files: The pre-tokenized files.
+        vocab_size: Vocabulary size that the user gave, or None.
+        end_id: End id that the user gave, or None.
+        raw_dtype: Dtype of raw ids that the user gave, or None.
 
     Raises:
-        DataError: every file whose vocabulary nobody said, or whose ids cannot be of that
-            vocabulary.
+        DataError: The vocabulary of a file is unknown, or its ids cannot be of that vocabulary.
     """
     implied = {
-        _IMPLIED[dtype] for file in files if file.format == "llm.c" and (dtype := file.ids_dtype)
+        _LLMC_VOCABULARIES[dtype]
+        for file in files
+        if file.format == "llm.c" and (dtype := file.ids_dtype)
     }
     if vocab_size is None:
-        bare = [file for file in files if file.format != "llm.c"]
-        if bare and not implied:
+        without_header = [file for file in files if file.format != "llm.c"]
+        if without_header and not implied:
             raise DataError(
-                f"{bare[0].path} holds ids and does not state its vocabulary: give --vocab-size "
-                "(50257 for GPT-2)"
+                f"{without_header[0].path} holds ids and does not state its vocabulary: give "
+                "--vocab-size (50257 for GPT-2)"
             )
         if len(implied) > 1:
             raise DataError(
@@ -73,11 +84,11 @@ def vocabulary_of(
 def check_range(
     files: Iterable[SourceFile], vocab_size: int, end_id: int | None, raw_dtype: str | None = None
 ) -> None:
-    """Whether ids of a vocabulary fit the files they are said to be in.
+    """Check that the dtypes of files can represent every id of a vocabulary.
 
     Raises:
-        DataError: every file that cannot hold that vocabulary or whose width is not known, and an
-            end id outside it.
+        DataError: A file's dtype is too small or unknown, or the end id is outside the vocabulary.
+            All problems are listed at once.
     """
     problems = []
     if end_id is not None and not 0 <= end_id < vocab_size:
@@ -92,15 +103,14 @@ def check_range(
         if vocab_size > limit:
             problems.append(
                 f"{file.path} holds {dtype} ids, {limit} at most: a vocabulary of {vocab_size} "
-                "does not fit; "
-                "correct --vocab-size, or name another file"
+                "does not fit; correct --vocab-size, or name another file"
             )
     if problems:
         raise DataError(*problems)
 
 
 def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
-    """Return the dtype of a pre-tokenized file's ids, which raw files are read for.
+    """Return the dtype of a pre-tokenized file's ids; a raw file is read to recognize it.
 
     Raises:
         DataError: see `find_dtype`.
@@ -131,11 +141,11 @@ def read_npy(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
 
 
 def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of an llm.c file, each with its end id.
+    """Yield the documents of an llm.c file, each with its end id.
 
     Raises:
-        DataError: a header that is cut off, of another version or of another size than the file, or
-            an id outside the vocabulary.
+        DataError: The header is truncated, has another version, or does not fit the file's size; or
+            an id is outside the vocabulary.
     """
     with open_plain(file.path) as stream:
         header = stream.read(_HEADER_BYTES)
@@ -155,17 +165,17 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     if num_bytes != file.num_bytes:
         raise DataError(
             f"{file.path} has {counted(file.num_bytes, 'byte')}, its header says "
-            f"{counted(num_tokens, 'id')}, which "
-            f"take {num_bytes:,}: it is truncated, or something was appended"
+            f"{counted(num_tokens, 'id')}, which take {num_bytes:,}: it is truncated, or something "
+            "was appended"
         )
     yield from _read_ids(file, reading, dtype, _HEADER_BYTES)
 
 
 def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
-    """Documents of a Megatron-LM file as its index has them, each with its end id, if there is one.
+    """Yield the documents of a Megatron-LM file by its index, each with its end id if there is one.
 
     Raises:
-        DataError: the index does not fit the file, or an id is outside the vocabulary.
+        DataError: The index does not fit the file, or an id is outside the vocabulary.
     """
     index = index_of(file.path)
     stored = np.dtype(index.dtype).newbyteorder("<")
@@ -178,8 +188,7 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
             place = int(np.argmax(outside))
             raise DataError(
                 f"{file.path} token {start + place:,} is the id {int(document[place])}, outside "
-                "the vocabulary of "
-                f"{reading.vocab_size}: correct --vocab-size"
+                f"the vocabulary of {reading.vocab_size}: correct --vocab-size"
             )
         if reading.end_id is not None and (not length or document[-1] != reading.end_id):
             document = np.append(document, reading.end_id)
@@ -190,35 +199,35 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
 def _read_ids(
     file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integer], start: int
 ) -> Iterator[Document]:
+    """Yield the documents of an array of ids that begins at byte `start`, each with its end id."""
     end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
     pending, position = np.empty(0, dtype=np.uint32), 0
-    for ids in _chunks(file, dtype, start):
+    for ids in _read_chunks(file, dtype, start):
         outside = (ids < 0) | (ids >= reading.vocab_size)
         if outside.any():
             place = int(np.argmax(outside))
             raise DataError(
                 f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the "
-                "vocabulary of "
-                f"{reading.vocab_size} (read as {dtype.name}): correct --vocab-size or --dtype, or "
-                "the file is damaged "
-                "or of another format"
+                f"vocabulary of {reading.vocab_size} (read as {dtype.name}): correct --vocab-size "
+                "or --dtype, or the file is damaged or of another format"
             )
         position += len(ids)
         pending = np.concatenate([pending, ids.astype(np.uint32)])
-        done = 0
+        num_yielded = 0
+        # The last document may continue in the next chunk: only full pieces of it are yielded.
         for end in [*(np.flatnonzero(pending == end_id) + 1).tolist(), None]:
             stop = len(pending) if end is None else end
-            while stop - done > PIECE_TOKENS:
-                yield pending[done : done + PIECE_TOKENS]
-                done += PIECE_TOKENS
+            while stop - num_yielded > PIECE_TOKENS:
+                yield pending[num_yielded : num_yielded + PIECE_TOKENS]
+                num_yielded += PIECE_TOKENS
             if end is not None:
-                yield pending[done:end]
-                done = end
-        pending = pending[done:]
+                yield pending[num_yielded:end]
+                num_yielded = end
+        pending = pending[num_yielded:]
     yield pending
 
 
-def _chunks(
+def _read_chunks(
     file: SourceFile, dtype: np.dtype[np.integer], start: int
 ) -> Iterator[NDArray[np.integer]]:
     with open_plain(file.path) as stream:

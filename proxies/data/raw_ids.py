@@ -1,10 +1,9 @@
-"""The width of token ids in a raw file, which does not state it, and the header of NumPy's `.npy`,
-which does.
+"""The dtype of token ids in raw files, which do not state it, and in NumPy's `.npy`, which do.
 
-nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. Read with another
-width, every number is still an id: every second uint16 of uint32 ids below 65,536 is 0. The width
-is the one with which the ids are inside the vocabulary and at least half of them are not 0; if that
-leaves two widths, the user must name one.
+nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. A file that is read
+with the wrong width still gives ids: of uint32 ids below 65,536, every second uint16 is 0. So the
+width is recognized as the one with which the ids are inside the vocabulary and at least half of
+them are not 0. If two widths are possible, the user must name one.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 NPY_MAGIC = b"\x93NUMPY"
 _SAMPLE_BYTES, _NUM_SAMPLES = 2**16, 5
 _MIN_SHARE_INSIDE = 0.98
-"""Minimum share of ids inside the vocabulary: a few damaged ids do not change the width or the byte
-order."""
+"""Minimum share of ids inside the vocabulary; below 1, so that a few damaged ids do not change the
+recognized width or byte order."""
 _CONTAINERS = {
     b"PK\x03\x04": "a zip archive (numpy.savez and torch.save write one)",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
@@ -37,7 +36,7 @@ _CONTAINERS = {
     b"\x80\x04\x95": "a pickle",
     b"\x80\x05\x95": "a pickle",
 }
-"""Beginnings of files that are no rows of ids."""
+"""Contents of files that are not plain ids, by their first bytes."""
 _HEADER_BYTES, _SAFETENSORS_START = 1024, 8
 _TEXT_BYTES, _MIN_TEXT_BYTES = frozenset(b"\t\n\r" + bytes(range(32, 127))), 64
 _MIN_IDS, _MIN_NONZERO_SHARE = 16, 0.5
@@ -65,12 +64,12 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
     if num_bytes % (size := np.dtype(raw_dtype or "uint16").itemsize):
         raise DataError(
             f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it "
-            "is truncated, or "
-            "its ids have another width (--dtype)"
+            "is truncated, or its ids have another width (--dtype)"
         )
     if raw_dtype:
         return raw_dtype
 
+    # Little-endian ids: the largest width with which they fit.
     widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
     shares = {width: _find_share_inside(sample, f"<u{width}", vocab_size) for width in widths}
     wide = [width for width in widths if width > 2 and shares[width] >= _MIN_SHARE_INSIDE]
@@ -81,29 +80,27 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         fitting = ([2] if shares[2] == 1.0 else []) + wide[::-1]
         names = " or ".join(f"uint{8 * width}" for width in fitting)
         raise DataError(
-            f"{path} may hold ids of {names}: its zeros prove neither; name one with --dtype"
+            f"{path} may hold ids of {names}: it has too many zeros to tell; name one with --dtype"
         )
 
+    # Big-endian ids are an error.
     for width in widths:
         dtype = f">u{width}"
         is_inside = _find_share_inside(sample, dtype, vocab_size) == 1.0
-        # inside in both byte orders: 1 is 256 in the other
+        # Small ids are inside in both byte orders: 1 becomes 256.
         if width == 2 and shares[2] >= _MIN_SHARE_INSIDE:
             is_inside = False
         if is_inside and _is_mostly_nonzero(sample, dtype):
             raise DataError(
                 f"{path} holds big-endian ids of {counted(width, 'byte')}, which are not read: "
-                "write them "
-                "little-endian, such as by numpy.fromfile(file, "
-                f"'>u{width}').astype('<u{width}').tofile(other)"
+                "write them little-endian, for example by "
+                f"numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(new_file)"
             )
-    return "uint16"  # its reader names the first id outside the vocabulary
+    return "uint16"  # The reader reports the first id outside the vocabulary.
 
 
 def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
-    """Return what a file holds in place of plain ids, as far as its first bytes prove it; empty if
-    they do not.
-    """
+    """Name the content of a file that is provably not plain ids; empty if nothing is proved."""
     for start, name in _CONTAINERS.items():
         if sample.startswith(start):
             return name
@@ -121,11 +118,10 @@ def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
         if values.size >= _MIN_IDS and are_ids.all() and values.any():
             return f"an array of float{8 * width}"
     words = np.frombuffer(sample, "<u4", len(sample) // 4)
-    # A chunk of litdata or MDS begins with the number of its samples, and with where each of them
-    # begins.
+    # A chunk of litdata or MDS begins with the number of its samples and the offset of each.
     if words.size > 2 and words[1] == 4 * (int(words[0]) + 2) <= num_bytes:
         return "a chunk of litdata or of MosaicML's MDS"
-    # Headers like llm.c's are zero behind the number of ids.
+    # Headers like that of llm.c are zero after the number of ids.
     sizes = (
         [_HEADER_BYTES + int(words[2]) * width for width in (2, 4)]
         if words.size >= _HEADER_BYTES // 4
@@ -133,16 +129,19 @@ def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
     )
     if num_bytes in sizes and not words[3 : _HEADER_BYTES // 4].any():
         return (
-            f"ids behind a header of {_HEADER_BYTES} bytes with the unknown magic number {words[0]}"
+            f"ids after a header of {_HEADER_BYTES} bytes with the unknown magic number {words[0]}"
         )
     return ""
 
 
 def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
-    """Return the dtype of a `.npy` file's ids, their number, and the byte at which they begin.
+    """Read the header of a `.npy` file.
+
+    Returns:
+        The dtype of the ids, their number, and their offset in the file in bytes.
 
     Raises:
-        DataError: The header is damaged, or the array is not one row of whole numbers.
+        DataError: The header is damaged, or the array is not one row of integers.
     """
     try:
         with open_plain(path) as file:
@@ -158,22 +157,21 @@ def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     if dtype.kind not in "iu" or len(shape) != 1:
         raise DataError(
             f"{path} is a NumPy array of {dtype} with shape {shape}: must be one row of whole "
-            "numbers; flatten it, or "
-            "leave it out"
+            "numbers; flatten it, or leave it out"
         )
     num_bytes = path.stat().st_size - start
     if num_bytes != shape[0] * dtype.itemsize:
         raise DataError(
             f"{path} has {counted(num_bytes, 'byte')} of ids, its header says "
-            f"{shape[0] * dtype.itemsize:,}: it is "
-            "truncated, or something was appended"
+            f"{shape[0] * dtype.itemsize:,}: it is truncated, or something was appended"
         )
     return dtype, shape[0], start
 
 
 def _read_sample(path: Path, num_bytes: int) -> bytes:
-    """Return the content of a file, or pieces from its beginning to its end; each starts at a
-    multiple of 8 bytes.
+    """Return the content of a small file, or evenly spaced pieces of a large one.
+
+    Each piece starts at a multiple of 8 bytes, so that no id of any width is cut.
     """
     with open_plain(path) as file:
         if num_bytes <= _SAMPLE_BYTES * _NUM_SAMPLES:
@@ -185,17 +183,19 @@ def _read_sample(path: Path, num_bytes: int) -> bytes:
         return b"".join(pieces)
 
 
-def _view(sample: bytes, dtype: str) -> NDArray[np.unsignedinteger]:
+def _view_ids(sample: bytes, dtype: str) -> NDArray[np.unsignedinteger]:
     return np.frombuffer(sample, dtype, len(sample) // np.dtype(dtype).itemsize)
 
 
 def _find_share_inside(sample: bytes, dtype: str, vocab_size: int) -> float:
     """Return the share of ids inside the vocabulary; 0 if the sample is shorter than one id."""
-    ids = _view(sample, dtype)
+    ids = _view_ids(sample, dtype)
     return float(np.count_nonzero(ids < vocab_size)) / max(ids.size, 1)
 
 
 def _is_mostly_nonzero(sample: bytes, dtype: str) -> bool:
-    """Return whether so many ids are not 0 that the zeros between narrower ones are no ids."""
-    ids = _view(sample, dtype)
+    """Return whether enough ids are not 0 to rule out that they are narrower ids read too wide, or
+    wider ids read too narrow.
+    """
+    ids = _view_ids(sample, dtype)
     return bool(ids.size >= _MIN_IDS and np.count_nonzero(ids) >= _MIN_NONZERO_SHARE * ids.size)

@@ -1,8 +1,8 @@
-"""Parquet in object stores and on the Hugging Face Hub (`s3://`, `gs://`, `hf://`), through
-pyarrow's filesystems.
+"""Parquet files in object stores and on the Hugging Face Hub (`s3://`, `gs://`, `hf://`).
 
-Credentials come from where each store's own client looks: environment, profile files, `hf auth
-login`. A URI is kept and shown, so one that holds a password is refused.
+They are read through pyarrow's filesystems. Credentials come from where each store's own client
+looks for them: the environment, profile files, `hf auth login`. URIs are stored and shown, so a URI
+that contains a password is refused.
 """
 
 from __future__ import annotations
@@ -20,53 +20,52 @@ _SUFFIX = ".parquet"
 
 
 class RemoteFile(NamedTuple):
-    """One parquet file."""
+    """A parquet file in an object store."""
 
     uri: str
     path: str
-    """Inside its store."""
+    """Path inside the store."""
     num_bytes: int
 
 
 class RemoteFiles(NamedTuple):
-    """What lies at a URI."""
+    """The parquet files at a URI, and the kinds of other files there."""
 
     files: list[RemoteFile]
     not_read: list[NotRead]
 
 
 def is_uri(text: str) -> bool:
-    """Whether a source is named by a URI, and not by a path."""
+    """Return whether the name of a source is a URI, not a path."""
     return _URI.fullmatch(text) is not None
 
 
 def filesystem_of(uri: str) -> tuple[Any, str]:
-    """The pyarrow filesystem that a URI is of, and the path inside it.
+    """Return the pyarrow filesystem of a URI, and the path inside it.
 
     Raises:
-        DataError: another scheme, a URI with a password, or a client that is not installed or
-            cannot be made.
+        DataError: The scheme is unknown, the URI contains a password, or the store's client is not
+            installed or cannot be created.
     """
     import pyarrow as pa
     import pyarrow.fs
 
-    found = _URI.fullmatch(uri)
-    scheme, rest = (found[1].lower(), found[2]) if found else ("", "")
+    match = _URI.fullmatch(uri)
+    scheme, location = (match[1].lower(), match[2]) if match else ("", "")
     if scheme not in SCHEMES:
         raise DataError(
             f"{uri}: must be a path, or begin with {', '.join(f'{each}://' for each in SCHEMES)}"
         )
-    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+    if ":" in location.partition("/")[0].rpartition("@")[0]:
         raise DataError(
-            f"{scheme}://...: holds a password, which would be kept and shown: leave it out, and "
-            "put it where the "
-            "store's own client finds it, such as the environment"
+            f"{scheme}://...: holds a password, which would be stored and shown: remove it, and "
+            "put it where the store's own client finds it, such as the environment"
         )
     try:
         if scheme == "hf":
             from huggingface_hub import HfFileSystem
 
-            return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(HfFileSystem())), rest
+            return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(HfFileSystem())), location
         return pyarrow.fs.FileSystem.from_uri(uri)  # type: ignore[no-any-return]
     except ImportError:
         raise DataError(
@@ -77,57 +76,59 @@ def filesystem_of(uri: str) -> tuple[Any, str]:
 
 
 def find_remote(uri: str) -> RemoteFiles:
-    """The parquet file at a URI, or those below it, in sorted order; what else lies there is
-    counted.
+    """Find the parquet file at a URI, or the parquet files below it, in sorted order.
 
     Raises:
-        DataError: nothing is there, no parquet is, or it cannot be listed.
+        DataError: There is no parquet file, or the URI cannot be listed.
     """
     from pyarrow import fs
 
     filesystem, root = filesystem_of(uri)
     try:
         info = filesystem.get_file_info(root)
-        below = [info]
+        entries = [info]
         if info.type == fs.FileType.Directory:
-            below = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
-    except Exception as error:  # each store's client raises its own
+            entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    except Exception as error:  # each store's client raises its own exceptions
         raise DataError(f"{uri} cannot be listed: {first_line(error)}") from error
-    held = sorted(
-        (each for each in below if each.type == fs.FileType.File), key=lambda each: each.path
+    all_files = sorted(
+        (entry for entry in entries if entry.type == fs.FileType.File),
+        key=lambda entry: entry.path,
     )
-    taken = [each for each in held if each.path.endswith(_SUFFIX)]
-    if not taken:
+    parquet_files = [entry for entry in all_files if entry.path.endswith(_SUFFIX)]
+    if not parquet_files:
         raise DataError(
-            f"{uri}: no {_SUFFIX} file is there ({counted(len(held), 'other')}); from a store only "
-            "parquet is read"
+            f"{uri}: no {_SUFFIX} file is there ({counted(len(all_files), 'other')}); from a store "
+            "only parquet is read"
         )
     scheme, query = uri.partition("://")[0], uri.partition("?")[2]
     files = [
         RemoteFile(
-            f"{scheme}://{each.path}" + (f"?{query}" if query else ""),
-            each.path,
-            int(each.size or 0),
+            f"{scheme}://{entry.path}" + (f"?{query}" if query else ""),
+            entry.path,
+            int(entry.size or 0),
         )
-        for each in taken
+        for entry in parquet_files
     ]
-    left: dict[str, list[Any]] = {}
-    for each in held:
-        if each not in taken:
-            left.setdefault(Path(each.path).suffix, []).append(each)
-    records = [
+    others_by_suffix: dict[str, list[Any]] = {}
+    for entry in all_files:
+        if entry not in parquet_files:
+            others_by_suffix.setdefault(Path(entry.path).suffix, []).append(entry)
+    not_read = [
         NotRead(
             suffix=suffix,
-            num_files=len(entries),
-            num_bytes=sum(int(each.size or 0) for each in entries),
-            examples=tuple(Path(each.path).name for each in entries[:MAX_EXAMPLES]),
+            num_files=len(others),
+            num_bytes=sum(int(entry.size or 0) for entry in others),
+            examples=tuple(Path(entry.path).name for entry in others[:MAX_EXAMPLES]),
         )
-        for suffix, entries in left.items()
+        for suffix, others in others_by_suffix.items()
     ]
-    return RemoteFiles(files, records)
+    return RemoteFiles(files, not_read)
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says first; of the system's errors, without the path."""
+    """Return the first line of an exception's message; for an operating system error, its message
+    without the path.
+    """
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or (str(error).strip().splitlines() or [type(error).__name__])[0]

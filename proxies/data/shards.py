@@ -1,5 +1,7 @@
-"""Writing shards: a corpus is put together in a folder within its own, and shows itself whole or
-not at all.
+"""Write the shards of a corpus, and publish the corpus when it is complete.
+
+A corpus is assembled in a hidden folder inside the corpus folder, and moved out of it at the end:
+the corpus folder contains a complete corpus or none.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ from proxies.core.plain_files import open_plain
 from proxies.data.tokens import MANIFEST, TOKENIZER_FILE, DataError, Manifest, Shard, read_manifest
 
 SHARD_TOKENS = 2**26
+"""Number of tokens in each shard of a split but the last."""
 UNFINISHED = ".unfinished"
+"""Name of the folder that a corpus is assembled in."""
 
 
 class PublishedShards:
-    """The shards of one split that a corpus folder holds already, to compare new ones with as they
-    are written.
+    """The published shards of one split, which new shards are compared with while being written.
 
     Args:
         folder: The corpus folder.
-        shards: Its shards of the split, by the manifest.
+        shards: Shards of the split in the folder's manifest.
     """
 
     def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
@@ -40,14 +43,14 @@ class PublishedShards:
         self._damaged: set[int] = set()
 
     def differ(self, index: int, offset: int, content: bytes) -> bool:
-        """Return whether content for a place in a shard is not what the corpus has there.
+        """Return whether new content differs from the published content at the same place.
 
-        A damaged shard differs in nothing: it is to be repaired.
+        A damaged shard does not count as different, because it is being repaired.
 
         Args:
             index: Number of the shard.
-            offset: Place of the content in the shard, in bytes.
-            content: Ids in the dtype of the corpus.
+            offset: Offset of the content in the shard, in bytes.
+            content: New ids, in the dtype of the corpus.
         """
         if index in self._damaged:
             return False
@@ -68,13 +71,13 @@ class PublishedShards:
 
 
 class ShardWriter:
-    """Writes ids into files of `SHARD_TOKENS`, hashing as it goes.
+    """Writes ids into files of `SHARD_TOKENS` ids, and hashes them.
 
     Args:
-        folder: where the files go.
-        stem: what their names begin with: `train` gives `train-00000.bin` and so on.
-        dtype: `uint16` or `uint32`.
-        published: shards to compare with; None if there are none.
+        folder: Folder to write to.
+        stem: Beginning of the file names: `train` gives `train-00000.bin`, and so on.
+        dtype: Dtype of the stored ids, `uint16` or `uint32`.
+        published: Published shards to compare with; None if there are none.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class ShardWriter:
         self._folder, self._stem, self._dtype = folder, stem, np.dtype(dtype).newbyteorder("<")
         self._published = published
         self.differs = False
-        """Whether an id has been written that is not the published one at its place."""
+        """Whether an id that was written differs from the published one at the same place."""
         self._shards: list[Shard] = []
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
@@ -91,20 +94,18 @@ class ShardWriter:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens written so far."""
+        """Number of tokens written so far."""
         return sum(shard.num_tokens for shard in self._shards) + self._num_tokens
 
     def write(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids, over as many files as it takes.
+        """Append ids; new files are started as needed.
 
         Raises:
-            DataError: the disk is full, or fails.
+            DataError: The disk is full, or fails.
         """
         while ids.size:
-            part, ids = (
-                ids[: SHARD_TOKENS - self._num_tokens],
-                ids[SHARD_TOKENS - self._num_tokens :],
-            )
+            num_free = SHARD_TOKENS - self._num_tokens
+            part, ids = ids[:num_free], ids[num_free:]
             content = part.astype(self._dtype).tobytes()
             if self._published is not None and not self.differs:
                 offset = self._num_tokens * self._dtype.itemsize
@@ -120,18 +121,18 @@ class ShardWriter:
                 self._end_shard()
 
     def close(self) -> tuple[Shard, ...]:
-        """End the last file; what was written.
+        """Finish the last file, and return all shards that were written.
 
         Raises:
-            DataError: the disk is full, or fails.
+            DataError: The disk is full, or fails.
         """
         self._end_shard()
         return tuple(self._shards)
 
     def abandon(self) -> None:
-        """Let go of a file that was not ended; it is of no use."""
+        """Close a file that was not finished, without completing it."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what it still holds may not fit the disk
+            with contextlib.suppress(OSError):  # buffered bytes may not fit on the disk
                 self._file.close()
 
     @property
@@ -156,26 +157,29 @@ class ShardWriter:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
+    """Turn operating system errors while writing into a DataError with advice."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "free some space, or name another --out" if is_full else "name another --out"
         raise DataError(
             f"{path} cannot be written: {error.strerror}; nothing of this corpus was kept: "
-            f"{'free some space, or ' if full else ''}name another --out, and run the command again"
+            f"{advice}, and run the command again"
         ) from error
 
 
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """A folder to put the corpus `out` together in; gone at the end, whatever happens. A killed
-    run's is replaced.
+    """Create a folder in which the corpus `out` is assembled, and remove it at the end.
+
+    The folder is locked. What a killed process left in it is deleted.
 
     Raises:
-        DataError: another process is writing into `out`, it holds files that are no corpus but are
-            named like one, or it cannot be made.
+        DataError: Another process is writing to `out`, it contains files that are not of a corpus
+            but are named like one, or it cannot be created.
     """
-    folder, made = out / UNFINISHED, not out.exists()
+    folder, is_new = out / UNFINISHED, not out.exists()
     read_published(out)
     with _writing(out):
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,29 +188,30 @@ def unfinished(out: Path) -> Iterator[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            made = False
+            is_new = False
             raise DataError(
                 f"{out} is being written by another process: wait for it, or name another --out"
             ) from error
         try:
-            for left in folder.iterdir():
-                left.unlink()
+            for old_file in folder.iterdir():
+                old_file.unlink()
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            if made:
-                with contextlib.suppress(OSError):  # it holds the corpus now
+            if is_new:
+                # This fails if the corpus was published.
+                with contextlib.suppress(OSError):
                     out.rmdir()
     finally:
         os.close(descriptor)
 
 
 def read_published(out: Path) -> Manifest | None:
-    """Return the manifest of the corpus that a folder holds; None if it holds none.
+    """Return the manifest of the corpus in a folder; None if the folder has no corpus.
 
     Raises:
-        DataError: The folder holds a damaged manifest, or files that are named like a corpus's, or
-            it is a file.
+        DataError: The manifest is damaged, the folder has files that are named like those of a
+            corpus but no manifest, or it is a file.
     """
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file: name a folder with --out")
@@ -220,19 +225,24 @@ def read_published(out: Path) -> Manifest | None:
             *(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in ("train", "validation")),
             TOKENIZER_FILE,
         ]
-        if strangers := sorted(file.name for name in names for file in out.glob(name)):
+        if unknown_files := sorted(file.name for name in names for file in out.glob(name)):
             raise DataError(
-                f"{out} has no {MANIFEST} but has {strangers[0]}, which would be overwritten: name "
-                "another --out"
+                f"{out} has no {MANIFEST} but has {unknown_files[0]}, which would be overwritten: "
+                "name another --out"
             )
     return None
 
 
 def check_same_settings(out: Path, published: Manifest, settings: Mapping[str, object]) -> None:
-    """Refuse, before any text is read, to tokenize into a corpus that differs in its settings.
+    """Check that a published corpus has the settings of the new one, before any text is read.
+
+    Args:
+        out: The corpus folder.
+        published: Its manifest.
+        settings: Fields of the manifest, with the values of the new corpus.
 
     Raises:
-        DataError: the manifest in `out` has another value for one of these fields.
+        DataError: A field has another value.
     """
     differences = [
         f"{field} {_shorten(old)}, not {_shorten(new)}"
@@ -249,7 +259,7 @@ def _shorten(value: object) -> str:
 
 
 def another_corpus(out: Path, difference: str) -> DataError:
-    """Return the error that a folder holds another corpus than the one to be written."""
+    """Return the error for a folder that contains another corpus than the one to be written."""
     return DataError(
         f"{out} holds another corpus ({difference}), which runs may depend on: name another --out, "
         "or remove the folder"
@@ -257,20 +267,24 @@ def another_corpus(out: Path, difference: str) -> DataError:
 
 
 def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
-    """Move a finished corpus from `folder` to `out`: its files and the tokenizer's first, the
-    manifest last.
+    """Move a finished corpus from `folder` to `out`: first its files, last the manifest.
+
+    Args:
+        folder: Folder in which the corpus was assembled.
+        out: The corpus folder.
+        manifest: The manifest of the corpus.
+        tokenizer: Content of the tokenizer's file; None if there is none.
 
     Raises:
-        DataError: `out` holds another corpus, or the disk is full.
+        DataError: `out` contains another corpus, or the disk is full.
     """
-    known = (out / MANIFEST).exists()
-    if known and (published := read_manifest(out)).data_id != manifest.data_id:
+    was_published = (out / MANIFEST).exists()
+    if was_published and (published := read_manifest(out)).data_id != manifest.data_id:
         raise another_corpus(
             out,
             f"of {published.num_tokens('train'):,} training and "
-            f"{published.num_tokens('validation'):,} validation "
-            f"tokens, not {manifest.num_tokens('train'):,} and "
-            f"{manifest.num_tokens('validation'):,}",
+            f"{published.num_tokens('validation'):,} validation tokens, not "
+            f"{manifest.num_tokens('train'):,} and {manifest.num_tokens('validation'):,}",
         )
     targets = {file: out / file.name for file in sorted(folder.iterdir())}
     try:
@@ -282,8 +296,8 @@ def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None
                 file.replace(target)
             canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
     except BaseException:
-        for target in (
-            [] if known else targets.values()
-        ):  # without a manifest the next run would take them for another's
-            target.unlink(missing_ok=True)
+        # Without a manifest, the next `tokenize` would refuse to overwrite these files.
+        if not was_published:
+            for target in targets.values():
+                target.unlink(missing_ok=True)
         raise

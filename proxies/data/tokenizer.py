@@ -1,5 +1,6 @@
-"""Tokenizers: bytes, or a `tokenizer.json` of Hugging Face's `tokenizers`, which enters the house
-here alone.
+"""Tokenizers: the bytes of UTF-8, or a `tokenizer.json` of Hugging Face's `tokenizers`.
+
+This is the only module that imports `tokenizers`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from proxies.data.tokenizer_process import (
 )
 from proxies.data.tokens import DataError
 
-DOCUMENT_END = 0  # of the bytes: NUL, which text does not hold
+DOCUMENT_END = 0
+"""End id of the byte tokenizer: NUL, which is removed from texts."""
 END_TOKENS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -48,9 +50,9 @@ use (Gemma 3)."""
 
 
 class BytesTokenizer:
-    """Every byte of UTF-8 its own id, and NUL after each document.
+    """A tokenizer with one id per byte of UTF-8, and NUL after each document.
 
-    At proxy sizes the tables of a learned vocabulary would be most of the model.
+    At the sizes of proxies, the embedding of a learned vocabulary would be most of the model.
     """
 
     name = "bytes"
@@ -58,24 +60,24 @@ class BytesTokenizer:
     end_id = DOCUMENT_END
 
     def encode(self, texts: list[bytes]) -> NDArray[np.uint32]:
-        """Ids of the texts, joined, the end id after each."""
+        """Return the ids of the texts in one array, with the end id after each text."""
         end = bytes([DOCUMENT_END])
         return np.frombuffer(end.join(texts) + end, dtype=np.uint8).astype(np.uint32)
 
 
 class FileTokenizer:
-    """What a `tokenizer.json` says, and its end-of-document token after each text.
+    """A tokenizer from a `tokenizer.json`, with its end-of-document token after each text.
 
-    Text is only ever text: where it spells a special token, it is not that token. Nothing is put
-    around documents, cut off or padded, whatever the file says. The file is loaded and applied by
-    another process (`proxies.data.tokenizer_process`).
+    A text that spells a special token is encoded as ordinary text. Documents are not truncated,
+    padded, or wrapped in special tokens, whatever the file says. Another process loads and applies
+    the file (`proxies.data.tokenizer_process`).
 
     Args:
-        file: a `tokenizer.json`.
-        end_token: the token that ends a document; None: see `choose_end_token`.
+        file: Path of a `tokenizer.json`.
+        end_token: Token that ends a document; None to choose it by `choose_end_token`.
 
     Raises:
-        DataError: the file cannot be read, or does not know the end token.
+        DataError: The file cannot be read, or does not have the end token.
     """
 
     def __init__(self, file: Path, end_token: str | None) -> None:
@@ -92,28 +94,29 @@ class FileTokenizer:
         vocabulary: Mapping[str, int] = loaded["vocabulary"]  # type: ignore[assignment]
         special: list[str] = loaded["special"]  # type: ignore[assignment]
         self.vocab_size = max(vocabulary.values()) + 1
-        chosen = choose_end_token(file, vocabulary, frozenset(special), end_token)
-        self.end_id = vocabulary[chosen.token]
-        self.end_reason = f"{chosen.token} (id {self.end_id}), {chosen.reason}"
+        choice = choose_end_token(file, vocabulary, frozenset(special), end_token)
+        self.end_id = vocabulary[choice.token]
+        self.end_reason = f"{choice.token} (id {self.end_id}), {choice.reason}"
         """The end token and the reason for the choice, for messages."""
 
     def encode(self, texts: list[bytes]) -> NDArray[np.uint32]:
-        """Ids of the texts, joined, the end id after each.
+        """Return the ids of the texts in one array, with the end id after each text.
 
         Raises:
-            DataError: the tokenizer fails, or takes longer than its limit.
+            DataError: The tokenizer fails, or takes longer than its limit.
         """
         message = pack_texts(texts)
         seconds = BATCH_SECONDS + len(message) / BYTES_PER_SECOND
-        ids = np.frombuffer(self._process.ask(_ENCODE, message, seconds), dtype="<u4")
-        ends = np.cumsum(ids[1 : 1 + ids[0]], dtype=np.int64)
-        return np.insert(ids[1 + ids[0] :], ends, np.uint32(self.end_id)).astype(
-            np.uint32, copy=False
-        )
+        # The answer has the number of texts, the length of each, then all ids.
+        answer = np.frombuffer(self._process.ask(_ENCODE, message, seconds), dtype="<u4")
+        num_texts = answer[0]
+        ends = np.cumsum(answer[1 : 1 + num_texts], dtype=np.int64)
+        ids = np.insert(answer[1 + num_texts :], ends, np.uint32(self.end_id))
+        return ids.astype(np.uint32, copy=False)
 
 
 MAX_TOKENIZER_BYTES = 2**28
-"""Maximum size of a tokenizer's file; the largest in use have some 35 MB."""
+"""Maximum size of a tokenizer's file; the largest in use have about 35 MB."""
 
 
 class EndToken(NamedTuple):
@@ -195,7 +198,7 @@ def _read_config(path: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise DataError(
-            f"{path} cannot be read: {reason}; mend it, or name the end token with --end-token"
+            f"{path} cannot be read: {reason}; repair it, or name the end token with --end-token"
         ) from error
     return config if isinstance(config, dict) else {}
 
@@ -247,18 +250,22 @@ Tokenizer = BytesTokenizer | FileTokenizer
 
 
 def load_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
-    """The tokenizer of `--tokenizer`: `bytes`, or the path of a `tokenizer.json`.
+    """Load the tokenizer that `--tokenizer` names.
+
+    Args:
+        name: `bytes`, or the path of a `tokenizer.json`.
+        end_token: Token that ends a document; None to choose it by `choose_end_token`.
 
     Raises:
-        DataError: the file cannot be read, or does not know the end token; or bytes with an end
-            token.
+        DataError: The file cannot be read or does not have the end token, or an end token is given
+            for the byte tokenizer.
     """
     if name != "bytes":
         return FileTokenizer(Path(name), end_token)
     if end_token is not None:
         raise DataError(
-            f"--end-token {end_token}: the byte tokenizer ends documents by NUL; name a file's "
-            "tokenizer"
+            f"--end-token {end_token}: the byte tokenizer ends documents with NUL; name a "
+            "tokenizer.json with --tokenizer, or omit --end-token"
         )
     return BytesTokenizer()
 
@@ -266,11 +273,15 @@ def load_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
 def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     """Train a byte-level BPE and return its `tokenizer.json`.
 
-    Id 0 is the end-of-document token `<|endoftext|>`. Equal texts give equal bytes: ties between
-    merges are broken by id.
+    Id 0 is the end-of-document token `<|endoftext|>`. The same texts give the same bytes: ties
+    between merges are broken by id.
+
+    Args:
+        texts: Documents in UTF-8.
+        vocab_size: Number of entries, including the 256 bytes and the end token.
 
     Raises:
-        DataError: the texts have too few different words for so many entries.
+        DataError: The texts have too few different words for so many entries.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -287,8 +298,8 @@ def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         raise DataError(
-            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; ask for "
-            "fewer, or add text"
+            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; choose a "
+            "smaller vocabulary, or add text"
         )
     return bytes(tokenizer.to_str(), "utf-8")
 

@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from proxies.data.tokens import DataError
 
 START_SECONDS = 120.0
-"""Time limit for starting Python and loading a tokenizer; 250,000 entries take half a second on an
+"""Time limit for starting Python and loading a tokenizer. 250,000 entries take half a second on an
 idle machine."""
 BATCH_SECONDS, BYTES_PER_SECOND = 30.0, 50_000
-"""Time limit for a batch: a constant, plus its size over a speed. BPE encodes text at 1 to 5 MB/s
-on a core."""
+"""Time limit for a batch: a constant, plus its size divided by a speed. BPE encodes 1 to 5 MB/s on
+one core."""
 _HEADER = struct.Struct("<qq")
 _ANSWER, _PROBLEM = 0, 1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -160,7 +160,7 @@ def serve(answer: Callable[[int, bytes], bytes], parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the line above
         return
-    # Ctrl-C reaches the whole process group; the parent decides
+    # Ctrl-C reaches the whole process group; the parent decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while header := source.read(_HEADER.size):

@@ -1,5 +1,6 @@
-"""The sample of a corpus that a new tokenizer is trained on: limited in size, and independent of
-the files' order.
+"""The sample of a corpus that a new tokenizer is trained on.
+
+Its size is limited, and it does not depend on the order of the files.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ for 32,768."""
 def sample_documents(
     files: Sequence[SourceFile], reading: ReaderOptions, validation_fraction: float
 ) -> list[bytes]:
-    """Return the documents with the largest hashes, up to `MAX_SAMPLE_BYTES` in all, sorted by
-    hash.
+    """Return the documents with the largest hashes, up to a total of `MAX_SAMPLE_BYTES`.
+
+    They are sorted by hash.
 
     Documents of the validation split are left out, so that the tokenizer does not fit the text on
     which models are evaluated.

@@ -1,10 +1,10 @@
-"""A corpus of token shards, mapped into memory and read in an order that is a pure function of
-(seed, position).
+"""A corpus of token shards, mapped into memory and read in an order that depends only on the seed
+and the position.
 
-A corpus folder holds `manifest.json`, the tokenizer's file if there is one, and raw little-endian
-shards (uint16, or uint32 for large vocabularies; no header) of one source or several. The
-manifest's content id is the `data_id` of every run on it. numpy and the standard library only:
-exports carry this module to other machines.
+A corpus folder contains `manifest.json`, the tokenizer's file if there is one, and raw
+little-endian shards (uint16, or uint32 for large vocabularies; no header) of one or more sources.
+The manifest's content id is the `data_id` of every run on the corpus. Exports carry this module to
+other machines: it uses NumPy and the standard library only.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ MANIFEST = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 SCHEMA_VERSION = 3
 MAX_EXAMPLES = 3
+"""Maximum number of file names that are given as examples of a kind of file."""
 MAX_MANIFEST_BYTES = 2**28
-"""Maximum size of a manifest, which a million shards take."""
+"""Maximum size of a manifest, which would be reached at a million shards."""
 Split = Literal["train", "validation"]
 Dtype = Literal["uint16", "uint32"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
 
 
 class DataError(InputError):
-    """The corpus cannot be read, or is not what its manifest says. `problems` lists all that is
-    wrong.
-    """
+    """A corpus cannot be read, or is not what its manifest says; `problems` lists every problem."""
 
     cause, refuses_study = "bad_data", True
 
@@ -53,7 +52,7 @@ class DataError(InputError):
 
 
 class CorruptCorpusError(DataError):
-    """Shards that are not what their manifest says."""
+    """A corpus has shards or a tokenizer that are not what its manifest says."""
 
     exit_code = ExitCode.CORRUPT
 
@@ -69,9 +68,10 @@ class Shard:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        plain = re.fullmatch(r"[\w-]+\.bin", self.file) is not None
+        is_plain_name = re.fullmatch(r"[\w-]+\.bin", self.file) is not None
         checks.that(
-            plain, f"file = {self.file!r}: must be the name of a .bin file in the corpus folder"
+            is_plain_name,
+            f"file = {self.file!r}: must be the name of a .bin file in the corpus folder",
         )
         checks.whole("num_tokens", "max_id", least=0)
         checks.done()
@@ -79,23 +79,23 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """One part of a corpus, drawn from with its own weight."""
+    """One part of a corpus, with its weight in the mixture."""
 
     name: str
     weight: float
-    """Share of a run's sequences; the shares of a corpus add up to one."""
+    """Share of a run's sequences; the shares of a corpus add up to 1."""
     num_documents: int
     train: tuple[Shard, ...]
     validation: tuple[Shard, ...]
 
     def num_tokens(self, split: Split) -> int:
-        """Tokens in a split."""
+        """Return the number of tokens in a split."""
         return sum(shard.num_tokens for shard in getattr(self, split))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotRead:
-    """Files of a suffix that was not asked for."""
+    """Files of one kind that are not read into a corpus."""
 
     suffix: str
     num_files: int
@@ -106,23 +106,24 @@ class NotRead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a corpus is: everything a run's data depends on, no path or date; and what was left out
-    when it was made.
+    """The description of a corpus: everything that the data of a run depends on.
+
+    It contains no path and no date. `not_read` and `source_bytes` are no part of the corpus's id.
     """
 
     schema_version: int
     tokenizer: str
-    """`bytes`, `sha256:` and the hash of the tokenizer's file, or `unnamed` for ids that came
-    without one."""
+    """`bytes`, `sha256:` and the hash of the tokenizer's file, or `unnamed` for ids whose tokenizer
+    is unknown."""
     vocab_size: int
     dtype: Dtype
     end_id: int | None
-    """The token after each document, if there is one."""
+    """Id that ends each document; None if there is none."""
     sources: tuple[Source, ...]
     not_read: tuple[NotRead, ...] = ()
-    """Files of the sources' folders that are not in it; no part of `data_id`."""
+    """Files of the sources' folders that are not in the corpus; no part of `data_id`."""
     source_bytes: int = field(default=0, metadata=canon.UNLESS_DEFAULT)
-    """Bytes of the files that were read, no part of `data_id`; 0 if not known."""
+    """Total bytes of the files that were read, no part of `data_id`; 0 if unknown."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -148,19 +149,15 @@ class Manifest:
             checks.that(
                 in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}"
             )
-            largest = max(
-                (
-                    shard.max_id
-                    for each in self.sources
-                    for shard in (*each.train, *each.validation)
-                ),
-                default=0,
-            )
-            least = max(256 if self.tokenizer == "bytes" else 2, largest + 1)
+            shards = [
+                shard for source in self.sources for shard in (*source.train, *source.validation)
+            ]
+            largest_id = max((shard.max_id for shard in shards), default=0)
+            min_vocab_size = max(256 if self.tokenizer == "bytes" else 2, largest_id + 1)
             checks.that(
-                self.vocab_size >= least,
-                f"vocab_size = {self.vocab_size}: must be at least {least} ({self.tokenizer}, "
-                f"largest id {largest})",
+                self.vocab_size >= min_vocab_size,
+                f"vocab_size = {self.vocab_size}: must be at least {min_vocab_size} "
+                f"({self.tokenizer}, largest id {largest_id})",
             )
             checks.problems += weight_problems(
                 names, {source.name: source.weight for source in self.sources}
@@ -184,25 +181,27 @@ class Manifest:
 
     @property
     def num_documents(self) -> int:
-        """Documents of all sources, both splits."""
+        """Number of documents of all sources, in both splits."""
         return sum(source.num_documents for source in self.sources)
 
     def num_tokens(self, split: Split) -> int:
-        """Tokens in a split, all sources together."""
+        """Return the number of tokens in a split, over all sources."""
         return sum(source.num_tokens(split) for source in self.sources)
 
     def reweighted(self, weights: Mapping[str, float]) -> Manifest:
-        """The same shards drawn in other shares, which is another corpus; weights are made to add
-        up to one.
+        """Return a manifest of the same shards with other weights, which is another corpus.
+
+        Args:
+            weights: Weight of each source by name; they are scaled to add up to 1.
 
         Raises:
-            DataError: every problem: a source that is unknown or has no weight; a weight that is
-                negative or not finite; all zero.
+            DataError: A source is unknown or has no weight, a weight is negative or not finite, or
+                all are zero. All problems are listed at once.
         """
         if problems := weight_problems(self.names, weights):
             raise DataError(*problems)
         total = math.fsum(weights.values())
-        # shares stay as they were given
+        # Shares that add up to 1 but for rounding stay exactly as given.
         total = 1.0 if math.isclose(total, 1.0, rel_tol=1e-12) else total
         sources = tuple(
             replace(source, weight=weights[source.name] / total) for source in self.sources
@@ -211,19 +210,18 @@ class Manifest:
 
 
 def has_other_files(folder: Path) -> bool:
-    """Return whether a place that should hold a corpus holds something else, such as the text
-    itself.
-    """
+    """Return whether there is something else than a corpus at a path, such as the text itself."""
     if folder.is_dir():
-        # What an interrupted `tokenize` leaves is hidden.
+        # Hidden files do not count: an interrupted `tokenize` leaves them.
         has_files = any(not entry.name.startswith(".") for entry in folder.iterdir())
         return has_files and not (folder / MANIFEST).exists()
     return folder.exists()
 
 
 def advise_corpus(folder: Path) -> str:
-    """Say that there is no corpus at a place, and how to make one: never among the files of its own
-    text.
+    """Return the message that there is no corpus at a path, with the command that makes one.
+
+    If the path contains other files, which may be the text, the command writes to another folder.
     """
     if not has_other_files(folder):
         return (
@@ -239,10 +237,10 @@ def advise_corpus(folder: Path) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a corpus folder.
+    """Read the manifest of a corpus folder.
 
     Raises:
-        DataError: it is missing, not one, or of another schema.
+        DataError: The manifest is missing, is not valid, or has another schema.
     """
     path = folder / MANIFEST
     try:
@@ -252,28 +250,30 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (canon.CanonError, SpecError) as error:
-        again = "write the corpus to a new folder by `forerun tokenize SOURCE... --out FOLDER`"
-        raise DataError(f"{path} is not a manifest: {error}: {again}") from error
+        advice = "write the corpus to a new folder by `forerun tokenize SOURCE... --out FOLDER`"
+        raise DataError(f"{path} is not a manifest: {error}: {advice}") from error
 
 
 def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Return problems of shards (missing, or of another size than recorded) and of the tokenizer.
-    Reads no shard.
+    """Return the problems of a corpus's files, without reading the shards.
+
+    A shard is a problem if it is missing or has another size than recorded, and the tokenizer if
+    it is missing or has another hash.
     """
     shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
     return [
-        f"{folder / shard.file}: it {wrong}; run `forerun tokenize` again"
+        f"{folder / shard.file}: it {problem}; run `forerun tokenize` again"
         for shard in shards
-        if (wrong := _size_problem(folder / shard.file, shard, manifest.dtype))
+        if (problem := _find_size_problem(folder / shard.file, shard, manifest.dtype))
     ] + [
         f"{folder}: {problem}; run `forerun tokenize` again"
-        for problem in _tokenizer_problems(folder, manifest.tokenizer)
+        for problem in _find_tokenizer_problems(folder, manifest.tokenizer)
     ]
 
 
-def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
-    """What is wrong with a shard's file before it is read, after the file's name; empty where
-    nothing is.
+def _find_size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
+    """Return what is wrong with a shard's file or its size, to follow the file's name in a message;
+    empty if nothing is.
     """
     try:
         require_plain(path)
@@ -281,15 +281,14 @@ def _size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
         return "is missing"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    expected, found = shard.num_tokens * np.dtype(dtype).itemsize, path.stat().st_size
-    return (
-        ""
-        if found and found == expected
-        else f"has {counted(found, 'byte')}, the manifest says {expected:,}"
-    )
+    expected_bytes = shard.num_tokens * np.dtype(dtype).itemsize
+    num_bytes = path.stat().st_size
+    if num_bytes and num_bytes == expected_bytes:
+        return ""
+    return f"has {counted(num_bytes, 'byte')}, the manifest says {expected_bytes:,}"
 
 
-def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
+def _find_tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
     path = folder / TOKENIZER_FILE
     if not tokenizer.startswith("sha256:"):
         return []
@@ -303,8 +302,7 @@ def _tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
         return [
             (
                 f"{TOKENIZER_FILE} does not match the manifest's hash: it is another tokenizer, or "
-                "was "
-                "edited"
+                "was edited"
             )
         ]
     return []
@@ -314,17 +312,18 @@ class TokenStore:
     """A verified corpus, mapped into memory.
 
     Args:
-        folder: what `forerun tokenize` wrote.
-        trusted: look at sizes alone; for workers, whose driver has just read every byte.
-        weights: shares of the sources other than the manifest's; the store's manifest is then the
-            reweighted one.
-        on_shard: called before each shard is read, with its file and the share of all tokens before
-            it.
+        folder: Corpus folder that `forerun tokenize` wrote.
+        trusted: Check only the sizes of shards, not their hashes; for workers, whose driver has
+            just read every byte.
+        weights: Weights of the sources that replace the manifest's; None to keep those. The
+            store's manifest has the weights that are used.
+        on_shard: Called before each shard is read, with its file name and the share of all tokens
+            before it.
 
     Raises:
-        DataError: there is no manifest, or the weights do not fit its sources.
-        CorruptCorpusError: a shard is missing, truncated or grown, its hash is not the manifest's,
-            or the tokenizer's file is missing or another. All problems are named at once.
+        DataError: There is no manifest, or the weights do not fit its sources.
+        CorruptCorpusError: A shard is missing, has another size or hash than the manifest says, or
+            the tokenizer's file is missing or another one. All problems are listed at once.
     """
 
     def __init__(
@@ -340,10 +339,10 @@ class TokenStore:
         self._num_stored = sum(stored.num_tokens(split) for split in SPLITS)
         self.manifest = stored if weights is None else stored.reweighted(weights)
         self._trusted = trusted
-        problems = [] if trusted else _tokenizer_problems(folder, stored.tokenizer)
+        problems = [] if trusted else _find_tokenizer_problems(folder, stored.tokenizer)
         self._shards: dict[Split, list[list[NDArray[np.integer]]]] = {
             split: [
-                [self._open(folder, s, problems) for s in getattr(source, split)]
+                [self._open(folder, shard, problems) for shard in getattr(source, split)]
                 for source in stored.sources
             ]
             for split in SPLITS
@@ -356,14 +355,15 @@ class TokenStore:
         self._mixture = Mixture([source.weight for source in self.manifest.sources])
 
     def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
+        """Map a shard into memory and verify it; problems are added to the list."""
         path = folder / shard.file
         self._on_shard(shard.file, self._num_opened / max(1, self._num_stored))
         self._num_opened += shard.num_tokens
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        if wrong := _size_problem(path, shard, self.manifest.dtype):
-            problems.append(f"{shard.file} {wrong}")
+        if problem := _find_size_problem(path, shard, self.manifest.dtype):
+            problems.append(f"{shard.file} {problem}")
             return np.empty(0, dtype=dtype)
-        # a plain array: its slices are made faster
+        # As a plain array: slicing it is faster than slicing a memmap.
         tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
         if self._trusted:
             return tokens
@@ -372,76 +372,92 @@ class TokenStore:
         return tokens
 
     def num_windows(self, split: Split, seq_len: int) -> int:
-        """Sequences of `seq_len` tokens (each with its next token) that can be drawn before a
-        window comes again.
+        """Return how many sequences can be drawn before a window is drawn a second time.
 
-        Windows do not overlap. Of several sources the one that is soonest used up decides, at the
-        corpus's weights; one without a window leaves none.
+        Windows do not overlap. With several sources, the one that is used up first at the corpus's
+        weights decides; a source with a weight but without a window makes the number 0.
+
+        Args:
+            split: Split to draw from.
+            seq_len: Number of tokens in a sequence, without its next token.
         """
-        there = [len(windows) for windows in self._windows(split, seq_len)]
+        num_windows = [len(windows) for windows in self._make_windows(split, seq_len)]
         if any(
-            source.weight > 0 and not have
-            for source, have in zip(self.manifest.sources, there, strict=True)
+            source.weight > 0 and not num
+            for source, num in zip(self.manifest.sources, num_windows, strict=True)
         ):
             return 0
 
-        def comes_again(num_sequences: int) -> bool:
-            return any(
-                count > have
-                for count, have in zip(self._mixture.counts(num_sequences), there, strict=True)
-            )
+        def is_repeating(num_sequences: int) -> bool:
+            counts = self._mixture.counts(num_sequences)
+            return any(count > num for count, num in zip(counts, num_windows, strict=True))
 
-        return bisect.bisect_left(range(sum(there) + 1), True, key=comes_again) - 1
+        return bisect.bisect_left(range(sum(num_windows) + 1), True, key=is_repeating) - 1
 
     def train_batch(
         self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int
     ) -> NDArray[np.int64]:
-        """The batch after the first `first_sequence` sequences of a run: ids [B, T + 1].
+        """Return a batch of training sequences.
 
-        Sources take turns by their weights; of each, every window comes once per epoch, in an order
-        of (seed, epoch, source) alone.
+        Sources alternate by their weights. Each window of a source is drawn once per epoch, in an
+        order that depends only on the seed, the epoch and the source.
+
+        Args:
+            seed: Seed of the run's data order.
+            first_sequence: Number of sequences of the run before this batch.
+            num_sequences: Number of sequences in the batch, B.
+            seq_len: Number of tokens in a sequence, T, without its next token.
+
+        Returns:
+            Token ids, [B, T + 1].
 
         Raises:
-            DataError: a source of the mixture holds no window of that length.
+            DataError: A source of the mixture has no window of that length.
         """
-        windows = self._windows("train", seq_len)
-        for source, there in zip(self.manifest.sources, windows, strict=True):
-            if source.weight > 0 and not len(there):
-                of = f" of source {source.name!r}" if len(windows) > 1 else ""
+        windows_by_source = self._make_windows("train", seq_len)
+        for source, windows in zip(self.manifest.sources, windows_by_source, strict=True):
+            if source.weight > 0 and not len(windows):
+                place = f" of source {source.name!r}" if len(windows_by_source) > 1 else ""
                 raise DataError(
-                    f"the training split{of} is shorter than one window of {seq_len + 1} tokens"
+                    f"the training split{place} is shorter than one window of {seq_len + 1} tokens"
                 )
         source_B, index_B = self._mixture.draw(first_sequence, num_sequences)
         batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)
-        for number, there in enumerate(windows):
+        for number, windows in enumerate(windows_by_source):
             rows = np.flatnonzero(source_B == number)
-            there.copy_into(batch_BT, rows, there.shuffled(index_B[rows], seed))
+            windows.copy_into(batch_BT, rows, windows.shuffled(index_B[rows], seed))
         return batch_BT
 
     def validation_batch(self, *, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
-        """The same evenly spread windows for everybody, in the weights of the sources: ids [B, T +
-        1].
+        """Return the validation batch: evenly spaced windows, the same for every run.
+
+        Args:
+            num_sequences: Number of sequences in the batch, B, by the weights of the sources.
+            seq_len: Number of tokens in a sequence, T, without its next token.
+
+        Returns:
+            Token ids, [B, T + 1].
 
         Raises:
-            DataError: the split holds fewer windows.
+            DataError: The split has fewer windows.
         """
         num_windows = self.num_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
                 f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: "
-                f"{num_sequences:,} "
-                "are needed"
+                f"{num_sequences:,} are needed"
             )
         source_B, index_B = self._mixture.draw(0, num_sequences)
         batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)
-        for number, there in enumerate(self._windows("validation", seq_len)):
+        for number, windows in enumerate(self._make_windows("validation", seq_len)):
             rows = np.flatnonzero(source_B == number)
-            there.copy_into(batch_BT, rows, index_B[rows] * len(there) // max(1, len(rows)))
+            windows.copy_into(batch_BT, rows, index_B[rows] * len(windows) // max(1, len(rows)))
         return batch_BT
 
-    def _windows(self, split: Split, seq_len: int) -> list[Windows]:
-        """Of each source; the only one of a corpus needs no key to tell its order from others'."""
+    def _make_windows(self, split: Split, seq_len: int) -> list[Windows]:
+        """Return the windows of each source, from the cache after the first call."""
         if (split, seq_len) not in self._windows_of:
+            # A single source needs no key: there is no other order to differ from.
             keys = (
                 [f"/{name}" for name in self.manifest.names]
                 if len(self.manifest.sources) > 1

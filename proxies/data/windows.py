@@ -1,5 +1,6 @@
-"""Windows of `seq_len` tokens over the shards of one source. numpy and the standard library
-only.
+"""Windows of `seq_len` tokens over the shards of one source.
+
+Exports carry this module: it uses NumPy and the standard library only.
 """
 
 from __future__ import annotations
@@ -13,25 +14,36 @@ from proxies.data.permutation import permuted
 
 
 class Windows:
-    """Non-overlapping windows of `seq_len` tokens, each with its next token; none crosses shards.
+    """Non-overlapping windows of `seq_len` tokens, each followed by its next token.
+
+    No window crosses the end of a shard.
 
     Args:
-        shards: ids, one array per shard.
-        seq_len: tokens of a window.
-        key: tells this source's order from the others' of the same seed.
+        shards: Token ids, one array per shard.
+        seq_len: Number of tokens in a window.
+        key: Key of this source, so that sources have different orders for the same seed.
     """
 
     def __init__(self, shards: Sequence[NDArray[np.integer]], seq_len: int, key: str = "") -> None:
         self._shards, self._seq_len, self._key = shards, seq_len, key
         counts = (max(0, (len(tokens) - 1) // seq_len) for tokens in shards)
-        self._before = np.cumsum([0, *counts], dtype=np.int64)
+        # First window of each shard, and the number of windows at the end.
+        self._first_window = np.cumsum([0, *counts], dtype=np.int64)
 
     def __len__(self) -> int:
-        return int(self._before[-1])
+        return int(self._first_window[-1])
 
     def shuffled(self, index_B: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """The windows [B] that the draws of these numbers [B] are: each once per epoch, in an order
-        of its own.
+        """Return the windows of the source's draws, each window once per epoch.
+
+        Every epoch has another order.
+
+        Args:
+            index_B: Numbers of the draws from this source, from 0, [B].
+            seed: Seed of the run's data order.
+
+        Returns:
+            Numbers of the windows, [B].
         """
         window_B = np.empty_like(index_B)
         if not len(index_B):
@@ -45,12 +57,18 @@ class Windows:
     def copy_into(
         self, batch_BT: NDArray[np.int64], rows: NDArray[np.int64], window_B: NDArray[np.int64]
     ) -> None:
-        """Copy windows into rows of a batch [B, T + 1]: a slice each, which beats an index per
-        token.
+        """Copy windows into rows of a batch.
+
+        One slice per window is faster than one index per token.
+
+        Args:
+            batch_BT: Batch to write to, [B, T + 1].
+            rows: Rows to write, one per window.
+            window_B: Numbers of the windows.
         """
         num_tokens = self._seq_len + 1
-        shard_B = np.searchsorted(self._before, window_B, side="right") - 1
-        start_B = (window_B - self._before[shard_B]) * self._seq_len
+        shard_B = np.searchsorted(self._first_window, window_B, side="right") - 1
+        start_B = (window_B - self._first_window[shard_B]) * self._seq_len
         for row, shard, start in zip(
             rows.tolist(), shard_B.tolist(), start_B.tolist(), strict=True
         ):

@@ -1,11 +1,11 @@
-"""Somebody else's code: a model factory wrapped with base shapes, or a whole trainer run as a
-command.
+"""The user's own code: a model factory that is trained as a proxy, or a trainer run as a command.
 
-Enters: a function that builds a torch module of a shape; a command template and where it leaves its
-metrics.
-Leaves: models with numbers per parameter; results and curves as of any other run.
-Promises: at the base shape a model is exactly what its factory builds; a command's processes end
-with its worker.
-Refuses: factories that ignore width, seed or depth, dropout, commands that do not receive what is
-searched.
+Enters: a function that builds a torch module for a shape; a command template, and the place where
+  the command writes its metrics.
+Leaves: models with the numbers that each parameter is trained with; results and curves as of any
+  other run.
+Promises: at the base shape a model is exactly what its factory builds; the processes of a command
+  end with its worker.
+Refuses: factories that ignore the width, depth or seed; dropout; commands that do not receive the
+  searched hyperparameters.
 """

@@ -1,10 +1,9 @@
-"""The user's own trainer as an engine: a command per run, its metrics, and what came of it. No
-torch.
+"""The engine that trains runs with the user's own trainer, one command per run.
 
-The engine has a bank's interface with one slot: `admit` begins a run, `advance` looks after it for
-a second or so. The command is no child of a shell; `proxies.external.keeper` sees that nothing of
-it outlives its run or its worker. Every attempt has a folder of its own,
-`RUNS_DIR/RUN_ID/attempt-N`, with `run.json`, `log.txt` and the metrics.
+The engine has the interface of a bank with one slot: `admit` starts a run, `advance` follows it for
+about a second. The command is not started by a shell, and `proxies.external.keeper` ends all of its
+processes with the run or the worker. Each attempt has its own folder, `RUNS_DIR/RUN_ID/attempt-N`,
+with `run.json`, `log.txt` and the metrics. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -21,148 +19,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies.core import canon, flops
+from proxies.core import canon
 from proxies.core.errors import InputError
 from proxies.core.failures import Cause, signal_of
 from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
-from proxies.core.notation import format_loss
 from proxies.core.programs import Command
 from proxies.core.shape import Shape
-from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
+from proxies.core.spec import Curve, RunResult, RunSpec
+from proxies.external.command_outcome import find_divergence, judge_run
 from proxies.external.growing_file import MetricsError
 from proxies.external.log_file import LOG_FILE, RedactedLog, read_last_lines
-from proxies.external.metric_files import LoggedMetrics, MetricFiles
+from proxies.external.metric_files import MetricFiles
 from proxies.external.supervised_command import SupervisedCommand
-
-
-def trouble(spec: RunSpec, logged: LoggedMetrics, *, ended: bool) -> tuple[int, str] | None:
-    """Where and why a run has diverged: a loss that is NaN, or after the warmup worse than a
-    uniform guess.
-
-    Only the last validation loss is compared with the ceiling, once the run has `ended`.
-    """
-    ceiling = math.log(spec.shape.vocab_size) + DIVERGED_ABOVE_NATS
-    last = max(logged.validation_loss, default=None)
-    above = list(logged.train_loss.items())
-    above += [(last, logged.validation_loss[last])] if ended and last is not None else []
-    found = [logged.bad] if logged.bad else []
-    found += [
-        (
-            step,
-            (
-                f"loss {loss:.6g} at step {step} is above {format_loss(ceiling)} nats, worse than "
-                "a "
-                "uniform guess"
-            ),
-        )
-        for step, loss in above
-        if loss > ceiling and step > spec.schedule.warmup_steps + 1
-    ]
-    return min(found, default=None)
-
-
-def judge(
-    spec: RunSpec, metrics: MetricFiles, *, said: str, seconds: float, ended: bool = True
-) -> tuple[RunResult, Curve]:
-    """The outcome of a run that has ended, or is stopped for its `trouble`.
-
-    Steps may be counted from 0 or from 1: a trainer whose first training loss is of step 0 counts
-    from 0. Its last validation loss must be of the run's last step (or of the one before: the last
-    one's name, counted from 0).
-
-    Args:
-        spec: the run.
-        metrics: what it has logged.
-        said: what was wrong with its end; empty for exit code 0, and for one that was stopped
-            because of its metrics.
-        seconds: that it took.
-        ended: whether it has, by itself.
-
-    Raises:
-        MetricsError: it neither diverged nor finished.
-    """
-    logged = metrics.logged()
-    if diverged := trouble(spec, logged, ended=ended):
-        return _outcome(spec, logged, seconds, reason=diverged[1], until=diverged[0])
-    problem = said or _incomplete(spec, logged)
-    if problem and logged.nulls:  # strict JSON writers log null for NaN
-        step, key = min((step, key) for key, step in logged.nulls.items())
-        return _outcome(
-            spec,
-            logged,
-            seconds,
-            reason=f"{key} is null at step {step}, and no number after it",
-            until=step,
-        )
-    if problem:
-        raise MetricsError(f"{problem}; {metrics.hint()}")
-    return _outcome(spec, logged, seconds, reason="", until=spec.schedule.num_steps)
-
-
-def _incomplete(spec: RunSpec, logged: LoggedMetrics) -> str:
-    """What a run that finished would have logged, and this one did not."""
-    command, num_steps = spec.command, spec.schedule.num_steps
-    assert command is not None
-    for key, series in (
-        (command.train_loss_key, logged.train_loss),
-        (command.validation_loss_key, logged.validation_loss),
-    ):
-        if not series:
-            return f"it ended with exit code 0 but logged no {key!r}"
-    last, judged = logged.last_step or 0, max(logged.validation_loss)
-    if last < num_steps - 1:
-        return f"it ended with exit code 0 at step {last} of {num_steps}"
-    if judged < num_steps - 1:
-        name = command.validation_loss_key
-        return (
-            f"its last {name!r} is of step {judged}: it must also log one at the end, at step "
-            f"{num_steps}"
-        )
-    return ""
-
-
-def _outcome(
-    spec: RunSpec, logged: LoggedMetrics, seconds: float, *, reason: str, until: int
-) -> tuple[RunResult, Curve]:
-    shift = 1 if 0 in logged.train_loss else 0
-    wanted = spec.schedule.num_steps
-    steps = sorted(
-        step for step in logged.train_loss if step <= until and 1 <= step + shift <= wanted
-    )
-    has_norms = bool(steps) and all(step in logged.grad_norm for step in steps)
-    losses = [logged.train_loss[step] for step in steps]
-    curve = Curve(
-        steps=tuple(step + shift for step in steps),
-        train_loss_nats=tuple(losses),
-        grad_norm=tuple(logged.grad_norm[step] for step in steps) if has_norms else (),
-    )
-    num_steps = wanted if not reason else (steps[-1] + shift if steps else 0)
-    tokens = spec.tokens_by(num_steps)
-    result = RunResult(
-        id=spec.id,
-        status="diverged" if reason else "finished",
-        loss_nats=None if reason else logged.validation_loss[max(logged.validation_loss)],
-        num_steps=num_steps,
-        last_train_loss_nats=losses[-1] if losses else None,
-        curve_id=canon.content_id(curve),
-        flops=float(flops.flops_per_token(spec.shape)) * tokens,
-        tokens=tokens,
-        seconds=seconds,
-        environment={"machine": platform.machine()},
-        reason=reason,
-    )
-    return result, curve
-
 
 RUN_FILE = "run.json"
 RUN_DIR_VARIABLE = "FORERUN_RUN_DIR"
-_READ_SECONDS = 2.0  # of metrics, at one go
-_GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+_MAX_READ_SECONDS = 2.0
+"""Time limit for reading metrics in one call of `advance`."""
+_GRACE_SECONDS = 5.0
+"""Time between SIGTERM and SIGKILL."""
 
 
 class CommandError(InputError):
-    """A command that could not begin, or gave nothing to judge. The message says why, and where to
-    look.
+    """A command could not be started, or ended without metrics that can be judged.
+
+    The message says why, and where to look.
     """
 
     cause: Cause = "user_code"
@@ -172,61 +53,67 @@ class CommandError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandSettings:
-    """Where commands run."""
+    """The folders, limits and environment that commands run with."""
 
     runs_dir: Path
-    """Every attempt's folder is made below it."""
+    """Folder in which each attempt's folder is created."""
     code_dir: Path
-    """The commands' working folder."""
+    """Working folder of the commands."""
     corpus: Path | None
-    """What `{data}` says; None: the trainer has its own."""
+    """Value of the placeholder `{data}`; None if the trainer has its own data."""
     timeout_seconds: float
-    """Longest time of one run."""
+    """Time limit of one run, in seconds."""
     python_path: str | None = None
-    """The commands' PYTHONPATH; a worker's own serves our code, and may hide the trainer's."""
+    """PYTHONPATH of the commands; None to set none. The worker's own is for forerun's code, and
+    could hide the trainer's modules."""
     redact: Callable[[], Callable[[str], str]] = lambda: str
-    """Makes what takes the secrets out of one log's lines, one after another; the log is kept with
-    the study."""
+    """Creates the function that removes secrets from the lines of one log, which is stored with the
+    study."""
 
 
 class CommandEngine:
-    """One slot, number 0, for runs whose spec has a command."""
+    """An engine with one slot, number 0, for runs whose spec has a command."""
 
-    def __init__(self, workplace: CommandSettings) -> None:
-        self._place = workplace
+    def __init__(self, settings: CommandSettings) -> None:
+        self._settings = settings
         self._run: _Running | None = None
 
     @property
     def free_slots(self) -> list[int]:
-        """[0] or []."""
+        """The free slots: [0], or [] while a command runs."""
         return [] if self._run else [0]
 
     @property
     def steps(self) -> dict[int, int]:
-        """Slot -> the last step that the command has logged."""
+        """Last step that the command has logged, by slot."""
         return {} if self._run is None else {0: self._run.last_step}
 
     def admit(self, index: int, spec: RunSpec) -> None:
-        """Begin a run.
+        """Start a run.
 
         Raises:
-            CommandError: the slot is taken, the run is none of a command, or its program cannot
-                begin.
+            CommandError: The slot is taken, the run has no command, or its program cannot be
+                started.
         """
         if index or self._run:
             raise CommandError(
                 f"slot {index} is taken: a worker runs one command at a time (num_slots = 1)"
             )
-        self._run = _Running(spec, self._place)
+        self._run = _Running(spec, self._settings)
 
     def advance(self, num_steps: int, seconds: float = 1.0) -> list[tuple[int, RunResult, Curve]]:
-        """Look after the run for so long, or until it ends: (slot, result, curve) then.
+        """Follow the run for a time, or until it ends.
 
-        However many steps `num_steps` are. Reading its files may take two seconds more, whatever
-        the command does.
+        Args:
+            num_steps: Ignored; other engines take this number of steps.
+            seconds: Maximum time to wait for the end. Reading the files may take two seconds more.
+
+        Returns:
+            Slot, result and curve of the run if it ended, else nothing.
 
         Raises:
-            CommandError: the run gave nothing to judge; the slot is free, its processes are gone.
+            CommandError: The run ended without metrics that can be judged. The slot is free, and
+                the command's processes have ended.
         """
         if self._run is None:
             return []
@@ -241,21 +128,21 @@ class CommandEngine:
         return [(0, *outcome)]
 
     def evict(self, index: int) -> None:
-        """Stop what runs, in order, and free the slot."""
+        """Stop the command, first by SIGTERM, and free the slot."""
         run, self._run = self._run, None
         if run is not None and index == 0:
-            run.kept.stop()
+            run.process.stop()
 
 
 class _Running:
-    """One attempt at one run."""
+    """One attempt at training one run."""
 
     def __init__(self, spec: RunSpec, place: CommandSettings) -> None:
         if spec.command is None:
             raise CommandError(f"run {spec.id[:12]} has no command")
         self.spec = spec
         self._timeout_seconds = place.timeout_seconds
-        self.run_dir = _fresh_folder(place.runs_dir / spec.id)
+        self.run_dir = _create_attempt_folder(place.runs_dir / spec.id)
         self._log = self.run_dir / LOG_FILE
         values = placeholder_values(spec, self.run_dir, place.corpus)
         argv = filled(spec.command.template, values)
@@ -267,99 +154,110 @@ class _Running:
             spec.command, self.run_dir / _fill(spec.command.metrics_path, values)
         )
         self._began = time.monotonic()
-        self.kept = SupervisedCommand(
+        self.process = SupervisedCommand(
             argv,
             folder=place.code_dir,
             environment=command_environment(spec.command, self.run_dir, place.python_path),
             log=RedactedLog(self._log, place.redact()),
             grace_seconds=_GRACE_SECONDS,
         )
-        self._seconds: float | None = None  # how long it ran, once it has ended
+        self._seconds: float | None = None
+        """Duration of the command; None while it runs."""
 
     @property
     def last_step(self) -> int:
-        """The last step logged so far; 0 before any."""
+        """Last step logged so far; 0 before the first."""
         return self._metrics.logged().last_step or 0
 
     def advance(self, seconds: float) -> tuple[RunResult, Curve] | None:
-        """See `CommandEngine.advance`."""
-        if self._seconds is None and self.kept.wait(seconds):
-            self._seconds = (self.kept.end_time or time.monotonic()) - self._began
+        """Follow the run for a time, as `CommandEngine.advance` does; None if it has not ended."""
+        if self._seconds is None and self.process.wait(seconds):
+            self._seconds = (self.process.end_time or time.monotonic()) - self._began
         try:
-            more = self._read()
-            if self._seconds is None or more:
-                return self._still_running()
+            has_more = self._read()
+            if self._seconds is None or has_more:
+                return self._check_running()
             self._metrics.end(self.spec.schedule.num_steps)
-            return judge(self.spec, self._metrics, said=self._said(), seconds=self._seconds)
+            return judge_run(
+                self.spec,
+                self._metrics,
+                exit_problem=self._describe_exit_problem(),
+                seconds=self._seconds,
+            )
         except (MetricsError, OSError) as error:
-            raise self._failure(str(error)) from error
+            raise self._make_error(str(error)) from error
 
-    def _said(self) -> str:
-        """How the command ended, where it did not end well."""
-        ended = self.kept.ended
+    def _describe_exit_problem(self) -> str:
+        """Describe how the command ended; empty for exit code 0."""
+        ended = self.process.ended
         if isinstance(ended, str):
             return ended
         if not ended:
             return ""
         number = signal_of(ended)
         if number == signal.SIGKILL:
-            return f"it was killed by SIGKILL ({_exit_words(ended)}), probably for memory"
-        return (
-            f"it was killed by signal {number}"
-            if ended < 0
-            else f"it ended with {_exit_words(ended)}"
-        )
+            return f"it was killed by SIGKILL ({_format_exit(ended)}), probably for memory"
+        if ended < 0:
+            return f"it was killed by signal {number}"
+        return f"it ended with {_format_exit(ended)}"
 
-    def _failure(self, problem: str) -> CommandError:
-        """Return the error of a run that gave nothing to judge, with its cause if that is not the
-        command itself.
-        """
+    def _make_error(self, problem: str) -> CommandError:
+        """Return the error of a run that cannot be judged, with its cause."""
         lines = read_last_lines(self._log)
-        failure = CommandError(
-            f"{self._where()}: {problem}" + ("" if lines else f"; {LOG_FILE} is empty")
-        )
-        failure.log_tail = "\n".join(lines)
-        ended = self.kept.ended
-        if self.kept.keeper_killed:
-            failure.cause = "lost_worker"
+        place = f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"
+        error = CommandError(f"{place}: {problem}" + ("" if lines else f"; {LOG_FILE} is empty"))
+        error.log_tail = "\n".join(lines)
+        ended = self.process.ended
+        if self.process.keeper_killed:
+            error.cause = "lost_worker"
         if isinstance(ended, int) and signal_of(ended) == signal.SIGKILL:
-            failure.cause = "out_of_memory"
-        return failure
+            error.cause = "out_of_memory"
+        return error
 
-    def _still_running(self) -> tuple[RunResult, Curve] | None:
-        """Nothing yet; but NaN ends a run, and so does its time."""
-        if trouble(self.spec, self._metrics.logged(), ended=False):
-            self.kept.stop()
+    def _check_running(self) -> tuple[RunResult, Curve] | None:
+        """Stop a run that has diverged, and return its result; None if it goes on.
+
+        Raises:
+            CommandError: The run has exceeded its time limit.
+        """
+        if find_divergence(self.spec, self._metrics.logged(), has_ended=False):
+            self.process.stop()
             self._seconds = self._seconds or time.monotonic() - self._began
-            return judge(self.spec, self._metrics, said="", seconds=self._seconds, ended=False)
+            return judge_run(
+                self.spec, self._metrics, exit_problem="", seconds=self._seconds, has_ended=False
+            )
         if self._seconds is None and time.monotonic() - self._began > self._timeout_seconds:
-            self.kept.stop()
-            said = (
+            self.process.stop()
+            problem = (
                 f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; "
                 f"{self._metrics.hint()}"
             )
-            raise self._failure(said)
+            raise self._make_error(problem)
         return None
 
     def _read(self) -> bool:
-        until = time.monotonic() + _READ_SECONDS
-        while more := self._metrics.read(self.spec.schedule.num_steps):
-            if time.monotonic() > until:
+        """Read new metrics until the time limit; return whether there are more to read."""
+        deadline = time.monotonic() + _MAX_READ_SECONDS
+        while has_more := self._metrics.read(self.spec.schedule.num_steps):
+            if time.monotonic() > deadline:
                 break
-        return more
-
-    def _where(self) -> str:
-        return f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"
+        return has_more
 
 
-def _exit_words(ended: int) -> str:
+def _format_exit(ended: int) -> str:
     return f"exit code {ended}" if ended > 0 else f"signal {-ended}"
 
 
 def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dict[str, canon.Json]:
-    """What a template's placeholders stand for; a clip norm of None stays None.
+    """Return the values of a template's placeholders, by name.
 
-    Keys are those of `proxies.core.programs.PLACEHOLDERS`, but for `data` where there is no corpus.
+    The names are those of `proxies.core.programs.PLACEHOLDERS`, without `data` if there is no
+    corpus. A clip norm of None, which means no clipping, stays None.
+
+    Args:
+        spec: The run.
+        run_dir: Folder of the attempt.
+        corpus: Corpus folder; None if the trainer has its own data.
     """
     shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
     values: dict[str, canon.Json] = {
@@ -389,7 +287,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
 
 
 def size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
-    """Placeholders of a model's size, which differ from run to run of one trainer."""
+    """Return the values of the placeholders that describe a model's size."""
     return {
         "num_layers": shape.num_layers,
         "width": shape.width,
@@ -402,17 +300,22 @@ def size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
 
 
 def filled(template: str, values: dict[str, canon.Json]) -> list[str]:
-    """The words of a command, placeholders filled in after splitting: a value is never split, nor
-    read by a shell.
+    """Return the words of a command, with its placeholders replaced by their values.
+
+    The template is split into words first: a value is never split, and no shell interprets it.
 
     Raises:
-        CommandError: it names what has no value here.
+        CommandError: The template has a placeholder without a value.
     """
     return [_fill(word, values) for word in shlex.split(template)]
 
 
 def _fill(word: str, values: dict[str, canon.Json]) -> str:
-    """Numbers exactly, as Python writes them; None, which is a clip norm's alone, as inf."""
+    """Replace the placeholders of one word.
+
+    Numbers are written exactly, as by `str`; None, which only a clip norm can be, is written as
+    `inf`.
+    """
     texts = {
         name: repr(math.inf) if value is None else str(value) for name, value in values.items()
     }
@@ -425,22 +328,24 @@ def _fill(word: str, values: dict[str, canon.Json]) -> str:
 
 
 def find_program(name: str, code_dir: Path) -> Path:
-    """The program that a command's first word names.
+    """Find the program that a command's first word names.
 
     Raises:
-        CommandError: there is none, or it may not be run.
+        CommandError: There is no such program, or it is not executable.
     """
-    found = shutil.which((code_dir / name).absolute() if "/" in name else name)
-    if found is None:
-        where = f"at {code_dir / name}" if "/" in name else "on the PATH"
-        raise CommandError(f"the program {name!r} is not {where}, or is not executable")
-    return Path(found)
+    program = shutil.which((code_dir / name).absolute() if "/" in name else name)
+    if program is None:
+        place = f"at {code_dir / name}" if "/" in name else "on the PATH"
+        raise CommandError(f"the program {name!r} is not {place}, or is not executable")
+    return Path(program)
 
 
-def _fresh_folder(folder: Path) -> Path:
+def _create_attempt_folder(folder: Path) -> Path:
+    """Create the folder of the next attempt at a run."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
-    while True:  # another worker may hold an earlier attempt of the same run
+    # Another worker may create a folder for the same run at the same time.
+    while True:
         with contextlib.suppress(FileExistsError):
             (attempt := folder.resolve() / f"attempt-{number}").mkdir()
             return attempt
@@ -448,8 +353,14 @@ def _fresh_folder(folder: Path) -> Path:
 
 
 def command_environment(command: Command, run_dir: Path, python_path: str | None) -> dict[str, str]:
-    """This process's own, but for what it needs itself; a W&B run is written into the run's folder,
-    without network.
+    """Return the environment of a command: this process's own, without its PYTHONPATH.
+
+    A W&B run is written into the run's folder, offline unless WANDB_MODE is set.
+
+    Args:
+        command: The command of the run.
+        run_dir: Folder of the attempt.
+        python_path: PYTHONPATH of the command; None to set none.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment[RUN_DIR_VARIABLE] = str(run_dir)

@@ -1,6 +1,8 @@
-"""A factory's model described for a run: its parameters, the factors that bring their initial
-values to the parametrization's law, and where the forward multipliers go. Base shapes come from the
-same factory.
+"""Describe a factory's model for a run.
+
+A description has the numbers that each parameter is trained with, the factors that scale initial
+values to the parametrization's law, and the modules that the forward multipliers apply to. The
+model is compared with models of base shapes that the same factory builds.
 """
 
 from __future__ import annotations
@@ -24,18 +26,24 @@ from proxies.external.construction import (
     spreads,
     takes_forward,
 )
-from proxies.external.roles import Roles, roles_of, usage_of
+from proxies.external.parameter_usage import usage_of
+from proxies.external.roles import Roles, roles_of
 from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
 
-_EMBEDDING_KEY = next(one.name for one in HYPERPARAMETERS.values() if one.multiplies == "embedding")
+_EMBEDDING_KEY = next(
+    hyperparameter.name
+    for hyperparameter in HYPERPARAMETERS.values()
+    if hyperparameter.multiplies == "embedding"
+)
+"""Name of the hyperparameter that is the embedding multiplier."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOutline:
-    """What a factory's model is trained with, and where its multipliers go."""
+    """The numbers that a factory's model is trained with, and the modules of its multipliers."""
 
     numbers: tuple[ParameterNumbers, ...]
-    """In the module's own order; a tied matrix once."""
+    """Numbers of each parameter, in the module's order; a tied matrix appears once."""
     forward: ForwardNumbers
     embeddings: tuple[str, ...]
     """Modules whose output the embedding multiplier scales."""
@@ -45,28 +53,26 @@ class ModelOutline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description(ModelOutline):
-    """All that is known of a factory's model before it trains."""
+    """An outline of a factory's model, with the factors for its initial values."""
 
     factors: dict[str, float]
-    """What each parameter's drawn values are multiplied by; 1.0 at the base shape, and in the
-    standard form."""
+    """Factor for the initial values of each parameter; 1.0 at the base shape, and without muP."""
 
 
 def outline_of(build: Build, spec: RunSpec) -> ModelOutline:
-    """What a run's model is trained with. Nothing of that shape is allocated, however large it is.
+    """Return the outline of a run's model, without allocating a model of that shape.
 
     Raises:
-        FactoryError, SpecError: as `describe`.
+        FactoryError: The model cannot be trained under the run's parametrization.
+        SpecError: Scaled betas are outside [0, 1).
     """
-    roles, problems = _roles(build, spec)
+    roles, problems = _find_roles(build, spec)
     if problems:
         raise FactoryError(name_of(build), problems)
+    is_mup = spec.parametrization.width == "mup"
+    base_spreads = spreads(build, _get_init_shape(spec)) if is_mup else {}
     return ModelOutline(
-        numbers=_numbers(
-            spec,
-            roles,
-            spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else {},
-        ),
+        numbers=_compute_numbers(spec, roles, base_spreads),
         forward=forward_numbers(spec),
         embeddings=roles.embeddings,
         readouts=roles.readouts,
@@ -74,86 +80,94 @@ def outline_of(build: Build, spec: RunSpec) -> ModelOutline:
 
 
 def called_blocks(build: Build, shape: Shape) -> tuple[str, ...]:
-    """Lists of modules of the model of a shape, as `model.layers.*`, each of which the model calls.
+    """Return the lists of blocks of a model whose members are all called, as `model.layers.*`.
 
-    One that shares a parameter with another is left out: the two cannot be sharded apart.
+    A list whose members share parameters with other modules is left out, because they cannot be
+    sharded separately.
 
     Raises:
-        FactoryError: the factory fails.
+        FactoryError: The factory fails.
     """
     module, called = outline(build, shape), usage_of(build, shape).called
     owners: dict[int, set[str]] = {}
     blocks = block_prefixes(module, shape.num_layers)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        prefix = next((each for each in blocks if name.startswith(each)), "")
+        prefix = next((block for block in blocks if name.startswith(block)), "")
         owners.setdefault(id(parameter), set()).add(
             prefix + name[len(prefix) :].split(".")[0] if prefix else ""
         )
-    shared = {owner for several in owners.values() if len(several) > 1 for owner in several}
-    found = []
+    sharing = {owner for sharers in owners.values() if len(sharers) > 1 for owner in sharers}
+    patterns = []
     for prefix in sorted(blocks):
         members = [
             prefix + name for name, _ in module.get_submodule(prefix.rstrip(".")).named_children()
         ]
-        if members and called.issuperset(members) and shared.isdisjoint(members):
-            found.append(f"{prefix}*")
-    return tuple(found)
+        if members and called.issuperset(members) and sharing.isdisjoint(members):
+            patterns.append(f"{prefix}*")
+    return tuple(patterns)
 
 
 def describe(build: Build, spec: RunSpec) -> Description:
     """Describe the factory's model of a run.
 
     Raises:
-        FactoryError: everything that prevents training it under the run's parametrization.
-        SpecError: scaled betas that leave [0, 1).
+        FactoryError: The model cannot be trained under the run's parametrization; lists every
+            problem.
+        SpecError: Scaled betas are outside [0, 1).
     """
-    roles, problems = _roles(build, spec)
-    here = spreads(build, spec.shape)
-    at_base = spreads(build, _origin(spec)) if spec.parametrization.width == "mup" else here
+    roles, problems = _find_roles(build, spec)
+    run_spreads = spreads(build, spec.shape)
+    is_mup = spec.parametrization.width == "mup"
+    base_spreads = spreads(build, _get_init_shape(spec)) if is_mup else run_spreads
     groups = dict.fromkeys(role.group for role in roles.parameters)
     problems += [
         f"{group} is missing at the base depth: keep the blocks, and nothing else, in an "
         "nn.ModuleList"
         for group in groups
-        if group not in at_base
+        if group not in base_spreads
     ]
     if problems:
         raise FactoryError(name_of(build), problems)
-    numbers = _numbers(spec, roles, at_base)
+    numbers = _compute_numbers(spec, roles, base_spreads)
+    factors = {
+        role.name: _compute_factor(
+            spec, parameter_numbers, run_spreads[role.group], base_spreads[role.group]
+        )
+        for role, parameter_numbers in zip(roles.parameters, numbers, strict=True)
+    }
     return Description(
         numbers=numbers,
         forward=forward_numbers(spec),
-        factors={
-            role.name: _factor(spec, numbers_of, here[role.group], at_base[role.group])
-            for role, numbers_of in zip(roles.parameters, numbers, strict=True)
-        },
+        factors=factors,
         embeddings=roles.embeddings,
         readouts=roles.readouts,
     )
 
 
-def _roles(build: Build, spec: RunSpec) -> tuple[Roles, list[str]]:
-    """The roles, and what else is wrong."""
-    base = spec.base_shape.at_depth(spec.shape.num_layers)  # depth is no dimension of a tensor
+def _find_roles(build: Build, spec: RunSpec) -> tuple[Roles, list[str]]:
+    """Return the roles of the parameters, and the problems of multipliers and depth."""
+    # No tensor has the depth as a dimension, so the base shape has the depth of the run.
+    base = spec.base_shape.at_depth(spec.shape.num_layers)
     roles = roles_of(build, spec.shape, base, spec.factory.dimensions if spec.factory else ())
-    return roles, _multiplier_problems(build, spec, roles, forward_numbers(spec)) + _depth_problems(
-        build, spec
-    )
+    problems = _find_multiplier_problems(build, spec, roles, forward_numbers(spec))
+    return roles, problems + _find_depth_problems(build, spec)
 
 
-def _origin(spec: RunSpec) -> Shape:
-    """Where initial values are meant: with a rule for depth at the base's own, else what the
-    factory does with depth stays.
+def _get_init_shape(spec: RunSpec) -> Shape:
+    """Return the shape whose initial values the factory's are compared with.
+
+    If the parametrization has a rule for depth, it is the base shape. Otherwise it has the depth of
+    the run, so that what the factory does with depth is kept.
     """
-    ruled = spec.parametrization.depth_alpha is not None
-    return spec.base_shape if ruled else spec.base_shape.at_depth(spec.shape.num_layers)
+    has_depth_rule = spec.parametrization.depth_alpha is not None
+    return spec.base_shape if has_depth_rule else spec.base_shape.at_depth(spec.shape.num_layers)
 
 
-def _numbers(
-    spec: RunSpec, roles: Roles, at_base: Mapping[str, Spread]
+def _compute_numbers(
+    spec: RunSpec, roles: Roles, base_spreads: Mapping[str, Spread]
 ) -> tuple[ParameterNumbers, ...]:
-    """What each parameter is trained with, from its role and its spread at the base."""
-    stds = {group: spread.std for group, spread in at_base.items() if spread.random}
+    """Return the numbers of each parameter, from its role and its spread at the base shape."""
+    stds = {group: spread.std for group, spread in base_spreads.items() if spread.random}
     parameters = (
         Parameter(
             name=role.name,
@@ -169,59 +183,67 @@ def _numbers(
     )
 
 
-def _factor(spec: RunSpec, numbers: ParameterNumbers, here: Spread, base: Spread) -> float:
-    if spec.parametrization.width != "mup" or here is base or not (base.random and here.random):
+def _compute_factor(
+    spec: RunSpec, numbers: ParameterNumbers, spread: Spread, base_spread: Spread
+) -> float:
+    """Return the factor that gives a parameter the initial std of the parametrization."""
+    if spec.parametrization.width != "mup" or spread is base_spread:
         return 1.0
-    return numbers.init_std / here.std
+    if not (base_spread.random and spread.random):
+        return 1.0
+    return numbers.init_std / spread.std
 
 
-def _multiplier_problems(
+def _find_multiplier_problems(
     build: Build, spec: RunSpec, roles: Roles, forward: ForwardNumbers
 ) -> list[str]:
-    """Forward multipliers that nothing would apply."""
+    """Return a problem for each forward multiplier that no module would apply."""
     problems = []
     if forward.residual != 1 and not takes_forward(build):
         problems.append(
             f"{spec.parametrization} multiplies the branches by {forward.residual:.4g} at "
             f"{counted(spec.shape.num_layers, 'layer')} (base {spec.base_shape.num_layers}), which "
-            "only the model "
-            "can do: the factory must be build(shape, forward), and the model must apply "
-            "forward.residual"
+            "only the model can do: the factory must be build(shape, forward), and the model must "
+            "apply forward.residual"
         )
     if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
-        what = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
+        reason = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
         problems.append(
-            f"{_EMBEDDING_KEY} = {forward.embedding:g} cannot be applied ({what}): keep tables in "
-            "nn.Embedding"
+            f"{_EMBEDDING_KEY} = {forward.embedding:g} cannot be applied ({reason}): keep tables "
+            "in nn.Embedding"
         )
-    absorbed = spec.parametrization.output == "absorbed" and spec.ratios.width != 1
-    if absorbed and not any(role.kind == "readout" for role in roles.parameters):
+    is_absorbed = spec.parametrization.output == "absorbed" and spec.ratios.width != 1
+    if is_absorbed and not any(role.kind == "readout" for role in roles.parameters):
         problems.append(
             f"{spec.parametrization} puts the output multiplier into the readout's init and rate, "
-            "and the model has no "
-            'readout of its own (is it tied?): set output = "multiplier"'
+            "and the model has no readout of its own (it may be tied to the embedding): set "
+            'output = "multiplier"'
         )
     if forward.output != 1 and not roles.readouts:
         problems.append(
             f"the output multiplier {forward.output:.4g} cannot be applied: no module is found "
-            "that maps the width to "
-            f"the {spec.shape.vocab_size} tokens; keep the readout (tied or not) in an nn.Linear "
-            "that is called"
+            f"that maps the width to the {spec.shape.vocab_size} tokens; keep the readout (tied or "
+            "not) in an nn.Linear that is called"
         )
     return problems
 
 
-def _depth_problems(build: Build, spec: RunSpec) -> list[str]:
-    # Blocks in a plain list have no parameters: the model would train without them, and pass for a
-    # small one.
+def _find_depth_problems(build: Build, spec: RunSpec) -> list[str]:
+    """Return a problem if the parameters of the model do not depend on the depth.
+
+    Blocks in a Python list are no submodules: the model would train without their parameters, and
+    look like a small model.
+    """
     depths = spec.shape.num_layers, spec.shape.num_layers + 1
     names = [
-        {name for name, _ in outline(build, spec.base_shape.at_depth(d)).named_parameters()}
-        for d in depths
+        {name for name, _ in outline(build, spec.base_shape.at_depth(depth)).named_parameters()}
+        for depth in depths
     ]
-    same = (
-        f"has the same parameters with {counted(depths[0], 'layer')} as with {depths[1]}: does the "
-        "factory read "
-        "num_layers, and are the blocks in an nn.ModuleList?"
-    )
-    return [same] if names[0] == names[1] else []
+    if names[0] != names[1]:
+        return []
+    return [
+        (
+            f"has the same parameters with {counted(depths[0], 'layer')} as with {depths[1]}: the "
+            "factory must read num_layers, and the blocks must be in an nn.ModuleList"
+        )
+    ]

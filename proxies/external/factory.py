@@ -1,9 +1,9 @@
-"""A user's own model as a proxy: `[proxy] factory = "package.module:function"`.
+"""Train a user's model as a proxy: `[proxy] factory = "package.module:function"`.
 
 The module is imported from the plan's folder or the installed packages, never from a study folder.
-What it builds is described against base shapes from the same factory, started by the
-parametrization's law, and hooked for the forward multipliers; at the base shape it is what the
-factory builds, value by value.
+The model is compared with models of base shapes from the same factory. Its initial values are
+scaled by the parametrization's law, and hooks apply the forward multipliers. At the base shape it
+is exactly what the factory builds, value by value.
 """
 
 from __future__ import annotations
@@ -36,28 +36,32 @@ from proxies.external.description import describe, outline_of
 from proxies.parametrization.parametrization import parameter_table
 
 _loaded: dict[str, tuple[Path, str]] = {}
-"""Modules asked for here: their file, and its sha256 when they were imported."""
+"""File of each imported user module, and the file's SHA-256 at import time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FactoryModel:
-    """A factory's model, initialised and hooked, with the numbers it is trained with."""
+    """A factory's model, initialized and hooked, with the numbers it is trained with."""
 
     module: nn.Module
     numbers: tuple[ParameterNumbers, ...]
 
     def __call__(self, ids_BT: Tensor) -> Tensor:
-        """Logits [N, V] of token ids [B, T], N = B * T."""
+        """Return the logits [B * T, V] of token ids [B, T]."""
         return logits_of(self.module, ids_BT).flatten(0, 1)
 
 
 def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
-    """The model of a run, its factory found from `folder`.
+    """Build the model of a run by its factory.
+
+    Args:
+        spec: The run.
+        folder: Folder that the factory's module is imported from.
 
     Raises:
-        FactoryChangedError: the source is not the one the run names.
-        FactoryError: everything that prevents training it.
-        ValueError: the run names no factory.
+        FactoryChangedError: The factory's source differs from the one that the run was made for.
+        FactoryError: The model cannot be trained; lists every problem.
+        ValueError: The run has no factory.
     """
     if spec.factory is None:
         raise ValueError(f"run {spec.id[:12]} names no factory")
@@ -77,8 +81,13 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
 def hook_multipliers(
     module: nn.Module, forward: ForwardNumbers, embeddings: Sequence[str], readouts: Sequence[str]
 ) -> None:
-    """Have the embedding multiplier scale what `embeddings` give, and the output multiplier what
-    `readouts` get.
+    """Register hooks that apply the embedding and output multipliers.
+
+    Args:
+        module: The model.
+        forward: The multipliers.
+        embeddings: Paths of modules whose output the embedding multiplier scales.
+        readouts: Paths of modules whose input the output multiplier scales.
     """
     for name in embeddings if forward.embedding != 1 else ():
         module.get_submodule(name).register_forward_hook(_scale_output(forward.embedding))
@@ -95,11 +104,15 @@ def _scale_input(factor: float) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
 
 
 def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
-    """What the parameters of a run's model are trained with, ours or that of a factory found from
-    `folder`.
+    """Return the numbers that the parameters of a run's model are trained with.
+
+    Args:
+        spec: The run, with or without a factory.
+        folder: Folder that the factory's module is imported from.
 
     Raises:
-        FactoryChangedError, FactoryError: as `build_model`.
+        FactoryChangedError: The factory's source differs from the one that the run was made for.
+        FactoryError: The model cannot be trained; lists every problem.
     """
     if spec.factory is None:
         return parameter_table(spec)
@@ -109,19 +122,24 @@ def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
 def load(
     target: str, folder: Path, values: Mapping[str, float | int | str] | None = None
 ) -> tuple[Build, Factory]:
-    """Import `package.module:function` from `folder` (first on `sys.path` from now on) or what is
-    installed.
+    """Import a factory from a folder, or from the installed packages.
 
-    It gets `values`, those of a plan's own axes, as keywords.
+    Args:
+        target: The factory, as `package.module:function`.
+        folder: Folder to import from; it stays first on `sys.path`.
+        values: Values of a plan's own axes, which the factory gets as keyword arguments.
+
+    Returns:
+        The function, and the record of the factory with the hash of its source.
 
     Raises:
-        FactoryError: no such module or function, an error in it, or arguments other than `(shape)`
-            and `(shape, forward)` and these keywords.
-        SpecError: the target is not of that form.
+        FactoryError: The module or function does not exist, the module cannot be imported, or the
+            function does not take `(shape)` or `(shape, forward)` and these keywords.
+        SpecError: The target does not have that form.
     """
-    Factory(target=target, source_sha256="0" * 64)  # the form of the target
+    Factory(target=target, source_sha256="0" * 64)  # checks the form of the target
     name, _, function = target.partition(":")
-    module = _imported(target, name, folder.resolve())
+    module = _import_module(target, name, folder.resolve())
     build = getattr(module, function, None)
     if module.__file__ is None or not callable(build):
         raise FactoryError(
@@ -133,24 +151,33 @@ def load(
 
 
 def checked_load(factory: Factory, folder: Path, values: Mapping[str, float | int | str]) -> Build:
-    """The function of a run or a frozen config, which is what it was when that was named after it.
+    """Load the factory of a run or a frozen config, and check that its source has not changed.
+
+    Args:
+        factory: Record of the factory.
+        folder: Folder to import from.
+        values: Values of a plan's own axes, which the factory gets as keyword arguments.
 
     Raises:
-        FactoryChangedError: its source is another.
-        FactoryError: as `load`.
+        FactoryChangedError: The source has changed.
+        FactoryError: The factory cannot be loaded (`load`).
     """
-    build, found = load(factory.target, folder, values)
-    if found.source_sha256 != factory.source_sha256:
+    build, current = load(factory.target, folder, values)
+    if current.source_sha256 != factory.source_sha256:
         raise FactoryChangedError(
             f"{factory.target} has changed: its source's sha256 was {factory.source_sha256[:12]} "
-            "and is "
-            f"{found.source_sha256[:12]}; another model is another study: put the source back, or "
-            "start a new one"
+            f"and is {current.source_sha256[:12]}; a study trains one model only: restore the "
+            "source, or start a new study"
         )
     return build
 
 
-def _imported(target: str, name: str, folder: Path) -> ModuleType:
+def _import_module(target: str, name: str, folder: Path) -> ModuleType:
+    """Import a module, again if its file has changed since the last import.
+
+    Raises:
+        FactoryError: It cannot be imported, or an installed module has the same name.
+    """
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
@@ -159,16 +186,16 @@ def _imported(target: str, name: str, folder: Path) -> ModuleType:
     _forget_changed(name, local)
     if name in _loaded and name in sys.modules:
         return sys.modules[name]
-    # the folder is the user's, and its files change
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    # Write no `__pycache__` into the user's folder.
+    dont_write_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         with contextlib.redirect_stdout(sys.stderr):
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        said = f"{name} cannot be imported from {folder} or what is installed: {quoted(error)}"
-        raise FactoryError(target, [said]) from error
+        problem = f"{name} cannot be imported from {folder} or what is installed: {quoted(error)}"
+        raise FactoryError(target, [problem]) from error
     finally:
-        sys.dont_write_bytecode = before
+        sys.dont_write_bytecode = dont_write_bytecode
     file = Path(module.__file__ or local)
     if local.is_file() and file.resolve() != local.resolve():
         raise FactoryError(target, [f"{local} has the name of {file}: rename it"])
@@ -178,14 +205,13 @@ def _imported(target: str, name: str, folder: Path) -> ModuleType:
 
 
 def _forget_changed(name: str, local: Path) -> None:
-    """Forget a module that was edited since it was imported, or that came from another plan's
-    folder.
-    """
+    """Forget a module whose file has changed since its import, or that is from another folder."""
     if name not in _loaded:
         return
     file, sha256 = _loaded[name]
     if not file.is_file() or file_sha256(file) != sha256 or (local.is_file() and local != file):
-        top = name.partition(".")[0]
-        for each in [each for each in sys.modules if each.partition(".")[0] == top]:
-            del sys.modules[each]
-            _loaded.pop(each, None)
+        package = name.partition(".")[0]
+        names = [loaded for loaded in sys.modules if loaded.partition(".")[0] == package]
+        for loaded in names:
+            del sys.modules[loaded]
+            _loaded.pop(loaded, None)

@@ -1,4 +1,4 @@
-"""A file that somebody else is still writing, read on in portions. Standard library only."""
+"""Read a file in portions while another program is still writing it. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,37 +10,43 @@ from proxies.core.errors import InputError
 from proxies.core.plain_files import open_plain
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""A line or record longer than this is none."""
+"""Maximum size of an incomplete line or record; a larger one is an error."""
 MAX_NAMES = 40
-"""So many of the names seen in a file are kept, for a message."""
+"""Maximum number of metric names that are kept per file, for messages."""
 
 
 class MetricsError(InputError):
-    """A trainer's metrics that cannot be read, or are not those of the run asked for."""
+    """A trainer's metrics cannot be read, or are not those of the run."""
 
 
 class GrowingFile:
-    """Reads on where it stopped; begins again when the file was replaced or cut."""
+    """A file that is read on from where the last read stopped.
+
+    Reading starts again at the beginning if the file was replaced or truncated.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.at_end = False
-        """Whether the last read reached the end the file had then."""
+        """Whether the last read reached the end of the file at that time."""
         self._offset = 0
         self._inode = 0
 
     def read(self, max_bytes: int) -> tuple[bytes, bool]:
-        """Up to `max_bytes` more, and whether they are the file's first: of a new file, what was
-        pending is void.
+        """Read the next bytes. A file that does not exist yet counts as empty.
+
+        Returns:
+            Up to `max_bytes` bytes, and whether they are the first of the file; if so, incomplete
+            data of earlier reads is void.
 
         Raises:
-            OSError: it cannot be read, or is no plain file; a file that is not there yet is empty.
+            OSError: The file cannot be read, or is not a regular file.
         """
         try:
             with open_plain(self.path) as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._offset, self._inode = 0, found.st_ino
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                    self._offset, self._inode = 0, stat.st_ino
                 begins = self._offset == 0
                 file.seek(self._offset)
                 data = file.read(max_bytes)
@@ -48,32 +54,41 @@ class GrowingFile:
             self.at_end = True
             return b"", False
         self._offset += len(data)
-        self.at_end = self._offset >= found.st_size
+        self.at_end = self._offset >= stat.st_size
         return data, begins
 
 
 class Rows(ABC):
-    """A metrics file as rows of what was logged together, in its order: what is not whole yet waits
-    for its rest.
+    """A metrics file as rows of values that were logged together, in the order of the file.
+
+    An incomplete row waits for its end.
     """
 
     def __init__(self, path: Path, wanted: frozenset[str]) -> None:
         self.names: set[str] = set()
-        """Names seen in it, for the message that a wanted one is missing."""
+        """Metric names in the file, for the message that a wanted one is missing."""
         self.complaint = ""
-        """What in the file could not be read so far."""
+        """Sentence about parts of the file that could not be read; empty if there are none."""
         self.num_beginnings = 0
-        """Number of reads that began at the file's start: more after it was replaced or cut."""
+        """Number of reads that started at the beginning of the file: more than 1 if the file was
+        replaced or truncated."""
         self._file, self._wanted = GrowingFile(path), wanted
-        self._pending, self._at = b"", 0  # bytes not read yet, and the file's offset of the first
+        # Bytes that are not parsed yet, and the offset of the first of them in the file.
+        self._pending, self._at = b"", 0
         self._damage: MetricsError | None = None
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """The next rows, wanted names only, from up to that many bytes. Damage is raised after the
-        rows before it.
+        """Return the next rows, with the wanted names only.
+
+        If the file is damaged, the rows before the damage are returned, and the next call raises
+        the error.
+
+        Args:
+            max_bytes: Maximum number of bytes to read.
 
         Raises:
-            MetricsError, OSError: the file is not what it should be, or cannot be read.
+            MetricsError: The file is damaged, or has another format.
+            OSError: The file cannot be read.
         """
         data, begins = self._file.read(max_bytes)
         if begins:
@@ -93,13 +108,16 @@ class Rows(ABC):
 
     @abstractmethod
     def _take(self, rows: list[dict[str, object]]) -> None:
-        """Add the rows that are whole by now, and drop these from what is pending."""
+        """Add the rows that are complete by now, and remove them from the pending bytes."""
 
     def end(self) -> list[dict[str, object]]:
-        """The rows that only a file nobody writes any more gives: what is torn holds nothing."""
+        """Return the rows that are complete only if nobody writes the file any more.
+
+        There are none by default: an incomplete record has no values.
+        """
         return []
 
     @property
     def at_end(self) -> bool:
-        """Whether all that was there has been read."""
+        """Whether the whole file has been read."""
         return self._file.at_end and self._damage is None

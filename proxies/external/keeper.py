@@ -1,17 +1,19 @@
-"""Runs a command and leaves nothing of it behind, whatever happens to the one who asked. Run as a
-script, isolated.
+"""The keeper: a process that runs a command and ends all of its processes, even if its parent dies.
+
+It is run as an isolated script, on Linux only:
 
     python -I -S keeper.py GRACE_SECONDS PROGRAM ARGUMENTS...
 
-Standard input is the asker's lifeline: a byte asks for an end in order (SIGTERM, after the grace
-SIGKILL), its end says that the asker is gone (SIGKILL at once). Standard error becomes the
-command's output and error. When the command and everything it started are gone, standard output
-says how it ended: an exit code, -N for signal N, or why it could not begin.
+Standard input connects the keeper with its parent. A byte on it asks for an orderly end: SIGTERM,
+and SIGKILL after the grace period. Its end means that the parent has died: SIGKILL at once.
+Standard error becomes the command's standard output and error. When all processes of the command
+have ended, the keeper writes to standard output how the command ended: its exit code, -N for signal
+N, or why it could not be started.
 
-Process groups are not enough: torchrun gives every rank a session of its own. So the keeper adopts
-whatever the command's children leave behind (PR_SET_CHILD_SUBREAPER), and ends the whole tree below
-itself. It leaves its asker's own tree by a second fork: Ray kills a worker's children with it, and
-a killed keeper keeps nothing. Linux alone.
+Process groups are not enough, because torchrun starts each rank in its own session. So the keeper
+adopts orphaned descendants of the command (PR_SET_CHILD_SUBREAPER), and ends the whole tree of
+processes below itself. It forks to leave the process tree of its parent: Ray kills the children of
+a worker with the worker, and a keeper that is killed cannot end anything.
 """
 
 from __future__ import annotations
@@ -28,12 +30,17 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _POLL_SECONDS = 0.02
-_KILL_SECONDS = 30.0  # after SIGKILL, a process may hang in the kernel for ever: give up on it
+_KILL_SECONDS = 30.0
+"""Time to wait after SIGKILL; a process may hang in the kernel forever."""
 _LIFELINE, _ANSWER, _LOG = 0, 1, 2
 
 
 def main(arguments: list[str]) -> None:
-    """Begin, wait, end, answer."""
+    """Run a command, end what it leaves running, and write how it ended.
+
+    Args:
+        arguments: The grace period in seconds, then the program and its arguments.
+    """
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -43,7 +50,7 @@ def main(arguments: list[str]) -> None:
 
     def die_with_keeper() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:  # it was killed before the kernel was asked
+        if os.getppid() != keeper:  # the keeper was killed before the call above
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
@@ -54,30 +61,32 @@ def main(arguments: list[str]) -> None:
             stderr=_LOG,
             start_new_session=True,
             restore_signals=True,
-            preexec_fn=die_with_keeper,  # noqa: PLW1509  (one thread here)
+            preexec_fn=die_with_keeper,  # noqa: PLW1509  (the keeper has one thread)
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         os.write(_ANSWER, f"could not be started: {error}".encode())
         return
     tree = Tree(child.pid)
-    in_order = tree.wait()
-    tree.end(float(arguments[0]) if in_order else 0.0)
+    has_grace = tree.wait()
+    tree.end(float(arguments[0]) if has_grace else 0.0)
     child.returncode = tree.status if tree.status is not None else -signal.SIGKILL
-    with contextlib.suppress(OSError):  # nobody may be left to read it
+    with contextlib.suppress(OSError):  # the parent may have died
         os.write(_ANSWER, str(child.returncode).encode())
 
 
 class Tree:
-    """A child in a session of its own, and everything that descends from it."""
+    """A child process in its own session, with all of its descendants."""
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
         self.status: int | None = None
-        """Its exit code or minus its signal; None while it runs."""
+        """Exit code of the child, or minus its signal; None while it runs."""
 
     def wait(self) -> bool:
-        """Until the leader has ended or the asker wants it to; whether what is left may end in
-        order.
+        """Wait until the child has ended, or the parent asks for its end or dies.
+
+        Returns:
+            Whether the remaining processes get the grace period; False if the parent has died.
         """
         awake, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -94,27 +103,31 @@ class Tree:
         return True
 
     def end(self, grace_seconds: float) -> None:
-        """SIGTERM for all, and after the grace SIGKILL until none is left."""
+        """End all processes of the tree: SIGTERM, and SIGKILL after the grace period.
+
+        Args:
+            grace_seconds: Time between SIGTERM and SIGKILL; 0 for SIGKILL at once.
+        """
         if grace_seconds and self.signal(signal.SIGTERM):
-            until = time.monotonic() + grace_seconds
-            while self.alive() and time.monotonic() < until:
+            deadline = time.monotonic() + grace_seconds
+            while self.list_running() and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
                 self.reap()
-        until = time.monotonic() + _KILL_SECONDS
-        while self.signal(signal.SIGKILL) and time.monotonic() < until:
+        deadline = time.monotonic() + _KILL_SECONDS
+        while self.signal(signal.SIGKILL) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             self.reap()
 
     def signal(self, number: int) -> bool:
-        """Send it to every process of the tree; whether there was any."""
-        alive = self.alive()
-        for pid in alive:
+        """Send a signal to every process of the tree; return whether there were any."""
+        pids = self.list_running()
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        return bool(alive)
+        return bool(pids)
 
     def reap(self) -> None:
-        """Collect whatever has ended; orphans of the command are ours by now."""
+        """Collect the exit statuses of children that have ended, adopted orphans among them."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -123,23 +136,23 @@ class Tree:
                 if pid == self.leader:
                     self.status = os.waitstatus_to_exitcode(status)
 
-    def alive(self) -> list[int]:
-        """The processes below this one that still run."""
+    def list_running(self) -> list[int]:
+        """Return the ids of the descendants of this process that still run."""
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                # pid (name) state parent ...: the name may hold anything, so count from its last
-                # bracket.
+                # The format is `pid (name) state parent ...`. The name may contain any character,
+                # so split after its last bracket.
                 state, parent = (
                     (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 )
                 if state not in "ZX":
                     parents[int(folder.name)] = int(parent)
-        found, layer = [], [os.getpid()]
-        while layer:
-            layer = [pid for pid, parent in parents.items() if parent in layer]
-            found += layer
-        return found
+        descendants, generation = [], [os.getpid()]
+        while generation:
+            generation = [pid for pid, parent in parents.items() if parent in generation]
+            descendants += generation
+        return descendants
 
 
 def _prctl(option: int, value: int) -> None:

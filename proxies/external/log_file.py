@@ -1,5 +1,6 @@
-"""What a command prints, written into a log without its secrets, and how a log ends. Standard
-library only.
+"""Logs of commands: what a command prints, stored without secrets.
+
+Standard library only.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from proxies.core.notation import counted
 from proxies.core.plain_files import open_plain, open_to_append
 
 LOG_FILE = "log.txt"
-_LONGEST_LINE_BYTES = 2**16  # what a command prints without end is written in such pieces
-_READ_BYTES = 2**16  # a pipe of Linux
-_PIPE_BYTES = 2**20  # the largest pipe that Linux allows everybody
+_MAX_LINE_BYTES = 2**16
+"""Maximum length of a line; a longer one is written in pieces."""
+_READ_BYTES = 2**16  # default size of a pipe in Linux
+_PIPE_BYTES = 2**20  # maximum size of a pipe for unprivileged users in Linux
 MAX_PENDING_BYTES = 2**26
 """Maximum size of output that waits to be redacted; output beyond it is left out of the log, with a
 note."""
-_LINE_CHARS, _TAIL_BYTES = 200, 16384
+_MAX_LINE_CHARS, _TAIL_BYTES = 200, 16384
 NUM_LINES = 8
 """Number of last lines of a log that a message shows."""
 
@@ -36,15 +38,16 @@ class RedactedLog:
     """
 
     def __init__(self, path: Path, redact: Callable[[str], str], *, append: bool = False) -> None:
-        """Open the log and begin to read.
+        """Open the log, and start the threads.
 
         Args:
-            path: the log.
-            redact: returns lines, one or many, without their secrets; it gets them in order.
-            append: keep what the log holds.
+            path: Path of the log.
+            redact: Returns lines without their secrets; it gets one or more complete lines at a
+                time, in order.
+            append: Whether to keep the existing content of the log.
 
         Raises:
-            OSError: the log cannot be written.
+            OSError: The log cannot be written.
         """
         self._file = open_to_append(path)
         if not append and path.is_file():
@@ -56,30 +59,30 @@ class RedactedLog:
         self._pending, self._num_pending, self._ended = list[bytes](), 0, False
         self._changed = threading.Condition()
         threading.Thread(target=self._read, name="forerun-log-reader", daemon=True).start()
-        self._thread = threading.Thread(target=self._clean, name="forerun-log", daemon=True)
+        self._thread = threading.Thread(target=self._redact_output, name="forerun-log", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        """Where writers write; a child process inherits it as its output."""
+        """Return the file descriptor to write to; a child process gets it as its output."""
         return self._sink
 
     def release(self) -> None:
-        """Let go of our own end, once the writers have theirs: the log ends when they do."""
+        """Close this process's copy of the descriptor, so that the log ends with its writers."""
         sink, self._sink = self._sink, -1
         if sink >= 0:
             os.close(sink)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Wait until what was printed is in the log: a writer that lives on is not waited for
-        longer than `seconds`.
+        """Wait until all output is in the log.
+
+        Args:
+            seconds: Maximum time to wait for writers that are still running.
         """
         self.release()
         self._thread.join(seconds)
 
     def _read(self) -> None:
-        """Read output as soon as there is any, until the last writer ends, without waiting for its
-        redaction.
-        """
+        """Read output until the last writer ends, without waiting for its redaction."""
         num_left_out = 0
         with os.fdopen(self._source, "rb", buffering=0) as source:
             while part := source.read(_READ_BYTES):
@@ -94,23 +97,24 @@ class RedactedLog:
             self._changed.notify()
 
     def _hand_over(self, part: bytes) -> None:
-        """Give output to the thread that redacts it."""
+        """Pass output to the thread that redacts it."""
         with self._changed:
             self._pending.append(part)
             self._num_pending += len(part)
             self._changed.notify()
 
-    def _clean(self) -> None:
-        held = b""
+    def _redact_output(self) -> None:
+        """Redact and store complete lines until the output ends."""
+        unwritten = b""
         with self._file:
             while part := self._take():
-                held += part
-                cut = held.rfind(b"\n") + 1
-                if len(held) - cut > _LONGEST_LINE_BYTES:
-                    cut = len(held)
-                self._write(held[:cut])
-                held = held[cut:]
-            self._write(held)
+                unwritten += part
+                cut = unwritten.rfind(b"\n") + 1
+                if len(unwritten) - cut > _MAX_LINE_BYTES:
+                    cut = len(unwritten)
+                self._write(unwritten[:cut])
+                unwritten = unwritten[cut:]
+            self._write(unwritten)
 
     def _take(self) -> bytes:
         """Wait for output and return all of it; empty at the end."""
@@ -122,7 +126,7 @@ class RedactedLog:
         return part
 
     def _write(self, lines: bytes) -> None:
-        """Whole lines, redacted; on a full disk they are lost, and the command continues."""
+        """Redact and store lines; on a full disk they are lost, and the command continues."""
         if lines:
             text = lines.decode("utf-8", errors="surrogateescape")
             with contextlib.suppress(OSError):
@@ -130,7 +134,7 @@ class RedactedLog:
 
 
 def _note_gap(num_bytes: int) -> bytes:
-    """Return a line for the log about output that was left out; empty if nothing was."""
+    """Return a line for the log about output that was left out; empty if none was."""
     return (
         f"\n[forerun: left out here: {counted(num_bytes, 'byte')} of output]\n".encode()
         if num_bytes
@@ -139,21 +143,23 @@ def _note_gap(num_bytes: int) -> bytes:
 
 
 def read_last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log that are not blank, without control characters; none if it
-    cannot be read.
+    """Return the last lines of a log that are not blank, without control characters.
+
+    Returns none if the log cannot be read.
     """
     with contextlib.suppress(OSError):
         with open_plain(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
         lines = [
-            "".join(c for c in line if c.isprintable())[:_LINE_CHARS] for line in text.splitlines()
+            "".join(char for char in line if char.isprintable())[:_MAX_LINE_CHARS]
+            for line in text.splitlines()
         ]
         return [line for line in lines if line.strip()][-NUM_LINES:]
     return []
 
 
 def log_end(log: Path) -> str:
-    """The last lines of a log, as a part of a sentence."""
+    """Return the last lines of a log as the end of a sentence."""
     lines = read_last_lines(log)
     return f"; {LOG_FILE} ends with: " + " | ".join(lines) if lines else f"; {LOG_FILE} is empty"

@@ -1,5 +1,7 @@
-"""A command that dies with whoever began it: the asker's side of `proxies.external.keeper`.
-Standard library only.
+"""A command that ends with the process that started it.
+
+The command runs under `proxies.external.keeper`; this module is the side of the parent. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ from pathlib import Path
 from proxies.external import keeper
 from proxies.external.log_file import RedactedLog
 
-_STOP_SECONDS = 35.0  # after the grace; a keeper gives up after 30 s on what SIGKILL does not end
+_STOP_SECONDS = 35.0
+"""Time to wait after the grace period; the keeper gives up on processes 30 s after SIGKILL."""
 _START_SECONDS = 30.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _TOKEN_VARIABLE = "FORERUN_COMMAND"
-"""Environment variable of the keeper and of the command's processes; it holds the token of the
-command."""
+"""Environment variable by which the processes of the keeper and the command are found; its value is
+the command's token."""
 
 
 class SupervisedCommand:
-    """One command under a keeper of its own."""
+    """A command that runs under its own keeper process."""
 
     def __init__(
         self,
@@ -38,29 +41,31 @@ class SupervisedCommand:
         log: RedactedLog,
         grace_seconds: float,
     ) -> None:
-        """Begin.
+        """Start the command.
 
         Args:
-            argv: the program and its arguments.
-            folder: where it runs.
-            environment: all of its environment.
-            log: takes its output and error, and is closed when it has ended.
-            grace_seconds: between SIGTERM and SIGKILL, at a `stop` and for what it leaves behind.
+            argv: The program and its arguments.
+            folder: Working folder of the command.
+            environment: Complete environment of the command.
+            log: Log for standard output and standard error; closed when the command has ended.
+            grace_seconds: Time between SIGTERM and SIGKILL, in a `stop` and for processes that the
+                command leaves running.
 
         Raises:
-            OSError: the keeper cannot be started.
+            OSError: The keeper cannot be started.
         """
         self.ended: int | str | None = None
-        """An exit code, -N for signal N, or why there is none; None while anything of it runs."""
+        """Exit code, -N for signal N, or the reason why there is none; None while any process of
+        the command runs."""
         self.end_time: float | None = None
-        """Time at which the end was noticed (`time.monotonic`); the log may be complete only
-        later."""
+        """Time at which the end was noticed (`time.monotonic`); the log may be completed later."""
         self.keeper_killed = False
-        """Whether the keeper was killed from outside, so that the command's own end is unknown."""
+        """Whether the keeper was killed from outside, so that the command's exit code is
+        unknown."""
         self._token, self._grace_seconds = secrets.token_hex(16), grace_seconds
         self._answer = b""
-        # Isolated and without site-packages: a matter of 20 ms, and no file of ours or the user's
-        # in its way.
+        # Isolated and without site-packages: it starts in 20 ms, and cannot import a file of the
+        # user by mistake.
         command = [sys.executable, "-I", "-S", keeper.__file__, str(grace_seconds), *argv]
         self._log = log
         try:
@@ -74,20 +79,28 @@ class SupervisedCommand:
             )
         finally:
             log.release()
-        self._keeper.wait(_START_SECONDS)  # it forks at once, and lives on as nobody's child
+        # The first process forks and ends at once; the keeper is then not a child of this process.
+        self._keeper.wait(_START_SECONDS)
 
     def __del__(self) -> None:
-        """Nobody looks after it any more: let go of the lifeline, and it is killed."""
+        """Close the keeper's standard input, which makes it kill the command."""
         if hasattr(self, "_keeper"):
             self._close()
 
     def wait(self, seconds: float) -> bool:
-        """Whether the command and all it started are gone, after at most that long."""
+        """Wait for the end of the command and all processes that it started.
+
+        Args:
+            seconds: Maximum time to wait.
+
+        Returns:
+            Whether they have ended.
+        """
         assert self._keeper.stdout is not None
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while self.ended is None:
-            left = max(0.0, until - time.monotonic())
-            if not select.select([self._keeper.stdout], [], [], left)[0]:
+            remaining_seconds = max(0.0, deadline - time.monotonic())
+            if not select.select([self._keeper.stdout], [], [], remaining_seconds)[0]:
                 return False
             part = os.read(self._keeper.stdout.fileno(), 4096)
             self._answer += part
@@ -96,24 +109,26 @@ class SupervisedCommand:
         return True
 
     def stop(self) -> None:
-        """End it in order, and wait until it is gone; after its own end, nothing."""
+        """Stop the command by SIGTERM, then by SIGKILL, and wait until it has ended.
+
+        Does nothing if it has ended already.
+        """
         assert self._keeper.stdin is not None
         if self.ended is None:
-            with contextlib.suppress(OSError):  # it may just have ended
+            with contextlib.suppress(OSError):  # the keeper may have ended just now
                 os.write(self._keeper.stdin.fileno(), b"t")
-            _signal_all(self._token, signal.SIGCONT)  # a keeper that somebody stopped keeps no time
+            # A keeper that was suspended by SIGSTOP has to be resumed first.
+            _signal_all(self._token, signal.SIGCONT)
             if not self.wait(self._grace_seconds + _STOP_SECONDS):
                 self._end()
 
     def _end(self) -> None:
-        """Read the keeper's answer. If it gave none, kill the command's processes, which it has
-        left.
-        """
+        """Read the keeper's answer; if there is none, kill the processes that it has left."""
         self.end_time = time.monotonic()
         if not self._answer:
             self.keeper_killed = True
-            until = self.end_time + _KILL_SECONDS
-            while _signal_all(self._token, signal.SIGKILL) and time.monotonic() < until:
+            deadline = self.end_time + _KILL_SECONDS
+            while _signal_all(self._token, signal.SIGKILL) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         self.ended = _read_answer(self._answer)
         self._close()
@@ -138,7 +153,10 @@ def _read_answer(answer: bytes) -> int | str:
 
 
 def _signal_all(token: str, number: int) -> bool:
-    """Signal the keeper and the command's processes, on Linux; return whether any of them runs."""
+    """Send a signal to the keeper and all processes of the command; return whether there are any.
+
+    Works on Linux only.
+    """
     variable = f"{_TOKEN_VARIABLE}={token}".encode()
     is_running = False
     for path in Path("/proc").glob("[0-9]*/environ"):

@@ -1,10 +1,10 @@
-"""The file a W&B run writes, read without wandb: what was logged, row by row. Standard library
-only.
+"""A reader of the file that a W&B run writes, which does not need wandb.
 
-After a header of 7 bytes it is LevelDB's log format (blocks of 32 kB; frames of crc32, length and
-kind; a record may span frames), and every record a protocol buffer message. Field numbers are those
-of wandb 0.31's `wandb_internal.proto`: Record.history = 2, HistoryRecord.item = 1, HistoryItem.key
-= 1, nested_key = 2, value_json = 16. wandb's crc is the plain CRC-32 of kind and data.
+After a header of 7 bytes, the file has LevelDB's log format: blocks of 32 kB, with frames of crc32,
+length, kind and data; a record may span frames. Each record is a protocol buffer message. The field
+numbers are those of `wandb_internal.proto` in wandb 0.31: Record.history = 2, HistoryRecord.item =
+1, HistoryItem.key = 1, nested_key = 2, value_json = 16. The checksum is the ordinary CRC-32 of kind
+and data. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class WandbRun(Rows):
-    """A `run-*.wandb` file, offline or online alike."""
+    """A `run-*.wandb` file of an offline or online run."""
 
-    _record = b""  # what there is of a record that spans frames
+    _record = b""
+    """Beginning of a record that spans frames."""
 
     def _take(self, rows: list[dict[str, object]]) -> None:
         for record in self._records():
@@ -33,7 +34,7 @@ class WandbRun(Rows):
                 rows += [
                     row
                     for number, part in wire.fields(record)
-                    if number == 2 and (row := self._row(part))
+                    if number == 2 and (row := self._read_row(part))
                 ]
             except (wire.WireError, ValueError, RecursionError) as error:
                 raise MetricsError(
@@ -41,18 +42,19 @@ class WandbRun(Rows):
                 ) from error
 
     def _records(self) -> Iterator[bytes]:
-        """The records that are whole by now."""
+        """Yield the records that are complete by now."""
         used, data = 0, self._pending
         if self._at == 0 and len(data) >= _HEADER_BYTES:
             if not data.startswith(_MAGIC):
                 raise MetricsError("this is not a W&B run: it does not begin like one")
             used = _HEADER_BYTES
         while self._at or used:
-            left = _BLOCK_BYTES - (self._at + used) % _BLOCK_BYTES
-            if left < _FRAME_BYTES:
-                if len(data) < used + left:
+            bytes_left = _BLOCK_BYTES - (self._at + used) % _BLOCK_BYTES
+            # The end of a block that has no room for a frame is padding.
+            if bytes_left < _FRAME_BYTES:
+                if len(data) < used + bytes_left:
                     break
-                used += left
+                used += bytes_left
                 continue
             if len(data) < used + _FRAME_BYTES:
                 break
@@ -64,8 +66,9 @@ class WandbRun(Rows):
                 kind not in (_FULL, _FIRST, _MIDDLE, _LAST)
                 or zlib.crc32(part, zlib.crc32(bytes([kind]))) != crc
             ):
-                if kind == 0 and size == 0 and len(data) >= used + left:
-                    used += left  # the rest of the block was left empty
+                # The rest of the block may be empty.
+                if kind == 0 and size == 0 and len(data) >= used + bytes_left:
+                    used += bytes_left
                     continue
                 raise MetricsError(
                     f"the frame at byte {self._at + used} is damaged (its checksum does not fit)"
@@ -81,20 +84,20 @@ class WandbRun(Rows):
                 )
         self._pending, self._at = data[used:], self._at + used
 
-    def _row(self, history: int | bytes) -> dict[str, object]:
-        """What one call of `log` gave, the wanted names only."""
+    def _read_row(self, history: int | bytes) -> dict[str, object]:
+        """Return the wanted values of one call of `wandb.log`."""
         row: dict[str, object] = {}
-        for number, item in wire.fields(_bytes(history)):
+        for number, item in wire.fields(_require_bytes(history)):
             if number != 1:
                 continue
             key, nested, text = "", [], b""
-            for field, value in wire.fields(_bytes(item)):
+            for field, value in wire.fields(_require_bytes(item)):
                 if field == 1:
-                    key = _bytes(value).decode("utf-8", errors="replace")
+                    key = _require_bytes(value).decode("utf-8", errors="replace")
                 elif field == 2:
-                    nested.append(_bytes(value).decode("utf-8", errors="replace"))
+                    nested.append(_require_bytes(value).decode("utf-8", errors="replace"))
                 elif field == 16:
-                    text = _bytes(value)
+                    text = _require_bytes(value)
             name = ".".join(nested) or key
             if len(self.names) < MAX_NAMES:
                 self.names.add(name)
@@ -103,7 +106,7 @@ class WandbRun(Rows):
         return row
 
 
-def _bytes(value: int | bytes) -> bytes:
+def _require_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise wire.WireError("a number in place of a message")
     return value

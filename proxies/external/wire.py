@@ -1,9 +1,8 @@
-"""Protocol buffers without their compiler: the fields of a message, as they come. Standard library
-only.
+"""A reader of protocol buffer messages that needs no generated code.
 
-The encoding is documented at protobuf.dev/programming-guides/encoding. A message is a row of tag
-and value; the tag gives the field's number and one of four live wire types: varint, 8 bytes, length
-and bytes, 4 bytes.
+The encoding is documented at protobuf.dev/programming-guides/encoding. A message is a sequence of
+tags and values. A tag has the number of the field and one of four wire types: varint, 8 bytes,
+length and bytes, 4 bytes. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,59 +18,60 @@ _MAX_VARINT_BYTES = 10
 
 
 class WireError(InputError):
-    """Bytes that are no message."""
+    """Bytes are not a protocol buffer message."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) in order: whole numbers for varints, raw little-endian bytes for all
-    else.
+    """Yield the fields of a message in order, as pairs of field number and value.
 
-    A repeated field comes repeatedly. Groups, which nobody has written since 2008, are refused.
+    A varint is an integer, any other value its raw little-endian bytes. A repeated field is yielded
+    repeatedly. Groups, which were deprecated in 2008, are refused.
 
     Raises:
-        WireError: the bytes are no message; what came before was.
+        WireError: The bytes are not a message; fields before the error have been yielded.
     """
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
+    offset = 0
+    while offset < len(message):
+        tag, offset = _read_varint(message, offset)
         number, kind = tag >> 3, tag & 7
         if number == 0:
-            raise WireError(f"field number 0 before byte {at}")
+            raise WireError(f"field number 0 before byte {offset}")
         if kind == _VARINT:
-            value, at = _varint(message, at)
+            value, offset = _read_varint(message, offset)
             yield number, value
             continue
         if kind == _BYTES:
-            size, at = _varint(message, at)
+            size, offset = _read_varint(message, offset)
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
-            raise WireError(f"wire type {kind} at byte {at}")
-        if at + size > len(message):
+            raise WireError(f"wire type {kind} at byte {offset}")
+        if offset + size > len(message):
             raise WireError(
-                f"field {number} of {counted(size, 'byte')} at byte {at} of {len(message)}"
+                f"field {number} of {counted(size, 'byte')} at byte {offset} of {len(message)}"
             )
-        yield number, message[at : at + size]
-        at += size
+        yield number, message[offset : offset + size]
+        offset += size
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _read_varint(message: bytes, offset: int) -> tuple[int, int]:
+    """Return the varint at an offset, and the offset after it."""
     value = 0
-    for place in range(_MAX_VARINT_BYTES):
-        if at + place >= len(message):
-            raise WireError(f"a number is cut at byte {at + place}")
-        byte = message[at + place]
-        value |= (byte & 0x7F) << (7 * place)
+    for index in range(_MAX_VARINT_BYTES):
+        if offset + index >= len(message):
+            raise WireError(f"a number is cut at byte {offset + index}")
+        byte = message[offset + index]
+        value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            return value, at + place + 1
-    raise WireError(f"a number of more than {_MAX_VARINT_BYTES} bytes at byte {at}")
+            return value, offset + index + 1
+    raise WireError(f"a number of more than {_MAX_VARINT_BYTES} bytes at byte {offset}")
 
 
 def floats(data: bytes, size: int) -> tuple[float, ...]:
-    """Packed little-endian floats of 4 or 8 bytes.
+    """Unpack little-endian floats of 4 or 8 bytes.
 
     Raises:
-        WireError: the length is no multiple.
+        WireError: The length is not a multiple of the size.
     """
     if len(data) % size:
         raise WireError(f"{counted(len(data), 'byte')} are not floats of {size}")

@@ -1,10 +1,11 @@
-"""A bank: K trials of one shape trained as one batched model, a slot refilled as its trial ends.
+"""A bank trains K trials of one shape as one batched model, and refills a slot when its trial ends.
 
-Slots share the shape, batch and numerics; each has its own parametrization, hyperparameters,
-schedule, seed and step counter. Every operation works row by row, so on a CPU a slot's curve is
-bitwise the same whatever its neighbours are, at one K and mode (empty slots compute zeros). A
-diverging slot is stopped as data and cleared. The host learns how a step went once, from its
-report; on a GPU, after the next one has begun.
+Slots share the shape, the batch and the numerics. Each has its own parametrization,
+hyperparameters, schedule, seed and step counter. Every operation works on each slot separately, so
+on a CPU the curve of a slot is bitwise the same whatever is in the other slots, for the same K and
+mode (empty slots compute zeros). A run that diverges ends with a result, and its slot is cleared.
+The host reads the losses of a step once, from the step's report; on a GPU, after the next step has
+been launched.
 """
 
 from __future__ import annotations
@@ -44,68 +45,85 @@ from proxies.training.step_loop import Ended, StepReport, default_steps_ahead, p
 from proxies.training.torch_device import set_arithmetic
 
 NUM_WARMUPS = 3
-"""Runs before the recording, in which libraries and the compiler make what they keep (torch's notes
-on CUDA graphs)."""
+"""Number of calls before a CUDA graph is recorded, in which libraries and the compiler allocate
+their buffers (torch's notes on CUDA graphs)."""
 
 
 class NoGpuError(InputError):
-    """Steps are to be recorded, and there is no GPU here: no further attempt of this study can
-    help.
-    """
+    """CUDA graphs are required, and there is no GPU; a retry on this worker cannot succeed."""
 
     refuses_study = True
 
 
 class CudaGraph:
-    """A function without arguments, recorded on the current CUDA device.
+    """A function without arguments that is recorded as a CUDA graph on the current device.
 
-    It may read and write tensors that stay where they are, must not ask the device for anything,
-    and is run `NUM_WARMUPS` times before. What it returns is one tensor, overwritten by every call.
+    The function may read and write tensors at fixed addresses, and must not synchronize with the
+    device. It is called `NUM_WARMUPS` times before it is recorded. It returns one tensor, which
+    each call overwrites.
 
     Raises:
-        RuntimeError: it cannot be recorded. Where that was for want of memory, its context says so,
-            and `proxies.core.failures.classify` finds it there.
+        RuntimeError: The function cannot be recorded. If memory ran out, the error's context says
+            so, where `proxies.core.failures.classify` finds it.
     """
 
     def __init__(self, step: Callable[[], Tensor]) -> None:
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        # Warm up on a side stream, as the notes of torch require.
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(NUM_WARMUPS):
                 step()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Where the end of a recording fails, torch leaves its own stream the current one: what
-        # comes next needs ours.
+        # If the end of a recording fails, torch leaves its recording stream as the current one. The
+        # outer context restores ours.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
             self._result = step()
 
     def __call__(self) -> Tensor:
-        """Replay it."""
+        """Replay the recorded function, and return its result."""
         self._graph.replay()
         return self._result
 
 
 _EMPTY = ForwardNumbers(embedding=0.0, attention=0.0, residual=0.0, output=0.0)
+"""Forward multipliers of an empty slot."""
 
 
 @dataclass(slots=True)
 class _Slot:
+    """The run in a slot."""
+
     progress: RunProgress
     forward: ForwardNumbers
 
 
-_Begun = tuple[dict[int, _Slot], StepReport]
-"""Who a step trains, by slot, and what it will have found, [2, K]: losses and gradient norms."""
+_LaunchedStep = tuple[dict[int, _Slot], StepReport]
+"""A step that has been launched: its runs by slot, and its report [2, K] of losses and gradient
+norms."""
 
 
 class Bank:
-    """K slots for runs of one bank key.
+    """An engine with K slots for runs that have the same shape, batch, numerics and corpus.
+
+    Args:
+        shape: Shape of the models.
+        batch_tokens: Tokens per batch of each run.
+        numerics: Number of slots, data types and mode of the computation.
+        store: The corpus.
+        optimizer: Optimizer of all runs.
+        device: Device to train on; None for the GPU if there is one.
+        compile_backend: Backend of `torch.compile`, if the numerics require compilation.
+        num_microbatches: Number of passes that a batch is split into, with accumulated gradients;
+            the result is the same up to rounding.
+        steps_ahead: Number of steps that are launched before a report is read
+            (`proxies.training.step_loop`); None for 1 on a GPU, 0 on a CPU.
 
     Raises:
-        ValueError: the vocabulary of the corpus does not fit the shape, or `numerics` asks for what
-            `proxies.training.solo` does (accumulation, checkpointing), what several ranks do.
-        NoGpuError: they ask for CUDA graphs, and there is no GPU.
+        ValueError: The vocabulary of the corpus does not fit the shape, or `numerics` requires what
+            only `proxies.training.solo` supports (accumulation, checkpointing).
+        NoGpuError: `numerics` requires CUDA graphs, and there is no GPU.
     """
 
     def __init__(
@@ -121,19 +139,13 @@ class Bank:
         num_microbatches: int = 1,
         steps_ahead: int | None = None,
     ) -> None:
-        """Args other than a run's own: optimizer: name of the runs' recipe
-        (`proxies.core.optimizers.RECIPES`). device: where to train; None: the GPU if there is one.
-        compile_backend: of `torch.compile`, where the numerics ask for it. num_microbatches: passes
-        that a batch is split into, gradients accumulated: the same up to rounding. steps_ahead:
-        steps begun before a step's report is read (`proxies.training.step_loop`); None: one on a
-        GPU.
-        """
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._steps_ahead = default_steps_ahead(self.device) if steps_ahead is None else steps_ahead
         self._lap_began = 0.0
-        _refuse(shape, numerics, store, self.device)
+        _check(shape, numerics, store, self.device)
         if numerics.compiled:
-            # of a compiled bank before this one: its model lies in a circle with its compiled self
+            # Free the previous compiled bank now: its model is in a reference cycle with its
+            # compiled wrapper.
             gc.collect()
         keep_freed_memory()
         set_arithmetic(numerics)
@@ -159,8 +171,9 @@ class Bank:
             _compile(self.model, compile_backend)
         self._slots: list[_Slot | None] = [None] * num_slots
         self.noise: NoiseLooks | None = None
-        """Takes the gradient noise of the runs, where somebody puts it there."""
-        # What a step reads, at one place for good: a recorded one knows no other.
+        """Collects the gradient noise of the runs, if the caller sets it."""
+        # Inputs live in fixed buffers: a recorded CUDA graph reads the same addresses on every
+        # replay.
         self._weights_K = {
             name: torch.zeros(num_slots, dtype=dtype, device=self.device) for name in LOSS_TERMS
         }
@@ -170,24 +183,29 @@ class Bank:
             num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64
         ).to(self.device)
         self._share_K1 = torch.zeros(num_slots, 1, dtype=torch.float64, device=self.device)
-        # Who trains: occupied, and every loss and gradient finite so far. A step begun beyond one
-        # that was not, and not yet read, changes nothing.
+        # Slots that train: occupied, and with finite losses and gradients so far. A step that was
+        # launched after a non-finite one that is not read yet changes nothing.
         self._active_K1 = torch.zeros(num_slots, 1, dtype=torch.bool, device=self.device)
-        # Not the bound method itself where nothing is recorded: a circle, whose memory would wait
-        # for the collector.
-        self._recorded = CudaGraph(self._trained) if numerics.cuda_graphs else None
+        # Without CUDA graphs, store None and not the bound method, which would be a reference cycle
+        # that delays freeing the memory.
+        self._recorded = CudaGraph(self._train_step) if numerics.cuda_graphs else None
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
-        """Start a run in a free slot from its own initial weights, or go on from a `state` of it.
+        """Start a run in a free slot, from its initial weights or from a saved state.
+
+        Args:
+            index: Number of the slot.
+            spec: The run.
+            state: State of this run to resume from; None to start from its initial weights.
 
         Raises:
-            ValueError: the slot is taken, or the run belongs to another bank.
-            StateError: the state is not one of this run; the slot is free.
+            ValueError: The slot is taken, or the run does not fit this bank.
+            StateError: The state is not of this run; the slot stays free.
         """
         if self._slots[index] is not None:
             raise ValueError(f"slot {index} is taken")
-        mine = (self.shape, self._num_sequences, self.numerics, self._store.manifest.data_id)
-        if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != mine:
+        bank_key = (self.shape, self._num_sequences, self.numerics, self._store.manifest.data_id)
+        if (spec.shape, spec.batch_sequences, spec.numerics, spec.data_id) != bank_key:
             raise ValueError(
                 f"run {spec.id[:12]} belongs to another bank: shape, batch, numerics or data differ"
             )
@@ -209,7 +227,7 @@ class Bank:
         self._set_forward()
 
     def state(self, index: int) -> SlotState:
-        """What the run of an occupied slot can go on from, in any slot of any bank of its key."""
+        """Return the state of the run in a slot, which can resume in any bank that it fits."""
         return captured(self._runs[index], self.device, self.optimizer.state(index))
 
     @property
@@ -219,7 +237,7 @@ class Bank:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What this engine's arithmetic depends on besides the spec."""
+        """Everything besides the spec that the arithmetic of this engine depends on."""
         return environment(self.device)
 
     @property
@@ -227,27 +245,34 @@ class Bank:
         return {i: slot.progress for i, slot in enumerate(self._slots) if slot is not None}
 
     def evict(self, index: int) -> None:
-        """Free a slot, whatever it is doing."""
+        """Free a slot, also in the middle of a run."""
         self.optimizer.clear(index)
         self._slots[index] = None
         self._active_K1[index] = False
         self._set_forward()
 
     def pause_at(self, index: int, step: int | None) -> None:
-        """Have `advance` do nothing while the run of an occupied slot has done `step` steps or
-        more; None: go on.
+        """Set the step at which the run in a slot pauses.
+
+        `advance` does nothing while a run has done that many steps or more; None removes the pause.
         """
         self._runs[index].pause_step = step
 
     def pruned(self, index: int, num_steps: int, reason: str) -> tuple[RunResult, Curve]:
-        """The outcome of a run if it is given up as it was after `num_steps`; nothing changes
-        here.
+        """Return the result and curve of a run as if it was pruned after `num_steps`.
+
+        The bank does not change.
         """
         return self._runs[index].pruned(num_steps, reason, self.device)
 
     def predict(self, ids_KBT: Tensor) -> Tensor:
-        """Logits of every slot's model, [K, N, V], for token ids [K, B, T], in the arithmetic of
-        training.
+        """Return the logits of every slot's model, in the arithmetic of training.
+
+        Args:
+            ids_KBT: Token ids, [K, B, T].
+
+        Returns:
+            Logits, [K, B * T, V].
         """
         logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
         return logits_KNV
@@ -258,8 +283,14 @@ class Bank:
         return [i for i, slot in enumerate(self._slots) if slot is None]
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[Ended]:
-        """Up to `num_steps` optimizer steps, none begun after `seconds`; returns early, with (slot,
-        result, curve), when runs end, or with nothing when one is where it was to pause.
+        """Make optimizer steps, until a run ends or has to pause.
+
+        Args:
+            num_steps: Maximum number of steps.
+            seconds: Time limit for starting new steps, in seconds.
+
+        Returns:
+            Slot, result and curve of each run that ended; none if a run has to pause.
         """
         self._lap_began = time.perf_counter()
         return run_steps(
@@ -269,32 +300,32 @@ class Bank:
             may_begin=lambda ahead: (
                 bool(self._runs) and all(run.goes_on(ahead) for run in self._runs.values())
             ),
-            alone=self._looks,
-            begin=self._begin,
-            settle=self._settle,
+            alone=self._needs_noise,
+            begin=self._launch_step,
+            settle=self._finish_step,
         )
 
-    def _looks(self, ahead: int) -> bool:
-        """Whether the gradient noise of a run is looked at before the step after `ahead` more."""
+    def _needs_noise(self, ahead: int) -> bool:
+        """Return whether gradient noise is measured before the step after `ahead` unread ones."""
         noise, runs = self.noise, self._runs.values()
         return noise is not None and any(
-            noise.due(r.spec, r.step + ahead, self._num_microbatches) for r in runs
+            noise.due(run.spec, run.step + ahead, self._num_microbatches) for run in runs
         )
 
-    def _begin(self, ahead: int) -> _Begun:
-        """Begin the step after `ahead` that are not yet read."""
+    def _launch_step(self, ahead: int) -> _LaunchedStep:
+        """Launch the step after `ahead` steps whose reports are not read yet."""
         busy = {i: slot for i, slot in enumerate(self._slots) if slot is not None}
         if self.noise is not None:
-            self._look(self.noise, busy, ahead)
-        self._hand_over(busy, ahead)
-        report_2K = self._trained() if self._recorded is None else self._recorded()
+            self._measure_noise(self.noise, busy, ahead)
+        self._copy_inputs(busy, ahead)
+        report_2K = self._train_step() if self._recorded is None else self._recorded()
         return busy, StepReport(report_2K)
 
-    def _settle(self, begun: _Begun) -> list[Ended]:
-        """Read a step: take it in, end the runs that it ends and free their slots."""
-        busy, report = begun
+    def _finish_step(self, launched: _LaunchedStep) -> list[Ended]:
+        """Read the report of a step, end the runs that it ends, and free their slots."""
+        busy, report = launched
         losses, norms = report.read()
-        # not who ended in the step before
+        # Leave out runs that ended in the step before.
         busy = {i: slot for i, slot in busy.items() if self._slots[i] is slot}
         reasons = {
             i: slot.progress.record(losses[i], norms[i], DIVERGED_ABOVE_NATS)
@@ -312,8 +343,8 @@ class Bank:
                 self.evict(i)
         return ended
 
-    def _hand_over(self, busy: dict[int, _Slot], ahead: int) -> None:
-        """What the step is to read: batches, and the share of its rates that each trains at."""
+    def _copy_inputs(self, busy: dict[int, _Slot], ahead: int) -> None:
+        """Copy the batches and the multipliers of the learning rates to the buffers of a step."""
         ids_KBT = torch.zeros(self._ids_KBT.shape, dtype=torch.int64)
         shares = [0.0] * len(self._slots)
         for i, slot in busy.items():
@@ -321,35 +352,38 @@ class Bank:
             ids_KBT[i] = batch_of(self._store, spec, step)
             shares[i] = lr_multiplier(spec.schedule, step)
         share_K1 = torch.tensor(shares, dtype=torch.float64)[:, None]
-        for static, values in ((self._ids_KBT, ids_KBT), (self._share_K1, share_K1)):
-            static.copy_(pinned(values, self.device), non_blocking=True)
+        for buffer, values in ((self._ids_KBT, ids_KBT), (self._share_K1, share_K1)):
+            buffer.copy_(pinned(values, self.device), non_blocking=True)
 
-    def _look(self, noise: NoiseLooks, busy: dict[int, _Slot], ahead: int) -> None:
-        """Measure the gradient noise of slots that are at such a step, each as a model alone."""
+    def _measure_noise(self, noise: NoiseLooks, busy: dict[int, _Slot], ahead: int) -> None:
+        """Measure the gradient noise of the slots for which it is due, each as a single model."""
         for i, slot in busy.items():
             weights = {name: parameter[i] for name, parameter in self.model.named_parameters()}
             spec, step = slot.progress.spec, slot.progress.step + ahead
             noise.look(spec, step, self.model, weights, self._store, self._num_microbatches)
 
-    def _trained(self) -> Tensor:
-        """One step of all who train, on what was handed over: their losses and gradient norms, [2,
-        K].
+    def _train_step(self) -> Tensor:
+        """Make one step of all active slots on the inputs in the buffers.
+
+        Returns:
+            Losses and gradient norms, [2, K].
         """
         losses_K = self._forward_backward()
         norms_K = self.optimizer.gather_gradients()
+        # A slot whose loss or gradient is not finite stops training, on the device itself.
         self._active_K1 &= (losses_K.isfinite() & norms_K.isfinite())[:, None]
         self.optimizer.step(self._share_K1, self._active_K1, norms_K[:, None])
         return torch.stack([losses_K, norms_K])
 
     def _forward_backward(self) -> Tensor:
+        """Return the loss of each slot's batch, [K], and leave the gradients in the parameters."""
         total_K = torch.zeros(
             len(self._slots), dtype=self.optimizer.weights_KP.dtype, device=self.device
         )
         for part_KBT in torch.split(self._ids_KBT, self._part_sequences, dim=1):
-            # The mean over the whole batch is the parts' means weighted by their sequences; a whole
-            # one's weight is 1.
+            # The mean over the batch is the mean of the parts, weighted by their sequences.
             losses_K = self._losses(part_KBT) * (part_KBT.shape[1] / self._num_sequences)
-            # The gradient of a sum of independent losses is each one's own.
+            # The losses are independent, so the gradient of their sum is each slot's own gradient.
             losses_K.sum().backward()  # type: ignore[no-untyped-call]
             total_K += losses_K.detach()
         return total_K
@@ -360,20 +394,20 @@ class Bank:
 
     @torch.no_grad()
     def _validate(self) -> list[float]:
-        """Validation loss of every slot, [K] nats, on the same windows for all."""
-        held_BT = validation_ids(self._store, self.shape.seq_len).to(self.device)
+        """Return the validation loss of every slot, [K], in nats, on the same windows."""
+        held_out_BT = validation_ids(self._store, self.shape.seq_len).to(self.device)
         total_K = torch.zeros(len(self._slots), dtype=torch.float64, device=self.device)
-        for part_BT in torch.split(held_BT, self._part_sequences):
-            total_K += self._losses(part_BT.expand(len(self._slots), -1, -1)).double() * len(
-                part_BT
-            )
-        return (total_K / len(held_BT)).tolist()
+        for part_BT in torch.split(held_out_BT, self._part_sequences):
+            part_KBT = part_BT.expand(len(self._slots), -1, -1)
+            total_K += self._losses(part_KBT).double() * len(part_BT)
+        return (total_K / len(held_out_BT)).tolist()
 
     def _set_forward(self) -> None:
+        """Copy the forward multipliers of all slots to their buffers."""
         numbers = [_EMPTY if slot is None else slot.forward for slot in self._slots]
-        fresh = stack_forward_numbers(numbers, self.optimizer.weights_KP.dtype, self.device)
+        stacked = stack_forward_numbers(numbers, self.optimizer.weights_KP.dtype, self.device)
         for field in dataclasses.fields(ForwardNumbers):
-            getattr(self._forward, field.name).copy_(getattr(fresh, field.name))
+            getattr(self._forward, field.name).copy_(getattr(stacked, field.name))
         for name, weight_K in self._weights_K.items():
             values = [
                 0.0 if slot is None else slot.progress.spec.hparams.run_wide[name]
@@ -382,15 +416,23 @@ class Bank:
             weight_K.copy_(torch.tensor(values))
 
 
-def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:
-    alone = [n for n in ("microbatch_tokens", "activation_checkpointing") if getattr(numerics, n)]
+def _check(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:
+    """Check that a bank supports these settings.
+
+    Raises:
+        ValueError: A setting needs a single trial, or the vocabulary is too small.
+        NoGpuError: CUDA graphs are required, and there is no GPU.
+    """
+    problems = []
+    solo_options = ("microbatch_tokens", "activation_checkpointing")
+    if unsupported := [option for option in solo_options if getattr(numerics, option)]:
+        problems.append(f"{', '.join(unsupported)}: only a single trial can do that, not a bank")
     vocab_size = store.manifest.vocab_size
-    refusals = {
-        f"{', '.join(alone)}: only a single trial can do that, not a bank": not alone,
-        f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}": shape.vocab_size  # noqa: E501
-        >= vocab_size,
-    }
-    if problems := [problem for problem, holds in refusals.items() if not holds]:
+    if shape.vocab_size < vocab_size:
+        problems.append(
+            f"vocab_size = {shape.vocab_size} is smaller than the corpus's {vocab_size}"
+        )
+    if problems:
         raise ValueError("; ".join(problems))
     if numerics.cuda_graphs and device.type != "cuda":
         raise NoGpuError(
@@ -399,8 +441,8 @@ def _refuse(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.d
 
 
 def _compile(model: Decoder, backend: str) -> None:
-    # Past a limit on recompilations torch would quietly run uncompiled. Each bank counts its own;
-    # and a graph is for its very sizes, so that what a neighbour's end makes it compile
-    # (validation) never changes how training rounds.
+    # Beyond a limit on recompilations, torch would silently run uncompiled: make it an error, and
+    # count recompilations for each bank separately. Graphs are compiled for fixed sizes, so that
+    # compiling the validation when another slot's run ends never changes the rounding of training.
     fail_past_recompile_limit()
     model.compile(backend=backend, fullgraph=True, dynamic=False, **isolated())

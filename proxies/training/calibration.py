@@ -1,9 +1,9 @@
-"""How fast a device trains runs of one shape, by how it does so: slots, threads, compilation,
-precision. Measured.
+"""Measure how fast a device trains runs of one shape in different modes.
 
-Modes are `Numerics`. Their engines are built side by side and advanced in turns, so that what else
-the machine does falls on all of them alike: what counts is a mode's rate over the first one's,
-round by round. No torch here.
+A mode is a `Numerics`: slots, threads, compilation, precision. The engines of all modes exist at
+the same time and are advanced in turns, so that other load on the machine affects all of them
+equally. What counts is the ratio of a mode's rate to the first mode's, round by round. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -24,52 +24,53 @@ if TYPE_CHECKING:
     from proxies.training.torch_device import TorchDevice
 
 MARGIN = 0.1
-"""What a mode has to be faster by to be chosen over a simpler one."""
+"""Minimum speedup, as a share, at which a mode is chosen over a simpler one."""
 STEP = 0.03
-"""What twice the slots have to be faster by for four times as many to be looked at."""
+"""Minimum speedup of twice the slots, as a share, at which four times the slots are measured."""
 BLOCK_SECONDS = 0.1
-"""Of one mode's turn."""
-LEAST_ROUNDS, MOST_ROUNDS = 6, 40
+"""Target duration of one mode's turn, in seconds."""
+MIN_ROUNDS, MAX_ROUNDS = 6, 40
 ENDLESS_STEPS = 10**6
-MOST_SAID = 300
-"""Characters of why a mode is refused."""
+MAX_REASON_CHARS = 300
+"""Maximum length of the reason why a mode is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationProbe:
-    """What a worker is to measure."""
+    """The modes that a worker has to measure."""
 
     spec: RunSpec
     """A run of the shape and batch, whose numerics each mode replaces."""
     modes: tuple[Numerics, ...]
-    """The first is what the others are compared with."""
+    """Modes to measure; the others are compared with the first."""
     seconds: float
-    """For all rounds together, building and compiling not counted."""
+    """Time limit of all rounds together, in seconds, without building and compiling."""
     worker_cpus: float = 1.0
-    """Cores that a worker takes: on a CPU, its share of the node's memory."""
+    """Number of cores that a worker takes, which on a CPU also gives its share of the node's
+    memory."""
     worker_gpus: float = 0.0
-    """The same of GPUs; below 1 it is the share of one."""
+    """Number of GPUs that a worker takes; below 1, its share of one GPU."""
     most_bytes: int = 0
-    """Of memory, that a worker may take; 0: not said."""
+    """Maximum memory that a worker may take, in bytes; 0 if there is no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """One mode on one worker."""
+    """The speed of one mode on one worker."""
 
     mode: Numerics
     trial_steps_per_second: tuple[float, ...] = ()
-    """By round, of all its slots together; as many as the first mode has."""
+    """Rate in each round, over all slots; all modes have the same number of rounds."""
     first_seconds: float = 0.0
-    """From nothing to the end of the first step, beyond what a step takes: building, and compiling
-    from nothing."""
+    """Time to build and compile the engine from scratch, in seconds: until the end of the first
+    step, less the time of a step."""
     again_seconds: float = 0.0
-    """The same of one more run in the same engine."""
+    """Time to start another run in the same engine, in seconds, less the time of a step."""
     peak_bytes: int = 0
-    """The most it held while it was built and took its first steps, or more; 0 where nobody can
-    tell."""
+    """Upper bound of the memory that the engine took while it was built and made its first steps;
+    0 if unknown."""
     refused: str = ""
-    """Why it does not train here."""
+    """Reason why the mode cannot train here; empty if it can."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -84,20 +85,20 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a worker measured."""
+    """The measurements of one worker."""
 
     rates: tuple[Rate, ...]
-    """One per mode of the probe, in its order."""
+    """Rate of each mode of the probe, in its order."""
     device: str
-    """`cpu` or `cuda`."""
+    """Type of the device, `cpu` or `cuda`."""
     free_bytes: int
-    """Of the device's memory before anything was built; 0 where nobody can tell."""
+    """Free memory of the device before an engine was built, in bytes; 0 if unknown."""
     kind: str = ""
-    """The device's name, set by who asked."""
+    """Name of the device, which the caller sets."""
 
 
 class Engine(Protocol):
-    """A bank, or one trial alone."""
+    """A bank, or the engine of a single trial."""
 
     def admit(self, index: int, spec: RunSpec) -> None:
         """Start a run in a free slot."""
@@ -106,12 +107,12 @@ class Engine(Protocol):
         """Free a slot."""
 
     def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """So many optimizer steps of every occupied slot."""
+        """Make a number of optimizer steps of every occupied slot."""
 
 
 @dataclass(kw_only=True, slots=True)
-class _Built:
-    """A mode whose engine is there."""
+class _BuiltMode:
+    """A mode whose engine has been built."""
 
     mode: Numerics
     engine: Engine
@@ -119,7 +120,7 @@ class _Built:
     again_seconds: float
     peak_bytes: int
     num_steps: int = 1
-    """Of one turn."""
+    """Number of steps in one turn."""
     rates: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -129,72 +130,75 @@ def measure(
     device: TorchDevice,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answer:
-    """Measure every mode of a probe; one that cannot be built or trained is refused in words.
+    """Measure every mode of a probe; a mode that cannot be built or trained gets a reason instead.
 
     Args:
-        probe: what to measure.
-        open_engine: an empty engine for runs like this one.
-        device: where it trains.
-        clock: seconds.
+        probe: The modes to measure.
+        open_engine: Returns an empty engine for runs like the given one.
+        device: Device that the engines train on.
+        clock: Returns the time in seconds.
 
     Raises:
-        Exception: whatever the first mode raises: nothing can be compared with it then.
+        Exception: The first mode failed, so that there is nothing to compare with.
     """
     device.forget()
     free_bytes = device.free_bytes()
-    found: dict[Numerics, Rate] = {}
-    built: list[_Built] = []
+    rates: dict[Numerics, Rate] = {}
+    built: list[_BuiltMode] = []
     for mode in probe.modes:
         try:
             built.append(_build(probe.spec, mode, open_engine, device, clock))
-        except (
-            Exception
-        ) as error:  # no room, no compiler, not for this engine: another mode does without
+        # There may be too little memory, no compiler, or no support in this engine: go on with the
+        # other modes.
+        except Exception as error:
             if not built:
                 raise
-            found[mode] = _refused(mode, error)
-    found |= _rounds(built, device, clock, probe.seconds)
-    found |= {
-        one.mode: Rate(
-            mode=one.mode,
-            trial_steps_per_second=tuple(one.rates),
-            first_seconds=one.first_seconds,
-            again_seconds=one.again_seconds,
-            peak_bytes=one.peak_bytes,
+            rates[mode] = _make_refusal(mode, error)
+    rates |= _measure_rounds(built, device, clock, probe.seconds)
+    rates |= {
+        mode.mode: Rate(
+            mode=mode.mode,
+            trial_steps_per_second=tuple(mode.rates),
+            first_seconds=mode.first_seconds,
+            again_seconds=mode.again_seconds,
+            peak_bytes=mode.peak_bytes,
         )
-        for one in built
+        for mode in built
     }
+    # Free the engines, so that the next probe sees the memory as free.
     built.clear()
-    device.forget()  # before anybody is asked again, and looks at what is free
+    device.forget()
     return Answer(
-        rates=tuple(found[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes
+        rates=tuple(rates[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes
     )
 
 
-def _refused(mode: Numerics, error: Exception) -> Rate:
-    return Rate(mode=mode, refused=described(error).splitlines()[0][:MOST_SAID])
+def _make_refusal(mode: Numerics, error: Exception) -> Rate:
+    """Return the rate of a mode that failed, with the reason."""
+    return Rate(mode=mode, refused=described(error).splitlines()[0][:MAX_REASON_CHARS])
 
 
-def _rounds(
-    built: list[_Built], device: TorchDevice, clock: Callable[[], float], seconds: float
+def _measure_rounds(
+    built: list[_BuiltMode], device: TorchDevice, clock: Callable[[], float], seconds: float
 ) -> dict[Numerics, Rate]:
-    """A turn of each, again and again. Of its own, so that no name here holds an engine beyond it.
+    """Give every mode its turn, round by round, until the modes are told apart.
+
+    This is a function of its own so that no local variable of the caller keeps an engine alive.
 
     Returns:
-        The modes that failed in their turn, out of memory beside the others for instance; they are
-        out of `built`.
+        The modes that failed in their turn, for example by memory; they are removed from `built`.
     """
     failed: dict[Numerics, Rate] = {}
     began = clock()
-    while not _enough(built, clock() - began, seconds):
-        for one in tuple(built):
+    while not _has_enough_rounds(built, clock() - began, seconds):
+        for mode in tuple(built):
             try:
-                one.rates.append(_turn(one, device, clock))
+                mode.rates.append(_take_turn(mode, device, clock))
             except Exception as error:
-                if one is built[0]:
+                if mode is built[0]:
                     raise
-                failed[one.mode] = _refused(one.mode, error)
-                built.remove(one)
+                failed[mode.mode] = _make_refusal(mode.mode, error)
+                built.remove(mode)
     return failed
 
 
@@ -204,9 +208,9 @@ def _build(
     open_engine: Callable[[RunSpec], Engine],
     device: TorchDevice,
     clock: Callable[[], float],
-) -> _Built:
-    """Every slot occupied, and its steps known to take some time."""
-    # A run that does not end meanwhile: an end is a validation, and no step's time.
+) -> _BuiltMode:
+    """Build the engine of a mode, fill its slots, and time its first steps."""
+    # The runs must not end during the measurement: the validation at the end takes time.
     rules = dataclasses.replace(
         spec.parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0
     )
@@ -221,62 +225,73 @@ def _build(
     runs = [dataclasses.replace(endless, seed=seed) for seed in range(mode.num_slots)]
     device.prepare(mode)
     device.watch()
+
+    # First run: build and compile.
     began = clock()
     engine = open_engine(endless)
     for index, run in enumerate(runs):
         engine.admit(index, run)
     engine.advance(1)
-    first, began = clock() - began, clock()
+    first_seconds = clock() - began
+
+    # Another run in the same engine.
+    began = clock()
     engine.evict(0)
     engine.admit(0, runs[0])
     engine.advance(1)
-    again, began = clock() - began, clock()
+    again_seconds = clock() - began
+
+    # One ordinary step.
+    began = clock()
     engine.advance(1)
-    step = max(clock() - began, 1e-9)
-    return _Built(
+    step_seconds = max(clock() - began, 1e-9)
+    return _BuiltMode(
         mode=mode,
         engine=engine,
-        first_seconds=max(0.0, first - step),
-        again_seconds=max(0.0, again - step),
+        first_seconds=max(0.0, first_seconds - step_seconds),
+        again_seconds=max(0.0, again_seconds - step_seconds),
         peak_bytes=device.peak_bytes(),
-        num_steps=max(1, round(BLOCK_SECONDS / step)),
+        num_steps=max(1, round(BLOCK_SECONDS / step_seconds)),
     )
 
 
-def _turn(one: _Built, device: TorchDevice, clock: Callable[[], float]) -> float:
-    """Trial-steps a second of one turn."""
-    device.prepare(one.mode)
+def _take_turn(built: _BuiltMode, device: TorchDevice, clock: Callable[[], float]) -> float:
+    """Make the steps of one turn, and return the rate in trial-steps per second."""
+    device.prepare(built.mode)
     began = clock()
-    one.engine.advance(one.num_steps)
-    return one.mode.num_slots * one.num_steps / max(clock() - began, 1e-9)
+    built.engine.advance(built.num_steps)
+    return built.mode.num_slots * built.num_steps / max(clock() - began, 1e-9)
 
 
-def _enough(built: Sequence[_Built], seconds: float, most_seconds: float) -> bool:
-    """Whether the rounds so far tell the modes apart, or time is up."""
-    rounds = len(built[0].rates)
-    if rounds < LEAST_ROUNDS:
-        # of a step that takes seconds, a few have to do
-        return rounds >= 2 and seconds > 3 * most_seconds
-    if rounds >= MOST_ROUNDS or seconds > most_seconds:
+def _has_enough_rounds(built: Sequence[_BuiltMode], seconds: float, max_seconds: float) -> bool:
+    """Return whether the rounds so far tell the modes apart, or the time is over."""
+    num_rounds = len(built[0].rates)
+    if num_rounds < MIN_ROUNDS:
+        # If a step takes seconds, a few rounds have to be enough.
+        return num_rounds >= 2 and seconds > 3 * max_seconds
+    if num_rounds >= MAX_ROUNDS or seconds > max_seconds:
         return True
-    pairs = [(one, built[0], MARGIN) for one in built[1:]] + (
-        [(built[-1], built[-2], STEP)] if built[2:] else []
-    )
-    return all(
-        clear([a / b for a, b in zip(one.rates, to.rates, strict=True)], 1 + by)
-        for one, to, by in pairs
-    )
+    # Every mode against the first one, and the largest number of slots against the one before.
+    comparisons = [(mode, built[0], MARGIN) for mode in built[1:]]
+    if built[2:]:
+        comparisons.append((built[-1], built[-2], STEP))
+    for mode, reference, margin in comparisons:
+        ratios = [a / b for a, b in zip(mode.rates, reference.rates, strict=True)]
+        if not clear(ratios, 1 + margin):
+            return False
+    return True
 
 
 def clear(ratios: Sequence[float], limit: float) -> bool:
-    """Whether ratios lie on one side of a limit, but for one in eight."""
+    """Return whether at least seven of eight ratios are on one side of a limit."""
     above = sum(ratio > limit for ratio in ratios)
     return min(above, len(ratios) - above) <= len(ratios) // 8
 
 
 def surely(ratios: Sequence[float]) -> float:
-    """What the median of so many ratios is not below, but in one case of ten: an order statistic
-    (sign test).
+    """Return a lower bound for the median of ratios, at a one-sided level of 90 %.
+
+    The bound is an order statistic (sign test).
     """
     ordered, chance, below = sorted(ratios), 0.0, 0
     while (chance := chance + math.comb(len(ordered), below) / 2 ** len(ordered)) <= 0.1:

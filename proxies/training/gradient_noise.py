@@ -1,9 +1,12 @@
-"""A look at a run's gradient noise: at a few steps, gradients of several passes at the weights as
-they are.
+"""Measure the gradient noise of a run while it trains.
 
-What the run computes stays as it is to the bit: a look reads weights, and writes none, no `.grad`
-and no random state. It takes at most a sixtieth of the run's passes, and the run's own next
-sequences, which it has not trained on.
+At a few steps, the gradients of several passes are computed at the current weights. The Gram matrix
+of these gradients gives the gradient noise scale (arXiv 1812.06162), from which
+`proxies.core.noise_scale` estimates the critical batch size.
+
+A measurement does not change the run: it reads the weights and writes neither weights, `.grad`, nor
+random state, so the losses stay identical to the bit. All measurements together cost at most 1/60
+of the run's passes, and they use sequences that the run has not trained on yet.
 """
 
 from __future__ import annotations
@@ -23,22 +26,23 @@ from proxies.model.decoder import Decoder, Multipliers
 from proxies.parametrization.parametrization import forward_numbers
 from proxies.training.outcome import batch_of
 
-MOST_KEPT = 2**20
-"""Of a gradient's entries, evenly spaced: all of a small model's. Gradients of several passes are
-held at once, and a sum of squares over so many of a larger one's entries is its share of the whole
-within a few thousandths.
+TARGET_GRADIENT_ENTRIES = 2**20
+"""Approximate number of entries kept of each gradient, evenly spaced.
+
+The gradients of all passes are in memory at once. A small model keeps every entry. For a large one,
+this many entries give the share of each product in the whole within a few thousandths.
 """
 
 
 @dataclass(slots=True)
 class NoiseLooks:
-    """What an engine measures of the runs in it, until somebody takes it."""
+    """Collects the gradient noise measurements of the runs that an engine trains."""
 
     taken: list[tuple[str, NoiseLook]] = field(default_factory=list)
-    """By run id."""
+    """Run ids and measurements made since the caller last took them, oldest first."""
 
     def due(self, spec: RunSpec, step: int, num_microbatches: int) -> int:
-        """Passes of a look before update `step` of a run; 0: it is no step for one."""
+        """Return the number of passes to measure before update `step`, 0 if none are due."""
         passes_per_step = -(-spec.batch_sequences // spec.pass_sequences(num_microbatches))
         return look_passes(spec.schedule.num_steps, passes_per_step).get(step, 0)
 
@@ -51,44 +55,71 @@ class NoiseLooks:
         store: TokenStore,
         num_microbatches: int,
     ) -> None:
-        """Measure before update `step` of a run, if it is a step for it.
+        """Measure the gradient noise before update `step`, if a measurement is due.
 
         Args:
-            spec: the run.
-            step: updates made.
-            module: computes its loss, with whatever weights.
-            weights: the run's, by name, without a trial axis.
-            store: the corpus.
-            num_microbatches: passes that its batches are split into, at least.
+            spec: The run that is training.
+            step: Number of updates made so far.
+            module: Computes the loss; its own weights are not used.
+            weights: Weights of this run only, not stacked with other trials, by parameter name.
+            store: The training corpus.
+            num_microbatches: Minimum number of passes that a batch is split into.
         """
-        if num_passes := self.due(spec, step, num_microbatches):
-            ids_NT = batch_of(store, spec, step, num_passes * spec.pass_sequences(num_microbatches))
-            found = gram(spec, module, weights, ids_NT, num_passes)
-            if all(value < float("inf") for row in found for value in row):
-                look = NoiseLook(
-                    step=step, num_sequences=spec.pass_sequences(num_microbatches), gram=found
-                )
-                self.taken.append((spec.id, look))
+        num_passes = self.due(spec, step, num_microbatches)
+        if num_passes == 0:
+            return
+
+        num_sequences = spec.pass_sequences(num_microbatches)
+        ids_NT = batch_of(store, spec, step, num_passes * num_sequences)
+        gram_PP = gram(spec, module, weights, ids_NT, num_passes)
+
+        # A diverging run has infinite or NaN gradients, and no noise scale.
+        if all(product < float("inf") for row in gram_PP for product in row):
+            look = NoiseLook(step=step, num_sequences=num_sequences, gram=gram_PP)
+            self.taken.append((spec.id, look))
 
 
-def _uncompiled(spec: RunSpec) -> AbstractContextManager[object]:
-    """A graph for a look would cost more than it saves, and could take over the run's."""
+def _run_eagerly(spec: RunSpec) -> AbstractContextManager[object]:
+    """Return a context in which a compiled model runs eagerly.
+
+    Compiling for one measurement costs more time than it saves, and could evict the run's own graph
+    from torch.compile's cache.
+    """
     return torch.compiler.set_stance("force_eager") if spec.numerics.compiled else nullcontext()
 
 
 def gram(
     spec: RunSpec, module: Decoder, weights: Mapping[str, Tensor], ids_NT: Tensor, num_passes: int
 ) -> tuple[tuple[float, ...], ...]:
-    """Products of the mean gradients of as many equal parts of the sequences, each with each."""
-    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    """Return the inner products of the gradients of equal parts of a batch.
+
+    Args:
+        spec: The run that is training.
+        module: Computes the loss; its own weights are not used.
+        weights: Weights of this run only, not stacked with other trials, by parameter name.
+        ids_NT: Token ids of the batch, [num_sequences, seq_len + 1].
+        num_passes: Number of parts, P.
+
+    Returns:
+        The Gram matrix, [P, P], in float64, over the entries that are kept of each gradient.
+    """
+    parameters = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    # One run needs one number per multiplier; a bank passes a tensor with one per trial.
     multipliers = Multipliers.of_run(forward_numbers(spec), spec.hparams.run_wide)
-    stride = -(-sum(leaf.numel() for leaf in leaves.values()) // MOST_KEPT)
-    device = next(iter(leaves.values())).device
-    kept = []
-    for part_BT in ids_NT.to(device).chunk(num_passes):
-        with _uncompiled(spec):
-            loss = functional_call(module, leaves, (part_BT[:, :-1], multipliers, part_BT[:, 1:]))
-        gradients = torch.autograd.grad(loss, [*leaves.values()])
-        kept.append(torch.cat([gradient.flatten()[::stride] for gradient in gradients]))
-    kept_MP = torch.stack(kept).double()
-    return tuple(map(tuple, (kept_MP @ kept_MP.T).tolist()))
+    device = next(iter(parameters.values())).device
+
+    num_entries = sum(parameter.numel() for parameter in parameters.values())
+    stride = -(-num_entries // TARGET_GRADIENT_ENTRIES)
+
+    # P passes, M kept entries of each gradient.
+    kept_gradients = []
+    for ids_BT in ids_NT.to(device).chunk(num_passes):
+        inputs_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:]
+        with _run_eagerly(spec):
+            loss = functional_call(module, parameters, (inputs_BT, multipliers, targets_BT))
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        kept_gradients.append(torch.cat([gradient.flatten()[::stride] for gradient in gradients]))
+    gradients_PM = torch.stack(kept_gradients).double()
+
+    gram_PP = gradients_PM @ gradients_PM.T
+    return tuple(tuple(row) for row in gram_PP.tolist())

@@ -1,4 +1,4 @@
-"""What this process does with the memory that it frees."""
+"""Settings of the C library for memory that the process frees."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep the memory of freed tensors for the next ones, where the C library is glibc.
+    """Make glibc keep the memory of freed tensors for new ones.
 
-    By itself it hands large blocks back to the system at once, and takes new ones, page by page and
-    zeroed: at the sizes of small models a tenth to a third of a training step. The process stays as
-    large as it once was.
+    By default it returns large blocks to the system at once, and gets new ones page by page, filled
+    with zeros. For small models this takes a tenth to a third of a training step. In exchange, the
+    process never shrinks. Does nothing with another C library.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -21,6 +21,6 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Have glibc hand what is free back to the system, once."""
+    """Make glibc return its free memory to the system, once."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

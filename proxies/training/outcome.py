@@ -1,7 +1,7 @@
-"""What every engine holds of a run while it trains, and what it says when the run ends.
+"""The progress of a run that is training, and its result at the end, for every engine.
 
-One rule of divergence, one validation set, one form of result: a bank and a trial alone are told
-apart by nothing here.
+A bank and the engine of a single trial share one rule of divergence, one validation set, and one
+form of result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VALIDATION_SEQUENCES = 256
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What arithmetic depends on besides the spec."""
+    """Return everything besides the spec that arithmetic on a device depends on."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -33,11 +33,18 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> Tensor:
-    """The windows every run is judged on: ids [B, T + 1], so many at most; None:
-    `VALIDATION_SEQUENCES`.
+    """Return the validation windows, which are the same for every run.
+
+    Args:
+        store: The corpus.
+        seq_len: Number of tokens in a window, T, without its next token.
+        most: Maximum number of windows; None for `VALIDATION_SEQUENCES`.
+
+    Returns:
+        Token ids, [B, T + 1].
 
     Raises:
-        DataError: the split holds no window of that length.
+        DataError: The split has no window of that length.
     """
     most = VALIDATION_SEQUENCES if most is None else most
     num_sequences = max(1, min(most, store.num_windows("validation", seq_len)))
@@ -47,11 +54,19 @@ def validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> 
 def batch_of(
     store: TokenStore, spec: RunSpec, step: int, num_sequences: int | None = None
 ) -> Tensor:
-    """The batch of update `step` of a run, or so many sequences from its first on: ids [B, T + 1],
-    on the CPU.
+    """Return the batch of an update.
+
+    Args:
+        store: The corpus.
+        spec: The run.
+        step: Number of updates before this one.
+        num_sequences: Number of sequences, from the first of the batch; None for the batch itself.
+
+    Returns:
+        Token ids on the CPU, [B, T + 1].
 
     Raises:
-        DataError: the training split holds no window of that length.
+        DataError: The training split has no window of that length.
     """
     first, count = spec.schedule.sequences(step, spec.batch_sequences)
     batch_BT = store.train_batch(
@@ -65,26 +80,29 @@ def batch_of(
 
 @dataclass(slots=True)
 class RunProgress:
-    """A run under way: how far it is, and what it has logged."""
+    """The progress of a run that is training, with what it has logged."""
 
     spec: RunSpec
     step: int = 0
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     seconds: float = 0.0
     num_microbatches: int = 1
-    """The most passes that any batch so far was split into because of too little memory."""
+    """Maximum number of passes that a batch so far was split into for lack of memory."""
     losses_nats: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     trunk_steps: int = 0
-    """Of these, how many a shorter run of its trunk has made (`proxies.core.branches`)."""
+    """Number of these steps that a shorter run of the same trunk has made
+    (`proxies.core.branches`)."""
     pause_step: int | None = None
-    """Where somebody wants to look at it before it goes on."""
+    """Step at which the run pauses; None if it does not."""
 
     def goes_on(self, num_begun: int = 0) -> bool:
-        """Whether a step may begin while so many are not yet read: it is neither at its end nor
-        where it is to pause.
+        """Return whether the next step may start: the run is neither at its end nor at its pause.
 
-        A run that went on from a state beyond its pause is there at once.
+        A run that resumed from a state beyond its pause is paused.
+
+        Args:
+            num_begun: Number of steps that were launched and are not read yet.
         """
         step = self.step + num_begun
         return step < self.spec.schedule.num_steps and (
@@ -97,13 +115,19 @@ class RunProgress:
         return self.step == self.spec.schedule.num_steps
 
     def record(self, loss_nats: float, grad_norm: float, diverged_above_nats: float) -> str:
-        """Take in one more step: its batch's loss before the update, and its gradient's norm before
-        clipping.
+        """Record one more step.
+
+        The run has diverged if the loss or the gradient is not finite; such a step does not count,
+        because its update was not made. It has also diverged if the loss after the warmup is above
+        ln(vocabulary) + `diverged_above_nats`.
+
+        Args:
+            loss_nats: Loss of the batch before the update.
+            grad_norm: Norm of the gradient before clipping.
+            diverged_above_nats: Excess over ln(vocabulary) at which a loss counts as diverged.
 
         Returns:
-            Why the run has diverged; empty if it has not. A step whose loss or gradient is not
-            finite does not count: its update was not made. Past the warmup, a loss
-            `diverged_above_nats` over ln(vocabulary) is divergence.
+            The reason why the run has diverged; empty if it has not.
         """
         if not (math.isfinite(loss_nats) and math.isfinite(grad_norm)):
             return f"loss or gradient not finite at step {self.step + 1}"
@@ -119,22 +143,30 @@ class RunProgress:
     def outcome(
         self, reason: str, validation_nats: float, device: torch.device
     ) -> tuple[RunResult, Curve]:
-        """The result and the curve of a run that ends here: diverged for a `reason`, else
-        finished.
+        """Return the result and the curve of a run that ends now.
+
+        Args:
+            reason: Reason why it has diverged; empty if it has finished.
+            validation_nats: Validation loss of a finished run.
+            device: Device that it was trained on.
         """
         if not reason and not math.isfinite(validation_nats):
             reason = "validation loss not finite"
-        return self._ended(
+        return self._make_result(
             "diverged" if reason else "finished", self.step, reason, validation_nats, device
         )
 
     def pruned(self, num_steps: int, reason: str, device: torch.device) -> tuple[RunResult, Curve]:
-        """The same of a run that is given up, as it was after `num_steps`: it may have gone on
-        meanwhile.
-        """
-        return self._ended("pruned", num_steps, reason, math.nan, device)
+        """Return the result and the curve of a run that is pruned.
 
-    def _ended(
+        Args:
+            num_steps: Number of steps that count; the run may have made more in the meantime.
+            reason: Reason for pruning it.
+            device: Device that it was trained on.
+        """
+        return self._make_result("pruned", num_steps, reason, math.nan, device)
+
+    def _make_result(
         self,
         status: Status,
         num_steps: int,
@@ -148,13 +180,12 @@ class RunProgress:
             train_loss_nats=tuple(self.losses_nats[:num_steps]),
             grad_norm=tuple(self.grad_norms[:num_steps]),
         )
-        # Equal up to rounding only.
-        parts = (
-            {"num_microbatches": str(self.num_microbatches)} if self.num_microbatches > 1 else {}
-        )
-        trunk = (
-            {TRUNK: trunk_id(spec), TRUNK_STEPS: str(self.trunk_steps)} if self.trunk_steps else {}
-        )
+        # Record what makes the result equal to that of an ordinary run up to rounding only.
+        run_environment = environment(device)
+        if self.num_microbatches > 1:
+            run_environment["num_microbatches"] = str(self.num_microbatches)
+        if self.trunk_steps:
+            run_environment |= {TRUNK: trunk_id(spec), TRUNK_STEPS: str(self.trunk_steps)}
         result = RunResult(
             id=spec.id,
             status=status,
@@ -165,7 +196,7 @@ class RunProgress:
             flops=float(flops_between(spec, self.trunk_steps, num_steps)),
             tokens=spec.tokens_by(num_steps),
             seconds=self.seconds,
-            environment=environment(device) | parts | trunk,
+            environment=run_environment,
             reason=reason,
         )
         return result, curve

@@ -1,10 +1,10 @@
-"""The state of a run between two steps, as one file: whole and of this very run, or refused. Never
-pickled.
+"""The saved state of a run between two steps.
 
-A file is safetensors with a JSON header, named `step-STEP-SHA256.safetensors` after the hash of all
-its bytes. It is written beside, synced and renamed, and the one before it is kept: at every moment
-the newest good one is there, also after a power cut. What is not good is put aside under another
-name, and the one before it is used.
+A state is one safetensors file with a JSON header, never a pickle. Its name is
+`step-STEP-SHA256.safetensors`, with the hash of all its bytes. It is written under a temporary
+name, synced and renamed, and the state before it is kept, so that there is a valid state at any
+moment, also after a power failure. A state that is damaged or of another run is renamed, and the
+state before it is used.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ _LOSSES, _NORMS = "loss_nats", "grad_norm"
 
 
 class StateError(InputError):
-    """A state that cannot be written, or that a run cannot resume from. The message says why."""
+    """A state cannot be written, or a run cannot resume from it. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What a state says of itself."""
+    """The header of a state."""
 
     schema_version: int
     run_id: str
-    """Content id of its `RunSpec`, numerics included."""
+    """Content id of the run's `RunSpec`, including its numerics."""
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     seconds: float
     num_microbatches: int
-    """The most passes that any batch so far was split into."""
+    """Maximum number of passes that a batch so far was split into."""
     environment: dict[str, str]
-    """What arithmetic depends on besides the spec (`proxies.training.outcome.environment`)."""
+    """Everything besides the spec that arithmetic depends on
+    (`proxies.training.outcome.environment`)."""
     trunk_steps: int = field(default=0, metadata=canon.UNLESS_DEFAULT)
-    """Of the steps, how many a shorter run of its trunk has made."""
+    """Number of these steps that a shorter run of the same trunk has made."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -67,16 +68,22 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotState:
-    """Everything that the rest of a run follows from, besides its spec and the data."""
+    """The state of a run, which determines the rest of it together with its spec and the data."""
 
     header: Header
     tensors: dict[str, Tensor]
-    """On the CPU: the engine's own by name, and what was logged, [step] each: `loss_nats` and
-    `grad_norm`."""
+    """Tensors on the CPU by name: those of the engine, and the logged `loss_nats` and `grad_norm`,
+    [step] each."""
 
 
 def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tensor]) -> SlotState:
-    """The state of `run`, whose engine on `device` adds its own `tensors`; all are copied."""
+    """Return the state of a run.
+
+    Args:
+        run: Progress of the run.
+        device: Device of its engine.
+        tensors: Tensors of the engine, which are copied.
+    """
     header = Header(
         schema_version=SCHEMA_VERSION,
         run_id=run.spec.id,
@@ -95,13 +102,14 @@ def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tenso
 
 
 def of_trunk(state: SlotState, trunk: str) -> SlotState:
-    """The state of a run before its decay, as that of its trunk."""
+    """Return the state of a run before its decay as a state of its trunk."""
     return replace(state, header=replace(state.header, run_id=trunk, trunk_steps=0))
 
 
 def of_branch(state: SlotState, run_id: str) -> SlotState:
-    """The state of a trunk, as that of a run that goes on from it: the time until there is not its
-    own.
+    """Return the state of a trunk as a state of a run that continues it.
+
+    The time until then does not count as time of the run.
     """
     header = replace(state.header, run_id=run_id, trunk_steps=state.header.step, seconds=0.0)
     return replace(state, header=header)
@@ -110,21 +118,21 @@ def of_branch(state: SlotState, run_id: str) -> SlotState:
 def resumed(
     spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int
 ) -> RunProgress:
-    """The progress to go on from.
+    """Return the progress of a run at a saved state.
 
     Args:
-        spec: the run.
-        state: of that run.
-        like: tensors with the names, shapes and dtypes that the engine expects beside what was
-            logged.
-        num_microbatches: passes that each batch is split into from now on, at least.
+        spec: The run.
+        state: State of that run.
+        like: Tensors with the names, shapes and dtypes that the engine expects, without the logged
+            ones.
+        num_microbatches: Minimum number of passes that each batch is split into from now on.
 
     Raises:
-        StateError: the tensors are not those of this run.
+        StateError: The tensors are not those of this run, or the run was at its end.
     """
     header, logged = state.header, torch.zeros(state.header.step, dtype=torch.float64)
     expected = {**like, _LOSSES: logged, _NORMS: logged}
-    unlike = [
+    mismatches = [
         name
         for name in sorted(expected.keys() | state.tensors.keys())
         if name not in expected
@@ -132,10 +140,10 @@ def resumed(
         or (expected[name].shape, expected[name].dtype)
         != (state.tensors[name].shape, state.tensors[name].dtype)
     ]
-    if unlike or header.step >= spec.schedule.num_steps:
+    if mismatches or header.step >= spec.schedule.num_steps:
         raise StateError(
             f"step {header.step} of {spec.schedule.num_steps}: unlike the run in "
-            f"{', '.join(unlike)}"
+            f"{', '.join(mismatches)}"
         )
     return RunProgress(
         spec,
@@ -149,12 +157,16 @@ def resumed(
 
 
 def store(folder: Path, state: SlotState) -> Path:
-    """Write `state` into `folder`, durably, then delete all but the newest `NUM_KEPT`.
+    """Write a state into a folder, durably, then delete all but the newest `NUM_KEPT`.
+
+    Returns:
+        The path of the new file.
 
     Raises:
-        StateError: it does not fit, or cannot be written; the states before it are untouched.
+        StateError: The state cannot be written, for example for lack of space; the states before it
+            are kept.
     """
-    # two workers may hold attempts of one run
+    # Two workers may have attempts at one run, so the temporary name has the host and the process.
     scratch = folder / f"{socket.gethostname()}-{os.getpid()}.part"
     try:
         canon.make_folder(folder)
@@ -166,7 +178,7 @@ def store(folder: Path, state: SlotState) -> Path:
         path = folder / f"step-{state.header.step:08d}-{canon.file_sha256(scratch)}.safetensors"
         scratch.replace(path)
         canon.sync_folder(folder)
-        for old in _newest_first(folder)[NUM_KEPT:]:
+        for old in _list_newest_first(folder)[NUM_KEPT:]:
             old.unlink(missing_ok=True)
     except (OSError, safetensors.SafetensorError) as error:
         with contextlib.suppress(OSError):
@@ -178,26 +190,27 @@ def store(folder: Path, state: SlotState) -> Path:
 def newest(
     folder: Path,
     run_id: str,
-    found: Mapping[str, str],
+    current: Mapping[str, str],
     notes: list[str],
     most_steps: float = math.inf,
 ) -> SlotState | None:
-    """The newest good state of a run, or None: it starts over. A bad one is put aside, with a note
-    in `notes`.
+    """Return the newest valid state of a run; None if there is none.
+
+    A state that is not valid is renamed, so that it is not used again.
 
     Args:
-        folder: where the states of the run lie.
-        run_id: the run's.
-        found: the environment that it would go on in; a state of another one is not bitwise its
-            own.
-        notes: sentences for the user are added here.
-        most_steps: a state after more is passed over.
+        folder: Folder with the states of the run.
+        run_id: Id of the run.
+        current: Current environment. A state of another environment is not valid, because the run
+            would not continue bitwise equal.
+        notes: List to which sentences for the user are added.
+        most_steps: Maximum number of steps of the state; states after more are ignored.
     """
-    for path in _newest_first(folder):
+    for path in _list_newest_first(folder):
         if int(path.name.split("-")[1]) > most_steps:
             continue
         try:
-            return _verified(path, run_id, found)
+            return _read_verified(path, run_id, current)
         except (
             OSError,
             safetensors.SafetensorError,
@@ -210,26 +223,37 @@ def newest(
 
 
 def put_newest_aside(folder: Path, why: str, notes: list[str]) -> None:
-    """Put aside what `newest` gave, which its run could not go on from."""
-    _put_aside(_newest_first(folder)[0], why, notes)
+    """Rename the newest state, which the run could not resume from, so that it is not used again.
+
+    Args:
+        folder: Folder with the states of the run.
+        why: Reason, for the user.
+        notes: List to which a sentence for the user is added.
+    """
+    _put_aside(_list_newest_first(folder)[0], why, notes)
 
 
 def _put_aside(path: Path, why: str, notes: list[str]) -> None:
-    """Rename it; it is removed with its folder, once the run has its outcome."""
+    """Rename a state; the file is deleted with its folder when the run has its result."""
     notes.append(f"checkpoint {path.name[:22]} of run {path.parent.name[:12]} is not used: {why}")
-    # another worker, with an attempt of the same run, has removed it
+    # Another worker with an attempt at the same run may have removed it.
     with contextlib.suppress(FileNotFoundError):
         path.rename(path.with_name(path.name + _ASIDE))
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def _list_newest_first(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
 
 
-def _verified(path: Path, run_id: str, found: Mapping[str, str]) -> SlotState:
-    """The state in a file. Raises StateError, OSError, SafetensorError, CanonError or SpecError."""
+def _read_verified(path: Path, run_id: str, current: Mapping[str, str]) -> SlotState:
+    """Read a state, and check that it is of a run and an environment.
+
+    Raises:
+        StateError: The state is damaged, or of another schema, run or environment.
+        OSError, SafetensorError, CanonError, SpecError: The file cannot be read or parsed.
+    """
     if path.name.rpartition("-")[2].partition(".")[0] != canon.file_sha256(path):
         raise StateError("it is damaged: its bytes do not match its hash")
     with safetensors.safe_open(path, framework="pt") as file:
@@ -241,10 +265,10 @@ def _verified(path: Path, run_id: str, found: Mapping[str, str]) -> SlotState:
         )
     if header.run_id != run_id:
         raise StateError(f"it belongs to run {header.run_id[:12]}")
-    if other := [
+    if differences := [
         f"{key} {header.environment.get(key)}"
-        for key in found
-        if found[key] != header.environment.get(key)
+        for key in current
+        if current[key] != header.environment.get(key)
     ]:
-        raise StateError(f"it was written under {', '.join(other)}")
+        raise StateError(f"it was written under {', '.join(differences)}")
     return SlotState(header=header, tensors=tensors)

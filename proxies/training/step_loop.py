@@ -1,10 +1,11 @@
-"""Optimizer steps begun before the last one has reported, so that a device never waits for Python.
+"""The loop that launches optimizer steps ahead of their reports, so that a GPU never waits for
+Python.
 
-The host learns from a step's report, its losses and gradient norms, whether a run goes on. Read at
-once, that leaves a GPU idle until the next step is launched; so there a step is begun before the
-report of the one before it is read. What holds all the same: curves and ends are those of reading
-at once, for the device itself makes no update on what is not finite, and whatever looks at an
-engine from outside finds every step that was begun read.
+The report of a step, its losses and gradient norms, tells the host whether a run goes on. Reading
+it at once would leave a GPU idle until the next step is launched. So on a GPU, a step is launched
+before the report of the step before it is read. The results are the same: the device itself makes
+no update when a loss or gradient is not finite, and when the loop returns, the reports of all
+launched steps have been read.
 """
 
 from __future__ import annotations
@@ -19,41 +20,35 @@ from torch import Tensor
 
 from proxies.core.spec import Curve, RunResult
 
-Begun = TypeVar("Begun")
+Launched = TypeVar("Launched")
 Ended = tuple[int, RunResult, Curve]
-"""(slot, result, curve) of a run that ended."""
+"""Slot, result and curve of a run that ended."""
 
 
 def default_steps_ahead(device: torch.device) -> int:
-    """Steps begun before a report is read: one on a GPU; none on a CPU, which computes in the
-    host's own time.
-    """
+    """Return how many steps are launched before a report is read: 1 on a GPU, 0 on a CPU."""
     return 1 if device.type == "cuda" else 0
 
 
 def pinned(values: Tensor, device: torch.device) -> Tensor:
-    """Values [...] of the host as they are copied to `device` without waiting for it: on a GPU out
-    of pinned memory.
+    """Return values in memory from which they can be copied to a device without waiting.
 
-    The copy must be `non_blocking`; torch keeps the pinned memory until it is done.
+    For a GPU this is pinned memory. The copy must be `non_blocking`; torch keeps the pinned memory
+    until the copy is done.
     """
     return values.pin_memory() if device.type == "cuda" else values
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """A copy of `values` [...] on the device, behind what it computes; the host does not wait for
-    any of that.
-    """
+    """Copy values to a device without making the host wait."""
     return pinned(values, device).to(device, non_blocking=True)
 
 
 class StepReport:
-    """What a step found, on its way to the host."""
+    """The losses and gradient norms of a step, which are being copied to the host."""
 
     def __init__(self, values: Tensor) -> None:
-        """Begin to copy `values`, of any shape, behind what their device has been asked for
-        so far.
-        """
+        """Start to copy values of any shape, after the work that their device already has."""
         self._values = values.to("cpu", non_blocking=True)  # from a GPU into pinned memory
         self._copied: torch.cuda.Event | None = None
         if values.is_cuda:
@@ -61,8 +56,9 @@ class StepReport:
             self._copied.record(torch.cuda.current_stream(values.device))
 
     def read(self) -> Any:
-        """The values, nested as their shape; waits for the copy alone, not for what was begun after
-        it.
+        """Return the values as nested lists.
+
+        Waits for the copy only, not for work that was launched after it.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -76,38 +72,39 @@ def run_steps(
     *,
     may_begin: Callable[[int], bool],
     alone: Callable[[int], bool],
-    begin: Callable[[int], Begun],
-    settle: Callable[[Begun], list[Ended]],
+    begin: Callable[[int], Launched],
+    settle: Callable[[Launched], list[Ended]],
 ) -> list[Ended]:
-    """Make up to `num_steps` steps; returns early, with the runs that ended, as soon as one has.
+    """Make steps until a run ends, and return the runs that ended.
+
+    All launched steps have been read on return. If launching a step raises an error while an unread
+    step before it ended a run, the error is dropped: without steps ahead, that step would not have
+    been launched.
 
     Args:
-        num_steps: at most.
-        seconds: after which none is begun.
-        steps_ahead: steps that may be begun and not yet read while another begins.
-        may_begin: whether one may begin while so many are not yet read.
-        alone: whether it must wait until all are read.
-        begin: begins it, and gives what `settle` needs.
-        settle: reads a step; the runs that it ended.
-
-    A step that raises while the one before it, not yet read, ended a run would not have been begun:
-    it counts as not begun. Every step that was begun is read on return.
+        num_steps: Maximum number of steps.
+        seconds: Time limit for starting new steps, in seconds.
+        steps_ahead: Maximum number of unread steps while another one is launched.
+        may_begin: Returns whether a step may be launched after a number of unread ones.
+        alone: Returns whether all unread steps must be read before the next one is launched.
+        begin: Launches a step after a number of unread ones, and returns what `settle` needs.
+        settle: Reads a step, and returns the runs that it ended.
     """
-    until = time.monotonic() + seconds
-    begun: deque[Begun] = deque()
+    deadline = time.monotonic() + seconds
+    unread: deque[Launched] = deque()
     ended: list[Ended] = []
 
-    def read_down_to(most: int) -> None:
-        while len(begun) > most:
-            ended.extend(settle(begun.popleft()))
+    def read_down_to(max_unread: int) -> None:
+        while len(unread) > max_unread:
+            ended.extend(settle(unread.popleft()))
 
     for _ in range(num_steps):
-        if begun and alone(len(begun)):
+        if unread and alone(len(unread)):
             read_down_to(0)
-        if ended or not may_begin(len(begun)) or time.monotonic() > until:
+        if ended or not may_begin(len(unread)) or time.monotonic() > deadline:
             break
         try:
-            begun.append(begin(len(begun)))
+            unread.append(begin(len(unread)))
         except Exception:
             read_down_to(0)
             if not ended:

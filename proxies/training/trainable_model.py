@@ -1,5 +1,5 @@
-"""A model to train with the numbers it is trained with: our decoder's, and the protocol of a user's
-own.
+"""Models with the numbers that they are trained with: forerun's decoder, and the protocol of a
+user's model.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from proxies.parametrization.parametrization import forward_numbers, initial_ten
 
 
 class BuiltModel(Protocol):
-    """A model to train: its parameters initialised for the run's seed, and the numbers they are
-    trained with.
-    """
+    """A model with initialized parameters, and the numbers that they are trained with."""
 
     @property
     def module(self) -> nn.Module:
-        """What holds the parameters; moved to its device and dtype in place."""
+        """Module with the parameters; moved to its device and dtype in place."""
 
     @property
     def numbers(self) -> tuple[ParameterNumbers, ...]:
-        """One entry per named parameter of the module."""
+        """Numbers of each named parameter of the module."""
 
     def __call__(self, ids_BT: Tensor) -> Tensor:
-        """Logits [N, V] of token ids [B, T], N = B * T, by calling the module."""
+        """Return the logits [B * T, V] of token ids [B, T], by calling the module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderModel:
-    """`proxies.model.decoder.Decoder` with its forward multipliers."""
+    """A `proxies.model.decoder.Decoder` with its forward multipliers."""
 
     module: Decoder
     numbers: tuple[ParameterNumbers, ...]
     multipliers: Multipliers
 
     def __call__(self, ids_BT: Tensor) -> Tensor:
-        """Logits [N, V] of token ids [B, T]."""
+        """Return the logits [B * T, V] of token ids [B, T]."""
         logits_NV: Tensor = self.module(ids_BT, self.multipliers)
         return logits_NV
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean loss in nats per token, a scalar; by parts where the module was made so."""
+        """Return the mean loss in nats per token, a scalar; fused with the readout if the module
+        was built so.
+        """
         loss: Tensor = self.module(ids_BT, self.multipliers, targets_BT)
         return loss
 
 
 @torch.no_grad()
 def our_model(spec: RunSpec) -> DecoderModel:
-    """The run's decoder, initialised."""
+    """Build the decoder of a run, and initialize its parameters for the run's seed."""
     numbers, forward = parameter_table(spec), forward_numbers(spec)
     numerics = spec.numerics
     module = Decoder(

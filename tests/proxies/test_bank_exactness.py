@@ -262,7 +262,7 @@ def test_a_step_asks_the_device_for_nothing(case, monkeypatch):
         bank = made.bank()
         bank.admit(0, made.spec(5))
         with Asked() as seen:
-            bank._trained()
+            bank._train_step()
         times.append(seen.times)
     assert times == [0, 1]
 
@@ -349,7 +349,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(store, mode):
     bank.advance(2)
     try:
         torch.cuda.set_sync_debug_mode("error")
-        bank._trained()
+        bank._train_step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

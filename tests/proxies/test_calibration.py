@@ -11,8 +11,8 @@ from proxies.core import canon
 from proxies.core.spec import Numerics
 from proxies.training.bank import Bank
 from proxies.training.calibration import (
-    LEAST_ROUNDS,
-    MOST_ROUNDS,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
     Answer,
     CalibrationProbe,
     clear,
@@ -113,10 +113,10 @@ def test_rates_are_of_trials_and_modes_take_turns():
 
 def test_it_ends_as_soon_as_modes_are_told_apart_or_time_is_up():
     far = measured(World(lambda mode: 0.01 / mode.num_slots), ONE, TWO)
-    assert len(far.rates[0].trial_steps_per_second) == LEAST_ROUNDS
+    assert len(far.rates[0].trial_steps_per_second) == MIN_ROUNDS
     flips = iter([1.0, 1.2] * 1000)
     near = measured(World(lambda mode: 0.01 * (next(flips) if mode == TWO else 2.2)), ONE, TWO)
-    assert len(near.rates[0].trial_steps_per_second) == MOST_ROUNDS or clear(
+    assert len(near.rates[0].trial_steps_per_second) == MAX_ROUNDS or clear(
         [b / a for a, b in zip(*(rate.trial_steps_per_second for rate in near.rates), strict=True)],
         1.1,
     )
@@ -151,7 +151,7 @@ def test_a_mode_that_fails_in_its_turn_is_refused_and_the_others_are_measured(fa
         return
     one, two, compiled = measured(World(seconds), ONE, TWO, COMPILED).rates
     assert (two.refused, two.trial_steps_per_second) == ("CUDA out of memory", ())
-    assert len(one.trial_steps_per_second) == len(compiled.trial_steps_per_second) >= LEAST_ROUNDS
+    assert len(one.trial_steps_per_second) == len(compiled.trial_steps_per_second) >= MIN_ROUNDS
 
 
 def test_real_engines_are_measured_and_the_answer_travels(store):

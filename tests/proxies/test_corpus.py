@@ -73,7 +73,7 @@ def test_tokenizing_again_gives_the_same_corpus_and_another_is_refused(texts, tm
 
 def test_other_text_is_refused_where_it_first_differs(tmp_path, monkeypatch):
     """The rest is never read, and a damaged shard is no other text."""
-    monkeypatch.setattr(document_split, "_BATCH_BYTES", 2000)
+    monkeypatch.setattr(document_split, "_MAX_BATCH_BYTES", 2000)
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     lines = [f"document {number} of several" for number in range(2000)]
     source.write_bytes(jsonl(lines))

@@ -85,7 +85,7 @@ def test_kinds_are_told_apart(tmp_path):
         (
             "a.bin",
             struct.pack("<256i", 20240522, 1, *[0] * 254),
-            "is llm.c's file of an evaluation (magic 20240522)",
+            "is an evaluation file of llm.c (magic 20240522)",
         ),
         (
             "a.bin.gz",

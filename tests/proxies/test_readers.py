@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from corpus_cases import READING, compressed, contents, jsonl, parquet
 
-from proxies.data import document_split
+from proxies.data import text_readers
 from proxies.data.documents import ReaderOptions, recognise
 from proxies.data.tokens import DataError
 
@@ -82,7 +82,7 @@ def test_a_huge_text_is_cut_after_lines_and_nothing_is_lost(tmp_path):
     pieces = contents(path)
     assert b"".join(pieces) == text and len(pieces) > 8
     assert all(
-        len(piece) <= document_split.PIECE_BYTES and piece.endswith(b"\n") for piece in pieces
+        len(piece) <= text_readers.MAX_PIECE_BYTES and piece.endswith(b"\n") for piece in pieces
     )
     assert contents(compressed(tmp_path / "a.txt.zst", text, "zstd")) == pieces
     path.write_text(wide := "a" + "€𝄞" * 200_000)  # no line ends here: cut between characters
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path.write_bytes(line * 30_000)
     file = recognise(path)
     tracemalloc.start()
-    count = sum(1 for _ in document_split.read_jsonl(file, READING))
+    count = sum(1 for _ in text_readers.read_jsonl(file, READING))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 30_000 and peak < 2**22

@@ -41,7 +41,7 @@ def test_the_end_token_is_found_or_named(tmp_path):
         DataError, match=r"b.json has no token <|endoftext|> or .*: name with --end-token"
     ):
         load_tokenizer(str(none))
-    with pytest.raises(DataError, match="the byte tokenizer ends documents by NUL"):
+    with pytest.raises(DataError, match="the byte tokenizer ends documents with NUL"):
         load_tokenizer("bytes", "</s>")
 
 
