@@ -65,7 +65,7 @@ def bare(tmp_path):
 @pytest.fixture
 def bench(monkeypatch):
     """Imports a module of the benchmarks."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "gpu")
     return importlib.import_module
 
 
@@ -83,7 +83,7 @@ def orders(told):
 
 
 def command(*arguments):
-    return [sys.executable, ROOT / "benchmarks" / "gpu.py", *map(str, arguments)]
+    return [sys.executable, ROOT / "benchmarks" / "gpu" / "gpu.py", *map(str, arguments)]
 
 
 def benchmark(*arguments, **given):
@@ -198,7 +198,13 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
 
 @pytest.mark.slow
 def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, bare):
-    script = [sys.executable, ROOT / "benchmarks" / "gpu_trainer.py", "--out", tmp_path, "--quick"]
+    script = [
+        sys.executable,
+        ROOT / "benchmarks" / "gpu" / "gpu_trainer.py",
+        "--out",
+        tmp_path,
+        "--quick",
+    ]
 
     def called(*more):
         return subprocess.run(
@@ -229,7 +235,7 @@ def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, ba
 def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, bare):
     script = [
         sys.executable,
-        ROOT / "benchmarks" / "gpu_transfer.py",
+        ROOT / "benchmarks" / "gpu" / "gpu_transfer.py",
         "--out",
         tmp_path,
         "--quick",
@@ -266,7 +272,13 @@ def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, ba
     folder, told = mps(tmp_path / "bin")
     env = {**bare, "PATH": f"{folder}:{bare['PATH']}"}
     out = tmp_path / "workers.json"
-    script = [sys.executable, ROOT / "benchmarks" / "gpu_workers.py", "--quick", "--json", out]
+    script = [
+        sys.executable,
+        ROOT / "benchmarks" / "gpu" / "gpu_workers.py",
+        "--quick",
+        "--json",
+        out,
+    ]
 
     def called(*more):
         return subprocess.run(
@@ -364,7 +376,7 @@ def first_mps(tmp_path, bare, bench):
     (tmp_path / "workers.json").write_text(json.dumps({"models": {"tiny": tiny}}))
     script = [
         sys.executable,
-        ROOT / "benchmarks" / "gpu_workers.py",
+        ROOT / "benchmarks" / "gpu" / "gpu_workers.py",
         "--quick",
         "--json",
         tmp_path / "workers.json",
@@ -435,7 +447,13 @@ def test_a_step_whose_processes_fail_makes_the_call_fail(tmp_path, bench, capsys
 @pytest.mark.slow
 def test_torchtitan_is_rehearsed_beside_the_embedded_trainer(tmp_path, bare):
     python = interpreter("torchtitan")
-    script = [sys.executable, ROOT / "benchmarks" / "gpu_trainer.py", "--out", tmp_path, "--quick"]
+    script = [
+        sys.executable,
+        ROOT / "benchmarks" / "gpu" / "gpu_trainer.py",
+        "--out",
+        tmp_path,
+        "--quick",
+    ]
     env = {**bare, "FORERUN_TORCHTITAN_PYTHON": str(python)}
 
     def called(ways):

@@ -31,7 +31,7 @@ ONE = Parallelism(data_parallel_shard=1)
 @pytest.fixture(scope="module")
 def table():
     spec = importlib.util.spec_from_file_location(
-        "published_runs", ROOT / "benchmarks/published_runs.py"
+        "published_runs", ROOT / "benchmarks/statistics/published_runs.py"
     )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its records look there for their own types
