@@ -1,7 +1,7 @@
 """Public results of scaling runs, fetched by `make data` or taken from a folder by `make data
 FROM=DIR`.
 
-A source is a few files of a public repository at one commit. `data.sha256` beside this module lists
+A source is a few files of a public repository at one commit. `benchmarks/data.sha256` lists
 the files with their digests, in the format of `sha256sum`; a file is used only if its digest is the
 listed one. The files go to `benchmarks/data/`, which git ignores: nothing of them is part of this
 project, and files of a repository that states no licence must not be passed on.
