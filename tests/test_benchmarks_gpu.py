@@ -65,6 +65,7 @@ def bare(tmp_path):
 @pytest.fixture
 def bench(monkeypatch):
     """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "gpu")
     return importlib.import_module
 
@@ -434,9 +435,9 @@ def test_a_process_that_fails_or_hangs_is_told_with_its_last_words(bench):
 def test_a_step_whose_processes_fail_makes_the_call_fail(tmp_path, bench, capsys):
     gpu = bench("gpu")
     settings = gpu.quick(gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60))
-    steps = gpu.Steps(model="tiny", body={}, until=0.0, save=lambda: None)
+    steps = gpu.Steps(model="tiny", body={}, deadline=0.0, save=lambda: None)
     failing = lambda: gpu.processes(settings, "tiny", 2, tmp_path / "nowhere", [1], settings.plain)  # noqa: E731
-    found = steps.once("2 sequences, 1 processes", lambda: gpu.attempted(failing), needed=True)
+    found = steps.once("2 sequences, 1 processes", lambda: gpu.attempt(failing), needed=True)
     assert "nowhere" in found["error"] and gpu.exit_code([steps]) == 1
     assert (
         "tiny, 2 sequences, 1 processes: FAILED: RuntimeError: a process ended"

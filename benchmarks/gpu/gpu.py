@@ -53,11 +53,11 @@ from proxies.training.calibration import Answer, CalibrationProbe, measure
 
 SEQ_LEN = 512
 BATCHES = (8, 32)
-"""Sequences."""
+"""Sequences per step."""
 MODELS = {"1M": (128, 4, 512, 4096), "10M": (256, 12, 768, 32768), "40M": (512, 12, 1536, 32768)}
 """Width, layers, feed-forward width, vocabulary."""
 TARGETS = {"10M": 0.35, "40M": 0.45}
-"""Of the peak, on an H200 at 32 x 512."""
+"""Aims by model: share of the peak on an H200 at 32 sequences of 512 tokens."""
 ALL = {"compiled": True, "cuda_graphs": True, "fused_loss": True}
 TIERS: tuple[tuple[dict[str, Any], ...], ...] = (
     (ALL,),
@@ -67,12 +67,12 @@ TIERS: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"compiled": True, "cuda_graphs": True},),
     ({"dtype": "float32"}, {"dtype": "float32", "matmul_precision": "high"}),
 )
-"""Changes to the eager trial, the most telling first."""
+"""Modes to measure, as changes to the eager trial, the most important first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much is measured, and where."""
+    """Device, models, modes and time limits of the measurement."""
 
     device: str
     plain: Numerics
@@ -84,14 +84,14 @@ class Settings:
     square: int = 8192
     num_processes: int = 4
     num_trials: int = 64
-    """That what is chosen is chosen for."""
+    """Trials of the planned search for which calibration chooses a mode."""
     num_ids: int = 2**22
     seconds: float
-    """After which no further step is begun."""
+    """Time limit for starting new steps, in seconds."""
 
 
 def quick(settings: Settings) -> Settings:
-    """The same paths in seconds, on a CPU: for the tests."""
+    """Return settings that take the same paths in seconds on a CPU, for the tests."""
     return replace(
         settings,
         device="cpu",
@@ -110,31 +110,32 @@ def quick(settings: Settings) -> Settings:
 
 @dataclass(kw_only=True)
 class Steps:
-    """What was measured of one proxy, step by step, in this call and in earlier ones."""
+    """Results of one proxy, step by step, from this call and earlier ones."""
 
     model: str
     body: dict[str, Any]
-    """Of the proxy in the file: `steps` by their names, and the `seconds` that they took."""
-    until: float
-    """As `time.monotonic()`: no step is begun later."""
+    """The proxy's part of the file: `steps` by name, and the `seconds` that they took."""
+    deadline: float
+    """Time on `time.monotonic()` after which no step starts."""
     save: Callable[[], None]
-    """Writes the file."""
+    """Function that writes the file."""
     finished: bool = True
     failures: list[str] = field(default_factory=list)
-    """A line for each step asked for that failed, now or in an earlier call."""
+    """A line for each requested step that failed, in this call or an earlier one."""
 
-    def once(self, name: str, measured: Callable[[], Any], *, needed: bool = False) -> Any:
-        """A step's figures as JSON, measured unless the file has them; None if it is too late,
-        unless `needed`.
+    def once(self, name: str, measure_step: Callable[[], Any], *, needed: bool = False) -> Any:
+        """Return a step's figures as JSON, and measure them unless the file has them.
+
+        A step that is not `needed` returns None after the deadline.
         """
         done = self.body.setdefault("steps", {})
         if name not in done:
-            if not needed and time.monotonic() > self.until:
+            if not needed and time.monotonic() > self.deadline:
                 self.finished = False
                 return None
-            began = time.monotonic()
-            done[name] = measured()
-            self.body["seconds"] = self.body.get("seconds", 0.0) + time.monotonic() - began
+            start = time.monotonic()
+            done[name] = measure_step()
+            self.body["seconds"] = self.body.get("seconds", 0.0) + time.monotonic() - start
             self.save()
             print(f"measured: {self.model}, {name}", flush=True)
         if isinstance(done[name], dict) and "error" in done[name]:
@@ -145,7 +146,7 @@ class Steps:
 
 
 def exit_code(all_steps: Sequence[Steps]) -> int:
-    """Tell what failed; 1 if anything did, 3 where the time was too short, else 0."""
+    """Print the failures and return 1 if there are any, 3 if steps are left, else 0."""
     failures = [line for steps in all_steps for line in steps.failures]
     if failures:
         print("\n".join(failures), flush=True)
@@ -158,7 +159,7 @@ def exit_code(all_steps: Sequence[Steps]) -> int:
 
 @dataclass(kw_only=True)
 class Case:
-    """One proxy at one batch, and what was measured of it."""
+    """One proxy at one batch size, with its results."""
 
     model: str
     batch: int
@@ -194,7 +195,7 @@ def make_case(settings: Settings, steps: Steps, batch: int, corpus: Path) -> Cas
         answer = steps.once(
             f"{batch} sequences, {names}",
             lambda: canon.to_json(
-                measure(probe, lambda one: engine(one, store), TorchDevice(probe))
+                measure(probe, lambda run: engine(run, store), TorchDevice(probe))
             ),
         )
         if answer is None:
@@ -261,13 +262,13 @@ def processes(
     return {"trial_steps_per_second": rates, "start_seconds": start_seconds}
 
 
-def attempted(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was measured, or why it could not be; nothing of it stays on the device."""
+def attempt(measure_step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of a measurement, or its error, and free the device's memory."""
     import torch
 
     try:
-        return measured()
-    except Exception as error:  # the others are still measured
+        return measure_step()
+    except Exception as error:  # the other steps still run
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
     finally:
         torch._dynamo.reset()
@@ -277,7 +278,7 @@ def attempted(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
-    """Everything that was measured of a case."""
+    """Return all results of a case."""
     plain, spec, bench = settings.plain, case.spec, case.bench
     work = PlannedWork(
         kinds=("",), phases=((settings.num_trials, (TRIAL_STEPS,) * settings.num_trials),)
@@ -317,41 +318,41 @@ def row_of(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
         "why": chosen.why,
         "processes": case.processes,
         "trials_per_hour": trials_per_hour(
-            case, max(modes, key=lambda one: one["trial_steps_per_second"])
+            case, max(modes, key=lambda mode: mode["trial_steps_per_second"])
         ),
     }
 
 
 def trials_per_hour(case: Case, best: dict[str, Any]) -> dict[str, float]:
-    """Of `TRIAL_STEPS` steps on one device: eager processes one by one, some at a time, and the
-    best mode.
+    """Return trials of `TRIAL_STEPS` steps per hour on one device, for eager processes (one or
+    several at a time) and for the best mode.
     """
-    found = {}
-    for number, one in case.processes.items():
-        if "error" not in one:
-            seconds = TRIAL_STEPS * number / one["trial_steps_per_second"][0]
-            found[f"{number} eager processes"] = 3600 * number / (one["start_seconds"] + seconds)
-    found[f"best: {best['mode']}"] = 3600 * best["trial_steps_per_second"] / TRIAL_STEPS
-    return found
+    rates = {}
+    for number, result in case.processes.items():
+        if "error" not in result:
+            seconds = TRIAL_STEPS * number / result["trial_steps_per_second"][0]
+            rates[f"{number} eager processes"] = 3600 * number / (result["start_seconds"] + seconds)
+    rates[f"best: {best['mode']}"] = 3600 * best["trial_steps_per_second"] / TRIAL_STEPS
+    return rates
 
 
 def say(model: str, row: dict[str, Any]) -> None:
-    """One case as text."""
+    """Print one case."""
     print(f"\n{model}, {row['batch_sequences']} sequences: chosen: {row['chosen']} ({row['why']})")
     print(
         "| mode | trial-steps a second | over one eager trial | of the peak | MiB a slot | first "
         "step (s) |"
     )
     print("|" + " --- |" * 6)
-    for one in row["modes"]:
-        if one["refused"]:
-            print(f"| {one['mode']} | {one['refused']} | | | | |")
+    for mode in row["modes"]:
+        if mode["refused"]:
+            print(f"| {mode['mode']} | {mode['refused']} | | | | |")
         else:
             print(
-                f"| {one['mode']} | {one['trial_steps_per_second']:.1f} | "
-                f"{one['over_one_eager_trial']:.2f} | "
-                f"{one['share_of_peak']:.1%} | {one['mib_per_slot']:.0f} | "
-                f"{one['first_step_seconds']:.1f} |"
+                f"| {mode['mode']} | {mode['trial_steps_per_second']:.1f} | "
+                f"{mode['over_one_eager_trial']:.2f} | "
+                f"{mode['share_of_peak']:.1%} | {mode['mib_per_slot']:.0f} | "
+                f"{mode['first_step_seconds']:.1f} |"
             )
     if (loop := row["plain_loop"])["steps_per_second"]:
         print(
@@ -364,34 +365,34 @@ def say(model: str, row: dict[str, Any]) -> None:
             f"  {name}: {rate:.1f} trials of {TRIAL_STEPS} steps an hour, {rate / alone:.1f} times "
             "one process"
         )
-    wanted = TARGETS.get(model)
-    if wanted and row["batch_sequences"] == BATCHES[-1]:
-        reached = max(one["share_of_peak"] for one in row["modes"])
-        print(f"  aim: {wanted:.0%} of the peak; reached: {reached:.1%}", flush=True)
+    target = TARGETS.get(model)
+    if target and row["batch_sequences"] == BATCHES[-1]:
+        reached = max(mode["share_of_peak"] for mode in row["modes"])
+        print(f"  aim: {target:.0%} of the peak; reached: {reached:.1%}", flush=True)
 
 
-def begun(
+def start_steps(
     settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]
 ) -> tuple[list[Steps], dict[str, Path]]:
-    """The steps of all models, none begun yet in this call; and each model's corpus."""
+    """Return the steps of all models, and each model's corpus."""
     places = {
         size: corpus_of(folder, size, settings.num_ids)
         for size in {model[3] for model in settings.models.values()}
     }
     corpora = {model: places[size] for model, (*_, size) in settings.models.items()}
-    until = time.monotonic() + settings.seconds
+    deadline = time.monotonic() + settings.seconds
     all_steps = [
-        Steps(model=model, body=file["models"][model], until=until, save=save)
+        Steps(model=model, body=file["models"][model], deadline=deadline, save=save)
         for model in settings.models
     ]
     return all_steps, corpora
 
 
-def measured(
+def measure_all(
     settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]
 ) -> list[Steps]:
-    """All cases, tier by tier, into the file's models."""
-    all_steps, corpora = begun(settings, folder, file, save)
+    """Measure all cases, tier by tier, and write them into the file."""
+    all_steps, corpora = start_steps(settings, folder, file, save)
     cases = [
         make_case(settings, steps, batch, corpora[steps.model])
         for steps in all_steps
@@ -408,19 +409,19 @@ def measured(
                 case.bench.measure(replace(settings.plain, **change))
             if number := {1: 1, 2: settings.num_processes}.get(tier):
                 name = f"{number} processes"
-                if found := reference(
+                if result := reference(
                     settings, case, corpora[case.model], name, number, settings.plain
                 ):
-                    case.processes[number] = found
+                    case.processes[number] = result
     for steps in all_steps:
         square = (settings.square,) * 3
         peak_flops = steps.once(
             "peak", lambda square=square: product_flops(settings.device, *square), needed=True
         )
-        mine = [
+        measured_cases = [
             case for case in cases if case.steps is steps and settings.plain not in case.unreached
         ]
-        rows = [told(settings, case, peak_flops) for case in mine]
+        rows = [report_case(settings, case, peak_flops) for case in measured_cases]
         steps.body |= {"peak_flops": peak_flops, "cases": rows}
         save()
     return all_steps
@@ -429,16 +430,16 @@ def measured(
 def reference(
     settings: Settings, case: Case, corpus: Path, name: str, number: int, numerics: Numerics | None
 ) -> dict[str, Any] | None:
-    """A step of so many processes; None if it is too late for it."""
+    """Measure a number of processes at a time; return None if it is too late."""
     run = partial(processes, settings, case.model, case.batch, corpus, [number], numerics)
-    found: dict[str, Any] | None = case.steps.once(
-        f"{case.batch} sequences, {name}", lambda: attempted(run)
+    result: dict[str, Any] | None = case.steps.once(
+        f"{case.batch} sequences, {name}", lambda: attempt(run)
     )
-    return found
+    return result
 
 
-def told(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
-    """Everything that was measured of a case, printed too."""
+def report_case(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
+    """Print and return all results of a case."""
     row = row_of(settings, case, peak_flops)
     sizes = (case.spec.batch_tokens, case.spec.shape.width, case.spec.shape.ffn_width)
     own = case.steps.once(
@@ -451,11 +452,12 @@ def told(settings: Settings, case: Case, peak_flops: float) -> dict[str, Any]:
     return row
 
 
-def opened(
+def open_results(
     path: Path | None, here: dict[str, Any], models: Sequence[str]
 ) -> tuple[dict[str, Any], Callable[[], None]]:
-    """The file's content, these models' steps kept if they were measured here; and what
-    writes it.
+    """Return the file's content and a function that writes it.
+
+    Steps of these models are dropped if they were measured on another machine.
     """
     content = json.loads(path.read_text()) if path and path.exists() else {"models": {}}
     for model in models:
@@ -470,27 +472,31 @@ def opened(
 
 
 Measured = Callable[[Settings, Path, dict[str, Any], Callable[[], None]], list[Steps]]
-"""From the settings, a folder for corpora, the file's content and what writes it."""
+"""Function of the settings, a folder for corpora, the file's content and its writer."""
 
 
 def main(
-    arguments: list[str], measured: Measured = measured, description: str | None = __doc__
+    arguments: list[str], measure_models: Measured = measure_all, description: str | None = __doc__
 ) -> int:
-    """Measure, print, write; 1 where a step failed, 2 where there is no device, 3 where the time
-    was too short.
+    """Measure, print and write the results.
+
+    Returns:
+        1 if a step failed, 2 without a device, 3 if steps are left, else 0.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--models", default=",".join(MODELS), help="Some of them, as 1M,10M.")
+    parser.add_argument("--models", default=",".join(MODELS), help="Models, such as 1M,10M.")
     parser.add_argument(
-        "--batches", default=",".join(map(str, BATCHES)), help="Sequences, as 32 or 32,8."
+        "--batches",
+        default=",".join(map(str, BATCHES)),
+        help="Sequences per step, such as 32 or 32,8.",
     )
     parser.add_argument(
-        "--seconds", type=float, default=400.0, help="After which no further step is begun."
+        "--seconds", type=float, default=400.0, help="No step starts after this time."
     )
-    parser.add_argument("--quick", action="store_true", help="A tiny proxy, as the tests do it.")
+    parser.add_argument("--quick", action="store_true", help="Run a tiny proxy, as the tests do.")
     asked = parser.parse_args(arguments)
     import torch
 
@@ -505,9 +511,9 @@ def main(
         batches=tuple(map(int, asked.batches.split(","))),
     )
     settings = quick(settings) if asked.quick else settings
-    content, save = opened(asked.json, machine(), list(settings.models))
+    content, save = open_results(asked.json, machine(), list(settings.models))
     with tempfile.TemporaryDirectory() as name:
-        return exit_code(measured(settings, Path(name), content, save))
+        return exit_code(measure_models(settings, Path(name), content, save))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""All that one lent GPU is asked, part by part, until the time is up: `make gpu PYTHON=python3`,
-call after call.
+"""Run all GPU benchmarks on one GPU within a time limit: `make gpu PYTHON=python3`.
 
     python benchmarks/gpu/gpu_core.py --out build/gpu --seconds 480
 
-In order, what no GPU has run yet first: the tests marked `gpu`; the embedded trainer beside the
-proxy (`gpu_trainer.py`), and torchtitan where it is installed; several workers on the GPU, by turns
-and by MPS (`gpu_workers.py`); rates and shares of the peak by mode, beside a plain loop (`gpu.py`);
-a transfer over widths 256 to 1,024 by muP and the standard parametrization (`gpu_transfer.py`).
-Then what is worth more time: Muon's transfer; muP at width 2,048; the transfer of a published
-protocol. Each has its file in `--out`, which it may share with another part, and goes on from it; a
-part that has ended well on this device, torch and source is not begun again. Parts begin while half
-a minute is left; what is under way then ends: a call of 480 seconds takes at most nine minutes, and
-two more where something hangs.
+Repeat the command until it exits with 0. The parts run in this order; those that no GPU has run yet
+come first:
 
-Exit codes: 0, all is done; 1, a part failed (others were still begun); 3, parts are left: run it
-again.
+1. the tests marked `gpu`
+2. the embedded trainer and the proxy (`gpu_trainer.py`), and torchtitan where it is installed
+3. several workers on the GPU, with time slicing and with MPS (`gpu_workers.py`)
+4. rates and shares of the peak by mode, and a plain loop (`gpu.py`)
+5. transfer over widths 256 to 1,024 with muP and the standard parametrization (`gpu_transfer.py`)
+6. Muon's transfer, muP at width 2,048, and the transfer with a published protocol
+
+Each part writes a file in `--out` (parts may share one) and resumes from it. A part that succeeded
+with this device, torch and source does not run again. No part starts with less than half a minute
+left, and a part that has started runs on. So a call of 480 seconds takes at most nine minutes, and
+two more if something hangs.
+
+Exit codes: 0, all parts are done; 1, a part failed (the others still ran); 3, parts are left, run
+the command again.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_runs import ROOT, machine, resumed, write
+from gpu_runs import ROOT, load_results, machine, write
 
-LEAST_SECONDS, MOST_SECONDS = 30.0, 240.0
-"""Of a part: with less it is not begun, and after so many it begins nothing more, for what hangs
-must leave time."""
+MIN_SECONDS, MAX_SECONDS = 30.0, 240.0
+"""Time that a part needs to start, and its time limit. With a limit, a part that hangs leaves time
+for the others."""
 HERE = Path(__file__).parent
 TRANSFER = [HERE / "gpu_transfer.py", "--out", "{out}", "--seeds", "1", "--seconds", "{seconds}"]
 PARTS: dict[str, list[str | Path]] = {
@@ -67,46 +71,45 @@ PARTS: dict[str, list[str | Path]] = {
     "transfer to 2,048": [*TRANSFER, "--conditions", "mup", "--widths", "2048"],
     "published transfer": [*TRANSFER, "--conditions", "mup", "--protocol", "published"],
 }
-"""By name, the arguments of a Python: where its files go and after how many seconds it begins
-nothing more."""
+"""Python arguments of each part, with placeholders for the output folder and the time limit."""
 
 
 def main(arguments: list[str]) -> int:
-    """Begin what is left, in order; see above for the exit codes."""
+    """Run the remaining parts in order and return the exit code (see the module's docstring)."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="Folder of the files.")
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the results.")
     parser.add_argument(
-        "--seconds", type=float, default=480.0, help="After which no further part is begun."
+        "--seconds", type=float, default=480.0, help="No part starts after this time."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="Tiny, on a CPU, tests named alone: for the tests."
+        "--quick", action="store_true", help="Run tiny models on a CPU and only collect the tests."
     )
-    asked = parser.parse_args(arguments)
-    file = asked.out / "gpu-core.json"
-    content = resumed(file, machine(), "parts")
-    until, failed = time.monotonic() + asked.seconds, False
+    options = parser.parse_args(arguments)
+    file = options.out / "gpu-core.json"
+    content = load_results(file, machine(), "parts")
+    deadline, failed = time.monotonic() + options.seconds, False
     for name, command in PARTS.items():
-        left = until - time.monotonic()
+        seconds_left = deadline - time.monotonic()
         if content["parts"].get(name, {}).get("exit_code") == 0:
             continue
-        if left < LEAST_SECONDS:
+        if seconds_left < MIN_SECONDS:
             print(
-                f"gpu: {name} and what follows it is left: run the same command again",
+                f"gpu: no time left for {name} and later parts; run the same command again",
                 file=sys.stderr,
             )
             return 1 if failed else 3
         print(f"gpu: {name}", flush=True)
         words = [
-            str(word).format(out=asked.out, seconds=int(min(left, MOST_SECONDS)))
+            str(word).format(out=options.out, seconds=int(min(seconds_left, MAX_SECONDS)))
             for word in command
         ]
-        if asked.quick:
+        if options.quick:
             words.append("--collect-only" if name == "tests" else "--quick")
-        began = time.monotonic()
+        start = time.monotonic()
         code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
-        content["parts"][name] = {"exit_code": code, "seconds": round(time.monotonic() - began, 1)}
+        content["parts"][name] = {"exit_code": code, "seconds": round(time.monotonic() - start, 1)}
         write(file, content)
         failed = failed or code not in (0, 3)
     done = [part["exit_code"] == 0 for part in content["parts"].values()]

@@ -1,9 +1,11 @@
-"""The runs that `gpu.py` trains; as a program, one of them alone in a process of its own:
-`gpu_runs.py ASKED`.
+"""The training runs of the GPU benchmarks, and the helpers that these scripts share.
 
-ASKED is {"model", "batch", "seq_len", "corpus", "numerics", "seconds"}; without numerics it is the
-plain loop. It says "ready" after its first steps; for every line that it reads it trains for so
-many seconds and says its steps a second.
+    python benchmarks/gpu/gpu_runs.py REQUEST
+
+trains one run in its own process. REQUEST is a JSON object with the keys "model", "batch",
+"seq_len", "corpus", "numerics" and "seconds"; numerics of null ask for the plain loop. The program
+prints "ready" after its first steps. For every line that it reads it trains for "seconds" and
+prints its steps per second.
 """
 
 from __future__ import annotations
@@ -41,8 +43,15 @@ def run_spec(
     data_id: str,
     num_steps: int = TRIAL_STEPS,
 ) -> RunSpec:
-    """One trial of a model, (width, layers, feed-forward width, vocabulary), at a batch of so many
-    sequences.
+    """Return the spec of one trial.
+
+    Args:
+        model: Width, layers, feed-forward width and vocabulary size.
+        seq_len: Tokens per sequence.
+        batch: Sequences per step.
+        numerics: Precision, slots and compilation of the run.
+        data_id: Id of the corpus.
+        num_steps: Length of the run.
     """
     width, num_layers, ffn_width, vocab_size = model
     num_heads = max(1, width // 64)
@@ -69,7 +78,7 @@ def run_spec(
 
 
 def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
-    """Random ids as shards, without `forerun tokenize` and the pyarrow that it wants."""
+    """Write random ids as a corpus, without `forerun tokenize`, which needs pyarrow."""
     import numpy as np
 
     from proxies.data.tokens import MANIFEST, SCHEMA_VERSION, Manifest, Shard, Source
@@ -98,7 +107,7 @@ def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
 
 
 def machine() -> dict[str, Any]:
-    """What figures were taken with; where any of it differs, those of before are not resumed."""
+    """Return the device, versions and source digest of this run. Results of others are dropped."""
     import torch
 
     sources = hashlib.sha256()
@@ -117,20 +126,20 @@ def machine() -> dict[str, Any]:
     }
 
 
-def resumed(path: Path, here: dict[str, Any], what: str) -> dict[str, Any]:
-    """The content of a result file, if it is of `here`; else one whose `what` is empty."""
+def load_results(path: Path, here: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the content of a result file if its machine is `here`, else an empty result."""
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return content if content.get("machine") == here else {"machine": here, what: {}}
+    return content if content.get("machine") == here else {"machine": here, key: {}}
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """A result file, whole or not at all."""
+    """Write a result file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     canon.write_atomic(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 
 def engine(spec: RunSpec, store: Any) -> Any:
-    """What a worker would train this run with (`launcher.workers.host`)."""
+    """Return the engine that a worker would use for this run (`launcher.workers.host`)."""
     if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
         from proxies.training.solo import Solo
 
@@ -140,39 +149,40 @@ def engine(spec: RunSpec, store: Any) -> Any:
     return Bank(spec.shape, spec.batch_tokens, spec.numerics, store)
 
 
-def timed(advance: Callable[[float], int], seconds: float) -> None:
-    """Say "ready", and for every line the steps a second of what trains so long and returns the
-    number of its steps.
+def report_rates(advance: Callable[[float], int], seconds: float) -> None:
+    """Print "ready", then train for some seconds per line of input and print steps per second.
+
+    Args:
+        advance: Trains for that many seconds and returns the number of steps.
+        seconds: Seconds per line of input.
     """
     print("ready", flush=True)
     for _ in sys.stdin:
-        began = time.monotonic()
+        start = time.monotonic()
         num_steps = advance(seconds)
-        print(num_steps / (time.monotonic() - began), flush=True)
+        print(num_steps / (time.monotonic() - start), flush=True)
 
 
-def plain_loop(asked: dict[str, Any]) -> None:
-    """The same model in the loop that anyone would write: compiled, autocast, fused AdamW, one
-    batch over and over.
-    """
+def plain_loop(request: dict[str, Any]) -> None:
+    """Train the same model in a plain loop: compiled, autocast, fused AdamW, always one batch."""
     import torch
 
     from proxies.model.decoder import Decoder, Multipliers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = run_spec(asked["model"], asked["seq_len"], asked["batch"], Numerics(), "0").shape
+    shape = run_spec(request["model"], request["seq_len"], request["batch"], Numerics(), "0").shape
     model = Decoder(shape, device=device)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids_BT = torch.randint(shape.vocab_size, (asked["batch"], shape.seq_len + 1), device=device)
+    ids_BT = torch.randint(shape.vocab_size, (request["batch"], shape.seq_len + 1), device=device)
     multipliers = Multipliers(attention=shape.head_dim**-0.5)
     if device == "cuda":
         model.compile()
 
-    def advance(seconds: float, most_steps: int = ENDLESS_STEPS) -> int:
-        until, num_steps = time.monotonic() + seconds, 0
-        while num_steps < most_steps and time.monotonic() < until:
+    def advance(seconds: float, max_steps: int = ENDLESS_STEPS) -> int:
+        deadline, num_steps = time.monotonic() + seconds, 0
+        while num_steps < max_steps and time.monotonic() < deadline:
             with torch.autocast(device, torch.bfloat16):
                 loss = model(ids_BT[:, :-1], multipliers, ids_BT[:, 1:])
             loss.backward()
@@ -186,28 +196,28 @@ def plain_loop(asked: dict[str, Any]) -> None:
         return num_steps
 
     advance(math.inf, FIRST_STEPS)
-    timed(advance, asked["seconds"])
+    report_rates(advance, request["seconds"])
 
 
-def train(asked: dict[str, Any]) -> None:
-    """The run, for as long as was asked."""
+def train(request: dict[str, Any]) -> None:
+    """Train the requested run with forerun's engine."""
     from proxies.data.tokens import TokenStore
 
-    store = TokenStore(Path(asked["corpus"]), trusted=True)
-    numerics, data_id = canon.decode(Numerics, asked["numerics"]), store.manifest.data_id
+    store = TokenStore(Path(request["corpus"]), trusted=True)
+    numerics, data_id = canon.decode(Numerics, request["numerics"]), store.manifest.data_id
     spec = run_spec(
-        asked["model"], asked["seq_len"], asked["batch"], numerics, data_id, ENDLESS_STEPS
+        request["model"], request["seq_len"], request["batch"], numerics, data_id, ENDLESS_STEPS
     )
-    one = engine(spec, store)
-    one.admit(0, spec)
-    one.advance(FIRST_STEPS)
+    trainer = engine(spec, store)
+    trainer.admit(0, spec)
+    trainer.advance(FIRST_STEPS)
 
     def advance(seconds: float) -> int:
-        before = one.steps[0]
-        one.advance(ENDLESS_STEPS, seconds)
-        return int(one.steps[0] - before)
+        before = trainer.steps[0]
+        trainer.advance(ENDLESS_STEPS, seconds)
+        return int(trainer.steps[0] - before)
 
-    timed(advance, asked["seconds"])
+    report_rates(advance, request["seconds"])
 
 
 if __name__ == "__main__":

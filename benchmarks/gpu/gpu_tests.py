@@ -1,11 +1,10 @@
-"""The tests marked `gpu` on a lent GPU, four processes at once, for compiling takes most of their
-time.
+"""Run the tests marked `gpu` in four processes at a time, since compiling takes most of the time.
 
     python benchmarks/gpu/gpu_tests.py --outcomes build/gpu/gpu-tests.json    # `make gpu` does this
 
-Each outcome is written into the file, and what passed by it is left out: a second call resumes.
-Outcomes of another device, torch, Python or source are forgotten; tests that failed run again,
-after those that have not run yet. This file is also the pytest plugin that does that for one
+Each outcome is written to the file. A second call resumes: it leaves out the tests that passed and
+runs the tests that failed again, after those that have not run yet. Outcomes of another device,
+torch, Python or source are dropped. This file is also the pytest plugin that does this for one
 process. Exit codes: 0, all passed; 1, some failed; 3, some are left.
 """
 
@@ -22,11 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pytest
-from gpu_runs import ROOT, machine, resumed, write
+from gpu_runs import ROOT, load_results, machine, write
 
 NUM_PROCESSES = 4
-MOST_SAID = 2000
-"""Characters kept of why a test failed: the end of a traceback has the error."""
+MAX_MESSAGE_CHARS = 2000
+"""Characters kept of a failed test's traceback, from its end, which has the error."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,24 +44,28 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def opened(path: Path) -> dict[str, Any]:
-    """The file's content; no outcomes, if they are of another machine or source."""
+def load_outcomes(path: Path) -> dict[str, Any]:
+    """Return the file's content, without outcomes if these are of another machine or source."""
     tests = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted((ROOT / "tests").rglob("*.py")))
     )
-    return resumed(path, {**machine(), "tests": tests.hexdigest()[:12]}, "tests")
+    return load_results(path, {**machine(), "tests": tests.hexdigest()[:12]}, "tests")
 
 
-def of_process(path: Path, process: int) -> Path:
-    """Where one of the processes writes."""
+def process_file(path: Path, process: int) -> Path:
+    """Return the file that one of the processes writes."""
     return path.with_name(f"{path.name}.{process}")
 
 
 class Outcomes:
-    """How each test ended, by its id."""
+    """Pytest plugin that runs the remaining tests of one process and records their outcomes."""
 
     def __init__(self, path: Path, process: int) -> None:
-        self._content, self._path, self._process = opened(path), of_process(path, process), process
+        self._content, self._path, self._process = (
+            load_outcomes(path),
+            process_file(path, process),
+            process,
+        )
         self._before: dict[str, dict[str, Any]] = self._content["tests"]
         self._tests = self._content["tests"] = {}
 
@@ -70,31 +73,29 @@ class Outcomes:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """After pytest's own choice by marks."""
-        open_ones = [
+        """Keep this process's share of the remaining tests, after pytest's selection by marks."""
+        remaining = [
             item for item in items if self._before.get(item.nodeid, {}).get("outcome") != "passed"
         ]
-        mine = [
-            item for index, item in enumerate(open_ones) if index % NUM_PROCESSES == self._process
+        share = [
+            item for index, item in enumerate(remaining) if index % NUM_PROCESSES == self._process
         ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in mine])
-        items[:] = sorted(mine, key=lambda item: item.nodeid in self._before)
+        config.hook.pytest_deselected(items=[item for item in items if item not in share])
+        items[:] = sorted(share, key=lambda item: item.nodeid in self._before)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A failed setup or teardown is the test's outcome too."""
+        """Record the outcome of a test, which includes a failed setup or teardown."""
         if report.when == "call" or report.outcome != "passed":
             self._tests[report.nodeid] = {
                 "outcome": report.outcome,
                 "seconds": round(report.duration, 2),
-                "said": report.longreprtext.replace(f"{ROOT}/", "")[-MOST_SAID:],
+                "said": report.longreprtext.replace(f"{ROOT}/", "")[-MAX_MESSAGE_CHARS:],
             }
             write(self._path, self._content)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """That nothing is left for this process is no failure; and what the time left undone is
-        none either: 3.
-        """
+        """Exit with 0 if no test was left for this process, and with 3 if the time was up."""
         failed = any(test["outcome"] == "failed" for test in self._tests.values())
         if "session-timeout" in str(session.shouldfail) and not failed:
             session.exitstatus = 3
@@ -103,17 +104,17 @@ class Outcomes:
 
 
 def merge(path: Path) -> None:
-    """The outcomes of all processes into the file."""
-    content = opened(path)
+    """Merge the outcomes of all processes into the file."""
+    content = load_outcomes(path)
     for process in range(NUM_PROCESSES):
-        if (part := of_process(path, process)).exists():
-            content["tests"] |= opened(part)["tests"]
+        if (part := process_file(path, process)).exists():
+            content["tests"] |= load_outcomes(part)["tests"]
             part.unlink()
     write(path, content)
 
 
 def main(arguments: list[str]) -> int:
-    """Run what is left and merge the outcomes; see above for the exit codes."""
+    """Run the remaining tests, merge the outcomes and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,13 +122,13 @@ def main(arguments: list[str]) -> int:
         "--outcomes", type=Path, required=True, help="JSON file to write and to resume from."
     )
     parser.add_argument(
-        "--seconds", type=float, default=240.0, help="After which no further test is begun."
+        "--seconds", type=float, default=240.0, help="No test starts after this time."
     )
-    parser.add_argument("--collect-only", action="store_true", help="Name the tests alone.")
+    parser.add_argument("--collect-only", action="store_true", help="Only list the tests.")
     asked = parser.parse_args(arguments)
     more = ["--collect-only"] if asked.collect_only else []
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    merge(asked.outcomes)  # what a killed call left
+    merge(asked.outcomes)  # outcomes of a killed call
     running = [
         subprocess.Popen(
             [
@@ -152,7 +153,7 @@ def main(arguments: list[str]) -> int:
         )
         for process in range(NUM_PROCESSES)
     ]
-    codes = [one.wait() for one in running]
+    codes = [process.wait() for process in running]
     merge(asked.outcomes)
     failed = any(code not in (0, 3) for code in codes)
     return 1 if failed else max(codes)

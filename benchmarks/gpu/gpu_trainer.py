@@ -1,24 +1,23 @@
-"""The embedded trainer on one GPU beside the proxy of the same run: losses, milliseconds a step,
-share of the peak.
+"""Losses and speed of the embedded trainer on one GPU, compared with the proxy of the same run.
 
     python benchmarks/gpu/gpu_trainer.py --out benchmarks/results
 
-The 40M of `gpu.py` and one of 160M at 32 sequences of 512 tokens, random ids, bfloat16, 50 steps
-from the same initial weights on the same batches: as a proxy (`Solo`) and by one rank of the
-trainer (a checkpoint at the end), eager and compiled. How far the two proxies lie apart is what
-bfloat16 makes of another order of the same sums. Times are medians of the steps from the eleventh
-on; the peak is measured as in `gpu.py`.
+The models are the 40M of `gpu.py` and one of 160M. Each trains for 50 steps of 32 sequences of 512
+random ids in bfloat16, from the same initial weights on the same batches: as a proxy (`Solo`) and
+by one rank of the trainer (with a checkpoint at the end), eager and compiled. The difference
+between the two proxies shows what a different order of the same sums makes in bfloat16. The
+results have losses, milliseconds per step (medians from the eleventh step on) and the share of the
+peak, measured as in `gpu.py`.
 
-With `--ways torchtitan` the same run is exported and trained by torchtitan, one rank of it, each
-loss read as our trainer does; its lines stand beside those of the other ways in the file. Where no
-torchtitan is installed that the export knows, in the Python of FORERUN_TORCHTITAN_PYTHON,
-`.venv-trainers` or the one that runs this, or it does not load there (0.3.0 needs a newer torch
-than 2.11), that is the finding.
+With `--ways torchtitan` the same run is also exported and trained by one rank of torchtitan. The
+script looks for a torchtitan that the export supports in the Python of FORERUN_TORCHTITAN_PYTHON,
+in `.venv-trainers`, and in its own Python. If there is none, or it does not load (0.3.0 needs a
+newer torch than 2.11), the result says so.
 
-Needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and `mup`; no Ray,
-Optuna, W&B, pydantic, network. Writes gpu_trainer.json after each step. None is begun after
-`--seconds`: the exit code is then 3, and the same command resumes. What fails is told with its
-error and is an exit code of 1.
+The script needs a CUDA device (exit code 2 without one), torch, numpy, safetensors, PyYAML and
+`mup`, but not Ray, Optuna, W&B, pydantic or a network. It writes gpu_trainer.json after each step.
+No step starts after `--seconds`; the exit code is then 3, and the same command resumes. A step that
+fails is recorded with its error, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu import MODELS, SEQ_LEN, Steps, attempted, exit_code, opened, product_flops
+from gpu import MODELS, SEQ_LEN, Steps, attempt, exit_code, open_results, product_flops
 from gpu_runs import corpus_of, machine, run_spec
 
 from launcher.base import metrics
@@ -67,7 +66,7 @@ from proxies.data.tokens import Manifest, TokenStore
 from proxies.parametrization.parametrization import forward_numbers, parameter_table
 
 SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
-"""Width, layers, feed-forward width, vocabulary. At 40M it is the host that takes the time."""
+"""Width, layers, feed-forward width, vocabulary. At 40M the host limits the speed."""
 MAIN = Path(__file__).with_name("torchtitan_main.py")
 ALONE = {
     "RANK": "0",
@@ -77,20 +76,21 @@ ALONE = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
-"""As torchrun tells a rank; without it, for its ranks outlive it on the GPU where it is killed."""
+"""Environment of a single rank, as torchrun sets it. torchrun is not used: its ranks survive it on
+the GPU if it is killed."""
 LIMIT_SECONDS = 120.0
-"""That torchtitan may take for a run, start and compiling included."""
+"""Time limit of a torchtitan run in seconds, with its start and compilation."""
 SETTLED = 10
-"""Steps left out of the times."""
+"""Steps at the start that the times leave out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much is trained, and where."""
+    """Device, models and steps of the comparison."""
 
     device: str = "cuda"
     backend: str = "inductor"
-    """Of torch.compile."""
+    """Backend of torch.compile."""
     models: tuple[str, ...] = tuple(SIZES)
     ways: tuple[str, ...] = ("trainer", "proxy")
     sizes: dict[str, tuple[int, int, int, int]]
@@ -222,7 +222,7 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
             "--compile.backend",
             settings.backend,
         ]
-        told = {
+        environment = {
             "FORERUN_DATA": str(corpus),
             "FORERUN_LOG_EVERY_STEPS": "1",
             "LOSSES": str(rows),
@@ -231,7 +231,7 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         done = subprocess.run(
             command,
             cwd=name,
-            env={**os.environ, **told},
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -296,11 +296,11 @@ def measure(settings: Settings, steps: Steps, corpus: Path) -> None:
             "torchtitan": partial(by_torchtitan, settings, corpus, main_run),
         }
         for way in settings.ways:
-            steps.once(f"{way}, {name}", partial(attempted, ways[way]))
+            steps.once(f"{way}, {name}", partial(attempt, ways[way]))
     square = [settings.square] * 3
     peak = steps.once(
         "peak",
-        lambda: attempted(lambda: {"flops": product_flops(settings.device, *square)}),
+        lambda: attempt(lambda: {"flops": product_flops(settings.device, *square)}),
         needed=True,
     )
     steps.body["step_flops"] = flops_per_token(spec.shape) * spec.batch_tokens
@@ -343,7 +343,7 @@ def main(arguments: list[str]) -> int:
         "--ways", default="trainer,proxy", help="Some of trainer, proxy, torchtitan."
     )
     parser.add_argument(
-        "--seconds", type=float, default=240.0, help="After which no further step is begun."
+        "--seconds", type=float, default=240.0, help="No step starts after this time."
     )
     parser.add_argument(
         "--quick", action="store_true", help="A tiny model on a CPU, as the tests do it."
@@ -358,10 +358,10 @@ def main(arguments: list[str]) -> int:
         models=tuple(asked.models.split(",")), ways=tuple(asked.ways.split(",")), sizes=SIZES
     )
     settings = quick(settings) if asked.quick else settings
-    content, save = opened(asked.out / "gpu_trainer.json", machine(), settings.models)
-    until = time.monotonic() + asked.seconds
+    content, save = open_results(asked.out / "gpu_trainer.json", machine(), settings.models)
+    deadline = time.monotonic() + asked.seconds
     all_steps = [
-        Steps(model=name, body=content["models"][name], until=until, save=save)
+        Steps(model=name, body=content["models"][name], deadline=deadline, save=save)
         for name in settings.models
     ]
     one_rank(settings)

@@ -1,28 +1,26 @@
-"""Does the best rate stay put over width on a real GPU? muP, the standard parametrization and Muon,
-bfloat16, one GPU.
+"""Transfer of the learning rate over width on one GPU: muP, the standard parametrization, Muon.
 
     python benchmarks/gpu/gpu_transfer.py --out benchmarks/results
 
-Decoders of 4 layers, widths 256 to 1024 (3.2 to 50 million parameters without tables), 200 steps of
-32,768 tokens on the bytes of Python's standard library, seven rates an octave apart, each run
-compiled, recorded as a CUDA graph, in bfloat16. Writes gpu_transfer.json, and a table for each
-condition that `forerun transfer --runs` judges:
+It trains decoders of 4 layers and widths 256 to 1024 (3.2 to 50 million parameters without tables)
+for 200 steps of 32,768 tokens on the bytes of Python's standard library, with seven rates an octave
+apart. Each run is compiled, recorded as a CUDA graph, and in bfloat16. The script writes
+gpu_transfer.json, and for each condition a table that `forerun transfer --runs` judges:
 
     forerun transfer --runs benchmarks/results/gpu_transfer-mup.csv --target-width 2048
 
-`--protocol published` runs that of EleutherAI/nanoGPT-mup's mutransfer_lr_owt, the cheapest
+`--protocol published` uses the protocol of EleutherAI/nanoGPT-mup's mutransfer_lr_owt, the cheapest
 published one, on the same bytes instead of OpenWebText: GPT-2 blocks, 2 layers, heads of 64, a tied
-readout, widths 256 to 2048, 1,000 steps of 32 sequences of 1,024, AdamW (0.9, 0.95) with decay 0.1
-on all matrices, clip 1. Its trainer's default of 2,000 steps of warmup stands in its scripts, so
-the rate rises all the way to half of what is told; so it does here. Ours: biases, initial values
-and attention's scale (1/8 for theirs of 1/64), and seven of their twelve rates, an octave apart
-around 2^-8, where they found muP's optimum at all widths. It writes gpu_transfer_published.json,
-with tables of its own.
+readout, widths 256 to 2048, 1,000 steps of 32 sequences of 1,024 tokens, AdamW (0.9, 0.95) with
+decay 0.1 on all matrices, and clip 1. Its scripts keep their trainer's default of 2,000 warmup
+steps, so the rate rises during the whole run to half of its nominal value, and it does so here.
+Biases, initial values and the scale of attention (1/8 instead of 1/64) are forerun's. Seven of
+their twelve rates are used, an octave apart around 2^-8, where they found muP's optimum at all
+widths. The results are gpu_transfer_published.json and separate tables.
 
-Needs a CUDA device, torch, numpy, tokenizers, pyarrow and `mup`; no Ray, Optuna, W&B, pydantic. The
-runs of one condition and seed come together; a run is not begun after `--seconds`, and those that
-the file has are not run again. At width 256, the base, the standard parametrization is muP: it
-takes those runs.
+The script needs a CUDA device, torch, numpy, tokenizers, pyarrow and `mup`, but not Ray, Optuna,
+W&B or pydantic. No run starts after `--seconds`, and runs in the file are not repeated. At width
+256, the base, the standard parametrization equals muP, so it reuses muP's runs.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu_runs import machine, resumed, write
+from gpu_runs import load_results, machine, write
 
 from proxies.core.hyperparameters import Hparams
 from proxies.core.optimizers import OptimizerName
@@ -67,13 +65,13 @@ class Condition:
     optimizer: OptimizerName = "adamw"
     log2_rates: range = range(-11, -4)
     octaves_per_doubling: int = 0
-    """That the grid follows the optimum by, where it is known to move."""
+    """Shift of the rates per doubling of width, for conditions whose optimum is known to move."""
     rules: dict[str, Any] = field(default_factory=dict)
-    """Other answers than the parametrization's own."""
+    """Settings that replace those of the parametrization."""
     hparams: dict[str, Any] = field(default_factory=dict)
 
     def rates(self, widths_over_base: float) -> list[float]:
-        """Seven of them."""
+        """Return the seven learning rates at a width."""
         moved = self.octaves_per_doubling * round(math.log2(widths_over_base))
         return [2.0 ** (power + moved) for power in self.log2_rates]
 
@@ -93,7 +91,7 @@ CONDITIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much is run."""
+    """Model, widths, schedule and precision of the runs."""
 
     base: Shape = BASE
     widths: tuple[int, ...] = WIDTHS
@@ -103,11 +101,11 @@ class Settings:
     device: str = "cuda"
     kind: ScheduleKind = "cosine"
     warmup_share: float = 0.1
-    """Of the steps."""
+    """Share of the steps with warmup."""
     peak_share: float = 1.0
-    """That is reached of the rate told."""
+    """Largest rate of the schedule over the nominal rate."""
     rules: dict[str, Any] = field(default_factory=dict)
-    """Other answers of every parametrization than its own."""
+    """Settings that replace those of every parametrization."""
     weight_decay: float = 0.0
 
 
@@ -166,10 +164,10 @@ def spec_of(
     )
 
 
-def wanted(
+def list_runs(
     settings: Settings, names: list[str], num_seeds: int
 ) -> Iterator[tuple[str, int, int, float]]:
-    """(condition, seed, width, rate) of every run, the ones that matter most first."""
+    """Yield condition, seed, width and rate of every run, the most important runs first."""
     for seed in range(num_seeds):
         for name in names:
             for width in settings.widths:
@@ -199,7 +197,7 @@ def run_all(
             excluded=("site-packages", "dist-packages"),
         )
         store, bank, key = TokenStore(Path(folder) / "corpus"), None, None
-        for name, seed, width, rate in wanted(settings, names, num_seeds):
+        for name, seed, width, rate in list_runs(settings, names, num_seeds):
             if (name, width) == ("sp", settings.base.width):
                 continue
             spec = spec_of(settings, CONDITIONS[name], width, rate, seed, store.manifest.data_id)
@@ -242,7 +240,7 @@ def run_all(
 
 
 def findings(settings: Settings, content: dict[str, Any]) -> list[str]:
-    """A line for each condition and width: where its lowest loss is, and how fast a step was."""
+    """Return a line for each condition and width with its lowest loss and its time per step."""
     by_size: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in content["runs"].values():
         by_size.setdefault((run["condition"], run["width"]), []).append(run)
@@ -250,23 +248,25 @@ def findings(settings: Settings, content: dict[str, Any]) -> list[str]:
     for (name, width), runs in sorted(by_size.items()):
         ended = [run for run in runs if run["loss"] is not None]
         best = min(ended, key=lambda run: run["loss"], default=None)
-        found = (
+        best_text = (
             f"lowest loss {best['loss']:.4f} at rate {best['lr']:.3g}"
             if best
             else "no run ended well"
         )
         step_ms = 1000 * min(run["seconds"] for run in runs) / settings.num_steps
-        lines.append(f"{name}, width {width}: {found}, {len(runs)} runs, {step_ms:.2f} ms a step")
+        lines.append(
+            f"{name}, width {width}: {best_text}, {len(runs)} runs, {step_ms:.2f} ms a step"
+        )
     return lines
 
 
 def tables(content: dict[str, Any], stem: Path, base_width: int) -> None:
-    """A table of runs for each condition, STEM-CONDITION.csv."""
+    """Write a table of runs for each condition, STEM-CONDITION.csv."""
     runs = list(content["runs"].values())
     for name in sorted({run["condition"] for run in runs}):
-        mine = [run for run in runs if run["condition"] == name]
+        rows = [run for run in runs if run["condition"] == name]
         if name == "sp":
-            mine += [
+            rows += [
                 run for run in runs if run["condition"] == "mup" and run["width"] == base_width
             ]
         with Path(f"{stem}-{name}.csv").open("w", encoding="utf-8", newline="") as file:
@@ -274,11 +274,11 @@ def tables(content: dict[str, Any], stem: Path, base_width: int) -> None:
                 file, ["width", "lr", "seed", "loss"], extrasaction="ignore", lineterminator="\n"
             )
             table.writeheader()
-            table.writerows({**run, "loss": run["loss"] or "nan"} for run in mine)
+            table.writerows({**run, "loss": run["loss"] or "nan"} for run in rows)
 
 
 def main(arguments: list[str]) -> int:
-    """Train and write; 2 where there is no device, 3 where runs are left."""
+    """Train, write and return the exit code: 2 without a device, 3 if runs are left, else 0."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -290,10 +290,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--widths", help="Some, as 2048.")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument(
-        "--seconds", type=float, default=240.0, help="After which no further run is begun."
+        "--seconds", type=float, default=240.0, help="No run starts after this time."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="Tiny proxies on a CPU, as the tests do it."
+        "--quick", action="store_true", help="Run tiny proxies on a CPU, as the tests do."
     )
     asked = parser.parse_args(arguments)
     import torch
@@ -310,7 +310,7 @@ def main(arguments: list[str]) -> int:
         "gpu_transfer" if asked.protocol == "ours" else f"gpu_transfer_{asked.protocol}"
     )
     file = stem.with_suffix(".json")
-    content = resumed(file, machine(), "runs")  # runs of another arithmetic are not beside ours
+    content = load_results(file, machine(), "runs")
     save = partial(write, file, content)
     finished = run_all(settings, content, save, asked.conditions.split(","), asked.seeds, until)
     tables(content, stem, settings.base.width)

@@ -5,18 +5,18 @@
 It is a part of `make gpu`.
 
 Each process trains one trial in the fastest mode of `gpu.py`: compiled, recorded as CUDA graphs,
-with the fused loss, bfloat16. Of four that have all begun, one trains, then two, then four; the
-others wait. Before, one process alone compiles: the others take its kernels from torch's own cache
-on disk.
+with the fused loss, in bfloat16. Four processes start. Then one of them trains, then two, then
+four, while the others wait. Before that, one process alone compiles, and the others take its
+kernels from torch's cache on disk.
 
-MPS (NVIDIA's Multi-Process Service) is started for one set of processes with pipes and logs in a
-temporary folder, and told to quit after it, whatever happened but SIGKILL; nothing of the card is
-set. A program that cannot reach the service goes on without it and does not say so, so figures
-count only where the service names a server. Where there is no `nvidia-cuda-mps-control`, where it
-does not start, or where a process fails under it, the reason is the finding, and MPS is not tried
-again: what hangs takes minutes.
+MPS (NVIDIA's Multi-Process Service) is started for one set of processes, with pipes and logs in a
+temporary folder, and is always told to quit afterward, except after SIGKILL. No setting of the GPU
+changes. A program that cannot reach the service silently runs without it, so the figures count only
+if the service names a server. If there is no `nvidia-cuda-mps-control`, if it does not start, or if
+a process fails under it, the result has the reason, and MPS is not tried again, because a service
+that hangs takes minutes.
 
-Needs, resumes and ends as `gpu.py`.
+Requirements, resuming and exit codes are those of `gpu.py`.
 """
 
 from __future__ import annotations
@@ -33,84 +33,82 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu import ALL, Settings, Steps, attempted, begun, main, processes
+from gpu import ALL, Settings, Steps, attempt, main, processes, start_steps
 
 NUMBERS = (1, 2, 4)
 TURNS = "in turns"
 CONTROL = "nvidia-cuda-mps-control"
 PLACES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 ORDER_SECONDS = 20.0
-"""That the service may take to start, or to carry out an order."""
+"""Time limit of the service for starting and for each command, in seconds."""
 QUIT = "quit -t 10"
-"""Servers that have not ended by then are forced to."""
-MOST_SAID = 600
+"""Command that ends the service; servers that are still up after 10 s are killed."""
+MAX_MESSAGE_CHARS = 600
 
 
 class MpsError(Exception):
-    """What the service did not do here."""
+    """MPS is missing, or it failed."""
 
 
-def by_mps(measured: Callable[[Mapping[str, str]], dict[str, Any]]) -> dict[str, Any]:
-    """What processes with such an environment give, or why MPS is not to be had: `refused`."""
+def by_mps(measure_processes: Callable[[Mapping[str, str]], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of processes that use MPS, or the reason why it failed as `refused`."""
     with tempfile.TemporaryDirectory() as name:
         places = {variable: f"{name}/{variable}" for variable in PLACES}
         for place in places.values():
             Path(place).mkdir()
-        started, found = False, dict[str, Any]()
+        started, result = False, dict[str, Any]()
         try:
-            ordered(name, places, "-d")
+            control_mps(name, places, "-d")
             started = True
-            found = measured(places)
+            result = measure_processes(places)
             if not any(
                 line.strip().isdigit()
-                for line in ordered(name, places, order="get_server_list").splitlines()
+                for line in control_mps(name, places, order="get_server_list").splitlines()
             ):
                 raise MpsError("no process reached the service: they ran without it")
         except (MpsError, RuntimeError) as error:
-            found = {"refused": f"{error}"[:MOST_SAID]}
+            result = {"refused": f"{error}"[:MAX_MESSAGE_CHARS]}
         finally:  # also where a signal came before the start had ended
             try:
-                ordered(name, places, order=QUIT)
+                control_mps(name, places, order=QUIT)
             except MpsError as error:
-                found |= {"not_quit": f"{error}"[:MOST_SAID]} if started else {}
-    return found
+                result |= {"not_quit": f"{error}"[:MAX_MESSAGE_CHARS]} if started else {}
+    return result
 
 
-def ordered(folder: str, places: Mapping[str, str], *options: str, order: str = "") -> str:
-    """What the control program says to an option or an order.
+def control_mps(folder: str, places: Mapping[str, str], *options: str, order: str = "") -> str:
+    """Run the control program with options or a command and return its output.
 
     Raises:
-        MpsError: there is no such program, or it failed.
+        MpsError: There is no such program, or it failed.
     """
     if (control := shutil.which(CONTROL)) is None:
         raise MpsError(f"{CONTROL} is not on PATH")
-    what = f"{CONTROL} {' '.join(options) or order}"
-    # A file, for the service inherits it and would keep a pipe open.
-    with (Path(folder) / "said").open("w+") as said:
+    command = f"{CONTROL} {' '.join(options) or order}"
+    # A file, because the service inherits it and would keep a pipe open.
+    with (Path(folder) / "said").open("w+") as output:
         try:
             code = subprocess.run(
                 [control, *options],
                 input=order + "\n",
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 text=True,
                 check=False,
                 env={**os.environ, **places},
                 timeout=ORDER_SECONDS,
             ).returncode
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise MpsError(f"{what}: {error}") from error
-        said.seek(0)
-        text = said.read()
+            raise MpsError(f"{command}: {error}") from error
+        output.seek(0)
+        text = output.read()
     if code:
-        raise MpsError(f"{what}: exit code {code}: {text.strip() or 'it said nothing'}")
+        raise MpsError(f"{command}: exit code {code}: {text.strip() or 'it said nothing'}")
     return text
 
 
-def refused(all_steps: list[Steps]) -> str:
-    """Why MPS was not to be had before, in this call or an earlier one; empty: it was, or was not
-    tried.
-    """
+def find_refusal(all_steps: list[Steps]) -> str:
+    """Return why MPS failed in this call or an earlier one; empty if it worked or was not tried."""
     done = (step for steps in all_steps for step in steps.body.get("steps", {}).values())
     return next(
         (str(step["refused"]) for step in done if isinstance(step, dict) and "refused" in step), ""
@@ -120,8 +118,8 @@ def refused(all_steps: list[Steps]) -> str:
 def workers(
     settings: Settings, folder: Path, file: dict[str, Any], save: Callable[[], None]
 ) -> list[Steps]:
-    """All models and batches into the file; small ones first, for they have most to gain."""
-    all_steps, corpora = begun(settings, folder, file, save)
+    """Measure all models and batches, small ones first, because they gain most."""
+    all_steps, corpora = start_steps(settings, folder, file, save)
     changes: dict[str, Any] = ALL if settings.device == "cuda" else {"fused_loss": True}
     fastest = replace(settings.plain, **changes)
     numbers, lines = [number for number in NUMBERS if number <= settings.num_processes], []
@@ -133,28 +131,25 @@ def workers(
                 TURNS: partial(run, numbers, fastest),
                 "by MPS": partial(by_mps, partial(run, numbers, fastest)),
             }
-            if why := refused(all_steps):
+            if why := find_refusal(all_steps):
                 ways["by MPS"] = partial(dict, refused=why)
             case = f"{batch} sequences"
-            found = {
-                way: steps.once(f"{case}, {way}", partial(attempted, ways[way])) or {}
-                for way in ways
+            results = {
+                way: steps.once(f"{case}, {way}", partial(attempt, ways[way])) or {} for way in ways
             }
-            lines += [f"{steps.model}, {case}, {line}" for line in findings(found)]
+            lines += [f"{steps.model}, {case}, {line}" for line in findings(results)]
     print("\n".join(lines), flush=True)
     return all_steps
 
 
-def findings(found: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each way of sharing, rates over that of one process among waiting ones, without
-    MPS.
-    """
+def findings(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each way of sharing, with rates relative to one process without MPS."""
     lines = []
-    for way, one in found.items():
-        if "refused" in one:
-            lines.append(f"{way}: left out: {one['refused'].splitlines()[0]}")
-        elif len(rates := one.get("trial_steps_per_second", ())) > 1:
-            single = found[TURNS].get("trial_steps_per_second", rates)[0]
+    for way, result in results.items():
+        if "refused" in result:
+            lines.append(f"{way}: left out: {result['refused'].splitlines()[0]}")
+        elif len(rates := result.get("trial_steps_per_second", ())) > 1:
+            single = results[TURNS].get("trial_steps_per_second", rates)[0]
             each = [
                 f"{number}: {rate:.1f} ({rate / single:.2f})"
                 for number, rate in zip(NUMBERS, rates, strict=False)

@@ -148,7 +148,7 @@ def _format_row(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run or summarize."""
+    """Run the remaining checks unless `--summary` is given, then print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

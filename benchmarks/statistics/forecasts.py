@@ -1,4 +1,4 @@
-"""How well forecasts of larger runs hold on public scaling studies, by kind of ladder and by reach.
+"""Accuracy of forecasts of larger runs on public scaling studies, by kind of ladder and by reach.
 
     make data                                                        # once: the public families
     python benchmarks/statistics/forecasts.py --json benchmarks/results/forecasts.json
@@ -8,15 +8,15 @@ A task takes a ladder of one family, fits the runs of up to 1/r of its largest b
 the families as published, and, of grids and isoFLOP families, the runs along one ratio of tokens to
 parameters and those of one duration.
 
-**The split.** `forecast.population.PUBLIC` is stated by hand, in round numbers, but with these
-studies in view. So each study is also predicted by the population that does best on all other
-studies, of nine: three spreads of the irreducible share, which matters most, times three errors
-beyond the runs. That is `left_out`; `stated` is by PUBLIC.
+**The split.** `forecast.population.PUBLIC` has round numbers that were chosen by hand with these
+studies in view (results `stated`). So each study is also predicted by the population that does best
+on all other studies (results `left_out`). The candidates are nine: three spreads of the irreducible
+share, which matters most, times three errors beyond the runs.
 
 Averages are over tasks in a family, families in a study, and studies, which count alike; their 90 %
-intervals are from a bootstrap over studies. Beside it: Chinchilla's law by Huber loss, the same law
-by least squares over a grid of exponents (variable projection), and a power law in compute through
-the best runs.
+intervals are from a bootstrap over studies. For comparison the results include Chinchilla's law by
+Huber loss, the same law by least squares over a grid of exponents (variable projection), and a
+power law in compute through the best runs.
 
 It takes about 4 minutes of one core.
 """
@@ -89,8 +89,8 @@ def find_kind(family: Family) -> Kind:
 
 
 def list_ladders(family: Family) -> Iterator[tuple[str, Kind, RunTable]]:
-    """Yield the family as published, and its runs along one ratio and of one duration where they
-    are five sizes.
+    """Yield the family as published, and its runs along one ratio of tokens to parameters and of
+    one duration, if these have at least five sizes.
     """
     table, kind = family.table, find_kind(family)
     yield family.name, kind, table
@@ -108,10 +108,10 @@ def list_ladders(family: Family) -> Iterator[tuple[str, Kind, RunTable]]:
         yield f"{family.name}/duration", "fixed duration", table.rows(longest)
 
 
-def list_tasks(found: list[Family]) -> list[Task]:
+def list_tasks(public_families: list[Family]) -> list[Task]:
     """Return the tasks of all families."""
     tasks = []
-    for family in found:
+    for family in public_families:
         for ladder, kind, table in list_ladders(family):
             largest = float(table.flops.max())
             top = table.flops > largest / SAME_BUDGET
@@ -199,9 +199,9 @@ def score(posterior: LawPosterior, task: Task) -> dict[str, float]:
 def choose_without(study: str, tasks: list[Task], scores: list[list[dict[str, float]]]) -> int:
     """Return the place of the candidate with the least quantile loss on all studies but one."""
     places = [place for place, task in enumerate(tasks) if task.study != study]
-    others = [tasks[place] for place in places]
+    kept_tasks = [tasks[place] for place in places]
     losses = [
-        average(others, [scores[place][i]["quantile_loss"] for place in places])
+        average(kept_tasks, [scores[place][i]["quantile_loss"] for place in places])
         for i in range(len(CANDIDATES))
     ]
     return int(np.argmin(losses))
@@ -222,7 +222,7 @@ def predict_usual(method: str, task: Task) -> Floats | None:
             np.log(6 * table.params * table.tokens)[order][best], np.log(table.loss[order][best]), 1
         )
         return np.asarray(np.polyval(line, np.log(6 * n * d)))
-    found: tuple[float, float, float, Floats] | None = None
+    best_fit: tuple[float, float, float, Floats] | None = None
     for alpha in np.linspace(0.05, 1.2, 40):
         for beta in np.linspace(0.05, 1.2, 40):
             terms = np.stack(
@@ -231,11 +231,11 @@ def predict_usual(method: str, task: Task) -> Floats | None:
             scale = terms.max(axis=0)
             weights = np.linalg.lstsq(terms / scale, table.loss, rcond=None)[0]
             squares = float(((terms / scale @ weights - table.loss) ** 2).sum())
-            if weights.min() >= 0 and (found is None or squares < found[0]):
-                found = squares, float(alpha), float(beta), weights / scale
-    if found is None:
+            if weights.min() >= 0 and (best_fit is None or squares < best_fit[0]):
+                best_fit = squares, float(alpha), float(beta), weights / scale
+    if best_fit is None:
         return None
-    _, alpha, beta, (floor, a, b) = found
+    _, alpha, beta, (floor, a, b) = best_fit
     return np.asarray(np.log(floor + a * n**-alpha + b * d**-beta))
 
 
@@ -264,9 +264,10 @@ def summarize(tasks: list[Task], scores: list[dict[str, float]]) -> dict[str, An
             "interval": [float(low), float(high)],
             "num_tasks": len(kept),
         }
-        if name in METHODS[1:]:  # ours on the tasks that the method answers
-            ours = average([tasks[i] for i in kept], [scores[i]["error"] for i in kept])
-            summary[name]["forerun_on_the_same"] = ours
+        if name in METHODS[1:]:  # forerun's error on the tasks that the method answers
+            summary[name]["forerun_on_the_same"] = average(
+                [tasks[i] for i in kept], [scores[i]["error"] for i in kept]
+            )
     return summary
 
 
@@ -287,6 +288,7 @@ def report(tasks: list[Task], scores: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run all tasks, write the results and print the summary."""
     parser = argparse.ArgumentParser(description="Forecasts of public families.")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--processes", type=int, default=2)
@@ -322,14 +324,14 @@ def main() -> None:
             *summary["by_kind"].items(),
         ):
             covered = " ".join(f"{values[f'covered_{level:g}']['value']:.2f}" for level in LEVELS)
-            others = " ".join(
+            method_errors = " ".join(
                 f"{method} {values[method]['value']:.2f}"
                 for method in METHODS[1:]
                 if method in values
             )
             print(
                 f"{name:17} {values['num_tasks']:4} tasks, error {values['error']['value']:.2f} "
-                f"{values['signed_error']['value']:+.2f} %, covered {covered}, {others}"
+                f"{values['signed_error']['value']:+.2f} %, covered {covered}, {method_errors}"
             )
 
 

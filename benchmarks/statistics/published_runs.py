@@ -1,15 +1,16 @@
-"""GPU-hours of published runs, each predicted by all the others: docs/estimates.md has the count.
+"""GPU-hours of published runs, each predicted from all other runs (docs/estimates.md).
 
     python benchmarks/statistics/published_runs.py
 
-Nothing is timed and nothing written. Taken in is every run found whose authors published
-accelerator-hours, tokens and size; hours are as stated, with whatever its authors counted. Left
-out: OPT-175B, whose tokens are told as 180B and as 300B; phi-1.5, whose hours are 1,500 in its
-paper and 6,144 on its card; GPT-3, whose hours nobody told; Llama 3.2, distilled; MiniCPM, SEA-LION
-and OpenELM, whose figures were not all checked. The second table compares the line with and without
-the number of accelerators, on small and large clusters, each run left out, and each developer with
-all of its runs. The last line is the line through all, as `launcher/estimates/utilization.py` has
-it.
+The script prints its results, times nothing and writes nothing. It uses every run that was found
+with published accelerator-hours, tokens and size. Hours are as stated by the authors, whatever they
+counted. Left out are OPT-175B (its tokens are given as 180B and as 300B), phi-1.5 (1,500 hours in
+its paper, 6,144 on its card), GPT-3 (no published hours), Llama 3.2 (distilled), and MiniCPM,
+SEA-LION and OpenELM (not all figures were checked).
+
+The second table compares the line with and without the number of accelerators, on small and large
+clusters, with one run left out, and with all runs of its developer left out. The last line printed
+is the fit through all runs, which `launcher/estimates/utilization.py` contains.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from launcher.estimates.utilization import FAST, MIDDLE, MIDDLE_GPUS, Utilizatio
 from proxies.core.flops import flops_per_token, six_nd
 from proxies.core.shape import Family, Shape
 
-DEGREES = 4.0  # of Student's t: the usual robust choice (Lange, Little, Taylor, JASA 84(408), 1989)
+DEGREES = 4.0
+"""Degrees of freedom of Student's t, the usual robust choice (Lange, Little, Taylor, JASA 84(408),
+1989)."""
 DEVELOPERS = {
     "mobilellm": "llama",
     "gpt": "pythia",
@@ -37,49 +40,51 @@ DEVELOPERS = {
     "codeparrot": "smollm",
     "starcoderbase": "smollm",
 }
-"""First series of a developer, by its other series; series are the first word of a name."""
+"""First series of a developer, for each of its other series. A run's series is the first word of
+its name."""
 SMALL_GPUS = 100
-ROUNDS = 200  # of reweighting, which has converged to 1e-9 by some fifty
+"""Clusters with fewer accelerators are small."""
+ROUNDS = 200
+"""Rounds of reweighting. About fifty converge to 1e-9."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRun:
-    """One run."""
+    """A training run whose authors published its hours, tokens and size."""
 
     name: str
     gpu: str
     num_gpus: int | None
-    """Accelerators at once, the most if the number changed; None where the authors do not publish
-    it."""
+    """Accelerators at a time, the largest number if it changed; None if not published."""
     params: float
-    """Used for a token."""
+    """Parameters that are used for a token."""
     shape: Shape | None
-    """None where it is no dense decoder of our families: its FLOPs are 6 N D then."""
+    """Shape of the decoder; None if it is not dense or of an unknown family, with 6 N D FLOPs."""
     tokens: float
     gpu_hours: float
     source: str
 
     @property
     def flops(self) -> float:
-        """Of the model, the whole square of attention counted."""
+        """Training FLOPs of the model, without the saving of causal attention."""
         if self.shape is None:
             return six_nd(self.params, self.tokens)
         return float(flops_per_token(self.shape, "full")) * self.tokens
 
     @property
     def utilization(self) -> float:
-        """Share of the peak over all its hours."""
+        """Share of the accelerators' peak over all hours of the run."""
         return self.flops / (self.gpu_hours * 3600.0 * gpu(self.gpu)[1].peak_flops)
 
     @property
     def developer(self) -> str:
-        """Laboratory that trained it; runs of one laboratory are no independent data."""
+        """Laboratory that trained the run. Runs of one laboratory are not independent data."""
         series = re.split(r"[-\d]", self.name, maxsplit=1)[0]
         return DEVELOPERS.get(series, series)
 
     @property
     def is_small(self) -> bool:
-        """Whether it is known to have used a small cluster."""
+        """Whether the run is known to have used a small cluster."""
         return self.num_gpus is not None and self.num_gpus < SMALL_GPUS
 
 
@@ -108,7 +113,7 @@ def _shape(
     )
 
 
-def _of(
+def _make_run(
     name: str,
     gpu_name: str,
     num_gpus: int | None,
@@ -138,7 +143,7 @@ def _pythia(
         "arXiv 2304.01373, table 5: from logged step times; tokens: its README; GPU counts "
         "above 70M as recalled"
     )
-    return _of(f"pythia-{name}", "A100", num_gpus, params, shape, 299.893e9, hours, source)
+    return _make_run(f"pythia-{name}", "A100", num_gpus, params, shape, 299.893e9, hours, source)
 
 
 def _mobilellm(
@@ -155,7 +160,7 @@ def _mobilellm(
     source = (
         "github.com/facebookresearch/MobileLLM, training cost: whole days on 32 A100 for 1T tokens"
     )
-    return _of(f"mobilellm-{name}", "A100", 32, params, shape, 1e12, 32 * days * 24, source)
+    return _make_run(f"mobilellm-{name}", "A100", 32, params, shape, 1e12, 32 * days * 24, source)
 
 
 def _gpt2(
@@ -173,7 +178,7 @@ def _gpt2(
     vocab: int = 50_304,
 ) -> PublishedRun:
     shape = _shape(layers, width, heads, 4 * width, vocab, 1024, family="gpt2", tied=True)
-    return _of(name, gpu_name, num_gpus, params, shape, tokens, num_gpus * hours, source)
+    return _make_run(name, gpu_name, num_gpus, params, shape, tokens, num_gpus * hours, source)
 
 
 _LLAMA, _LLAMA_2 = "arXiv 2302.13971, table 15", "arXiv 2307.09288, table 2"
@@ -183,7 +188,7 @@ _EIGHT, _SEVENTY, _LARGEST = (
 )
 
 PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
-    _of(
+    _make_run(
         "smollm-135m",
         "H100",
         64,
@@ -202,7 +207,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
     _pythia("2.8b", 64, 2.7752e9, 32, 2560, 32, 14_240),
     _pythia("6.9b", 128, 6.8572e9, 32, 4096, 32, 33_500),
     _pythia("12b", 256, 11.846e9, 36, 5120, 40, 72_300),
-    _of(
+    _make_run(
         "starcoderbase-1b",
         "A100",
         128,
@@ -212,7 +217,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         128 * 11 * 24,
         "its model card: 128 A100 for 11 days",
     ),
-    _of(
+    _make_run(
         "smollm3-3b",
         "H100",
         384,
@@ -222,7 +227,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         384 * 24 * 24,
         "huggingface.co/blog/smollm3: 384 H100 for 24 days",
     ),
-    _of(
+    _make_run(
         "mpt-7b",
         "A100",
         440,
@@ -232,7 +237,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         440 * 9.5 * 24,
         "databricks.com/blog/mpt-7b: 440 A100 for 9.5 days, restarts counted",
     ),
-    _of(
+    _make_run(
         "lucie-7b",
         "H100",
         512,
@@ -242,7 +247,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         550_000,
         "its model card: 512 H100 for about 550,000 GPU-hours; tokens as recalled",
     ),
-    _of(
+    _make_run(
         "llama-7b",
         "A100",
         None,
@@ -252,7 +257,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         82_432,
         _LLAMA,
     ),
-    _of(
+    _make_run(
         "llama-13b",
         "A100",
         None,
@@ -262,7 +267,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         135_168,
         _LLAMA,
     ),
-    _of(
+    _make_run(
         "llama-33b",
         "A100",
         None,
@@ -272,7 +277,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         530_432,
         _LLAMA,
     ),
-    _of(
+    _make_run(
         "llama-65b",
         "A100",
         2048,
@@ -282,11 +287,13 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         1_022_362,
         f"{_LLAMA}; 2,048 A100: section 2.4",
     ),
-    _of("llama-2-7b", "A100", None, 6.738e9, model("llama-2-7b")[1].shape, 2e12, 184_320, _LLAMA_2),
-    _of(
+    _make_run(
+        "llama-2-7b", "A100", None, 6.738e9, model("llama-2-7b")[1].shape, 2e12, 184_320, _LLAMA_2
+    ),
+    _make_run(
         "llama-2-13b", "A100", None, 13.02e9, model("llama-2-13b")[1].shape, 2e12, 368_640, _LLAMA_2
     ),
-    _of(
+    _make_run(
         "llama-2-34b",
         "A100",
         None,
@@ -296,7 +303,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         1_038_336,
         f"{_LLAMA_2}; shape of Code Llama 34B",
     ),
-    _of(
+    _make_run(
         "llama-2-70b",
         "A100",
         None,
@@ -306,11 +313,11 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         1_720_320,
         _LLAMA_2,
     ),
-    _of("llama-3-8b", "H100", None, 8.03e9, _EIGHT, 15e12, 1.3e6, _LLAMA_3),
-    _of("llama-3-70b", "H100", None, 70.55e9, _SEVENTY, 15e12, 6.4e6, _LLAMA_3),
-    _of("llama-3.1-8b", "H100", None, 8.03e9, _EIGHT, 15e12, 1.46e6, _LLAMA_31),
-    _of("llama-3.1-70b", "H100", None, 70.55e9, _SEVENTY, 15e12, 7.0e6, _LLAMA_31),
-    _of(
+    _make_run("llama-3-8b", "H100", None, 8.03e9, _EIGHT, 15e12, 1.3e6, _LLAMA_3),
+    _make_run("llama-3-70b", "H100", None, 70.55e9, _SEVENTY, 15e12, 6.4e6, _LLAMA_3),
+    _make_run("llama-3.1-8b", "H100", None, 8.03e9, _EIGHT, 15e12, 1.46e6, _LLAMA_31),
+    _make_run("llama-3.1-70b", "H100", None, 70.55e9, _SEVENTY, 15e12, 7.0e6, _LLAMA_31),
+    _make_run(
         "llama-3.1-405b",
         "H100",
         16_384,
@@ -320,7 +327,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         30.84e6,
         f"{_LLAMA_31}; up to 16,384 H100: arXiv 2407.21783, section 3.3",
     ),
-    _of(
+    _make_run(
         "starcoderbase-15b",
         "A100",
         512,
@@ -330,7 +337,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         320_256,
         "arXiv 2305.06161, section 5.7: 512 A100",
     ),
-    _of(
+    _make_run(
         "deepseek-v3",
         "H800",
         2048,
@@ -340,7 +347,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         2.664e6,
         "arXiv 2412.19437: pretraining on 2,048 H800; products in FP8",
     ),
-    _of(
+    _make_run(
         "bloomberggpt-50b",
         "A100",
         512,
@@ -350,7 +357,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         512 * 53 * 24,
         "arXiv 2303.17564: 512 A100 for about 53 days",
     ),
-    _of(
+    _make_run(
         "glm-130b",
         "A100",
         768,
@@ -360,7 +367,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         768 * 60 * 24,
         "arXiv 2210.02414: 768 A100, 60 days of access",
     ),
-    _of(
+    _make_run(
         "bloom-176b",
         "A100",
         384,
@@ -370,7 +377,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         1_082_990,
         "arXiv 2211.05100, section 3.4.1: 48 nodes of 8 A100",
     ),
-    _of(
+    _make_run(
         "falcon-180b",
         "A100",
         4096,
@@ -380,7 +387,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         7.0e6,
         "huggingface.co/blog/falcon-180b: about 7,000,000, up to 4,096 A100 at once",
     ),
-    _of(
+    _make_run(
         "gopher-280b",
         "TPUv3",
         4096,
@@ -390,7 +397,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         4096 * 920,
         "arXiv 2112.11446: 920 hours on 4,096 chips",
     ),
-    _of(
+    _make_run(
         "palm-540b",
         "TPUv4",
         6144,
@@ -401,7 +408,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         "arXiv 2204.02311, appendix B: downtime and repeated steps counted; 6,144 chips, at times "
         "3,072",
     ),
-    _of(
+    _make_run(
         "tinyllama-1.1b",
         "A100",
         16,
@@ -411,7 +418,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         34_560,
         "github.com/jzhang38/TinyLlama: 16 A100, 3,456 GPU-hours for 300B tokens, from throughput",
     ),
-    _of(
+    _make_run(
         "phi-1",
         "A100",
         8,
@@ -421,7 +428,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         770,
         "arXiv 2306.11644, figure 2.1 and section 2.3: phi-1-base, 8 A100",
     ),
-    _of(
+    _make_run(
         "phi-2",
         "A100",
         96,
@@ -517,7 +524,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
     _mobilellm("600m", 603e6, 40, 1152, 18, 6, 3072, 8),
     _mobilellm("1b", 1.005e9, 54, 1280, 20, 5, 3584, 12),
     _mobilellm("1.5b", 1.51e9, 54, 1600, 25, 5, 4352, 18),
-    _of(
+    _make_run(
         "falcon-rw-1b",
         "A100",
         32,
@@ -527,7 +534,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         32 * 6 * 24,
         "its model card: 32 A100 for about six days",
     ),
-    _of(
+    _make_run(
         "gpt-neox-20b",
         "A100",
         96,
@@ -537,7 +544,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         96 * 1830,
         "arXiv 2204.06745: 96 A100 for 1,830 hours",
     ),
-    _of(
+    _make_run(
         "mpt-1b",
         "A100",
         440,
@@ -547,7 +554,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         440 * 12,
         "its model card: 440 A100 for about half a day",
     ),
-    _of(
+    _make_run(
         "stablelm-3b",
         "A100",
         256,
@@ -557,7 +564,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         256 * 30 * 24,
         "model card of StableLM-3B-4E1T: 256 A100 for about 30 days",
     ),
-    _of(
+    _make_run(
         "stablelm-2-1.6b",
         "A100",
         512,
@@ -567,7 +574,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         92_000,
         "arXiv 2402.17834: about 92,000; 512 A100 as recalled",
     ),
-    _of(
+    _make_run(
         "falcon-7b",
         "A100",
         384,
@@ -577,7 +584,7 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         384 * 14 * 24,
         "its model card: 384 A100 for about two weeks",
     ),
-    _of(
+    _make_run(
         "falcon-40b",
         "A100",
         384,
@@ -588,10 +595,10 @@ PUBLISHED_RUNS: tuple[PublishedRun, ...] = (
         "its model card: 384 A100 for two months",
     ),
 )
-"""In the order in which they were added."""
+"""All runs, in the order in which they were added."""
 
 
-def fitted(runs: Sequence[PublishedRun], *, by_gpus: bool = True) -> UtilizationLine:
+def fit_line(runs: Sequence[PublishedRun], *, by_gpus: bool = True) -> UtilizationLine:
     """Fit the line by iterated reweighting, which maximizes the likelihood under Student's t.
 
     Args:
@@ -632,38 +639,40 @@ def estimate_num_gpus(run: PublishedRun, runs: Sequence[PublishedRun]) -> float:
     """
     if run.num_gpus is not None:
         return run.num_gpus
-    points = [(math.log(other.flops), math.log(other.num_gpus)) for other in runs if other.num_gpus]
+    points = [(math.log(known.flops), math.log(known.num_gpus)) for known in runs if known.num_gpus]
     slope, intercept = np.polyfit(*np.array(points).T, 1)
     return math.exp(intercept + slope * math.log(run.flops))
 
 
-def left_out(those: Sequence[PublishedRun], run: PublishedRun, *, by_gpus: bool = True) -> Span:
-    """Predict the share of a published run from all runs but those."""
-    others = [other for other in PUBLISHED_RUNS if other not in those]
-    line = fitted(others, by_gpus=by_gpus)
-    return line.share(run.params, gpu(run.gpu)[1].peak_flops, estimate_num_gpus(run, others))
+def predict_without(
+    excluded: Sequence[PublishedRun], run: PublishedRun, *, by_gpus: bool = True
+) -> Span:
+    """Predict the utilization of a run from all runs that are not excluded."""
+    kept = [candidate for candidate in PUBLISHED_RUNS if candidate not in excluded]
+    line = fit_line(kept, by_gpus=by_gpus)
+    return line.share(run.params, gpu(run.gpu)[1].peak_flops, estimate_num_gpus(run, kept))
 
 
-def row(run: PublishedRun, share: Span) -> str:
-    """A run as the table has it."""
+def format_row(run: PublishedRun, share: Span) -> str:
+    """Format a run and its predicted hours as a row of the table."""
     hours = [
         _figure(run.gpu_hours * run.utilization / end)
         for end in (share.value, share.high, share.low)
     ]
     return (
         f"| {run.name} | {run.num_gpus or '?'} {run.gpu} | {_figure(run.gpu_hours)} | "
-        f"{hours[0]} [{hours[1]}, {hours[2]}] | {'yes' if inside(run, share) else '**no**'} |"
+        f"{hours[0]} [{hours[1]}, {hours[2]}] | {'yes' if is_inside(run, share) else '**no**'} |"
     )
 
 
-def inside(run: PublishedRun, share: Span) -> bool:
-    """Whether its hours lie in the interval."""
+def is_inside(run: PublishedRun, share: Span) -> bool:
+    """Return whether the published hours lie in the predicted interval."""
     return share.low <= run.utilization <= share.high
 
 
 def summarize(runs: Sequence[PublishedRun], shares: Mapping[str, Span]) -> str:
     """Format how well shares predict runs: count inside, median ratio of hours, median width."""
-    count = sum(inside(run, shares[run.name]) for run in runs)
+    count = sum(is_inside(run, shares[run.name]) for run in runs)
     ratio = median(shares[run.name].value / run.utilization for run in runs)
     width = median(shares[run.name].high / shares[run.name].low for run in runs)
     return f"{count} of {len(runs)} | {ratio:.2f} | {width:.1f}"
@@ -675,12 +684,12 @@ def _figure(value: float) -> str:
 
 
 def main() -> None:
-    """Print the table and what it comes to."""
+    """Print the table of runs, the table of summaries, and the line through all runs."""
     print(
         "| run | on | hours published | predicted by the others [90 %] | inside "
         "|\n|---|---|---|---|---|"
     )
-    print("\n".join(row(run, left_out((run,), run)) for run in PUBLISHED_RUNS))
+    print("\n".join(format_row(run, predict_without((run,), run)) for run in PUBLISHED_RUNS))
     print(
         "\n| left out | GPUs in the line | cluster | inside | median published / predicted | high "
         "/ low |"
@@ -690,8 +699,8 @@ def main() -> None:
     for label, key in groups.items():
         for by_gpus in (False, True):
             shares = {
-                run.name: left_out(
-                    [other for other in PUBLISHED_RUNS if key(other) == key(run)],
+                run.name: predict_without(
+                    [member for member in PUBLISHED_RUNS if key(member) == key(run)],
                     run,
                     by_gpus=by_gpus,
                 )
@@ -707,7 +716,7 @@ def main() -> None:
         f"\n{len({run.developer for run in PUBLISHED_RUNS})} developers; small: fewer than "
         f"{SMALL_GPUS} GPUs"
     )
-    print(fitted(PUBLISHED_RUNS))
+    print(fit_line(PUBLISHED_RUNS))
 
 
 if __name__ == "__main__":

@@ -102,18 +102,18 @@ class MixGrid:
     late: bool
     """Whether a drift begins at the largest size."""
     late_octaves: float
-    """Part of the target's optimum that this drift makes."""
+    """Shift of the target's optimum by this drift, in octaves."""
     spike: tuple[int, float, int, float] | None
     """Size, rate, seed and nats of one run's spike."""
 
     @property
     def ratio(self) -> float:
-        """Target over the largest size."""
+        """Target size over the largest size."""
         return self.target_size / self.sizes[-1]
 
     @property
     def question(self) -> Question:
-        """Does the base's optimum serve at the target?"""
+        """Question whether the optimum of the smallest size transfers to the target."""
         return Question(target_size=self.target_size, base_size=self.sizes[0])
 
     @property
@@ -211,8 +211,8 @@ class Row:
     ratio: float
     late: bool
     kind: str
-    """Why it is hard: `spike`, `edge` (an optimum within half a step of the grid's end or outside),
-    or `plain`."""
+    """Difficulty of the grid: `spike`, `edge` (an optimum outside the grid or within half a step of
+    its end), or `plain`."""
     outcome: str
     false: bool
     covered: bool | None
@@ -222,9 +222,9 @@ class Row:
     largest_ratio: float | None
     asked_runs: int = 0
     probability: float | None = None
-    """Of a verdict after the round, as the first verdict says."""
+    """Probability that the round decides, as stated by the first verdict."""
     cost: float | None = None
-    """Of the round, in multiples of what was spent; None without a round."""
+    """Cost of the round as a multiple of the cost of all earlier runs; None without a round."""
     expected_false: float | None = None
     """Probability that this *holds* is false (`expect_false_hold`); None for other verdicts."""
     outcome_after: str | None = None
@@ -235,7 +235,7 @@ class Row:
 
     @property
     def cause(self) -> str:
-        """Why the grid cannot be told at first: the first of several that applies."""
+        """Reason why the first verdict is *cannot tell*: the first of several that applies."""
         if any(status != "ok" for status in self.statuses):
             return "a size without an optimum"
         if self.true_nats is not None and MARGIN_NATS / 2 < self.true_nats < 2 * MARGIN_NATS:
@@ -370,8 +370,8 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures of the acceptance."""
     holds = [row for row in rows if row.outcome == "holds"]
-    others = [row for row in rows if not row.late]
-    near = [row for row in others if row.ratio <= 2]
+    without_late = [row for row in rows if not row.late]
+    near = [row for row in without_late if row.ratio <= 2]
     open_rows = [row for row in rows if row.outcome == "cannot_tell"]
     bins = {
         f"{low:g} to {high:g}": [r for r in rows if low <= r.ratio <= high] for low, high in RATIOS
@@ -396,10 +396,10 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
             }
             for name, group in bins.items()
         },
-        "false_verdicts_elsewhere": share_with_interval([row.false for row in others]),
+        "false_verdicts_elsewhere": share_with_interval([row.false for row in without_late]),
         "cannot_tell_up_to_2x": share_with_interval([row.outcome == "cannot_tell" for row in near]),
         "covered_elsewhere": share_with_interval(
-            [row.covered for row in others if row.covered is not None]
+            [row.covered for row in without_late if row.covered is not None]
         ),
         "next_runs": {
             "decided": share_with_interval(
@@ -440,7 +440,7 @@ def share_decided(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Judge the grids, print the summary and write the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
