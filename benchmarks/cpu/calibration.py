@@ -1,13 +1,13 @@
-"""What a calibration chooses here, how long it takes, and how often it would choose otherwise.
+"""Choices of repeated calibrations on this machine, and the time that they take.
 
     python benchmarks/cpu/calibration.py --json benchmarks/results/calibration.json
 
-The plan that `forerun init` writes, at base widths of 32 to 256 and two batches, is calibrated
-again and again by one pool of Ray workers, one a core, as a study would be before its first trial;
-nothing is skipped and nothing recorded. Told for each width and batch: the choices with how often
-each was made, the modes' rates over one slot's (least, median and largest over the calibrations),
-and seconds. It takes some 15 minutes of two cores; `--quick` takes 2. With `--compiled`
-torch.compile is tried too, some minutes a calibration.
+The plan of `forerun init`, at base widths of 32 to 256 and two batch sizes, is calibrated
+repeatedly by one pool of Ray workers, one per core, as before the first trial of a study. Nothing
+is skipped or recorded. For each width and batch size the results have the choices with their
+counts, the modes' rates over that of one slot (smallest, median and largest over the calibrations),
+and the seconds. It takes about 15 minutes of two cores; `--quick` takes 2. `--compiled` also tries
+torch.compile, which takes some minutes per calibration.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Whether the demo's plan finds the same on other data and seeds: its coordinate check, search and
-transfer tests.
+"""Conclusions of the demo's plan on other data and seeds.
 
     python benchmarks/cpu/demo_variants.py --json benchmarks/results/demo_variants.json
 
 A variant is the plan of `forerun init --preset demo` on other text that is installed with Python
-and forerun, or with another seed of the search. Told of each: the verdict over width in muP and of
-the control in the standard parametrization, with their intervals, both coordinate checks, and the
-processor seconds of the whole process tree, Ray's workers included. Variants that the file has are
-not run again, unless the plan has changed since; a variant takes some 330 processor seconds.
+and forerun, or with another seed of the search. For each variant the results have the verdict over
+width in muP and in the control (the standard parametrization) with their intervals, both coordinate
+checks, and the processor seconds of the whole process tree, including Ray's workers. Variants in
+the file are not run again unless the plan has changed. A variant takes about 330 processor seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import machine, measured
+from process_tree import machine, measure_command
 
 STDLIB = "stdlib"
 INSTALLED = ("--exclude", "site-packages", "--exclude", "dist-packages")
@@ -89,7 +88,9 @@ def variant(name: str, folder: Path) -> dict[str, Any]:
         # A verdict is an exit code, and no failure here.
         shell = f"cd {shlex.quote(str(folder))} && {shlex.join([*FORERUN, *line])}; code=$?"
         shell += "; [ $code = 0 ] || [ $code = 3 ] || [ $code = 4 ]"
-        cost = measured(["sh", "-c", shell], {"OMP_NUM_THREADS": "1"}, folder / f"{verb}.log")
+        cost = measure_command(
+            ["sh", "-c", shell], {"OMP_NUM_THREADS": "1"}, folder / f"{verb}.log"
+        )
         cpu_seconds[verb] = round(cost.cpu_seconds, 1)
     checks, transfer = asked(folder, lines["check"]), asked(folder, lines["transfer"])
     test = next(test for test in transfer["tests"] if test["axis"] == "width")

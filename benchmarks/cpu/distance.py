@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import machine, measured, together
+from process_tree import machine, measure_command, together
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -127,7 +127,7 @@ def swept(
     plan = write_plan(folder / "plan.toml", corpus, width, num_steps)
     command = [sys.executable, "-m", "launcher", "sweep", plan, "--study", folder / "study"]
     command += [part for key in keys for part in ("--set", key)]
-    cost = measured(command, ENVIRONMENT, folder / "log", mark=f"{NUM_WORKERS} workers on")
+    cost = measure_command(command, ENVIRONMENT, folder / "log", mark=f"{NUM_WORKERS} workers on")
     done = max(path.stat().st_mtime for path in (folder / "study" / "curves").iterdir())
     runs = Ledger.read(folder / "study").runs()
     engine_seconds = sum(run.result.seconds for run in runs)
@@ -314,7 +314,7 @@ def main(arguments: list[str]) -> int:
             "--suffix",
             ".py",
         ]
-        measured(tokenized, ENVIRONMENT, folder / "log")
+        measure_command(tokenized, ENVIRONMENT, folder / "log")
         rows = [
             one(folder / f"{number}-{width}-{mode}", corpus, mode, width, share)
             for number in range(num_rounds)

@@ -1,20 +1,21 @@
-"""What a trial costs the driver as a search grows to 10,000: an objective that costs nothing,
-everything else real.
+"""The driver's cost per trial as a search without training grows to 10,000 trials.
 
     python benchmarks/cpu/growth.py --json benchmarks/results/growth.json
 
-1. Growth: `sweeps.run.driver` with a `SearchSource`, the ledger and the curves on disk, each
-   durable; a process per sampler. Told per block of trials: the driver's processor time and wall
-   time a trial, without the objective's own; of it, the suggestion's; the process's largest memory;
-   the time to read the ledger again, and to go on from it. Wall time is mostly the disk's. Beside
-   it plain Optuna in memory, ask and tell, with the same sampler: no ledger, no curves.
-2. The bound: TPE is shown 300 trials at most (`sweeps.search.samplers.MOST_SHOWN`). Searches with
-   and without the bound, seed by seed: the regret of the best trial and of the last hundred's
-   median, as ratios (geometric mean, 95 % by bootstrap over seeds). The same of a GP and
-   `MOST_FITTED`.
+1. Growth. `sweeps.run.driver` runs with a `SearchSource`, and with the ledger and the curves on
+   disk, synced as in a study; each sampler has its own process. For each block of trials the
+   results have the driver's processor time and wall time per trial without the objective's own, the
+   suggestion's part of it, the peak memory, and the time to read the ledger again and to resume.
+   Wall time is mostly the disk's. For comparison, plain Optuna runs in memory with the same
+   sampler, without ledger and curves.
+2. The bound. TPE sees at most 300 trials (`sweeps.search.samplers.MOST_SHOWN`). Searches with and
+   without the bound are compared seed by seed: the regret of the best trial, and the median regret
+   of the last hundred, as ratios (geometric mean, 95 % bootstrap interval over seeds). The same is
+   done for a GP and `MOST_FITTED`.
 
-Times want a quiet machine, the second table does not (`--only growth`, `--only bounds`). It takes
-some 25 minutes of one core; `--quick` stops at 1,000 trials and takes a quarter of the seeds, in 3.
+The times need a quiet machine and the second part does not (`--only growth`, `--only bounds`). It
+takes about 25 minutes of one core; `--quick` stops at 1,000 trials, uses a quarter of the seeds,
+and takes 3.
 """
 
 from __future__ import annotations
@@ -187,8 +188,9 @@ def driven(sampler: str, num_trials: int, study: Path) -> dict[str, Any]:
 
 
 def block(looks: list[tuple[int, float, float, float]], begin: int, end: int) -> dict[str, float]:
-    """What a trial cost between two numbers of outcomes; two trials may be one run, so that fewer
-    may come.
+    """Return the cost of a trial between two counts of outcomes.
+
+    Two trials may be one run, so there may be fewer outcomes than trials.
     """
     first = next(look for look in looks if look[0] >= min(begin, looks[-1][0] - 1))
     last = next((look for look in looks if look[0] >= end), looks[-1])
@@ -359,7 +361,7 @@ def ratio(logs: list[float]) -> dict[str, float]:
 
 
 def bound_table(share: float) -> list[dict[str, Any]]:
-    """What the bounds cost."""
+    """Measure what the bounds change."""
     return [
         bound_row(sampler, trials, max(2, round(share * seeds)), noise)
         for sampler, trials, seeds, noise in BOUNDS

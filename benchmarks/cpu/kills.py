@@ -1,14 +1,13 @@
-"""Real kills of a real `forerun run` on real Ray: how soon it is noticed, what runs again, is the
-end the same?
+"""Recovery of a real `forerun run` on real Ray after its parts are killed.
 
     python benchmarks/cpu/kills.py --json benchmarks/results/kills.json
 
-The tiny study of the tests (some 80 runs of some steps) is run once without a kill and frozen, then
-again and again with one: a part is killed when so many outcomes are recorded, the study is resumed
-if it stopped, and frozen. Columns: seconds until the driver said so or was gone, and from then
-until none of its processes was left; its exit code; drivers in all; executions begun more than once
-per run; whether the frozen digest is the same. It takes some 15 minutes of two cores; `--quick`
-kills each part once.
+The tiny study of the tests (about 80 short runs) is run once without a kill and frozen. Then it is
+run again and again with one kill each: a part is killed at a given number of outcomes, the study is
+resumed if it stopped, and it is frozen. The columns are: seconds until the driver reported the kill
+or was gone, and from then until none of its processes was left; the driver's exit code; the number
+of drivers; executions that started more than once per run; and whether the frozen digest is the
+same. It takes about 15 minutes of two cores; `--quick` kills each part once.
 """
 
 from __future__ import annotations

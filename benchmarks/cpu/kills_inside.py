@@ -1,15 +1,14 @@
-"""Kills at random instants inside the trials of a real `forerun run` on real Ray: is the end the
-same?
+"""Recovery of a real `forerun run` on real Ray after kills at random times inside its trials.
 
     python benchmarks/cpu/kills_inside.py --json benchmarks/results/kills_inside.json
 
-A study of some hundred runs of 200 to 900 steps, two workers with banks of four, is run once
-without a kill and frozen, then again, study by study, each with its own seed: every 5 to 15 s a
-SIGKILL hits a worker at work (7 times of 10), the driver (2), the raylet or the head (1), and a
-driver that is gone is begun again. Columns: kills by what they hit; drivers; executions that were
-lost; runs that failed; executions that began before the run's newest state; the steps that were
-made again, of all; drivers that left processes over; whether the frozen digest is the same. It
-takes some 25 minutes of two cores; `--quick` has five kills of one study.
+A study of about a hundred runs of 200 to 900 steps, with two workers and banks of four, is run once
+without a kill and frozen. Then it is run several times, each with its own seed: every 5 to 15 s a
+SIGKILL hits a busy worker (7 times of 10), the driver (2), or the raylet or the head (1). A driver
+that is gone is started again. The columns are: kills by target; drivers; lost executions; failed
+runs; executions that started before the run's newest state; the share of steps that were repeated;
+drivers that left processes behind; and whether the frozen digest is the same. It takes about 25
+minutes of two cores; `--quick` makes five kills in one study.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What survives: faults at every call that touches a study, every byte of a ledger flipped, every
-length cut.
+"""Inject a fault at every system call of a study, flip every byte of a ledger, cut every length.
 
     python benchmarks/cpu/ledger_faults.py --out benchmarks/results/ledger_faults.json
 
-Needs a C compiler for the first part (`tests/sweeps/fault_shim.c` is preloaded before libc), which
-is left out without one. `--every 20` harms every 20th call, flips every 20th byte and cuts at every
-20th length: a look in half a minute.
+The first part needs a C compiler (`tests/sweeps/fault_shim.c` is preloaded before libc) and is left
+out without one. `--every 20` injects a fault at every 20th call, flips every 20th byte and cuts at
+every 20th length, in half a minute.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""What common random numbers are worth: two settings compared with one seed for both, or a seed for
-each.
+"""Gain from common random numbers: two settings compared with the same or with different seeds.
 
     python benchmarks/cpu/paired.py CORPUS --json benchmarks/results/paired.json
 
 A seed decides the initial weights and the order of the data. The demo's model at base width 32 is
-trained at seven learning rates with twelve seeds each. For every two rates: the variance, over
-seeds, of the difference between their final losses where both have the same seed, over that where
-each has its own. The inverse of this ratio is how many times more runs an unpaired comparison needs
-to be as sure. Intervals: 2,000 bootstraps over seeds.
+trained at seven learning rates with twelve seeds each. For every two rates the result has the
+variance, over seeds, of the difference between their final losses with the same seed, divided by
+that with different seeds. The inverse of this ratio is the factor of runs that an unpaired
+comparison needs for the same certainty. Intervals come from 2,000 bootstraps over seeds.
 
-It takes some 3 minutes of one core; `--quick` takes four seeds. CORPUS: a folder written by
-`forerun tokenize`.
+CORPUS is a folder written by `forerun tokenize`. It takes about 3 minutes of one core; `--quick`
+uses four seeds.
 """
 
 from __future__ import annotations

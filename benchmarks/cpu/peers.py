@@ -43,7 +43,7 @@ from peers_objective import RANGES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import Cost, machine, measured, own_peak_mb
+from process_tree import Cost, machine, measure_command, own_peak_mb
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "sweeps"))
@@ -126,7 +126,7 @@ def theirs(
     }
     (folder / "asked.json").write_text(json.dumps(asked))
     script = Path(__file__).with_name("peers_optuna.py" if name == OPTUNA else "peers_tune.py")
-    cost = measured([python, script, folder / "asked.json"], ENVIRONMENT, folder / "log")
+    cost = measure_command([python, script, folder / "asked.json"], ENVIRONMENT, folder / "log")
     return cost, json.loads((folder / "out.json").read_text())
 
 
@@ -140,7 +140,7 @@ def sweep(
 
     changes = [part for key in keys for part in ("--set", key)]
     command = [sys.executable, "-m", "launcher", "sweep", plan, "--study", folder, *changes]
-    cost = measured(command, ENVIRONMENT, Path(f"{folder}.log"))
+    cost = measure_command(command, ENVIRONMENT, Path(f"{folder}.log"))
     when = {path.stem: path.stat().st_mtime for path in (folder / "curves").iterdir()}
     results = Ledger.read(folder).results()
     return cost, sorted(
@@ -232,7 +232,7 @@ def trivial(
             str(num_trials),
             at / "out.json",
         ]
-        cost = measured(command, ENVIRONMENT, at / "log")
+        cost = measure_command(command, ENVIRONMENT, at / "log")
         found[OURS] = cost, json.loads((at / "out.json").read_text())
         for name in arms:
             found[name] = theirs(python, at / name.replace(", ", "-"), name, num_trials, None)
@@ -336,7 +336,7 @@ def main() -> int:
             ".py",
         ]
         excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
-        measured([*tokenized, *excluded], ENVIRONMENT, folder / "log")
+        measure_command([*tokenized, *excluded], ENVIRONMENT, folder / "log")
         cases = [(32, 16)] if asked.quick else [(32, 32), (128, 32)]
         cases = [] if asked.only == "nothing" else cases
         same = [searches(asked.peer_python, folder, corpus, *case, num_rounds) for case in cases]

@@ -1,5 +1,6 @@
-"""What `peers_tune.py` and `peers_optuna.py` minimize: the proxy of a plan by our engine for one
-trial, or nothing.
+"""The objective of `peers_tune.py` and `peers_optuna.py`: a plan's proxy, or nothing to train.
+
+forerun's engine for one trial trains the proxy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How long a main run waits for its checkpoints, and how long they take beside it.
+"""Time that a main run waits for its checkpoints, and time that they take in the background.
 
     python benchmarks/cpu/saving.py [WIDTH] [NUM_SAVES]
 
-One rank with weights and AdamW's moments of a llama-like model of 8 layers, saved while it trains:
-for each save its size, the seconds from the copy to the rename, and those that the training waited.
+One rank has the weights and AdamW's moments of a llama-like model of 8 layers and saves them while
+it trains. For each save the script prints its size, the seconds from the copy to the rename, and
+the seconds that the training waited.
 """
 
 from __future__ import annotations

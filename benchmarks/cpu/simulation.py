@@ -1,13 +1,12 @@
-"""Whole studies under simulated disks, clocks, pools and fates, and the bugs planted to see them
-caught.
+"""Run whole studies with simulated disks, clocks, pools and failures, and catch planted bugs.
 
-python benchmarks/cpu/simulation.py [--seeds 2000] [--out benchmarks/results/simulation.json]
+    python benchmarks/cpu/simulation.py [--seeds 2000] [--out benchmarks/results/simulation.json]
 
-Prints two tables: what struck how often while no promise was broken, in lists of runs and, a
-quarter as many, in searches that prune, which must all go one way; and the first seed at which each
-planted bug was caught. Exit code 1 if a promise was broken, or a bug was not caught. What is
-simulated and what is real is told in tests/sweeps/simulation.py; nothing here is random but by its
-seed.
+It prints two tables. The first has how often each failure occurred while no promise was broken, for
+lists of runs and, with a quarter as many seeds, for searches that prune. The second has the first
+seed at which each planted bug was caught. The exit code is 1 if a promise was broken or a bug was
+not caught. tests/sweeps/simulation.py describes what is simulated and what is real. Randomness
+comes from the seeds only.
 """
 
 from __future__ import annotations

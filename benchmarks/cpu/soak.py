@@ -1,13 +1,12 @@
-"""A soak: 10,000 trivial trials through the real driver, ledger and processes, while workers and
-drivers are killed.
+"""Run 10,000 trivial trials while workers and drivers are killed, and check every record.
 
     python benchmarks/cpu/soak.py --json benchmarks/results/soak.json
 
-Two studies. In the first only workers are killed, so that one driver sees all trials: its memory
-and what a trial costs it are read off at 1,000, 5,000 and 10,000 outcomes. In the second drivers
-are killed too, 20 times at random. After both every trial is looked for: each has one outcome, its
-own, and nothing that was told is gone or was told twice. It takes some 15 minutes of two cores;
-`--num-trials 1000` takes one.
+Driver, ledger and processes are real. In the first study only workers are killed, so that one
+driver sees all trials; its memory and its cost per trial are read at 1,000, 5,000 and 10,000
+outcomes. In the second study drivers are killed too, 20 times at random. Afterward every trial is
+checked: it has exactly one outcome, its own, and no reported outcome is lost or was reported twice.
+It takes about 15 minutes of two cores; `--num-trials 1000` takes one.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from soak_case import faults_of, soak
 
 NUM_WORKERS, NUM_DRIVER_KILLS, KILL_WORKER_EVERY = 4, 20, 15
 MOMENTS = (0.1, 0.5, 1.0)
-"""Of all trials, where the driver is looked at."""
+"""Shares of all trials at which the driver is measured."""
 SPAN = 0.05
-"""Of all trials, over which the cost per trial is taken."""
+"""Share of all trials over which the cost per trial is measured."""
 FREE = ("attempts_lost", "drivers")
-"""Counts that are no faults."""
+"""Counts that are not faults."""
 
 
 def row_at(looks: list[dict[str, Any]], done: float, span: float) -> dict[str, Any]:
-    """What one driver took at so many outcomes, and per trial over the span before."""
+    """Return a driver's memory at a number of outcomes, and its cost per trial before that."""
     here = min(looks, key=lambda look: abs(look["done"] - done))
     before = min(looks, key=lambda look: abs(look["done"] - done + span))
     num = here["done"] - before["done"]

@@ -1,12 +1,12 @@
-"""How well fits predict the best size of a larger budget, on public isoFLOP families.
+"""Accuracy of the predicted best size of a larger budget on public isoFLOP families.
 
     python benchmarks/statistics/best_sizes.py --json benchmarks/results/best_sizes.json
 
-The truth is the minimum over log N of a parabola through the runs of the largest budget within a
-factor 3.7 of its best; budgets whose minimum lies at an edge are left out. Fits see the runs up to
-that budget / r. Errors are in log N: 0.1 is 10 %, and 0.6 costs about 0.3 % of the loss. Beside
-`auto`: single laws, as most people fit them, and the law of optima of `--form isoflop`. Intervals
-have level 0.9. One process takes about 3 minutes.
+The true best size is the minimum over log N of a parabola through the runs of the largest budget
+within a factor 3.7 of its best run. Budgets whose minimum lies at an edge are left out. Fits see
+the runs of up to 1/r of that budget. Errors are in log N: 0.1 is 10 %, and 0.6 costs about 0.3 % of
+the loss. For comparison with `auto` the results have single laws, as most people fit them, and the
+law of optima of `--form isoflop`. Intervals have level 0.9. It takes about 3 minutes of one core.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""How good the optima against compute are: planted runs, and public IsoFLOP points beside their
-published fits.
+"""Accuracy of compute-optimal sizes on simulated runs and on public IsoFLOP points.
 
     python benchmarks/statistics/isoflop.py --json benchmarks/results/isoflop.json
 
-First table: runs drawn from a known law with noise, by design: the error of N* (root mean square of
-the log, and its
-mean: the bias), the share of 90 % intervals that hold N*, and the exponent. Second: the ten setups
-of arXiv 2406.19146, our exponent of N* with its 95 % interval beside the published ones. Third: the
-same setups, budgets up to a third, a tenth and a thirtieth of the largest, predicting N* there
-(itself an estimate). About three minutes of one core; the public points are read from `--data`, and
-their tables left out where they are absent.
+The first table has runs drawn from a known law with noise, by design: the error of N* (root mean
+square of the log, and its mean, the bias), the share of 90 % intervals that cover N*, and the
+exponent. The second has the ten setups of arXiv 2406.19146: forerun's exponent of N* with its 95 %
+interval and the published one. The third has the same setups with budgets of up to a third, a tenth
+and a thirtieth of the largest, which predict N* there (itself an estimate). It takes about three
+minutes of one core. The public points are read from `--data`; without them their tables are left
+out.
 """
 
 from __future__ import annotations

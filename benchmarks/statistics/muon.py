@@ -1,14 +1,13 @@
-"""Muon on this machine: its iteration in bfloat16 beside float32, and which rule of its rate holds
-over width.
+"""Muon's iteration in bfloat16 and float32, and the transfer of its rate over width by rule.
 
     python benchmarks/statistics/muon.py --json benchmarks/results/muon.json
 
-Distance: runs of the demo's proxies at width 64, 200 steps, whose Newton-Schulz computes in
-float32, as on a CPU, or in bfloat16, as on a GPU and in torch.optim.Muon; told is how far their
-losses part, beside how far two seeds do. Rules: the demo's search and its test over width by each
-rule (`muon_rate`), with four seeds a rate; some 6 minutes each on two cores. Rules that the file
-has are not measured again. `spectral` is `match_rms_adamw` at five times the rate, the same
-function, and is left out.
+Distance: runs of the demo's proxies at width 64 and 200 steps, whose Newton-Schulz iteration
+computes in float32, as on a CPU, or in bfloat16, as on a GPU and in torch.optim.Muon. The results
+have the difference of their losses, and that of two seeds for comparison. Rules: the demo's search
+and its test over width with each rule (`muon_rate`) and four seeds per rate, about 6 minutes each
+on two cores. Rules in the file are not measured again. `spectral` is `match_rms_adamw` at five
+times the rate, the same function, and is left out.
 """
 
 from __future__ import annotations

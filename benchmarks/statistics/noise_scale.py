@@ -63,12 +63,12 @@ NEAR_NATS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What a run went through."""
+    """Course of one run at one batch and rate."""
 
     steps: list[int]
     losses_nats: list[float]
     looks: list[tuple[float, NoiseLook]]
-    """With the validation loss there."""
+    """Looks at the noise scale, each with the validation loss at its step."""
 
 
 def spec_of(study: Study, batch_tokens: int, rate: float, seed: int, num_steps: int) -> RunSpec:
@@ -118,8 +118,9 @@ def look(engine: Solo, spec: RunSpec, store: TokenStore, step: int) -> NoiseLook
 
 
 def steps_to(run: Course, target_nats: float) -> float | None:
-    """Where a line in log steps through the losses around the target meets it; None: it was not
-    reached.
+    """Return the steps to the target loss, or None if it was not reached.
+
+    They are interpolated in log steps between the losses around the target.
     """
     if not run.losses_nats or min(run.losses_nats) > target_nats:
         return None
@@ -222,7 +223,7 @@ def scale(looks: list[NoiseLook], seq_len: int) -> dict[str, Any]:
 
 
 def cost(study: Study, store: TokenStore, num_steps: int) -> dict[str, Any]:
-    """What the looks take of a rung's processor time."""
+    """Measure the share of a rung's processor time that the looks take."""
 
     class Timed(NoiseLooks):
         seconds = 0.0
@@ -247,7 +248,7 @@ def cost(study: Study, store: TokenStore, num_steps: int) -> dict[str, Any]:
 
 
 Runs = dict[tuple[int, int], dict[float, Course]]
-"""By batch and seed, then by rate."""
+"""Runs by batch and seed, then by rate."""
 
 
 def sweep(

@@ -1,15 +1,17 @@
-"""How often the transfer verdict is right, wrong or open, and how good its intervals are, on
-planted valleys.
+"""Accuracy of the transfer verdict and of its intervals on simulated loss basins.
+
     python benchmarks/statistics/verdicts.py --json benchmarks/results/verdicts.json
 
-Runs are drawn from valleys with a known optimum per size, drift and regret at the target
-(tests/transfer/ planted_valleys.py) and judged. Every world twice: the base optimum costs nothing
-at the target, or three times the margin. First table: noise against number of runs. Second: other
-truths at one design, among them shapes that the fit does not have. Shares of 90 % intervals that
-cover, of each size's optimum, of the drift and of the regret; the width of the intervals of optimum
-and drift over those of an oracle: least squares that knows the valley's shape with its asymmetry,
-the noise, and the scatter of optima about their line, and uses every run. It takes about 18 minutes
-of one core; `--quick` draws a tenth as many worlds.
+Runs are drawn from loss basins with a known optimum per size, drift and regret at the target
+(tests/transfer/planted_valleys.py), and judged. Each world is judged twice: the base optimum has no
+regret at the target, or three times the margin. The first table varies noise and number of runs.
+The second varies the truth at one design, including shapes that the fit does not have.
+
+The tables have the shares of right, wrong and open verdicts, and the shares of 90 % intervals that
+cover the optimum of each size, the drift and the regret. They also have the width of the intervals
+of optimum and drift relative to an oracle's: least squares that knows the basin's shape with its
+asymmetry, the noise, and the scatter of optima about their line, and uses every run. It takes about
+18 minutes of one core; `--quick` draws a tenth as many worlds.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""How much optima of the learning rate bend beyond the sizes that predict them: the scale of the
-verdict's walk.
+"""Departure of learning-rate optima from the line through smaller sizes: the scale of the walk.
 
     python benchmarks/statistics/walk.py --tables DIR --json benchmarks/results/walk.json
 
-A family is a grid of learning rates at three sizes or more, all else equal: widths of this
-project's recorded tables, and of DIR every CSV with the columns width, params, tokens, batch, lr
+A family is a grid of learning rates at three sizes or more with all else equal: over width in this
+project's recorded tables; and in every CSV of DIR with the columns width, params, tokens, batch, lr
 and loss (StepLaw dense and mixture of experts, OpenEuroLLM, Gemstones), over params at fixed tokens
 and batch, and over tokens at fixed model and batch. The first two sizes or more predict every
 larger one, at most four doublings away. For each scale of the walk
 (`transfer.regret.drift.WALK_OCTAVES`) the table has the mean log score of the held-out optimum and
-the coverage of its 90 % interval, both with the noise of the held-out optimum itself.
+the coverage of its 90 % interval. Both include the noise of the held-out optimum itself.
 
 The split: `held_out` is each study's score at the scale that is best for all other studies.
 `--optima FILE` takes the optima of an earlier result instead of the tables.

@@ -1,20 +1,21 @@
-"""How soon the watch sees planted faults, and how often it calls a healthy run ill.
+"""Delay until the watch sees planted faults, and its rate of false alarms on healthy runs.
 
     OMP_NUM_THREADS=1 python benchmarks/statistics/watch.py --json benchmarks/results/watch.json
 
-The runs are recorded ones (`watch_curves.py`): a ladder of 32 rungs, and 24 healthy runs twice as
-long as its longest. The band is what `freeze` would have predicted of them, from four ladders, each
-the rungs but one of each size.
+The runs are recorded (`watch_curves.py`): a ladder of 32 rungs, and 24 healthy runs twice as long
+as its longest. The band is the one that `freeze` would have predicted for them, from four ladders,
+each with one rung of each size left out.
 
-1. False alarms: each recorded run, and healthy runs resampled from them (one's slow departure from
-   the mean curve, the quick noise of others in blocks), are judged again and again while they grow.
-   Told: the share in which an alert was ever raised, by name, with its binomial interval.
-2. Faults: one is planted into resampled runs at half the steps. Told: the share found by the end,
-  and the delay.
+1. False alarms. Each recorded run, and healthy runs resampled from them (the slow departure of one
+   run from the mean curve, with the quick noise of other runs in blocks), are judged repeatedly
+   while they grow. The results have the share of runs that ever raised an alert, by name, with its
+   binomial interval.
+2. Faults. One fault is planted into resampled runs at half the steps. The results have the share
+   that is found by the end, and the delay.
 
-What a run's machine does is not recorded but drawn: step times scatter by 5 %, now and then one
-takes 20 times as long, and a quarter of the runs was restarted once. It takes some minutes of one
-core; `--quick` one.
+Data about a run's machine is simulated: step times scatter by 5 %, an occasional step takes 20
+times as long, and a quarter of the runs restarts once. It takes some minutes of one core; `--quick`
+takes one.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def rungs(tables: dict[str, Floats], left_out: int) -> list[FinishedRun]:
 
 
 def decision_of(ladder: list[FinishedRun]) -> Decision:
-    """What would have been frozen."""
+    """Return the decision that `freeze` would have recorded."""
     table = from_columns(
         params=[run.params for run in ladder],
         tokens=[run.tokens for run in ladder],
@@ -146,7 +147,7 @@ def recorded(tables: dict[str, Floats], number: int, rng: np.random.Generator) -
 
 
 def times(rng: np.random.Generator) -> Made:
-    """Of a machine that is well."""
+    """Draw step times of a healthy machine."""
     ranks = STEP_SECONDS * np.exp(SCATTER * rng.standard_normal((NUM_STEPS, NUM_RANKS)))
     seconds = ranks.max(axis=1) * np.where(rng.random(NUM_STEPS) < 0.01, 20.0, 1.0)
     restart = int(rng.integers(NUM_STEPS)) if rng.random() < 0.25 else NUM_STEPS
@@ -255,15 +256,15 @@ def detections(
 
 
 def alerts_at(made: Made, decided: Decision, names: tuple[str, ...], upto: int) -> set[str]:
-    """Of those names, the ones that stand already."""
+    """Return those of the names that are already raised."""
     there = {
         a.name + "!" * (a.severity == "alarm") for a in judge(decided, columns(made, upto)).alerts
     }
     return there & set(names)
 
 
-def told(share: list[float]) -> str:
-    """A share with its interval, in per cent."""
+def format_share(share: list[float]) -> str:
+    """Format a share with its interval in percent."""
     return f"{share[0]:.1%} [{share[1]:.1%}, {share[2]:.1%}]"
 
 
@@ -277,7 +278,7 @@ def page(body: dict[str, Any]) -> str:
         shares = [
             body[kind]["raised"].get(name) or binomial(0, body[kind]["num_runs"]) for kind in kinds
         ]
-        lines.append(f"| `{name}` | {' | '.join(map(told, shares))} |")
+        lines.append(f"| `{name}` | {' | '.join(map(format_share, shares))} |")
     lines += [
         "",
         (
@@ -292,8 +293,8 @@ def page(body: dict[str, Any]) -> str:
         delay = "" if middle is None else f"{middle:.0f} [{low:.0f}, {high:.0f}]"
         share = "" if middle is None else f"{middle / body['num_steps']:.0%}"
         lines.append(
-            f"| {row['fault']} | {row['size']} {row['unit']} | {told(row['found'])} | {delay} | "
-            f"{share} |"
+            f"| {row['fault']} | {row['size']} {row['unit']} | {format_share(row['found'])} | "
+            f"{delay} | {share} |"
         )
     return "\n".join(lines)
 

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from planted_watch import columns_of, decision, expected
 from process_tree import machine
-from watch import binomial, told
+from watch import binomial, format_share
 
 from launcher.trainer.spikes import MAD_TO_SIGMA
 from launcher.watch.course import course
@@ -258,7 +258,7 @@ def page(body: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['phi']:g} | {row['sd']:g} | {told(row['any_alarm'])} | "
+        f"| {row['phi']:g} | {row['sd']:g} | {format_share(row['any_alarm'])} | "
         f"{row['former_rising'][0]:.0%} | "
         f"{row['smallest_jump_nats']:.2g}, {row['smallest_climb_nats']:.2g} |"
         for row in body["cells"]
@@ -273,7 +273,7 @@ def page(body: dict[str, Any]) -> str:
     for row in body["rounded"]:
         equal = "" if row["equal_lines"] is None else f"{row['equal_lines']:.0f}"
         lines.append(
-            f"| {row['rounded']} | {row['phi']:g} | {told(row['called_frozen'])} | "
+            f"| {row['rounded']} | {row['phi']:g} | {format_share(row['called_frozen'])} | "
             f"{row['frozen_found']} | {equal} |"
         )
     return "\n".join(lines)
@@ -338,8 +338,8 @@ def main(arguments: list[str]) -> int:
     }
     body["seconds"] = time.monotonic() - began
     print(page(body))
-    print(f"any alarm in all cells: {told(body['all_cells'])} of {num_runs} runs")
-    print(f"phi 0.99, sd 0.02 below independent noise of sd 0.05: {told(body['mixed'])}")
+    print(f"any alarm in all cells: {format_share(body['all_cells'])} of {num_runs} runs")
+    print(f"phi 0.99, sd 0.02 below independent noise of sd 0.05: {format_share(body['mixed'])}")
     if asked.json:
         asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
     return 0
