@@ -39,7 +39,7 @@ $(SLOW_LOGS)/%.passed: %
 	@mkdir -p $(@D); $(BIN)/pytest -q -m slow $< > $(@:.passed=.log) 2>&1; code=$$?; echo "$<: $$(tail -n 1 $(@:.passed=.log))"; \
 	    if [ $$code -eq 0 ] || [ $$code -eq 5 ]; then touch $@; else echo "see $(@:.passed=.log)"; exit 1; fi
 
-# Everything for one GPU (benchmarks/gpu_core.py), with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
+# Everything for one GPU (benchmarks/gpu/gpu_core.py), with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
 # Fails where a part failed or is left: the same command resumes from the files in GPU_OUT.
 GPU_OUT ?= build/gpu
 # After so many seconds nothing is begun; what is under way runs on, so that a call stays under 9 minutes.
@@ -47,7 +47,7 @@ GPU_SECONDS ?= 480
 
 gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA device: torch sees none")'
-	@PYTHONPATH=benchmarks:$$PYTHONPATH $(PYTHON) benchmarks/gpu_core.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
+	@PYTHONPATH=benchmarks/gpu:$$PYTHONPATH $(PYTHON) benchmarks/gpu/gpu_core.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
 # With the oldest versions that pyproject.toml allows, and with the newest there are, each in an environment of its own;
 # another interpreter by PYTHON=python3.13. Where torch comes from PyPI, each takes 5 GB more, of CUDA.
@@ -87,7 +87,7 @@ test-trainers: $(VENV)/.installed
 # Public scaling runs for the back-tests, into benchmarks/data; says what could not be had. `make data FROM=DIR` takes the
 # same files from a folder, by digest, instead of the network.
 data: $(VENV)/.installed
-	$(BIN)/python benchmarks/datasets.py $(if $(FROM),--from "$(FROM)")
+	$(BIN)/python benchmarks/statistics/datasets.py $(if $(FROM),--from "$(FROM)")
 
 # Other people's trainers, each with the versions of trainers/NAME.txt in .venv-trainers/NAME: what `forerun verify` asks
 # for proof and the tests of exports run. One alone: make trainers TRAINERS=torchtitan

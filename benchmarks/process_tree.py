@@ -1,8 +1,8 @@
-"""What a command costs with all that it starts, read from /proc: Linux only.
+"""Measure the cost of a command with all processes that it starts, from /proc (Linux only).
 
-Processor time is that of every process below the command, looked at ten times a second; what one
-used after the last look at it, 0.05 s on average, is not counted. Orphans are kept below us
-(`PR_SET_CHILD_SUBREAPER`), or Ray's daemons would leave the tree.
+Processor time is that of every process below the command, read ten times a second. The time that a
+process uses after its last reading, 0.05 s on average, is lost. Orphans stay below this process
+(`PR_SET_CHILD_SUBREAPER`), because Ray's daemons would leave the tree otherwise.
 """
 
 from __future__ import annotations
@@ -25,58 +25,65 @@ from typing import IO, Any
 
 LOOK_SECONDS, GONE_SECONDS = 0.1, 30.0
 LIMIT_SECONDS = 120.0
-"""That processes together may take, before they are held to hang."""
-MOST_SAID = 2000
-"""Characters kept of why a process ended."""
+"""Time limit of processes that run together, in seconds."""
+MAX_MESSAGE_CHARS = 2000
+"""Characters kept of a failed process's output, from its end."""
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class Cost:
-    """Of one command that has ended well."""
+    """Cost of one command that succeeded."""
 
     seconds: float = 0.0
-    """Until it ended itself."""
+    """Wall time until the command ended."""
     cpu_seconds: float = 0.0
-    """User and system time of the whole tree, until the last of it was gone."""
+    """User and system time of the whole tree, until its last process was gone."""
     peak_rss_mb: float = 0.0
-    """Of the command's own process."""
+    """Peak memory of the command's own process."""
     began: float = 0.0
-    """`time.time()`."""
+    """Start of the command, as `time.time()`."""
     ended: float = 0.0
     marked: float = math.nan
-    """`time.time()` at which its output held the mark."""
+    """Time at which the output contained the mark, as `time.time()`."""
     looks: list[tuple[float, float]] = field(default_factory=list)
-    """(`time.time()`, processor seconds of the tree until then)."""
+    """Pairs of `time.time()` and the processor seconds of the tree until then."""
 
     def cpu_seconds_at(self, moment: float) -> float:
-        """Processor seconds of the tree until `moment`."""
+        """Return the processor seconds of the tree until `moment`."""
         return max((cpu for when, cpu in self.looks if when <= moment), default=0.0)
 
 
 def own_peak_mb() -> float:
-    """Of this process, since its program began: `ru_maxrss` would count what the process before
-    `exec` had.
+    """Return the peak memory of this process in MB since its program started.
+
+    `ru_maxrss` would count the memory that the process had before `exec`.
     """
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
-def measured(
+def measure_command(
     command: Sequence[object], environment: Mapping[str, str], log: Path, mark: str = ""
 ) -> Cost:
-    """Run a command to its end, its output into `log`, watched for a `mark`.
+    """Run a command to its end and return its cost.
+
+    Args:
+        command: Program and arguments.
+        environment: Variables added to this process's environment.
+        log: File for the output.
+        mark: Text in the output whose time is recorded.
 
     Raises:
-        RuntimeError: it failed; the message ends with the last lines of its output.
+        RuntimeError: The command failed. The message ends with the last lines of its output.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     cost, seen = Cost(began=time.time()), dict[tuple[int, str], int]()
-    with log.open("w") as said:
+    with log.open("w") as output:
         process = subprocess.Popen(
-            list(map(str, command)), stdout=said, stderr=said, env={**os.environ, **environment}
+            list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **environment}
         )
-        # Not taken in before it was looked at: the dead keep their times.
+        # Read the times before waiting for the process: they are gone once it has been reaped.
         alive = True
         while alive:
             alive = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -133,81 +140,87 @@ def together(
     environment: Mapping[str, str] | None = None,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> tuple[list[float], float]:
-    """For each of `numbers`, the sum of what so many processes of a command say when let go at
-    once; and seconds until all were ready. The processes are the same: those that are not let go
-    wait.
+    """Run several processes of a command at once and return the sums of their answers.
 
-    Each says "ready"; then, to every line that it reads, a number. It ends when there are no more
-    lines.
+    Each process prints "ready", then a number for every line that it reads, and ends when there are
+    no more lines. All processes start first; those that are not used for a number wait.
+
+    Args:
+        command: Program and arguments.
+        numbers: Numbers of processes to use at a time.
+        environment: Variables added to this process's environment.
+        limit_seconds: Time limit for everything.
+
+    Returns:
+        The sum of the answers for each of `numbers`, and the seconds until all were ready.
 
     Raises:
-        RuntimeError: one of them ended without an answer, or all were not done within
-            `limit_seconds`, and why.
+        RuntimeError: A process ended without an answer, or the time limit was reached.
     """
     began, sums = time.monotonic(), []
     with contextlib.ExitStack() as stack:
         started: list[tuple[subprocess.Popen[str], IO[str]]] = []
 
         def stop() -> None:
-            for one, _ in started:
-                one.kill()
+            for process, _ in started:
+                process.kill()
 
         guard = threading.Timer(limit_seconds, stop)
         try:
             for _ in range(max(numbers)):
-                said: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
-                # A pipe that nobody reads would stop who writes much.
-                one = subprocess.Popen(
+                errors: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
+                # A file, because a process blocks on a full pipe that nobody reads.
+                process = subprocess.Popen(
                     list(map(str, command)),
                     stdin=PIPE,
                     stdout=PIPE,
-                    stderr=said,
+                    stderr=errors,
                     text=True,
                     env={**os.environ, **(environment or {})},
                 )
-                started.append((one, said))
+                started.append((process, errors))
             guard.start()
-            for one, said in started:
-                _answer(one, said, began + limit_seconds)
+            for process, errors in started:
+                _answer(process, errors, began + limit_seconds)
             start_seconds = time.monotonic() - began
             for number in numbers:
-                for one, _ in started[:number]:
-                    with contextlib.suppress(BrokenPipeError):  # its answer will be missing
-                        assert one.stdin is not None
-                        one.stdin.write("go\n")
-                        one.stdin.flush()
+                for process, _ in started[:number]:
+                    with contextlib.suppress(BrokenPipeError):  # reported as a missing answer
+                        assert process.stdin is not None
+                        process.stdin.write("go\n")
+                        process.stdin.flush()
                 sums.append(
                     sum(
-                        float(_answer(one, said, began + limit_seconds))
-                        for one, said in started[:number]
+                        float(_answer(process, errors, began + limit_seconds))
+                        for process, errors in started[:number]
                     )
                 )
-            for one, _ in started:
-                one.communicate()
+            for process, _ in started:
+                process.communicate()
         finally:
             guard.cancel()
             stop()
-            for one, _ in started:
-                one.communicate()
+            for process, _ in started:
+                process.communicate()
     return sums, start_seconds
 
 
-def _answer(one: subprocess.Popen[str], said: IO[str], until: float) -> str:
-    """The next line of its output; `until`: when it is killed, as `time.monotonic()`."""
-    assert one.stdout is not None
-    if line := one.stdout.readline():
+def _answer(process: subprocess.Popen[str], errors: IO[str], deadline: float) -> str:
+    """Return the next line of a process that is killed at `deadline` (`time.monotonic()`)."""
+    assert process.stdout is not None
+    if line := process.stdout.readline():
         return line
-    code = one.wait()
-    said.seek(0)
-    lines = said.read()[-MOST_SAID:].splitlines() or ["it said nothing"]
-    ended = "killed, for the time is up" if time.monotonic() > until else f"exit code {code}"
+    code = process.wait()
+    errors.seek(0)
+    lines = errors.read()[-MAX_MESSAGE_CHARS:].splitlines() or ["no output"]
+    ended = "killed at the time limit" if time.monotonic() > deadline else f"exit code {code}"
     raise RuntimeError(
         "\n".join([f"a process ended without an answer, {ended}: {lines[-1]}", *lines[:-1]])
     )
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Return the processor, load and versions that a result file records."""
     info = Path("/proc/cpuinfo").read_text()
     named = re.search(r"model name\s*:\s*(.+)", info)
     flags = set((re.search(r"flags\s*:\s*(.+)", info) or ["", ""])[1].split())

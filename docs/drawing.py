@@ -4,8 +4,8 @@ benchmarks/results/gpu_transfer_bpe-*.csv.
     PYTHONPATH=. python docs/drawing.py          # or: make pictures
 
 The tables are those of runs on a GPU with a learned vocabulary (protocol of
-`benchmarks/gpu_transfer.py`), and `forerun transfer --runs` judges them. The lines join the runs; a
-bar below each line is the verdict's interval of its optimum.
+`benchmarks/gpu/gpu_transfer.py`), and `forerun transfer --runs` judges them. The lines join the
+runs; a bar below each line is the verdict's interval of its optimum.
 """
 
 from __future__ import annotations

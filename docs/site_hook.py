@@ -19,7 +19,7 @@ ABOVE = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
-    "benchmarks/NOTES.md": "project/benchmarks.md",
+    "benchmarks/README.md": "project/benchmarks.md",
 }
 """Path from the root to the place in the site."""
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^):\s]+)\)")

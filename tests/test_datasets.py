@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def modules():
-    """`benchmarks/datasets.py` and the module it imports, under names no library has."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    """`benchmarks/statistics/datasets.py` and the module it imports, under names no library has."""
+    sys.path.insert(0, str(ROOT / "benchmarks" / "statistics"))
     try:
         spec = importlib.util.spec_from_file_location(
-            "benchmarks_datasets", ROOT / "benchmarks" / "datasets.py"
+            "benchmarks_datasets", ROOT / "benchmarks" / "statistics" / "datasets.py"
         )
         datasets = importlib.util.module_from_spec(spec)
         sys.modules["benchmarks_datasets"] = datasets
         spec.loader.exec_module(datasets)
         yield datasets, sys.modules["downloads"]
     finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+        sys.path.remove(str(ROOT / "benchmarks" / "statistics"))
         sys.modules.pop("benchmarks_datasets", None)
         sys.modules.pop("downloads", None)
 
@@ -118,7 +118,12 @@ def test_every_source_has_digests_and_names_that_differ(modules):
 
 
 def test_a_missing_folder_is_a_usage_error(tmp_path):
-    command = [sys.executable, ROOT / "benchmarks" / "datasets.py", "--from", tmp_path / "nowhere"]
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "statistics" / "datasets.py",
+        "--from",
+        tmp_path / "nowhere",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and "nowhere" in result.stderr
 

@@ -20,14 +20,14 @@ MODULES = ("datasets", "downloads", "inert_pickle")
 
 @pytest.fixture(scope="module")
 def modules():
-    """`benchmarks/datasets.py` and `benchmarks/inert_pickle.py`, by their names for this module
-    only.
+    """`datasets.py` and `inert_pickle.py` of `benchmarks/statistics`, under their names for this
+    module only.
     """
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "benchmarks" / "statistics"))
     try:
         yield importlib.import_module("datasets"), importlib.import_module("inert_pickle")
     finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+        sys.path.remove(str(ROOT / "benchmarks" / "statistics"))
         for name in MODULES:
             sys.modules.pop(name, None)
 

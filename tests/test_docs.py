@@ -21,7 +21,7 @@ WRITTEN = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
-    "benchmarks/NOTES.md",
+    "benchmarks/README.md",
 )
 FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
 

@@ -306,7 +306,7 @@ PLANTED = [
     ("(`--set proxy.num_slot=4`)", "[proxy] has no key 'num_slot'"),
     ("so `ladder.seeds` asks", "[ladder] has no key 'seeds'"),
     ("```\nmake tset\n```", "no make target tset"),
-    ("```\npython benchmarks/bend.py --qick\n```", "--qick"),
+    ("```\npython benchmarks/statistics/bend.py --qick\n```", "--qick"),
     ("```\npython benchmarks/bned.py\n```", "no script"),
     ("```\npytest tests/sweeps/test_gone.py\n```", "no tests at"),
     ("```\npytest tests/sweeps -k no_such_thing\n```", "no_such_thing"),

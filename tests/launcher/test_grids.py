@@ -156,7 +156,8 @@ def test_the_exponent_over_duration_is_measured_and_over_width_is_not(study):
         verdict = judged(setting(study, results), test, None).verdict
         assert verdict.drift.value == pytest.approx(-0.4, abs=0.05)
         assert (verdict.question.power is None) == (axis == "duration")
-        # Three durations do not tell a line from one that levels off (benchmarks/bend.py).
+        # Three durations do not tell a line from one that levels off
+        # (benchmarks/statistics/bend.py).
         assert verdict.outcome == ("cannot_tell" if axis == "duration" else "drifts")
         assert (verdict.regret_nats.value < 0.01) == (axis == "duration")
     plain = with_transfer(study, measured_rules=())

@@ -53,7 +53,7 @@ except RuntimeError:
     print(all(torch.equal(a, b) for a, b in zip(before, model.parameters())))
 """
 
-MAIN = Path(__file__).parents[2] / "benchmarks" / "torchtitan_main.py"
+MAIN = Path(__file__).parents[2] / "benchmarks" / "gpu" / "torchtitan_main.py"
 
 
 @pytest.mark.slow

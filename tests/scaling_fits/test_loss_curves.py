@@ -143,10 +143,10 @@ def test_curves_that_bend_with_length_widen_the_band():
 
 
 def test_recorded_runs_fall_into_the_band_of_their_ladder():
-    """The curves of `benchmarks/watch.py`: 24 runs twice as long as the longest rung, four
-    ladders.
+    """The curves of `benchmarks/statistics/watch.py`: 24 runs twice as long as the longest rung,
+    four ladders.
     """
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "benchmarks" / "statistics"))
     import watch
 
     tables, inside, errors = watch.load_file(str(watch.CURVES)), [], []

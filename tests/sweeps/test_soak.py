@@ -1,5 +1,5 @@
-"""Three hundred trivial trials while workers and drivers are killed; `benchmarks/soak.py` does it
-with 10,000.
+"""Three hundred trivial trials while workers and drivers are killed; `benchmarks/cpu/soak.py` does
+it with 10,000.
 """
 
 import json

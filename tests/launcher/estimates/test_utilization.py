@@ -31,7 +31,7 @@ ONE = Parallelism(data_parallel_shard=1)
 @pytest.fixture(scope="module")
 def table():
     spec = importlib.util.spec_from_file_location(
-        "published_runs", ROOT / "benchmarks/published_runs.py"
+        "published_runs", ROOT / "benchmarks/statistics/published_runs.py"
     )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its records look there for their own types
@@ -46,8 +46,8 @@ def shares(table):
     groups = {
         run.developer: [other for other in runs if other.developer == run.developer] for run in runs
     }
-    alone = {run.name: table.left_out([run], run) for run in runs}
-    return alone, {run.name: table.left_out(groups[run.developer], run) for run in runs}
+    alone = {run.name: table.predict_without([run], run) for run in runs}
+    return alone, {run.name: table.predict_without(groups[run.developer], run) for run in runs}
 
 
 def test_most_published_runs_lie_inside_their_intervals_by_the_others(table, shares):
@@ -59,14 +59,14 @@ def test_most_published_runs_lie_inside_their_intervals_by_the_others(table, sha
     assert len(small) >= 20 and len(large) >= 30
     for predicted in shares:
         for runs in (small, large):
-            held = [table.inside(run, predicted[run.name]) for run in runs]
+            held = [table.is_inside(run, predicted[run.name]) for run in runs]
             assert 0.8 <= sum(held) / len(held) <= 0.98
             ratios = [predicted[run.name].value / run.utilization for run in runs]
             assert 0.85 <= statistics.median(ratios) <= 1.15
         assert all(share.high / share.low < 4.6 for share in predicted.values())
         for name in ("tinyllama-1.1b", "phi-2"):  # outside of the line without the cluster
             (run,) = (run for run in table.PUBLISHED_RUNS if run.name == name)
-            assert table.inside(run, predicted[name])
+            assert table.is_inside(run, predicted[name])
 
 
 def test_the_number_of_gpus_helps_on_small_clusters(table):
@@ -81,7 +81,7 @@ def test_the_number_of_gpus_helps_on_small_clusters(table):
                     other for other in table.PUBLISHED_RUNS if other.developer == run.developer
                 ]
                 ratios.append(
-                    table.left_out(developer, run, by_gpus=by_gpus).value / run.utilization
+                    table.predict_without(developer, run, by_gpus=by_gpus).value / run.utilization
                 )
         assert low < statistics.median(ratios) < high
 
@@ -94,7 +94,7 @@ def test_a_planted_effect_of_the_cluster_is_found(table):
             log_share = -1 - 0.2 * math.log(run.num_gpus / 128) + rng.gauss(0, 0.05)
             hours = run.gpu_hours * run.utilization / math.exp(log_share)
             runs.append(dataclasses.replace(run, gpu_hours=hours))
-    line = table.fitted(runs)
+    line = table.fit_line(runs)
     assert line.gpus_slope == pytest.approx(-0.2, abs=0.05)
     for num_gpus in (8, 128, 4096):
         planted = math.exp(-1 - 0.2 * math.log(num_gpus / 128))
@@ -143,7 +143,7 @@ def test_beyond_the_published_clusters_the_interval_widens(table):
 
 
 def test_the_line_is_the_one_through_all_published_runs(table):
-    fitted = table.fitted(table.PUBLISHED_RUNS)
+    fitted = table.fit_line(table.PUBLISHED_RUNS)
     assert dataclasses.astuple(PUBLISHED) == pytest.approx(dataclasses.astuple(fitted), rel=1e-9)
     low, middle, high = (
         PUBLISHED.share(*at, 128).value for at in ((1e9, 989e12), (1e11, 989e12), (1e11, 312e12))
