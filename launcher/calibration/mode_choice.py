@@ -46,7 +46,7 @@ TOGETHER: dict[str, object] = {"fused_loss": True, "cuda_graphs": True, "compile
 """Options that are tried together on a GPU.
 
 Each alone may gain nothing, while one trial with all of them was an H100's fastest mode at every
-size measured (`benchmarks/NOTES.md`). They are tried with the current number of slots, and with
+size measured (`benchmarks/README.md`). They are tried with the current number of slots, and with
 one, which takes less memory.
 """
 

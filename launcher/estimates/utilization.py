@@ -4,8 +4,8 @@ published.
 Its log is a line in the logs of the parameters and of the number of accelerators, and lower on
 accelerators of H100's class, with errors of Student's t at 4 degrees of freedom, so that one run
 which took six times as long does not set everybody's interval. Fitted by maximum likelihood to the
-runs of `benchmarks/published_runs.py`; evaluations, restarts, stragglers and repeated steps are in
-it as far as they are in the hours that its authors gave.
+runs of `benchmarks/statistics/published_runs.py`; evaluations, restarts, stragglers and repeated
+steps are in it as far as they are in the hours that its authors gave.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ PUBLISHED = UtilizationLine(
     scale=0.33371017953081095,
     num_runs=56,
 )
-"""As `benchmarks/published_runs.py` fits it; a test holds both together."""
+"""As `benchmarks/statistics/published_runs.py` fits it; a test holds both together."""
 
 
 def paid_share(machine: Machine, params: float) -> Span:

@@ -1,7 +1,7 @@
 """Values of plans for CPUs that depend on the vocabulary. Standard library only.
 
-The presets for CPUs were made for bytes. `benchmarks/vocabularies.py` measures what a learned
-vocabulary changes at their size (width 32, 200 steps of 512 tokens):
+The presets for CPUs were made for bytes. `benchmarks/statistics/vocabularies.py` measures what a
+learned vocabulary changes at their size (width 32, 200 steps of 512 tokens):
 
 | vocabulary | best rate, log2 | sd between seeds | parameters at width 64 | bytes per token |
 | --- | --- | --- | --- | --- |

@@ -4,7 +4,7 @@ Enters:   a `frozen.Decision`, and a run's lines (`launcher.base.metrics`) or a 
     them.
 Leaves:   alerts with their evidence and the next command, the run's standing, and a score once it
     has ended.
-Promises: the statistics are pure functions of numbers; `benchmarks/watch.py` measures their false
-    alarms.
+Promises: the statistics are pure functions of numbers; `benchmarks/statistics/watch.py` measures
+    their false alarms.
 Refuses:  to call a run healthy or ill on too little data: it says that it cannot tell.
 """

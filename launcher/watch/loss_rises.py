@@ -123,7 +123,7 @@ def estimate_line_noise(values: Floats) -> float:
 
 RISE_NATS, RISE_SDS = 0.02, 5.0
 """Minimum rise, in nats and in standard deviations, in a log of up to 8,000 lines (`limit_sds`).
-`benchmarks/watch_noise.py` measures how often healthy noise passes both."""
+`benchmarks/statistics/watch_noise.py` measures how often healthy noise passes both."""
 _NUM_TESTS = 4  # Tests per line: two at each scale, and 1 + 1/2 + 1/4 + ... scales per line.
 _POWER_SDS = 1.3  # Beyond the limit by this much, nine rises of ten are found.
 _LINES_BEFORE, _LINES_AFTER = 64, 32

@@ -190,7 +190,7 @@ class NoisePoint:
 
 STEP_SCATTER = 0.4
 """Standard deviation, as a share, between the noise scales of one run at steps near each other,
-beyond their errors: the weights' own swings (benchmarks/NOTES.md). A look is of one step, a law of
+beyond their errors: the weights' own swings (benchmarks/README.md). A look is of one step, a law of
 them all."""
 LEAST_POINTS = 5
 _ROUNDS = 60

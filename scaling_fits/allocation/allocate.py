@@ -46,7 +46,8 @@ USUAL_TOKENS_PER_PARAM = (1.0, 1e4)
 some hundreds; models trained to be served reach 2,000, and tiny ones 1e4."""
 LAW_BEND_SD = 0.15
 """Standard deviation of log N* for each factor e of FLOPs beyond the runs, of a law of loss without
-isoFLOP minima: how far laws were off over 91 tasks of public families (`benchmarks/best_sizes.py`).
+isoFLOP minima: how far laws were off over 91 tasks of public families
+(`benchmarks/statistics/best_sizes.py`).
 """
 
 

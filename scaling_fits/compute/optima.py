@@ -31,7 +31,7 @@ FlopsSource = Literal["flops", "budget", "6nd"]
 
 BEND_SD = 0.035
 """Standard deviation of log N* for each factor e of FLOPs beyond the runs: how much laws of optima
-bend, over 68 tasks of public isoFLOP families (`benchmarks/best_sizes.py`)."""
+bend, over 68 tasks of public isoFLOP families (`benchmarks/statistics/best_sizes.py`)."""
 
 
 class OptimaError(InputError):

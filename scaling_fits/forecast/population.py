@@ -13,8 +13,8 @@ one multivariate t distribution. Where a study's runs do not determine a coordin
 distribution does.
 
 The numbers are round and broad, stated by hand: a search that learned them from 13 public studies
-forecast the other four worse than the stated ones do (docs/log.md). `benchmarks/forecasts.py` tests
-them on all of them.
+forecast the other four worse than the stated ones do (docs/log.md).
+`benchmarks/statistics/forecasts.py` tests them on all of them.
 """
 
 from __future__ import annotations

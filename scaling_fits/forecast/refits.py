@@ -28,7 +28,8 @@ OnStep = Callable[[str, float], None]
 
 SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, error_power=0.6, error_growth=0.0)
 """Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9,
-and 5.6 % at 3, 10, 30, and 100 times the FLOPs of public studies (`benchmarks/forecasts.py`)."""
+and 5.6 % at 3, 10, 30, and 100 times the FLOPs of public studies
+(`benchmarks/statistics/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3
 """Smallest alpha, beta, and k of a widened draw: loss falls in every law."""
 _UNSETTLED = 0.05

@@ -29,7 +29,7 @@ SEED_SHARE = 0.009
 """Share of the loss by which two seeds of one learning rate differ.
 
 This is 0.02 nats on bytes (docs/pruning.md), and the same share within a fifth at vocabularies up
-to 16,384 (benchmarks/vocabularies.py). A smaller fault misleads no search.
+to 16,384 (benchmarks/statistics/vocabularies.py). A smaller fault misleads no search.
 """
 _KIND_KEYS = ("python", "torch", "machine", DEVICE, CPU)
 

@@ -39,7 +39,7 @@ MARGIN_SHARE = 0.0023
 two trials, so that both are repeated.
 
 This is 0.005 nats on bytes, where it forgoes one in fifty of the steps saved; noise is this share
-at every vocabulary (benchmarks/vocabularies.py).
+at every vocabulary (benchmarks/statistics/vocabularies.py).
 """
 MOST_SEEN = 256
 """Maximum number of trials that the forecast uses, the latest ones; the best is taken over all

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MOST_SHOWN = 300
 """Maximum number of trials that TPE is shown.
 
-Below 250 it would regard fewer trials as good than if it were shown all (benchmarks/NOTES.md).
+Below 250 it would regard fewer trials as good than if it were shown all (benchmarks/README.md).
 """
 MOST_FITTED = 200
 """Maximum number of trials that a GP is fitted to. A suggestion takes 0.25 s of processor time with

@@ -17,8 +17,8 @@ LEAST_NOISE_NATS = 1e-6
 USUAL_NOISE_SHARE, NOISE_EFOLDS = 0.0023, 1.2
 """Prior median of the noise as a share of the loss, and sd of its log. Seeds of our CPU grids on
 bytes differ by 0.0018 to 0.011 of the loss; the share is the same within a fifth at vocabularies of
-256 to 16,384 (benchmarks/vocabularies.py). It matters where there are hardly more runs than numbers
-to fit."""
+256 to 16,384 (benchmarks/statistics/vocabularies.py). It matters where there are hardly more runs
+than numbers to fit."""
 FEW_DEGREES = 8
 """With fewer degrees of freedom the grid of the noise holds all that the prior allows."""
 MISFIT_SHARE = 0.5

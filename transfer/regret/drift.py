@@ -31,7 +31,7 @@ from transfer.question import Axis
 
 BEND_DOUBLINGS = 1.0
 """Distance over which a bent line's slope keeps 1 / e of what it was. Of 0.5, 1, 2 and 4,
-benchmarks/bend.py."""
+benchmarks/statistics/bend.py."""
 
 
 class Prior(NamedTuple):
@@ -52,13 +52,13 @@ class Prior(NamedTuple):
 WALK_OCTAVES = 0.05
 """Median scale of the walk of the slope beyond the largest size: octaves per doubling, after one
 doubling. The log score of held-out larger sizes in public grids is flat within 0.01 from 0.02 to
-0.05 (benchmarks/walk.py). On 1,000 grids of benchmarks/transfer_mix.py the share of false *holds*
-is 0.03 from 0.05 to 0.08; from 0.08 on three seeds of four sizes and seven rates no longer decide a
-target four times the largest size. Over duration and batch it is 0: there the line itself may bend
-with even odds, and held-out durations are covered as they should be."""
+0.05 (benchmarks/statistics/walk.py). On 1,000 grids of benchmarks/statistics/transfer_mix.py the
+share of false *holds* is 0.03 from 0.05 to 0.08; from 0.08 on three seeds of four sizes and seven
+rates no longer decide a target four times the largest size. Over duration and batch it is 0: there
+the line itself may bend with even odds, and held-out durations are covered as they should be."""
 SLOPE_OCTAVES = 0.2
 """From one duration to the next, slopes are 0.25 (StepLaw) and 0.10 (Misfitting) in the median:
-benchmarks/bend.py."""
+benchmarks/statistics/bend.py."""
 LINES: dict[Axis, Prior] = {
     # muP and CompleteP: the optimum stays, so nothing bends; slopes are the runs' to show
     # (2203.03466, 2505.01618)
@@ -67,7 +67,7 @@ LINES: dict[Axis, Prior] = {
     # a square root up to a critical batch, and little after (1812.06162)
     "batch": Prior(0.5, SLOPE_OCTAVES, 0.0),
     # published exponents from -0.5 to +0.3; on public grids optima rise, fall, or turn
-    # (benchmarks/bend.py)
+    # (benchmarks/statistics/bend.py)
     "duration": Prior(0.5, SLOPE_OCTAVES, 0.0),
     # a slope that lasts, and bends upward at larger sizes in standard form (2606.29158, abstract)
     "params": Prior(0.5, SLOPE_OCTAVES, 4.0, WALK_OCTAVES),
@@ -77,8 +77,8 @@ STRAIGHT_SHARE = 0.25
 """Prior probability that optima lie on their line exactly."""
 SCATTER_OCTAVES = 0.03
 """Else the median of the prior of how far they lie off it by nature. With 0.05 the intervals of the
-regret covered more than they said, and 3 % more of the grids in benchmarks/transfer_mix.py could
-not be told."""
+regret covered more than they said, and 3 % more of the grids in
+benchmarks/statistics/transfer_mix.py could not be told."""
 CURVATURE_TREND_SD = 0.2
 """Prior sd of the change of log curvature per doubling: basins of one family look alike."""
 CURVATURE_SCATTER = 0.1
