@@ -1,4 +1,4 @@
-"""forerun from Python: what a notebook needs, by the names of the commands.
+"""The Python interface of forerun for notebooks, with one function per command.
 
     import forerun
 
@@ -7,12 +7,12 @@
     print(forerun.allocate(fit, flops=1e21).params)
 
 Enters:   tables of runs (files, or in memory), fits, study folders, frozen configs.
-Leaves:   what the commands print: numbers as attributes, the keys of `--json` in `body`, the text
-by `print`.
-Promises: importing it loads the standard library alone; the rest is loaded at first use; answers
-are the commands' own.
-Refuses:  what the commands refuse, as a ValueError that names arguments (`flops=`), not options
-(`--flops`).
+Leaves:   the commands' output: numbers as attributes, the keys of `--json` in `body`, the text by
+`print`.
+Promises: importing it loads only the standard library; everything else is loaded at first use;
+results are those of the commands.
+Refuses:  the input that the commands refuse, as a ValueError that names arguments (`flops=`), not
+options (`--flops`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.api import (
+    from forerun.answers import (
         Allocation,
         Explanation,
         Fit,
         Prediction,
         Predictions,
         Verdict,
-        allocate,
-        explain,
-        fit,
-        load,
-        predict,
-        transfer,
     )
+    from forerun.api import allocate, explain, fit, load, predict, transfer
     from forerun.errors import RequestError
     from launcher.figures import plots
 
@@ -58,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of `__all__`, or the version, loaded now."""
+    """Return a name of `__all__`, or the version, and load it now."""
     if name not in (*__all__, "__version__"):
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     from importlib import import_module, metadata
@@ -74,5 +69,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return what can be loaded, for completion."""
+    """Return the names that can be loaded, for completion."""
     return sorted({*globals(), *__all__, "__version__"})

@@ -1,13 +1,13 @@
-"""The commands as functions: each asks what its verb asks, and gives back what the verb prints."""
+"""The commands as Python functions, which take the commands' options and return their output."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from forerun.answers import Allocation, Explanation, Fit, PathText, Prediction, Predictions, Verdict
 from forerun.errors import RequestError, as_value_error
 from launcher.answers.allocation_request import checked
 from launcher.answers.law_fits import fit_of, law_in, read_fit
@@ -21,258 +21,30 @@ from launcher.verbs.fits import body_text
 from proxies.core.tables.table_files import Source, cells_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from proxies.core.canon import Json
     from scaling_fits.compute.optima import FlopsSource
     from scaling_fits.fit_file import Fit as FitRecord
     from sweeps.store.view import StudyView
     from transfer.question import Axis, Hyperparameter
 
-_Interval = tuple[float, float]
-
 
 class Frame(Protocol):
-    """A pandas.DataFrame or a pyarrow.Table."""
+    """A data frame: a pandas.DataFrame or a pyarrow.Table."""
 
     @property
     def columns(self) -> Any:
-        """The columns, or their names."""
+        """Columns, or their names."""
 
 
-PathText = str | os.PathLike[str]
 Sizes = float | Iterable[float]
 """A number, or several in a list, a NumPy array, or a pandas.Series."""
 Table = PathText | Frame | Mapping[str, Iterable[object]] | Iterable[Mapping[str, object]]
-"""A .csv, .jsonl or .parquet file, a frame, columns by name, or rows. Messages count rows in memory
-from 0."""
+"""A .csv, .jsonl, or .parquet file, a frame, columns by name, or rows. Messages number the rows in
+memory from 0."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Answer:
-    """What a command prints."""
-
-    body: dict[str, Any]
-    """The keys of its `--json`."""
-    text: str
-    """The same in words."""
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Fit(Answer):
-    """A fit, with its intervals."""
-
-    file: dict[str, Json] = field(hash=False)
-    """The content of the file that `forerun fit --out` writes."""
-
-    @property
-    def form(self) -> str:
-        """As asked: `auto`, a law, `isoflop`, `learning_rate` or `batch`."""
-        return str(self.body["form"])
-
-    @property
-    def status(self) -> str:
-        """`converged`, or what is wrong: of an `unidentified` fit nothing can be predicted."""
-        return str(self.body["status"])
-
-    @property
-    def parameters(self) -> dict[str, float | None]:
-        """By name; None: the runs do not identify it."""
-        return dict(self.body["parameters"])
-
-    @property
-    def warnings(self) -> list[str]:
-        """What to know before the numbers are used."""
-        return list(self.body["warnings"])
-
-    def write(self, path: PathText) -> None:
-        """Write the file that `forerun predict` and `forerun allocate` read.
-
-        Raises:
-            OSError: naming the path.
-        """
-        from scaling_fits import fit_file
-
-        fit_file.write(Path(path), self.file)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Prediction(Answer):
-    """The loss of one new run; of a fit of another form `body` alone has what it predicts."""
-
-    @property
-    def loss_nats(self) -> float:
-        """Nats per token."""
-        if "loss" not in self.body:
-            raise AttributeError(f"this fit predicts no loss: `body` has {', '.join(self.body)}")
-        return float(self.body["loss"])
-
-    @property
-    def interval(self) -> _Interval | None:
-        """Of the loss, or of the hyperparameter's value; None without a bootstrap."""
-        return _pair(self.body.get("interval"))
-
-    @property
-    def warnings(self) -> list[str]:
-        """What to know before the number is used."""
-        return list(self.body["warnings"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Predictions(Sequence[Prediction]):
-    """The predictions for several runs, in the order of the arguments."""
-
-    each: tuple[Prediction, ...]
-
-    @overload
-    def __getitem__(self, place: int) -> Prediction: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Prediction, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> Prediction | tuple[Prediction, ...]:
-        return self.each[place]
-
-    def __len__(self) -> int:
-        return len(self.each)
-
-    def __repr__(self) -> str:
-        return "\n".join(prediction.text for prediction in self.each)
-
-    @property
-    def loss_nats(self) -> NDArray[np.float64]:
-        """Predicted losses in nats per token, [num_runs]."""
-        import numpy as np
-
-        return np.array([prediction.loss_nats for prediction in self.each])
-
-    @property
-    def interval(self) -> NDArray[np.float64]:
-        """Lower and upper ends of the intervals, [num_runs, 2]; NaN without a bootstrap."""
-        import numpy as np
-
-        ends = [prediction.interval or (np.nan, np.nan) for prediction in self.each]
-        return np.array(ends, dtype=np.float64).reshape(-1, 2)
-
-    @property
-    def body(self) -> list[dict[str, Any]]:
-        """The keys of `--json` for each run."""
-        return [prediction.body for prediction in self.each]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings that apply to the numbers, each once."""
-        return list(
-            dict.fromkeys(warning for prediction in self.each for warning in prediction.warnings)
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Allocation(Answer):
-    """The best size and tokens for a budget."""
-
-    @property
-    def params(self) -> float:
-        """Parameters, N."""
-        return float(self.body["params"])
-
-    @property
-    def params_interval(self) -> _Interval | None:
-        """None where the runs do not determine the size."""
-        return _pair(self.body["params_interval"])
-
-    @property
-    def tokens(self) -> float:
-        """Training tokens, D."""
-        return float(self.body["tokens"])
-
-    @property
-    def tokens_interval(self) -> _Interval | None:
-        """None where the runs do not determine it."""
-        return _pair(self.body["tokens_interval"])
-
-    @property
-    def loss_nats(self) -> float:
-        """Nats per token."""
-        return float(self.body["loss"])
-
-    @property
-    def interval(self) -> _Interval | None:
-        """Of the loss, nats per token; None without a bootstrap."""
-        return _pair(self.body["interval"])
-
-    @property
-    def warnings(self) -> list[str]:
-        """What to know before the numbers are used."""
-        return list(self.body["warnings"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Verdict(Answer):
-    """Whether a value tuned at the base size may be used at the target."""
-
-    @property
-    def outcome(self) -> str:
-        """`holds`, `drifts` or `cannot_tell`."""
-        return str(self.body["outcome"])
-
-    @property
-    def transferred_value(self) -> float | None:
-        """The value at the target size; None if the runs give none."""
-        return _number(self.body["transferred_value"])
-
-    @property
-    def regret_nats(self) -> float | None:
-        """Cost at the target of the transferred value against the target's own optimum, nats per
-        token.
-        """
-        return _number(self.body["regret_nats"]["value"])
-
-    @property
-    def interval(self) -> _Interval | None:
-        """Of `regret_nats`."""
-        return _pair(self.body["regret_nats"]["interval"])
-
-    @property
-    def drift(self) -> float | None:
-        """Octaves by which the optimum moves per doubling of size."""
-        return _number(self.body["drift_octaves_per_doubling"]["value"])
-
-    @property
-    def drift_interval(self) -> _Interval | None:
-        """Of `drift`."""
-        return _pair(self.body["drift_octaves_per_doubling"]["interval"])
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why the outcome is what it is."""
-        return list(self.body["reasons"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Explanation(Answer):
-    """Where fields of a frozen config come from."""
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Value by name of the field; `body["fields"]` has their sources."""
-        return {str(one["field"]): one["value"] for one in self.body["fields"]}
-
-
-def _source(table: Table) -> Source:
+def _to_source(table: Table) -> Source:
     return Path(table) if isinstance(table, str | os.PathLike) else cells_of(table)
-
-
-def _pair(ends: Any) -> _Interval | None:
-    return None if ends is None else (float(ends[0]), float(ends[1]))
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 @as_value_error
@@ -287,29 +59,30 @@ def fit(
     columns: Mapping[str, str] | None = None,
     compute_from: FlopsSource | None = None,
 ) -> Fit:
-    """Fit scaling laws to runs, as `forerun fit`.
+    """Fit scaling laws to runs, as `forerun fit` does.
 
         fit = forerun.fit({"params": [...], "tokens": [...], "loss": [...]})
 
     Args:
-        table: columns params, tokens and loss (nats per token); or a study folder: its ladder.
+        table: Columns params, tokens, and loss (nats per token); or a study folder, whose ladder is
+            fitted.
         form: `auto` pools the laws of loss; a law by name; `isoflop`; `learning_rate` or `batch`.
-        bootstrap: refits for the intervals; 0: none.
-        level: of the intervals, between 0 and 1.
-        seed: of the bootstrap.
-        params_column: the column of N, as `columns={"params": ...}`; empty: the one that its name
-            tells.
-        columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
-        compute_from: for the form isoflop, what a run's FLOPs are; None: the first of the three
-            that there is.
+        bootstrap: Number of refits for the intervals; 0 for no intervals.
+        level: Level of the intervals, between 0 and 1.
+        seed: Seed of the bootstrap.
+        params_column: The column of N, like `columns={"params": ...}`; empty to recognize it by its
+            name.
+        columns: The table's column name by forerun's name, such as `{"loss": "val_bpb"}`.
+        compute_from: Source of a run's FLOPs for the form isoflop; None for the first of the three
+            that the table has.
 
     Raises:
-        ValueError: all that is wrong with the table or the options. A fit that the runs do not
-            identify is no error: its `status` is `unidentified`.
+        ValueError: The table or the options are invalid; all problems are listed. A fit that the
+            runs do not identify is not an error: its `status` is `unidentified`.
     """
     options = {"bootstrap": bootstrap, "level": level, "seed": seed}
     file, body = fit_of(
-        _source(table), form, params_column, options, columns=columns, compute_from=compute_from
+        _to_source(table), form, params_column, options, columns=columns, compute_from=compute_from
     )
     return Fit(body=body, text=body_text(body), file=file)
 
@@ -343,20 +116,21 @@ def predict(
     tokens: Sizes | None = None,
     flops: Sizes | None = None,
 ) -> Prediction | Predictions:
-    """Predict the loss of one new run, as `forerun predict`; or of several runs, one for each
+    """Predict the loss of one new run, as `forerun predict` does, or of several runs, one for each
     element of an array.
 
         forerun.predict(fit, params=7e9, tokens=1.4e11).loss_nats
         forerun.predict(fit, params=[1e9, 7e9], tokens=[2e10, 1.4e11]).loss_nats
 
     Args:
-        fit: of `fit`, or a file that it wrote.
-        params: N; a number, or numbers in a list, a NumPy array or a pandas.Series.
-        tokens: D; likewise. A number beside an array counts for each of its elements.
-        flops: for a fit of form isoflop, instead: the best size and tokens are in `body`.
+        fit: A result of `fit`, or a file that it wrote.
+        params: N: a number, or numbers in a list, a NumPy array, or a pandas.Series.
+        tokens: D: likewise. A number beside an array applies to each of its elements.
+        flops: Budget, instead of sizes, for a fit of form isoflop: the best size and tokens are in
+            `body`.
 
     Raises:
-        ValueError: sizes that this form of fit does not take, or a fit that gives no number there.
+        ValueError: The form of fit does not take these sizes, or the fit has no number there.
     """
     from scaling_fits import fit_file
 
@@ -368,7 +142,7 @@ def predict(
     }
     lengths = {name: len(size) for name, size in read.items() if isinstance(size, list)}
     if not lengths:
-        return _predict_one(
+        return _predict_run(
             law, {name: size for name, size in read.items() if not isinstance(size, list)}
         )
     if len(set(lengths.values())) > 1:
@@ -379,10 +153,10 @@ def predict(
         {name: size[place] if isinstance(size, list) else size for name, size in read.items()}
         for place in range(next(iter(lengths.values())))
     ]
-    return Predictions(each=tuple(_predict_one(law, sizes) for sizes in each))
+    return Predictions(each=tuple(_predict_run(law, sizes) for sizes in each))
 
 
-def _predict_one(law: FitRecord, sizes: dict[str, float | None]) -> Prediction:
+def _predict_run(law: FitRecord, sizes: dict[str, float | None]) -> Prediction:
     body, text = predict_verb.predicted(law, sizes)
     return Prediction(body=body, text=text)
 
@@ -430,58 +204,49 @@ def allocate(
     seq_len: int | None = None,
     beyond: bool = False,
 ) -> Allocation:
-    """Give the best size and tokens for a budget, as `forerun allocate`.
+    """Choose the best size and tokens for a budget, as `forerun allocate` does.
 
         forerun.allocate(fit, usd=50_000, gpu="H100").params
 
     Args:
-        fit: of a law, from `fit`; a file that it wrote; or a study folder, whose plan has the
-            budget.
-        flops: budget in FLOPs; or
-        gpu_hours: in hours of `gpu`; or
-        usd: in dollars of `gpu` at `price_usd`.
-        gpu: accelerator, e.g. H100.
-        mfu: share of its dense BF16 peak that training reaches; None: by published runs.
-        price_usd: of one GPU-hour; None: a published one.
-        gpus: that run at once.
-        deadline_days: days until the run must end, on `gpus`.
-        batch_tokens: tokens per step.
-        inference_tokens: to serve over the model's life; the budget pays for them too.
-        unique_tokens: available; training beyond them repeats data.
-        shape: also choose a shape in whole numbers, in `body`, by the next three.
-        tp: tensor-parallel degree.
-        vocab: vocabulary.
-        seq_len: context.
-        beyond: answer even above 1e4 times the largest fitted FLOPs.
+        fit: A fit of a law; a file of one; or a study folder, whose plan has the budget.
+        flops: Budget in FLOPs.
+        gpu_hours: Budget in hours of `gpu`, instead of FLOPs.
+        usd: Budget in dollars of `gpu` at `price_usd`, instead of FLOPs.
+        gpu: Accelerator, such as H100.
+        mfu: Share of its dense BF16 peak that training reaches; None for that of published runs.
+        price_usd: Price of one GPU-hour; None for a published one.
+        gpus: Number of GPUs that run at once.
+        deadline_days: Days until the run must end, on `gpus`.
+        batch_tokens: Tokens per step.
+        inference_tokens: Tokens served over the model's life; the budget pays for them too.
+        unique_tokens: Unique tokens available; training beyond them repeats data.
+        shape: Whether to choose an integer shape, in `body`, by the next three options.
+        tp: Tensor-parallel degree.
+        vocab: Vocabulary size.
+        seq_len: Context length.
+        beyond: Whether to answer above 1e4 times the largest fitted FLOPs.
 
     Raises:
-        ValueError: no budget, options that do not go together, or a fit that determines nothing.
+        ValueError: There is no budget, options conflict, or the fit determines nothing.
     """
-    for name, amount in (("flops", flops), ("gpu_hours", gpu_hours), ("usd", usd)):
-        if isinstance(_read_sizes(name, amount), list):
+    budget = {"flops": flops, "gpu_hours": gpu_hours, "usd": usd, "deadline_days": deadline_days}
+    machine = {"gpu": gpu, "mfu": mfu, "price_usd": price_usd, "gpus": gpus}
+    data = {"inference_tokens": inference_tokens, "unique_tokens": unique_tokens}
+    run = {"batch_tokens": batch_tokens, "shape": shape, "tp": tp, "vocab": vocab}
+    return _allocate_budget(
+        fit, budget | machine | data | run | {"seq_len": seq_len, "beyond": beyond}
+    )
+
+
+def _allocate_budget(fit: Fit | PathText, options: dict[str, Any]) -> Allocation:
+    for name in ("flops", "gpu_hours", "usd"):
+        if isinstance(_read_sizes(name, options[name]), list):
             raise RequestError(f"{name}: must be one number; call allocate for each budget")
-    typed = {
-        "flops": flops,
-        "gpu_hours": gpu_hours,
-        "usd": usd,
-        "gpu": gpu,
-        "mfu": mfu,
-        "price_usd": price_usd,
-        "gpus": gpus,
-        "deadline_days": deadline_days,
-        "batch_tokens": batch_tokens,
-        "inference_tokens": inference_tokens,
-        "unique_tokens": unique_tokens,
-        "shape": shape,
-        "tp": tp,
-        "vocab": vocab,
-        "seq_len": seq_len,
-        "beyond": beyond,
-    }
     if isinstance(fit, Fit):
-        request, (law, template) = checked(typed), law_in(fit.file)
+        request, (law, template) = checked(options), law_in(fit.file)
     else:
-        request = checked(allocate_verb.with_planned_budget(Path(fit), typed))
+        request = checked(allocate_verb.with_planned_budget(Path(fit), options))
         law, template = read_fit(Path(fit))
     body = allocate_verb.allocation_body(law, request, template)
     return Allocation(body=body, text=allocate_verb.allocation_text(body))
@@ -502,31 +267,32 @@ def transfer(
     columns: Mapping[str, str] | None = None,
 ) -> Verdict:
     """Judge from runs whether a hyperparameter transfers to a larger size, as `forerun transfer
-    --runs`.
+    --runs` does.
 
         forerun.transfer("runs.csv", target_width=8192).outcome
 
     Args:
-        table: columns width, lr, loss (nats per token) and optionally seed, or width and
-            lr_optimum; other axes and hyperparameters by their names.
-        target_size: the main run's size; None: twice the largest.
-        target_width: another name of `target_size`.
-        base_size: where the value was tuned; None: the smallest.
-        axis: what grows; None: the only size that varies.
-        hyperparameter: None: the learning rate, or what varies.
-        power: the value moves as (target / base)^power; `measured`: as the optima do.
-        margin_nats: the cost allowed, nats per token.
-        level: of every interval.
-        columns: the table's own names of columns by forerun's, such as `{"loss": "val_bpb"}`.
+        table: Columns width, lr, loss (nats per token), and optionally seed; or width and
+            lr_optimum. Other axes and hyperparameters go by their names.
+        target_size: Size of the main run; None for twice the largest.
+        target_width: Another name of `target_size`.
+        base_size: Size where the value was tuned; None for the smallest.
+        axis: Size that grows; None for the only size that varies.
+        hyperparameter: Hyperparameter to judge; None for the learning rate, or the one that varies.
+        power: Exponent of the rule value * (target / base)^power; `measured` for that of the
+            optima.
+        margin_nats: Regret that is allowed, nats per token.
+        level: Level of every interval.
+        columns: The table's column name by forerun's name, such as `{"loss": "val_bpb"}`.
 
     Raises:
-        ValueError: all that is wrong with the table or the options.
+        ValueError: The table or the options are invalid; all problems are listed.
     """
     if target_size is not None and target_width is not None:
         raise RequestError("target_size and target_width are one option: give one of them")
     target = target_width if target_size is None else target_size
     body = judge_table(
-        _source(table),
+        _to_source(table),
         axis=axis,
         hyperparameter=hyperparameter,
         target_size=target,
@@ -540,14 +306,14 @@ def transfer(
 
 
 def load(study: PathText | None = None) -> StudyView:
-    """A study's runs: `forerun.load("study").trials()` is a pandas.DataFrame, `.table()` a
+    """Load a study's runs: `forerun.load("study").trials()` is a pandas.DataFrame, `.table()` a
     pyarrow.Table.
 
     Args:
-        study: its folder, or the name of a frozen config in it; None: `./study`.
+        study: Folder of the study, or the name of a frozen config in it; None for `./study`.
 
     Raises:
-        ValueError: no study there, or not a sound one.
+        ValueError: There is no study, or it is damaged.
     """
     import sweeps
 
@@ -555,17 +321,17 @@ def load(study: PathText | None = None) -> StudyView:
 
 
 def explain(frozen: PathText | None = None, field: str | None = None) -> Explanation:
-    """Where fields of a frozen config come from, as `forerun explain FROZEN FIELD`.
+    """Explain the sources of a frozen config's fields, as `forerun explain FROZEN FIELD` does.
 
         forerun.explain("study", "learning_rate").values
 
     Args:
-        frozen: its folder or `launch.json`, the first characters of its digest, a study that holds
-            one, or `latest`; None: the only one of `./study`.
-        field: its name, or a prefix; None: all.
+        frozen: Folder of the config or `launch.json`, the first characters of its digest, a study
+            with one config, or `latest`; None for the only one of `./study`.
+        field: Name of a field, or a prefix; None for all fields.
 
     Raises:
-        ValueError: no such config or field, or one that was edited.
+        ValueError: There is no such config or field, or the config was edited.
     """
     body, text = explained_fields(
         frozen_named(None if frozen is None else os.fspath(frozen)), field

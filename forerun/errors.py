@@ -18,17 +18,19 @@ _R = TypeVar("_R")
 
 
 class RequestError(InputError):
-    """A call with arguments that the command line would refuse as a usage error."""
+    """The arguments of a call are invalid, like a usage error of the command line."""
 
 
 _COLUMN = re.compile(r"--column ([^\s=]+)=([^\s;,)]+)")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 _ARGUMENTS = {"runs": "table", "json": "`problems`", "column": "columns", "beyond": "beyond=True"}
-"""Argument by option, where the names differ."""
+"""Argument of each option whose name differs."""
 
 
-def _speak_python(message: str) -> str:
-    """Replace the options in a message by arguments, except in whole commands between backticks."""
+def _replace_options(message: str) -> str:
+    """Replace the options in a message by arguments, except in complete commands between
+    backticks.
+    """
     parts = message.replace("Missing option", "Missing argument").split("`")
     for place, part in enumerate(parts):
         if place % 2 and part.startswith("forerun "):
@@ -50,12 +52,12 @@ def as_value_error(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         except click.UsageError as error:
-            raise RequestError(_speak_python(error.message)) from error
+            raise RequestError(_replace_options(error.message)) from error
         except ValueError as error:
             if len(error.args) == 1 and isinstance(error.args[0], str):
-                error.args = (_speak_python(error.args[0]),)
+                error.args = (_replace_options(error.args[0]),)
             if isinstance(problems := getattr(error, "problems", None), list | tuple):
-                error.problems = type(problems)(map(_speak_python, map(str, problems)))  # type: ignore[attr-defined]
+                error.problems = type(problems)(map(_replace_options, map(str, problems)))  # type: ignore[attr-defined]
             raise
 
     return call

@@ -1,14 +1,15 @@
-"""What your training script really does, told to `forerun verify --prove`.
+"""The hook with which your training script shows `forerun verify --prove` what it trains.
 
-Call `prove` once, behind the optimizer and before the first step:
+Call `prove` once, after the optimizer is built and before the first step. You can also copy this
+file beside your script, since it needs nothing else:
 
-    from forerun.hook import prove          # or copy this file beside your script: it needs nothing
-    else prove(model, optimizer, scheduler)
+    from forerun.hook import prove
+    prove(model, optimizer, scheduler)
 
-A normal run is not touched: `prove` returns at once. Under `forerun verify --prove` it tells every
-parameter's shape, learning rate, decay, betas, eps and initial values and the schedule of all
-steps, watches at most five steps, and ends the process. The standard library alone is imported
-before that.
+In a normal run `prove` returns at once. Under `forerun verify --prove` it reports every parameter's
+shape, learning rate, decay, betas, eps, and initial values, and the schedule of all steps. It then
+watches at most five steps, and ends the process. Before that, only the standard library is
+imported.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "FORERUN_PROVE"
-"""Names the request, a JSON file: where to `report`, how many `steps` to watch, and at which steps
-to read rates."""
+"""Environment variable with the path of the request, a JSON file: path of the `report`, number of
+`steps` to watch, and the steps (`at`) at which to read rates."""
 FORMAT = 1
 
 
@@ -36,18 +37,19 @@ def prove(
     num_data_ranks: int | None = None,
     factors: dict[str, float] | None = None,
 ) -> None:
-    """Tell forerun what is about to be trained; outside of `forerun verify --prove`, nothing.
+    """Report to forerun what is about to be trained. Outside of `forerun verify --prove`, do
+    nothing.
 
     Args:
-        model: a torch module, also wrapped (DDP, FSDP2, compiled), or several.
-        optimizer: a torch optimizer, or several.
-        scheduler: a torch scheduler, or several, one step of each per step of the optimizer; None
-            where there is none.
-        rate: `rate(step)`, the learning rate that your loop sets at a step counted from 0, where it
+        model: A torch module, also wrapped (DDP, FSDP2, compiled), or several.
+        optimizer: A torch optimizer, or several.
+        scheduler: A torch scheduler, or several, each stepped once per step of the optimizer; None
+            if there is none.
+        rate: `rate(step)`, the learning rate that your loop sets at a step counted from 0, if it
             sets it by hand: a number for all groups, or one for each.
-        num_data_ranks: among how many ranks a batch is shared out; None: among all.
-        factors: by a part of a parameter's name, what its rate is on purpose, as a multiple of what
-            the parametrization gives it.
+        num_data_ranks: Number of ranks among which a batch is divided; None for all ranks.
+        factors: Intended deviations: by a part of a parameter's name, its learning rate as a
+            multiple of the parametrization's.
     """
     place = os.environ.get(VARIABLE)
     if not place:
@@ -58,18 +60,20 @@ def prove(
             request, model, optimizer, scheduler, rate, num_data_ranks, dict(factors or {})
         ).begin()
     except Exception as error:
-        _write(request["report"], {"format": FORMAT, "error": f"{type(error).__name__}: {error}"})
-        _leave(3)
+        _write_report(
+            request["report"], {"format": FORMAT, "error": f"{type(error).__name__}: {error}"}
+        )
+        _exit_now(3)
 
 
-def _leave(code: int) -> None:
-    """End the process at once: no `finally` of the script gets to save a checkpoint."""
+def _exit_now(code: int) -> None:
+    """End the process at once, so that no `finally` of the script saves a checkpoint."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _write(path: str, body: dict[str, Any]) -> None:
+def _write_report(path: str, body: dict[str, Any]) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         part = Path(path + ".part")
         part.write_text(json.dumps(body))
@@ -77,7 +81,9 @@ def _write(path: str, body: dict[str, Any]) -> None:
 
 
 class _Watch:
-    """One request, from the first look at the parameters to the last step watched."""
+    """The handling of one request, from the first look at the parameters to the last watched
+    step.
+    """
 
     def __init__(
         self,
@@ -90,14 +96,20 @@ class _Watch:
         factors: dict[str, float],
     ) -> None:
         self.request, self.rate = request, rate
-        self.models = _listed(model)
-        self.optimizers = [_inner(one, "optimizer", "param_groups") for one in _listed(optimizer)]
-        self.schedulers = [_inner(one, "scheduler", "state_dict") for one in _listed(scheduler)]
-        self.groups = [(one, group) for one in self.optimizers for group in one.param_groups]
+        self.models = _to_list(model)
+        self.optimizers = [
+            _unwrap(wrapped, "optimizer", "param_groups") for wrapped in _to_list(optimizer)
+        ]
+        self.schedulers = [
+            _unwrap(wrapped, "scheduler", "state_dict") for wrapped in _to_list(scheduler)
+        ]
+        self.groups = [
+            (optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups
+        ]
         self.report: dict[str, Any] = {
             "format": FORMAT,
             "error": None,
-            "world_size": _world_size(),
+            "world_size": _get_world_size(),
             "num_data_ranks": num_data_ranks,
             "factors": factors,
             "observed": [],
@@ -107,40 +119,44 @@ class _Watch:
         self.steps = [0] * len(self.optimizers)
 
     def begin(self) -> None:
-        """Look at everything that stands still, then watch."""
-        self.report["parameters"] = self._parameters()
-        self.report["groups"] = [_settings(one, group) for one, group in self.groups]
-        self.report["rates"], self.report["schedule_error"] = self._schedule()
+        """Record everything that does not change, then watch the steps."""
+        self.report["parameters"] = self._describe_parameters()
+        self.report["groups"] = [
+            _describe_group(optimizer, group) for optimizer, group in self.groups
+        ]
+        self.report["rates"], self.report["schedule_error"] = self._compute_rates()
         if not self.request["steps"]:
             self._end()
         self._hook_clip()
         self._hook_ids()
-        for index, one in enumerate(self.optimizers):
-            one.register_step_pre_hook(lambda *_, index=index: self._before(index))
-            one.register_step_post_hook(lambda *_, index=index: self._after(index))
+        for index, optimizer in enumerate(self.optimizers):
+            optimizer.register_step_pre_hook(
+                lambda *_, index=index: self._record_before_step(index)
+            )
+            optimizer.register_step_post_hook(lambda *_, index=index: self._end_after_step(index))
 
-    def _parameters(self) -> list[dict[str, Any]]:
+    def _describe_parameters(self) -> list[dict[str, Any]]:
         trained: dict[int, list[int]] = {}
         for number, (_, group) in enumerate(self.groups):
             for parameter in group["params"]:
                 trained.setdefault(id(parameter), []).append(number)
-        found: dict[int, dict[str, Any]] = {}
+        rows_by_id: dict[int, dict[str, Any]] = {}
         for model in self.models:
             for path, module in model.named_modules(remove_duplicate=False):
                 for last, parameter in module._parameters.items():
                     if parameter is None:
                         continue
-                    name = _clean(f"{path}.{last}" if path else last)
-                    row = found.get(id(parameter)) or self._row(
+                    name = _clean_name(f"{path}.{last}" if path else last)
+                    row = rows_by_id.get(id(parameter)) or self._describe_parameter(
                         name, parameter, trained.get(id(parameter), [])
                     )
                     row["modules"] += [type(module).__name__]
                     row["names"] += [] if name in row["names"] else [name]
-                    found[id(parameter)] = row
-        return list(found.values())
+                    rows_by_id[id(parameter)] = row
+        return list(rows_by_id.values())
 
-    def _row(self, name: str, parameter: Any, groups: list[int]) -> dict[str, Any]:
-        values = _whole(parameter.detach()).float()
+    def _describe_parameter(self, name: str, parameter: Any, groups: list[int]) -> dict[str, Any]:
+        values = _gather_tensor(parameter.detach()).float()
         known = bool(values.numel()) and not values.is_meta
         return {
             "name": name,
@@ -154,32 +170,32 @@ class _Watch:
             "mean": float(values.mean()) if known else 0.0,
         }
 
-    def _schedule(self) -> tuple[list[list[float]] | None, str]:
-        """Per requested step the rate of each group, by the scheduler alone, which is then put
-        back.
+    def _compute_rates(self) -> tuple[list[list[float]] | None, str]:
+        """Return the learning rate of each group at each requested step, by the scheduler alone,
+        which is then restored.
         """
         at, rows = self.request["at"], []
         if self.rate is not None:
             for step in at:
-                given = self.rate(step)
+                rates = self.rate(step)
                 rows.append(
                     [
                         float(x)
                         for x in (
-                            given
-                            if isinstance(given, (list, tuple))
-                            else [given] * len(self.groups)
+                            rates
+                            if isinstance(rates, (list, tuple))
+                            else [rates] * len(self.groups)
                         )
                     ]
                 )
             return rows, ""
         if not self.schedulers:
             return None, ""
-        kept = [
+        saved_groups = [
             {key: copy.copy(value) for key, value in group.items() if key != "params"}
             for _, group in self.groups
         ]
-        states = [copy.deepcopy(one.state_dict()) for one in self.schedulers]
+        states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self.schedulers]
         wanted, failed = set(at), ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,29 +205,31 @@ class _Watch:
                 if step == max(at):
                     break
                 try:
-                    for one in self.schedulers:
-                        one.step()
-                except Exception as error:  # some count their steps
+                    for scheduler in self.schedulers:
+                        scheduler.step()
+                except Exception as error:  # Some schedulers fail after their number of steps
                     failed = f"after {step + 1} steps: {error}"
                     break
-            for one, state in zip(self.schedulers, states, strict=True):
-                one.load_state_dict(state)
-        for (_, group), values in zip(self.groups, kept, strict=True):
+            for scheduler, state in zip(self.schedulers, states, strict=True):
+                scheduler.load_state_dict(state)
+        for (_, group), values in zip(self.groups, saved_groups, strict=True):
             group.update(values)
         return rows, failed
 
     def _hook_clip(self) -> None:
-        torch = sys.modules["torch"]  # whoever has a model has it
+        torch = sys.modules["torch"]  # A script with a model has imported it
         clip = torch.nn.utils.clip_grad_norm_
 
-        def watched(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        def clip_and_record(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             self.clip = float(max_norm)
             return clip(parameters, max_norm, *args, **kwargs)
 
-        torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = watched
+        torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip_and_record
 
     def _hook_ids(self) -> None:
-        """Count the ids that the tables look up in training: a step's tokens, on this rank."""
+        """Count the ids that embedding tables look up in training, which are a step's tokens on
+        this rank.
+        """
         torch = sys.modules["torch"]
 
         def count(module: Any, args: tuple[Any, ...]) -> None:
@@ -223,45 +241,47 @@ class _Watch:
                 if isinstance(module, torch.nn.Embedding):
                     module.register_forward_pre_hook(count)
 
-    def _before(self, index: int) -> None:
+    def _record_before_step(self, index: int) -> None:
         if index == 0 or not self.report["observed"]:
             row = {
                 "ids": max(self.ids.values(), default=None),
                 "clip": self.clip,
-                "grad_norm": self._norm(),
+                "grad_norm": self._compute_grad_norm(),
             }
             self.report["observed"].append({**row, "rates": [None] * len(self.groups)})
             self.ids.clear()
         self.steps[index] += 1
         rates = self.report["observed"][-1]["rates"]
-        for number, (one, group) in enumerate(self.groups):
-            if one is self.optimizers[index]:
+        for number, (optimizer, group) in enumerate(self.groups):
+            if optimizer is self.optimizers[index]:
                 rates[number] = float(group["lr"])
 
-    def _after(self, index: int) -> None:
+    def _end_after_step(self, index: int) -> None:
         if min(self.steps) >= self.request["steps"]:
             self._end()
 
-    def _norm(self) -> float:
-        """Of the gradient that the optimizer is given, so behind any clipping."""
+    def _compute_grad_norm(self) -> float:
+        """Compute the norm of the gradient that the optimizer receives, after any clipping."""
         total = 0.0
         for _, group in self.groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    total += float(_whole(parameter.grad).float().square().sum())
+                    total += float(_gather_tensor(parameter.grad).float().square().sum())
         return float(total**0.5)
 
     def _end(self) -> None:
-        _write(self.request["report"], self.report)
-        _leave(0)
+        _write_report(self.request["report"], self.report)
+        _exit_now(0)
 
 
-def _listed(given: Any) -> list[Any]:
+def _to_list(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _inner(wrapped: Any, name: str, needed: str) -> Any:
-    """What Accelerate and others wrap; their wrapper of an optimizer is one only by name."""
+def _unwrap(wrapped: Any, name: str, needed: str) -> Any:
+    """Return the object that Accelerate and others wrap, whose wrapper of an optimizer only looks
+    like one.
+    """
     while hasattr(getattr(wrapped, name, None), needed):
         wrapped = getattr(wrapped, name)
     if not hasattr(wrapped, needed):
@@ -269,18 +289,20 @@ def _inner(wrapped: Any, name: str, needed: str) -> Any:
     return wrapped
 
 
-def _clean(name: str) -> str:
-    """The script's own name, without those of DDP and torch.compile."""
+def _clean_name(name: str) -> str:
+    """Return the script's own name of a parameter, without the prefixes of DDP and
+    torch.compile.
+    """
     parts = [part for part in name.split(".") if part not in ("_orig_mod", "_fsdp_wrapped_module")]
     return ".".join(parts[1:] if parts[0] == "module" else parts)
 
 
-def _whole(tensor: Any) -> Any:
-    """All of a tensor whose parts lie on several ranks; each of them must ask."""
+def _gather_tensor(tensor: Any) -> Any:
+    """Return the full tensor if its parts lie on several ranks. Every rank must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _world_size() -> int:
+def _get_world_size() -> int:
     distributed = sys.modules["torch"].distributed
     return (
         int(distributed.get_world_size())
@@ -289,8 +311,8 @@ def _world_size() -> int:
     )
 
 
-def _settings(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """What one group is trained with, in plain numbers."""
+def _describe_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of one parameter group as plain numbers."""
     betas = group.get("betas") or (None, None)
     given = {
         "learning_rate": group["lr"],

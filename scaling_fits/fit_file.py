@@ -1,9 +1,9 @@
-"""The file that carries a fit of any kind: its fields as plain JSON, under a digest that shows any
-change since.
+"""The file format of a fit of any kind: its fields as plain JSON, with a digest that reveals later
+changes.
 
 `{"kind": "forerun.fit_file/1", "digest": ..., "fit": {"kind": ..., ...}}`; the digest is the sha256
-of the canonical JSON of `fit`, so white space and the order of keys do not matter. It shows
-accident and edit, not a forger. Floats are written in full: what is read back has the same bits.
+of the canonical JSON of `fit`, so white space and the order of keys do not matter. It detects
+accidents and edits, not forgery. Floats are written in full, so reading returns the same bits.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ _KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
     "forerun.hyperparameter_fit/1": HyperparameterFit,
 }
 MAX_FIT_BYTES = 2**28
-"""Upper limit of a fit file; one of 400 refits has 0.2 MB."""
+"""Maximum size of a fit file in bytes; a fit with 400 refits has 0.2 MB."""
 _AGAIN = "fit again, or copy the file again from where it was made"
-# A name of its own: the file in question may be the user's table of runs, which must not become
-# --out.
+# Suggest another name: the file in question may be the user's table of runs, which --out must not
+# overwrite.
 _WRITE_ONE = "`forerun fit RUNS --out fit.json` writes one, from a table of runs or a study folder"
 
 Fit = FittedRuns | ComputeFit | HyperparameterFit
 
 
 class FitFileError(InputError):
-    """A file that is no fit, or one of another version."""
+    """The file is not a fit, or is from another version."""
 
 
 class FitTamperedError(InputError):
-    """A fit whose content is not the one its digest names."""
+    """The content of a fit does not match its digest."""
 
     exit_code = ExitCode.CORRUPT
 
 
 def write(path: Path, fit: dict[str, Json]) -> None:
-    """Write a fit, given as `to_file` makes it, wholly or not at all.
+    """Write a fit, as `to_file` returns it, atomically.
 
     Raises:
-        OSError: naming the path.
+        OSError: The path cannot be written; the error names it.
     """
     content = canon.canonical(
         {"kind": FILE_KIND, "digest": canon.content_id(fit), "fit": fit}
     ).encode()
     try:
         canon.write_atomic(path, content)
-    except OSError as error:  # a device that takes no more names no file
+    except OSError as error:  # The error of a full device names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def can_write_to(path: Path) -> bool:
-    """Return whether `write` replaces nothing there but an earlier fit or an empty file."""
+    """Return whether `write` would replace only an earlier fit or an empty file."""
     if not path.is_file() or path.stat().st_size == 0:
         return True
     num_bytes = path.stat().st_size
@@ -79,11 +79,11 @@ def can_write_to(path: Path) -> bool:
 
 
 def read(path: Path) -> dict[str, Json]:
-    """Return what `write` wrote.
+    """Read a fit that `write` wrote.
 
     Raises:
-        FitFileError: the file cannot be read, is no fit, or is one of another version.
-        FitTamperedError: it was changed.
+        FitFileError: The file cannot be read, is not a fit, or is from another version.
+        FitTamperedError: The file was changed.
     """
     try:
         data = canon.parse(read_plain(path, MAX_FIT_BYTES))
@@ -120,38 +120,39 @@ def read(path: Path) -> dict[str, Json]:
 
 
 def to_file(fit: Fit, template: Template | None = None) -> dict[str, Json]:
-    """A fit as plain JSON data; `template`: of the study whose ladder was fitted."""
-    body = _plain(fit)
+    """Convert a fit to plain JSON data. `template` is that of the study whose ladder was fitted."""
+    body = _to_plain(fit)
     assert isinstance(body, dict)
     if isinstance(fit, FittedRuns):
         return {"kind": _LAW_KIND, **body, "shape_template": canon.to_json(template)}
     return {"kind": next(kind for kind, made in _KINDS.items() if isinstance(fit, made)), **body}
 
 
-def _plain(value: object) -> Json:
+def _to_plain(value: object) -> Json:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     return (
-        [_plain(item) for item in value]
+        [_to_plain(item) for item in value]
         if isinstance(value, list | tuple)
         else canon.to_json(value)
     )
 
 
 def from_file(data: Json) -> Fit:
-    """The fit that `to_file` made; errors as of `with_template`."""
+    """Restore the fit that `to_file` converted. Raises the errors of `with_template`."""
     return with_template(data)[0]
 
 
 def with_template(data: Json) -> tuple[Fit, Template | None]:
-    """The fit that `to_file` made, and the shape its study's plan fixes, where it is a study's.
+    """Restore the fit that `to_file` converted, and the shape that its study's plan fixes, if it is
+    from a study.
 
     Raises:
-        FitFileError: no fit, or one of another version.
+        FitFileError: The data are not a fit, or are from another version.
     """
     if not isinstance(data, dict) or data.get("kind") not in (_LAW_KIND, *_KINDS):
         raise FitFileError(f"this is not a fit of this version: {_WRITE_ONE}")
@@ -160,29 +161,29 @@ def with_template(data: Json) -> tuple[Fit, Template | None]:
         if data["kind"] != _LAW_KIND:
             return canon.decode(_KINDS[str(data["kind"])], body), None
         template = body.pop("shape_template", None)
-        found = _law_fit(body)
-        return found, None if template is None else canon.decode(Template, template)
+        fitted_runs = _restore_law_fit(body)
+        return fitted_runs, None if template is None else canon.decode(Template, template)
     except (canon.CanonError, KeyError, TypeError, ValueError) as error:
         raise FitFileError(f"this fit cannot be read: {error}") from error
 
 
-def _law_fit(body: dict[str, Json]) -> FittedRuns:
-    fit = LawFit(**_fields(LawFit, body["fit"]))
+def _restore_law_fit(body: dict[str, Json]) -> FittedRuns:
+    fit = LawFit(**_decode_fields(LawFit, body["fit"]))
     posterior = None
     if isinstance(body["posterior"], dict):
-        values = _fields(LawPosterior, body["posterior"], besides=("cells", "population"))
+        values = _decode_fields(LawPosterior, body["posterior"], besides=("cells", "population"))
         values["theta"] = values["theta"].reshape(-1, NUM_COORDINATES)
-        cells = Cells(**_fields(Cells, body["posterior"]["cells"]))
+        cells = Cells(**_decode_fields(Cells, body["posterior"]["cells"]))
         population = canon.decode(Population, body["posterior"]["population"])
         posterior = LawPosterior(**values, cells=cells, population=population)
     optima = canon.decode(ComputeFit, body["optima"]) if isinstance(body["optima"], dict) else None
-    rest = _fields(FittedRuns, body, besides=("fit", "posterior", "optima"))
-    return FittedRuns(fit=fit, posterior=posterior, optima=optima, **rest)
+    other_fields = _decode_fields(FittedRuns, body, besides=("fit", "posterior", "optima"))
+    return FittedRuns(fit=fit, posterior=posterior, optima=optima, **other_fields)
 
 
-def _fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:
-    """The fields of a record that holds arrays, as its constructor takes them; what is not there
-    has its default.
+def _decode_fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:
+    """Return the fields of a record with arrays, as its constructor takes them. Missing fields keep
+    their defaults.
     """
     assert isinstance(data, dict)
     hints = typing.get_type_hints(kind)

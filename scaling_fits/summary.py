@@ -1,6 +1,4 @@
-"""The JSON of the fits: what `fit`, `predict` and `allocate` print. What is not known is null,
-never a number.
-"""
+"""The JSON that `fit`, `predict`, and `allocate` print. Unknown numbers are null."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from scaling_fits.forecast.uncertainty import FittedRuns, Prediction, draw_inter
 
 
 def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
-    """Return what `fit --json` prints. What is not identified is null, never a number."""
-    parameters, intervals = _parameters(fitted), draw_intervals(fitted) or {}
+    """Return the output of `fit --json`. Parameters that are not identified are null."""
+    parameters, intervals = _summarize_parameters(fitted), draw_intervals(fitted) or {}
     growth = exponents(fitted) if fitted.posterior is not None and fitted.path is None else None
     empty: dict[str, Json] = {"value": None, "interval": None}
     doubts = (
@@ -42,8 +40,8 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         },
         "num_runs": fitted.span.num_runs,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
-        "backtest": _backtest(fitted.backtest),
-        "backtests": [_distance(each) for each in fitted.backtests],
+        "backtest": _summarize_backtest(fitted.backtest),
+        "backtests": [_summarize_errors(each) for each in fitted.backtests],
         "warnings": [*inconclusive(doubts), *fitted.warnings],
         "objective": fitted.fit.objective,
         "residual_sd": fitted.fit.residual_sd,
@@ -54,7 +52,7 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
 
 
 def prediction_summary(prediction: Prediction) -> dict[str, Json]:
-    """What `predict --json` prints."""
+    """Return the output of `predict --json`."""
     return {
         "params": prediction.params,
         "tokens": prediction.tokens,
@@ -68,9 +66,10 @@ def prediction_summary(prediction: Prediction) -> dict[str, Json]:
 
 
 def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) -> dict[str, Json]:
-    """What `allocate --json` prints. An interval that tells no size is null, and a warning says so.
+    """Return the output of `allocate --json`. An interval that does not determine the size is null,
+    with a warning.
 
-    Runs of one batch size say nothing about it: then `batch_tokens` is null.
+    `batch_tokens` is null if all runs have one batch size, which does not determine it.
     """
     return {
         "flops": allocation.flops,
@@ -96,9 +95,9 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
     }
 
 
-def _parameters(fitted: FittedRuns) -> dict[str, Json]:
-    """Return parameters by name, null where they are not identified; a law without an irreducible
-    loss has E = 0.
+def _summarize_parameters(fitted: FittedRuns) -> dict[str, Json]:
+    """Return parameters by name, null if they are not identified. A law without an irreducible loss
+    has E = 0.
     """
     fit = fitted.fit
     if fitted.path is not None:
@@ -111,14 +110,14 @@ def _parameters(fitted: FittedRuns) -> dict[str, Json]:
     return {"E": 0.0, **named} if not fit.has_floor else named
 
 
-def _backtest(backtest: Backtest | None) -> Json:
-    """Return the back-test of the largest rung; null when the runs below it are too few, and a
-    warning says so.
+def _summarize_backtest(backtest: Backtest | None) -> Json:
+    """Return the back-test of the largest rung; null, with a warning, if there are too few runs
+    below it.
     """
     if backtest is None:
         return None
     return {
-        **_distance(backtest),
+        **_summarize_errors(backtest),
         "runs": [
             {
                 name.removesuffix("_nats"): canon.to_json(value)
@@ -130,7 +129,7 @@ def _backtest(backtest: Backtest | None) -> Json:
     }
 
 
-def _distance(backtest: Backtest) -> dict[str, Json]:
+def _summarize_errors(backtest: Backtest) -> dict[str, Json]:
     """Return one back-test without its runs."""
     return {
         "num_fitted": backtest.num_fitted,
@@ -143,7 +142,7 @@ def _distance(backtest: Backtest) -> dict[str, Json]:
 
 
 def budget_summary(budget: ComputeBudget, machine: BudgetMachine | None) -> dict[str, Json]:
-    """`budget`: FLOPs, hours, dollars and days, and what they rest on."""
+    """Return the `budget` object: FLOPs, hours, dollars, and days, with their assumptions."""
     body: dict[str, Json] = {
         each.name: canon.to_json(getattr(budget, each.name)) for each in dataclasses.fields(budget)
     }
@@ -152,22 +151,26 @@ def budget_summary(budget: ComputeBudget, machine: BudgetMachine | None) -> dict
         body["gpu"] = {
             "name": machine.name,
             "peak_flops": machine.peak_flops,
-            "mfu": _assumed(machine.mfu),
+            "mfu": _summarize_assumption(machine.mfu),
             "mfu_convention": "six_nd",
-            "price_usd": None if machine.price_usd is None else _assumed(machine.price_usd),
+            "price_usd": None
+            if machine.price_usd is None
+            else _summarize_assumption(machine.price_usd),
         }
     return body
 
 
 def data_summary(limit: DataLimit) -> dict[str, Json]:
-    """`data_limit`: epochs, and what repeated tokens are worth."""
+    """Return the `data_limit` object: epochs, and the value of repeated tokens."""
     return {**dataclasses.asdict(limit), "source": SOURCE}
 
 
 def shape_summary(
     chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation
 ) -> dict[str, Json]:
-    """`shape`, its exact counts and run (null: the budget pays for none), what was assumed."""
+    """Return `shape`, its exact counts and run (null if the budget pays for none), and the
+    assumptions.
+    """
     option, (low, high) = chosen.option, allocation.flat_params
     return {
         "shape": canon.to_json(option.shape),
@@ -186,5 +189,9 @@ def shape_summary(
     }
 
 
-def _assumed(of: Assumption) -> Json:
-    return {"value": of.value, "interval": [of.low, of.high], "source": of.source}
+def _summarize_assumption(assumption: Assumption) -> Json:
+    return {
+        "value": assumption.value,
+        "interval": [assumption.low, assumption.high],
+        "source": assumption.source,
+    }

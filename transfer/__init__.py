@@ -1,11 +1,11 @@
-"""Does the optimum stay put as the model grows, how sure are we, and what would being wrong cost?
+"""Judge whether an optimal hyperparameter transfers to a larger model, with intervals and regret.
 
-Enters:   losses of proxy runs over an axis of size, a hyperparameter and seeds (or a table of
-them), and the target.
-Leaves:   a `Verdict`: optimum per size, drift per doubling, regret of transferring in nats, each
-with an interval.
+Enters:   losses of proxy runs over sizes along one axis, values of a hyperparameter, and seeds (or
+a table of them), and the target size.
+Leaves:   a `Verdict`: optimum per size, drift per doubling, and the regret of transferring in nats,
+each with an interval.
 Promises: pure functions of their arguments; the same points and seed give the same verdict; `holds`
 only on evidence.
-Refuses:  an optimum at the grid's edge, a basin flat within its noise, too few rates: and says what
-to run.
+Refuses:  an optimum at the grid's edge, a loss basin flat within its noise, too few rates. The
+verdict then lists the runs to add.
 """

@@ -1,7 +1,7 @@
-"""What is asked about transfer, and the runs that answer it. Standard library only.
+"""A transfer question, and the runs that answer it. Standard library only.
 
-Sizes along an axis double, hyperparameters are in octaves: everything here is log2 against log2, so
-that a drift is a power law's exponent.
+Sizes along an axis are compared in doublings and hyperparameters in octaves. All quantities are
+log2 against log2, so a drift is the exponent of a power law.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from proxies.core.errors import InputError
 from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
-"""What grows: model width, layers, tokens per step (at equal tokens in all), tokens in all,
-parameters."""
+"""The size that grows: model width, number of layers, tokens per step (at a constant total number
+of tokens), total tokens, or parameters."""
 Hyperparameter = str
-"""By name: one of `proxies.core.hyperparameters`, or one that a plan declares."""
+"""Name of a hyperparameter: one of `proxies.core.hyperparameters`, or one that a plan declares."""
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 _SIZE = {
@@ -32,7 +32,7 @@ _SIZE = {
 
 
 class TransferError(InputError):
-    """Input no verdict can be made from. `problems` lists everything that is wrong with it."""
+    """Invalid input of a transfer question. `problems` lists everything that is wrong with it."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = list(problems)
@@ -40,15 +40,15 @@ class TransferError(InputError):
 
 
 def at_size(axis: Axis, size: int) -> str:
-    """A size as one says it: `width 64`, `204,800 tokens`."""
+    """Return a size with its unit, such as `width 64` or `204,800 tokens`."""
     return _SIZE[axis].format(size if axis in ("width", "depth") else f"{size:,}")
 
 
 def to_log2(hyperparameter: Hyperparameter, value: float) -> float:
-    """Octaves of a value, as its scale counts them.
+    """Return the log2 of a value on its hyperparameter's scale.
 
     Raises:
-        TransferError: the value has no logarithm.
+        TransferError: The value has no logarithm.
     """
     try:
         return hyperparameter_named(hyperparameter).to_log2(value)
@@ -57,37 +57,40 @@ def to_log2(hyperparameter: Hyperparameter, value: float) -> float:
 
 
 def from_log2(hyperparameter: Hyperparameter, log2_value: float) -> float:
-    """The value of so many octaves; the inverse of `to_log2`."""
+    """Return the value whose log2 is given; the inverse of `to_log2`."""
     return hyperparameter_named(hyperparameter).from_log2(log2_value)
 
 
 def written(hyperparameter: Hyperparameter, log2_value: float) -> str:
-    """A value as one says it: learning rates as powers, `2^-6` or `2^-5.58`; others as they are."""
+    """Format a value for people: a learning rate as a power of two (`2^-6`, `2^-5.58`), others as
+    plain numbers.
+    """
     if hyperparameter == LEARNING_RATE:
         return f"2^{round(log2_value, 2):g}"
     return f"{from_log2(hyperparameter, log2_value):.3g}"
 
 
 Outcome = Literal["holds", "drifts", "cannot_tell"]
-"""A verdict in a word."""
+"""Outcome of a verdict."""
 
 
 CORNERS = ((1, 1), (-1, -1), (1, -1), (-1, 1))
-"""Of a pair of values, octaves from the base's: `transfer.verdict.pair_verdict`."""
+"""Corners of a test of two values together, in octaves from the base values
+(`transfer.verdict.pair_verdict`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One run: where it was, and what it reached."""
+    """One run: its size, its value of the hyperparameter, its loss, and its seed."""
 
     size: int
-    """Along the question's axis."""
+    """Size along the question's axis."""
     log2_value: float
-    """The value of the question's hyperparameter as it is set at the base (`to_log2`)."""
+    """Log2 of the hyperparameter's value as it is set at the base (`to_log2`)."""
     loss_nats: float | None
-    """Validation loss at the end, nats per token; None: it diverged."""
+    """Final validation loss, nats per token; None if the run diverged."""
     seed: int = 0
-    """Runs of one seed share data order and initialisation."""
+    """Random seed. Runs of one seed share data order and initialization."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -102,27 +105,28 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """Does a value set at the base size serve at the target's?"""
+    """The question whether a value set at the base size can be used at the target size."""
 
     target_size: int
     base_size: int
     axis: Axis = "width"
     hyperparameter: Hyperparameter = LEARNING_RATE
     transferred_log2: float | None = None
-    """Value set at the base; None: the fitted optimum there."""
+    """Log2 of the value set at the base; None for the fitted optimum there."""
     power: float | None = 0.0
-    """The value at the target is the base's times (target / base)^power, beyond what `built_in`
-    does; None: the power is measured, and the measured one is used."""
+    """Exponent of the transfer rule: the value at the target is the base's value times (target /
+    base)^power, beyond what `built_in` does. None: the exponent is measured, and the measured one
+    is used."""
     built_in: float = 0.0
-    """The power by which the runs' own parametrization moves the value already, so that sums are
-    absolute exponents."""
+    """Exponent by which the runs' own parametrization already moves the value. An absolute exponent
+    is the sum of this and `power`."""
     margin_nats: float = 0.01
-    """The largest loss one is ready to give away."""
+    """Largest regret that is allowed, nats per token."""
     level: float = 0.9
-    """The level of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2."""
+    """Level of all intervals, equal-tailed: each bound is one-sided at (1 + level) / 2."""
     untrained_nats: float | None = None
-    """Loss of a model that has learned nothing, ln(vocabulary); None: unknown, and the highest loss
-    of the runs stands for it."""
+    """Loss of a model that has learned nothing, ln(vocabulary); None if unknown, in which case the
+    highest loss of the runs is used instead."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -148,16 +152,16 @@ class Question:
 
     @property
     def doublings(self) -> float:
-        """From the base to the target."""
+        """Doublings of size from the base to the target."""
         return math.log2(self.target_size) - math.log2(self.base_size)
 
     def most_nats(self, points: Sequence[Point]) -> float:
-        """What a bad value can cost: from the lowest loss of the runs up to that of a model that
-        has learned nothing.
+        """Return the largest possible regret: from the lowest loss of the runs to that of a model
+        that has learned nothing.
 
-        Shapes are extrapolated without an end, losses are not: beyond this a cost is known to be
-        more, not how much. It never falls to the margin, so that what is beyond it is beyond the
-        margin too.
+        Basin shapes are extrapolated without limit, but losses are bounded. A regret at this bound
+        is known only to be at least this large. The bound is at least twice the margin, so a regret
+        at the bound is always beyond the margin.
         """
         losses = [p.loss_nats for p in points if p.loss_nats is not None] or [0.0]
         highest = max(losses) if self.untrained_nats is None else max(self.untrained_nats, *losses)

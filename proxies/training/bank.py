@@ -172,23 +172,33 @@ class Bank:
         self._slots: list[_Slot | None] = [None] * num_slots
         self.noise: NoiseLooks | None = None
         """Collects the gradient noise of the runs, if the caller sets it."""
-        # Inputs live in fixed buffers: a recorded CUDA graph reads the same addresses on every
-        # replay.
-        self._weights_K = {
-            name: torch.zeros(num_slots, dtype=dtype, device=self.device) for name in LOSS_TERMS
-        }
-        stacked = stack_forward_numbers([_EMPTY] * num_slots, dtype, self.device)
-        self._forward = dataclasses.replace(stacked, loss_weights=self._weights_K)
-        self._ids_KBT = torch.zeros(
-            num_slots, self._num_sequences, shape.seq_len + 1, dtype=torch.int64
-        ).to(self.device)
-        self._share_K1 = torch.zeros(num_slots, 1, dtype=torch.float64, device=self.device)
-        # Slots that train: occupied, and with finite losses and gradients so far. A step that was
-        # launched after a non-finite one that is not read yet changes nothing.
-        self._active_K1 = torch.zeros(num_slots, 1, dtype=torch.bool, device=self.device)
+        self._make_buffers(shape.seq_len, dtype)
         # Without CUDA graphs, store None and not the bound method, which would be a reference cycle
         # that delays freeing the memory.
         self._recorded = CudaGraph(self._train_step) if numerics.cuda_graphs else None
+
+    def _make_buffers(self, seq_len: int, dtype: torch.dtype) -> None:
+        """Make the fixed buffers of a step's inputs.
+
+        A recorded CUDA graph reads the same addresses on every replay.
+        """
+        self._weights_K = {
+            name: torch.zeros(self.numerics.num_slots, dtype=dtype, device=self.device)
+            for name in LOSS_TERMS
+        }
+        stacked = stack_forward_numbers([_EMPTY] * self.numerics.num_slots, dtype, self.device)
+        self._forward = dataclasses.replace(stacked, loss_weights=self._weights_K)
+        self._ids_KBT = torch.zeros(
+            self.numerics.num_slots, self._num_sequences, seq_len + 1, dtype=torch.int64
+        ).to(self.device)
+        self._share_K1 = torch.zeros(
+            self.numerics.num_slots, 1, dtype=torch.float64, device=self.device
+        )
+        # Slots that train: occupied, and with finite losses and gradients so far. A step that was
+        # launched after a non-finite one that is not read yet changes nothing.
+        self._active_K1 = torch.zeros(
+            self.numerics.num_slots, 1, dtype=torch.bool, device=self.device
+        )
 
     def admit(self, index: int, spec: RunSpec, state: SlotState | None = None) -> None:
         """Start a run in a free slot, from its initial weights or from a saved state.

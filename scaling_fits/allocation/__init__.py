@@ -1,7 +1,8 @@
-"""What shall be bought? Sizes and tokens for a budget, and integer shapes.
+"""Choose parameters and tokens for a budget, and integer shapes.
 
-Enters:   a fit, and a budget in FLOPs, GPU-hours or dollars with what binds it.
-Leaves:   N, D and loss with intervals, the flat range, a shape in integers.
-Promises: the answer names what binds and what was assumed.
-Refuses:  a budget without price or throughput, shapes no parallelism divides, sizes no law reaches.
+Enters:   a fit, and a budget in FLOPs, GPU-hours, or dollars, with its limits.
+Leaves:   N, D, and loss with intervals, the flat range, a shape in integers.
+Promises: the result names the limit that binds and all assumptions.
+Refuses:  a budget without price or throughput, shapes that no parallelism divides, sizes that the
+law does not cover.
 """

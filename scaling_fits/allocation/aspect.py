@@ -1,15 +1,15 @@
-"""The width per layer: what it adds to the loss that parameters and tokens predict, and the best
-one for the main run.
+"""The effect of the width per layer on the loss, and the best width per layer for the main run.
 
-A ladder over a grid of widths and depths has runs of about as many parameters and unlike shapes.
-What a law of parameters and tokens leaves of their log losses is fitted by
+A ladder over a grid of widths and depths has runs with about as many parameters but different
+shapes. The log loss of such a run minus that predicted by a law of parameters and tokens is fitted
+by
 
     a + b log2 N + c log2 D + s (x - mean) + q (x - mean)^2,    x = log2(width / layers)
 
-by least squares: a, b, c take up what the law itself could be off by, so that s and q are of runs
-of equal size. Loss depends on the shape weakly (arXiv 2001.08361, section 3.1; a parabola in the
-log of the aspect ratio is what arXiv 2006.12467 and 2305.13035 find), so few ladders determine it,
-and this says when one does not.
+by least squares. a, b, and c absorb errors of the law itself, so s and q compare runs of equal
+size. Loss depends on the shape only weakly (arXiv 2001.08361, section 3.1; arXiv 2006.12467 and
+2305.13035 find a parabola in the log of the aspect ratio), so few ladders determine it. The result
+states if a ladder does not.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from scaling_fits.forecast.uncertainty import FittedRuns, predict
 
 NUM_DRAWS = 2000
 NUM_TERMS = 5
-LEAST_SPARE = 3
-"""Runs beyond the terms: fewer say nothing of the noise."""
-LEAST_ASPECTS = 3
-_MOST_CONDITION = 1e6
-"""Of the design, its columns scaled: beyond it, shape and size cannot be told apart in these
-runs."""
+MIN_SPARE_RUNS = 3
+"""Minimum number of runs beyond the number of terms. Fewer do not determine the noise."""
+MIN_ASPECTS = 3
+_MAX_CONDITION = 1e6
+"""Largest condition number of the design matrix with scaled columns. Beyond it, the effects of
+shape and size cannot be separated in these runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedRun:
-    """A run of a ladder."""
+    """A run of a ladder, with the loss that the law predicts for its size."""
 
     params: float
     tokens: float
     width_per_layer: float
     loss_nats: float
     predicted_nats: float
-    """By the law of parameters and tokens."""
+    """Loss predicted by the law of parameters and tokens, in nats."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -64,62 +64,66 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AspectTerm:
-    """What the width per layer adds to log loss, with draws of its slope and bend."""
+    """The effect of the width per layer on log loss, with draws of its slope and bend."""
 
     centre_log2: float
     reach_log2: tuple[float, float]
-    """Between which it was tried: beyond, nothing is claimed."""
+    """Lowest and highest log2 of the width per layer that was tried. Beyond them nothing is
+    claimed."""
     point: tuple[float, float]
     """Slope and bend in log2 of the width per layer, from the centre."""
     draws: NDArray[np.float64]
-    """[M, 2], slope and bend."""
+    """Draws of slope and bend, [M, 2]."""
     level: float
     noise: float
-    """Standard deviation of what remains, in log loss."""
+    """Standard deviation of the residuals, in log loss."""
     mean: float
-    """Of the term over the runs: the law has it in it."""
+    """Mean of the term over the runs, which the law already contains."""
     seen: tuple[tuple[float, float], ...]
-    """Of each run its width per layer, and what the law, but for the shape, leaves of its log
-    loss."""
+    """Pairs, one per run, of the width per layer and the residual of log loss without the shape's
+    effect."""
 
     def best(self) -> Interval:
-        """The width per layer of the lowest loss within reach."""
+        """Find the width per layer with the lowest loss within reach."""
         low, high = (end - self.centre_log2 for end in self.reach_log2)
-        found = (
-            _lowest(np.vstack([np.array([self.point]), self.draws]), low, high) + self.centre_log2
+        best_log2 = (
+            _find_minima(np.vstack([np.array([self.point]), self.draws]), low, high)
+            + self.centre_log2
         )
-        ends = np.quantile(found[1:], [(1 - self.level) / 2, (1 + self.level) / 2])
-        value, least, most = (float(2.0**x) for x in (found[0], *ends))
-        return Interval(value=value, low=min(value, least), high=max(value, most))
+        ends = np.quantile(best_log2[1:], [(1 - self.level) / 2, (1 + self.level) / 2])
+        value, low_end, high_end = (float(2.0**x) for x in (best_log2[0], *ends))
+        return Interval(value=value, low=min(value, low_end), high=max(value, high_end))
 
     @property
     def determined(self) -> bool:
-        """Whether these runs say which is best: its interval is narrower than half of what was
-        tried, in log2.
+        """Whether these runs determine the best width per layer: its interval is narrower than half
+        of the range that was tried, in log2.
         """
         best, (low, high) = self.best(), self.reach_log2
         return math.log2(best.high / best.low) < (high - low) / 2
 
     def log_loss(self, width_per_layer: float) -> Interval:
-        """What it adds to the log loss that the law predicts. Within reach alone."""
-        return self._span(self._values(width_per_layer) - self.mean)
+        """Estimate the difference in log loss from the law's prediction. Valid only within
+        reach.
+        """
+        return self._to_interval(self._evaluate(width_per_layer) - self.mean)
 
     def cost(self, width_per_layer: float, best: float) -> Interval:
-        """Log loss of one width per layer above that of another."""
-        return self._span(self._values(width_per_layer) - self._values(best))
+        """Estimate the log loss of one width per layer above that of another."""
+        return self._to_interval(self._evaluate(width_per_layer) - self._evaluate(best))
 
     def reaches(self, width_per_layer: float) -> bool:
-        """Whether it lies between those that were tried."""
+        """Return whether a width per layer lies within the range that was tried."""
         return self.reach_log2[0] - 1e-9 <= math.log2(width_per_layer) <= self.reach_log2[1] + 1e-9
 
-    def _values(self, width_per_layer: float) -> NDArray[np.float64]:
-        """At the point, then at every draw."""
+    def _evaluate(self, width_per_layer: float) -> NDArray[np.float64]:
+        """Compute the term at the point estimate, then at every draw."""
         x = math.log2(width_per_layer) - self.centre_log2
         rows_M2 = np.vstack([np.array([self.point]), self.draws])
-        found: NDArray[np.float64] = rows_M2[:, 0] * x + rows_M2[:, 1] * x * x
-        return found
+        values: NDArray[np.float64] = rows_M2[:, 0] * x + rows_M2[:, 1] * x * x
+        return values
 
-    def _span(self, values: NDArray[np.float64]) -> Interval:
+    def _to_interval(self, values: NDArray[np.float64]) -> Interval:
         low, high = np.quantile(values[1:], [(1 - self.level) / 2, (1 + self.level) / 2])
         return Interval(
             value=float(values[0]),
@@ -131,12 +135,12 @@ class AspectTerm:
 def shaped_run(
     fit: FittedRuns, *, params: float, tokens: float, width_per_layer: float, loss_nats: float
 ) -> ShapedRun:
-    """A run beside what a law predicts of it.
+    """Return a run together with the loss that a law predicts for it.
 
     Raises:
-        SpecError: a value is not above 0.
-        LawError: what is no size of a run.
-        CannotTellError: the runs identify no law.
+        SpecError: A value is not above 0.
+        LawError: Parameters or tokens are not a valid size of a run.
+        CannotTellError: The runs identify no law.
     """
     return ShapedRun(
         params=params,
@@ -148,32 +152,66 @@ def shaped_run(
 
 
 def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
-    """Fit it.
+    """Fit the effect of the width per layer to the runs of a ladder.
 
     Raises:
-        SpecError: too few runs or aspect ratios, or a ladder in which shape and size grow together.
+        SpecError: There are too few runs or aspect ratios, or shape and size grow together.
     """
     x = np.log2([run.width_per_layer for run in runs])
     num_aspects = len({round(float(value), 6) for value in x})
-    if len(runs) < NUM_TERMS + LEAST_SPARE or num_aspects < LEAST_ASPECTS:
-        said = f"{counted(len(runs), 'run')} of {counted(num_aspects, 'width')} per layer"
+    if len(runs) < NUM_TERMS + MIN_SPARE_RUNS or num_aspects < MIN_ASPECTS:
+        counts = f"{counted(len(runs), 'run')} of {counted(num_aspects, 'width')} per layer"
         raise SpecError(
             "aspect ratio",
-            [f"{said}: must be {NUM_TERMS + LEAST_SPARE} of {LEAST_ASPECTS}, at least"],
+            [f"{counts}: must be {NUM_TERMS + MIN_SPARE_RUNS} of {MIN_ASPECTS}, at least"],
         )
-    left = np.log([run.loss_nats / run.predicted_nats for run in runs])
+    residual = np.log([run.loss_nats / run.predicted_nats for run in runs])
     centre = float(x.mean())
+    design = _build_design(runs, x - centre)
+    # Least squares, with the covariance of s and q inflated by the design effect
+    coefficients, *_ = np.linalg.lstsq(design, residual, rcond=None)
+    num_free = len(runs) - NUM_TERMS
+    errors = residual - design @ coefficients
+    noise = math.sqrt(float((errors**2).sum()) / num_free)
+    effect = _compute_design_effect(errors, [(run.params, run.width_per_layer) for run in runs])
+    covariance = np.linalg.inv(design.T @ design)[3:, 3:] * max(noise, 1e-9) ** 2 * effect
+    generator = np.random.default_rng(0)
+    # Draws from Student's t distribution, because the noise is estimated from the same runs
+    normal = generator.standard_normal((NUM_DRAWS, 2)) @ np.linalg.cholesky(covariance).T
+    draws = (
+        coefficients[3:]
+        + normal / np.sqrt(generator.chisquare(num_free, NUM_DRAWS) / num_free)[:, None]
+    )
+    return AspectTerm(
+        centre_log2=centre,
+        reach_log2=(float(x.min()), float(x.max())),
+        point=(float(coefficients[3]), float(coefficients[4])),
+        draws=draws,
+        level=level,
+        noise=noise,
+        mean=float((design[:, 3:] @ coefficients[3:]).mean()),
+        seen=tuple(
+            (run.width_per_layer, float(value))
+            for run, value in zip(runs, residual - design[:, :3] @ coefficients[:3], strict=True)
+        ),
+    )
+
+
+def _build_design(runs: Sequence[ShapedRun], shape: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Build the design matrix [R, 5] of runs with a centered log2 width per layer."""
+    # Design matrix with centered columns
     columns = [
         np.log2([run.params for run in runs]),
         np.log2([run.tokens for run in runs]),
-        x - centre,
+        shape,
     ]
     design = np.stack(
-        [np.ones_like(x), *(c - c.mean() for c in columns[:2]), columns[2], columns[2] ** 2], axis=1
+        [np.ones_like(shape), *(c - c.mean() for c in columns[:2]), columns[2], columns[2] ** 2],
+        axis=1,
     )
     scaled = design / np.maximum(np.abs(design).max(axis=0), 1e-12)
     if (
-        np.linalg.cond(scaled) > _MOST_CONDITION
+        np.linalg.cond(scaled) > _MAX_CONDITION
         or np.ptp(columns[0]) == 0
         or np.ptp(columns[1]) == 0
     ):
@@ -181,50 +219,29 @@ def aspect_term(runs: Sequence[ShapedRun], level: float) -> AspectTerm:
             "aspect ratio",
             ["shape and size grow together in these runs: ladder.depths must be a grid"],
         )
-    found, *_ = np.linalg.lstsq(design, left, rcond=None)
-    spare = len(runs) - NUM_TERMS
-    remains = left - design @ found
-    noise = math.sqrt(float((remains**2).sum()) / spare)
-    effect = _design_effect(remains, [(run.params, run.width_per_layer) for run in runs])
-    covariance = np.linalg.inv(design.T @ design)[3:, 3:] * max(noise, 1e-9) ** 2 * effect
-    generator = np.random.default_rng(0)
-    # Student's t: the noise is these runs' own.
-    normal = generator.standard_normal((NUM_DRAWS, 2)) @ np.linalg.cholesky(covariance).T
-    draws = found[3:] + normal / np.sqrt(generator.chisquare(spare, NUM_DRAWS) / spare)[:, None]
-    return AspectTerm(
-        centre_log2=centre,
-        reach_log2=(float(x.min()), float(x.max())),
-        point=(float(found[3]), float(found[4])),
-        draws=draws,
-        level=level,
-        noise=noise,
-        mean=float((design[:, 3:] @ found[3:]).mean()),
-        seen=tuple(
-            (run.width_per_layer, float(value))
-            for run, value in zip(runs, left - design[:, :3] @ found[:3], strict=True)
-        ),
-    )
+    return design
 
 
-def _design_effect(remains: NDArray[np.float64], shapes: Sequence[tuple[float, float]]) -> float:
-    """By how much runs of one shape that depart together make a variance larger than independent
-    ones would: 1 and (runs a shape - 1) times their correlation, by the analysis of variance; 1 at
-    least.
+def _compute_design_effect(
+    errors: NDArray[np.float64], shapes: Sequence[tuple[float, float]]
+) -> float:
+    """Compute the design effect: the factor by which correlated errors of runs of one shape enlarge
+    a variance.
     """
-    groups = [remains[[shape == each for shape in shapes]] for each in dict.fromkeys(shapes)]
-    number, per_shape = len(groups), len(remains) / len(groups)
+    groups = [errors[[shape == each for shape in shapes]] for each in dict.fromkeys(shapes)]
+    number, per_shape = len(groups), len(errors) / len(groups)
     if per_shape <= 1 or number < 2:
         return 1.0
-    between = sum(len(g) * float(g.mean() - remains.mean()) ** 2 for g in groups) / (number - 1)
-    within = sum(float(((g - g.mean()) ** 2).sum()) for g in groups) / (len(remains) - number)
+    between = sum(len(g) * float(g.mean() - errors.mean()) ** 2 for g in groups) / (number - 1)
+    within = sum(float(((g - g.mean()) ** 2).sum()) for g in groups) / (len(errors) - number)
     total = between + (per_shape - 1) * within
     return max(1.0, 1 + (per_shape - 1) * (between - within) / total) if total > 0 else 1.0
 
 
-def _lowest(rows_M2: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """Where parabolas of these slopes and bends through 0 are lowest in [low, high]."""
+def _find_minima(rows_M2: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """Find the minima of parabolas through 0 with these slopes and bends in [low, high]."""
     slope, bend = rows_M2[:, 0], rows_M2[:, 1]
     ends = np.where(slope * low + bend * low**2 < slope * high + bend * high**2, low, high)
     inside = np.clip(-slope / np.where(bend > 0, 2 * bend, 1.0), low, high)
-    found: NDArray[np.float64] = np.where(bend > 0, inside, ends)
-    return found
+    minima: NDArray[np.float64] = np.where(bend > 0, inside, ends)
+    return minima

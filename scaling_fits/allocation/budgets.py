@@ -1,7 +1,7 @@
-"""From GPU-hours, dollars or a deadline to FLOPs, with every assumption stated.
+"""Conversion of GPU-hours, dollars, or a deadline to FLOPs, with every assumption stated.
 
-FLOPs = GPUs * seconds * peak * MFU: the share of the peak (dense, no sparsity) that a training run
-reaches.
+FLOPs = GPUs * seconds * peak * MFU, where MFU is the share of the dense peak (no sparsity) that a
+training run reaches.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxies.core.checks import Checks
-from scaling_fits.allocation.spending import LEAST_FLOPS, MOST_FLOPS
+from scaling_fits.allocation.spending import MAX_FLOPS, MIN_FLOPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumption:
-    """A number somebody stated: who, and between what it may lie."""
+    """An assumed number with its range and its source."""
 
     value: float
     low: float
@@ -24,20 +24,20 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetMachine:
-    """One accelerator as a budget sees it."""
+    """The throughput and price of one accelerator."""
 
     name: str
     peak_flops: float
-    """A second, dense BF16."""
+    """Peak FLOPs per second, dense BF16."""
     mfu: Assumption
     price_usd: Assumption | None
-    """Of one for an hour; None if not given."""
+    """Price of one accelerator per hour; None if not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetRequest:
-    """What was asked for: one budget at most, and a deadline. All-at-once `SpecError` for what does
-    not fit.
+    """A request for a budget: at most one amount, and a deadline. Raises `SpecError` with all
+    problems at once.
     """
 
     flops: float | None = None
@@ -49,18 +49,18 @@ class BudgetRequest:
     def __post_init__(self) -> None:
         checks = Checks(self)
         limits = {
-            "flops": (LEAST_FLOPS, MOST_FLOPS),
+            "flops": (MIN_FLOPS, MAX_FLOPS),
             "gpu_hours": (1e-6, 1e12),
             "usd": (1e-6, 1e15),
             "deadline_days": (1e-6, 1e5),
         }
-        for name, (least, most) in limits.items():
+        for name, (low, high) in limits.items():
             if getattr(self, name) is not None:
-                checks.number(name, least=least, most=most)
+                checks.number(name, least=low, most=high)
         if self.num_gpus is not None:
-            whole = type(self.num_gpus) is int and 1 <= self.num_gpus <= 10**8
+            is_valid = type(self.num_gpus) is int and 1 <= self.num_gpus <= 10**8
             checks.that(
-                whole, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8"
+                is_valid, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8"
             )
         given = [name for name in ("flops", "gpu_hours", "usd") if getattr(self, name) is not None]
         checks.that(len(given) < 2, f"{' and '.join(given)}: give only one budget")
@@ -87,19 +87,21 @@ class BudgetRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeBudget:
-    """FLOPs, and what they are in hours, money and days."""
+    """A budget in FLOPs, with its hours, cost, and days."""
 
     flops: float
     binds: str
-    """`flops`, `gpu_hours`, `usd` or `deadline`: what kept it from being larger."""
+    """Limit that binds: `flops`, `gpu_hours`, `usd`, or `deadline`."""
     gpu_hours: float | None
     usd: float | None
     days: float | None
-    """On the GPUs given."""
+    """Days on the given GPUs."""
 
 
 def budget_of(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudget:
-    """The FLOPs that a wish comes down to on a machine, with its price where the wish needs one."""
+    """Compute the FLOPs of a request on a machine. A request in dollars needs the machine's
+    price.
+    """
     if machine is None:
         assert wish.flops is not None
         return ComputeBudget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
@@ -117,11 +119,11 @@ def budget_of(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudg
         assert wish.num_gpus is not None
         hours["deadline"] = 24.0 * wish.deadline_days * wish.num_gpus
     binds = min(hours, key=lambda name: hours[name])
-    taken = hours[binds]
+    num_hours = hours[binds]
     return ComputeBudget(
-        flops=wish.flops if binds == "flops" and wish.flops is not None else taken * hour_flops,
+        flops=wish.flops if binds == "flops" and wish.flops is not None else num_hours * hour_flops,
         binds=binds,
-        gpu_hours=taken,
-        usd=None if price is None else taken * price,
-        days=None if wish.num_gpus is None else taken / (24.0 * wish.num_gpus),
+        gpu_hours=num_hours,
+        usd=None if price is None else num_hours * price,
+        days=None if wish.num_gpus is None else num_hours / (24.0 * wish.num_gpus),
     )

@@ -1,12 +1,12 @@
-"""What repeated tokens, and parameters beyond what the unique tokens can fill, are worth.
+"""The value of repeated tokens, and of parameters beyond those that the unique tokens can train.
 
-After arXiv 2305.16264, section 3: of D tokens in R = D / U - 1 repeats over U unique ones,
+After arXiv 2305.16264, section 3: D tokens in R = D / U - 1 repeats over U unique tokens count as
 
     D' = U + U R* (1 - exp(-R / R*)),
 
-and so for N parameters over the U_N that fit U tokens best. The constants were fitted there to
-models of up to 9 billion parameters on web text, and are borrowed here, not measured on anyone's
-own data.
+and N parameters likewise, relative to the number U_N that fits U tokens best. The constants were
+fitted there to models of up to 9 billion parameters on web text. They are taken from that paper,
+not measured on the user's data.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from scaling_fits.forecast.uncertainty import FittedRuns
 from scaling_fits.laws.solver import Floats
 
 TOKENS_HALF = 15.39
-"""R* of tokens (arXiv 2305.16264, section 6): the repeats after which 1 - 1/e of all they can ever
-give is had."""
+"""R* of tokens (arXiv 2305.16264, section 6): the number of repeats after which 1 - 1/e of their
+total value is reached."""
 PARAMS_HALF = 5.31
 """R* of parameters, from the same fit."""
 TOKENS_PER_PARAM = 19.5
-"""At the optimum of the law of the same paper (A 521, B 1488, both exponents 0.353)."""
+"""Tokens per parameter at the optimum of the law of the same paper (A 521, B 1488, both exponents
+0.353)."""
 SAFE_EPOCHS = 4.0
-"""Up to here repeated tokens are all but as good as fresh ones (the same paper)."""
+"""Epochs up to which repeated tokens are almost as good as fresh ones (same paper)."""
 SOURCE = (
     "arXiv 2305.16264 (R* = 15.39 for tokens, 5.31 for parameters, 19.5 tokens per parameter): "
     "borrowed, "
@@ -36,29 +37,29 @@ SOURCE = (
 )
 
 
-def counted(log_value: Floats, unique: float | None, half: float) -> tuple[Floats, Floats]:
-    """Log of what a quantity counts for, and log of d log counted / d log value. Up to `unique`:
-    itself, and 0.
+def discount_repeats(log_value: Floats, unique: float | None, half: float) -> tuple[Floats, Floats]:
+    """Compute the log of the effective amount of a quantity, and d log(effective) / d log(value).
+    Up to `unique` the effective amount is the amount itself, and the second result is 0.
     """
     if unique is None:
         return log_value, np.zeros_like(log_value)
     log_unique = math.log(unique)
     repeats = np.expm1(np.clip(log_value - log_unique, 0.0, 600.0))
-    worth = log_unique + np.log1p(half * -np.expm1(-repeats / half))
-    over = log_value > log_unique
-    result: Floats = np.where(over, worth, log_value)
-    slope: Floats = np.where(over, log_value - repeats / half - worth, 0.0)
+    effective = log_unique + np.log1p(half * -np.expm1(-repeats / half))
+    is_repeated = log_value > log_unique
+    result: Floats = np.where(is_repeated, effective, log_value)
+    slope: Floats = np.where(is_repeated, log_value - repeats / half - effective, 0.0)
     return result, slope
 
 
-def fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
-    """U_N: the size that `unique_tokens` fill; the larger of the fit's own and of the paper's U /
-    19.5.
+def compute_fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
+    """Return U_N, the size that `unique_tokens` can train: the larger of the fit's own and of the
+    paper's U / 19.5.
 
-    The fit's own is the size for which they are compute-optimal, the median over the draws of the
-    law: below it no size may count for less, or data seen once would. The paper's goes with its
-    5.31. On the paper's public runs of 1 to 5 and 5 to 15 epochs the median error of the loss is
-    1.1 and 3.5 %, too high; it is 0.8 and 4.1 % when repeated tokens count as fresh.
+    The fit's own is the size for which these tokens are compute-optimal, the median over the draws
+    of the law. No smaller size may count for less, or data seen once would. The paper's ratio
+    belongs to its 5.31. On the paper's public runs of 1 to 5 and 5 to 15 epochs the median error of
+    the loss is 1.1 and 3.5 %, too high; it is 0.8 and 4.1 % if repeated tokens count as fresh.
     """
     _, a, b, alpha, beta, _ = fitted.require_area().theta.T
     logs = float(np.median((np.log(alpha / beta) + a - b + beta * math.log(unique_tokens)) / alpha))
@@ -67,16 +68,16 @@ def fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataLimit:
-    """What a limit on unique tokens does to a choice."""
+    """The effect of a limit on unique tokens on an allocation."""
 
     unique_tokens: float
     epochs: float
     effective_tokens: float
-    """Fresh tokens that would be worth as much."""
+    """Number of fresh tokens with the same value."""
 
 
-def limit_warnings(limit: DataLimit) -> tuple[str, ...]:
-    """What to know of a choice under a limit."""
+def list_limit_warnings(limit: DataLimit) -> tuple[str, ...]:
+    """Return the warnings about an allocation under a limit on unique tokens."""
     warnings = []
     if limit.epochs > 1:
         warnings.append(

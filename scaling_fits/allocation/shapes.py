@@ -1,12 +1,11 @@
-"""From a number of parameters to whole numbers: the one chooser of a main run's shape.
+"""The choice of a main run's shape: integers for a number of parameters.
 
-A study's template fixes depth, head dim, vocabulary and all ratios, so only the width is chosen, as
-muP wants it. Without one, width and depth are: width is a multiple of the tile and of (head dim *
-tensor-parallel degree), the feed-forward width of the tile on every rank, the vocabulary of 128 *
-degree (as Megatron-LM pads it). Heads and key-value heads always split over the degree. Among
-those, the shape is taken that is nearest in log parameters, where departures from the published
-aspect count a fifth, from the usual group a tenth, and each factor of two that the heads lack as 10
-%.
+A study's template fixes depth, head dim, vocabulary, and all ratios, so only the width is chosen,
+as muP requires. Without one, width and depth are chosen: the width is a multiple of the tile and of
+(head dim * tensor-parallel degree), the feed-forward width one of the tile on every rank, and the
+vocabulary one of 128 * degree, as in Megatron-LM. Heads and key-value heads always split over the
+degree. The nearest such shape in log parameters is chosen. Deviations from the published aspect
+count one fifth, from the usual group one tenth, and each factor of two that the heads lack 10 %.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from proxies.core.errors import InputError
 from proxies.core.flops import count_params, flops_per_token
 from proxies.core.shape import Shape
 
-_VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
-_TABLES = 0.25  # of all parameters, at most, for a vocabulary nobody asked for
-_HEAD_DIMS = ((2048, 128), (512, 64), (0, 32))  # from this width on
+_VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # Bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
+_TABLES = 0.25  # Maximum share of all parameters in the tables, for a vocabulary that is not given
+_HEAD_DIMS = ((2048, 128), (512, 64), (0, 32))  # Minimum width and head dim
 _PUBLISHED_LAYERS = (
     (1.24e8, 12),  # GPT-2
     (1.1e9, 22),  # TinyLlama (arXiv 2401.02385)
@@ -35,35 +34,34 @@ _PUBLISHED_LAYERS = (
     (1.75e11, 96),  # GPT-3 (arXiv 2005.14165)
     (4.06e11, 126),  # Llama 3.1
 )
-"""Parameters and layers of published decoders. Depth grows with width: between them, layers follow
-a power law."""
+"""Parameters and layers of published decoders. Depth grows with width: between these entries,
+layers follow a power law."""
 _FFN = 3.5  # Llama 3 8B and 70B (14336 / 4096)
-_GROUP = 4  # query heads per key-value head: Llama 3 8B (32 / 8)
-_LARGE = 1024  # width from which matrices are split in tiles of 128, and heads over GPUs
-_DEEP = 64  # layers up to which depths of 4 times as few and as many are tried; above, of 1.5 times
-_MOST_GROUP = 16
-_EVEN_HEADS = 8  # GPUs of a node: as many heads split over every tensor-parallel degree inside it
-# steps tried on each side of the size: among as many, one has heads that split by 8
+_GROUP = 4  # Query heads per key-value head: Llama 3 8B (32 / 8)
+_LARGE = 1024  # Width from which matrices are split in tiles of 128, and heads over GPUs
+# Layers up to which depths from a quarter to four times are tried; above, within a factor of 1.5
+_DEEP = 64
+_MAX_GROUP = 16
+_EVEN_HEADS = 8  # GPUs of a node: this many heads split over every tensor-parallel degree inside it
+# Steps tried on each side of the size: among this many, one has heads that split by 8
 _WIDTHS = _EVEN_HEADS
 _PER_TWO = 0.1
-"""Log parameters that a factor of two in the heads is worth: about the optimum of Chinchilla's law
-(arXiv 2203.15556) at 1e9 parameters, all three cost 0.14 % of the loss, half of what `flat_range`
-calls as good."""
+"""Cost in log parameters of a factor of two that the heads lack. At 1e9 parameters, all three cost
+0.14 % of the loss about the optimum of Chinchilla's law (arXiv 2203.15556), half of what
+`flat_range` counts as equal."""
 _PER_ASPECT, _PER_GROUP = 0.2, 0.1
-"""Of a log of the width per layer, and of query heads per key-value head: the loss hardly feels
-either (arXiv 2001.08361, section 3.1)."""
+"""Cost in log parameters of a deviation in the log of the width per layer and of the query heads
+per key-value head, which hardly affect the loss (arXiv 2001.08361, section 3.1)."""
 MOST_PARAMS = 1e16
 
 
 class ShapeError(InputError):
-    """No shape of this family is possible."""
+    """There is no possible shape of this family."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WidthCount:
-    """Parameters as a polynomial of the width, at one depth: how a model that is not of our
-    families is counted.
-    """
+    """The number of parameters as a polynomial of the width at one depth, outside our families."""
 
     constant: float
     linear: float
@@ -81,85 +79,84 @@ class WidthCount:
 
     @classmethod
     def through(cls, counts: Mapping[int, float]) -> WidthCount:
-        """The one through the counts at three widths. Raises SpecError where they do not grow
-        so.
-        """
+        """Fit the polynomial through the counts at three widths. Raises SpecError if none fits."""
         (a, at_a), (b, at_b), (c, at_c) = sorted(counts.items())
         first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
         square = (second - first) / (c - a)
         linear = first - square * (a + b)
-        # What three sums of millions leave over is no term.
+        # Rounding errors of sums of millions are not a term.
         square, linear = (0.0 if abs(x) < 1e-9 * abs(at_c) / c else x for x in (square, linear))
         return cls(constant=at_a - linear * a - square * a * a, linear=linear, square=square)
 
     def params(self, width: int) -> int:
-        """At a width; one at least."""
+        """Return the number of parameters at a width; at least 1."""
         return max(1, round(self.constant + self.linear * width + self.square * width * width))
 
     def width(self, params: float) -> float:
-        """Of so many parameters; 1 at least."""
-        over = params - self.constant
-        if over <= 0:
+        """Return the width with this many parameters; at least 1."""
+        excess = params - self.constant
+        if excess <= 0:
             return 1.0
         if not self.square:
-            return max(1.0, over / self.linear)
+            return max(1.0, excess / self.linear)
         return max(
-            1.0, 2 * over / (self.linear + math.sqrt(self.linear**2 + 4 * self.square * over))
+            1.0, 2 * excess / (self.linear + math.sqrt(self.linear**2 + 4 * self.square * excess))
         )
 
 
 def layers_of(width: int, width_per_layer: float) -> int:
-    """Layers of a width by an aspect rule: at least one."""
+    """Return the number of layers of a width by an aspect rule; at least 1."""
     return max(1, math.floor(width / width_per_layer + 0.5))
 
 
 def counted_at(counts: Mapping[int, WidthCount], depth: int) -> WidthCount | None:
-    """The count of a depth: as counted, else on the line through two depths that were; None where
-    that is not known.
+    """Return the count of a depth: as counted, or on the line through two depths; None if
+    unknown.
     """
     if depth in counts or len(counts) < 2:
         return counts.get(depth)
-    least = min(counts)
-    more = per_layer(counts)
+    min_depth = min(counts)
+    step = per_layer(counts)
     return WidthCount(
         **{
-            name: getattr(counts[least], name) + (depth - least) * getattr(more, name)
+            name: getattr(counts[min_depth], name) + (depth - min_depth) * getattr(step, name)
             for name in _TERMS
         }
     )
 
 
 def per_layer(counts: Mapping[int, WidthCount]) -> WidthCount:
-    """What one more layer adds, by the least and the largest depth that were counted."""
-    least, most = min(counts), max(counts)
+    """Return the parameters of one more layer, from the smallest and the largest counted depth."""
+    min_depth, max_depth = min(counts), max(counts)
     return WidthCount(
         **{
-            name: (getattr(counts[most], name) - getattr(counts[least], name)) / (most - least)
+            name: (getattr(counts[max_depth], name) - getattr(counts[min_depth], name))
+            / (max_depth - min_depth)
             for name in _TERMS
         }
     )
 
 
-_TERMS = tuple(one.name for one in dataclasses.fields(WidthCount))
+_TERMS = tuple(term.name for term in dataclasses.fields(WidthCount))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """What a study fixes of its main run's shape: everything but the width, and perhaps the
+    """The parts of the main run's shape that a study fixes: all but the width, and maybe the
     depth.
     """
 
     shape: Shape
-    """Depth, head dim, vocabulary, context and the ratios of key-value heads and feed-forward
-    width."""
+    """Shape with the fixed depth, head dim, vocabulary, context, and ratios of key-value heads and
+    feed-forward width."""
     width_multiple: int = 1
     tensor_parallel: int = 1
     count: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """Of its parameters; None: as the shape's family has them."""
+    """Count of its parameters; None to count by the shape's family."""
     width_per_layer: float | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """By which the depth follows the width; None: it is the shape's."""
+    """Width per layer by which the depth follows the width; None if the depth is the shape's."""
     per_layer: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """What a layer more adds to `count`."""
+    """Parameters that one more layer adds to `count`."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
@@ -169,7 +166,7 @@ class Template:
         checks.done()
 
     def params(self, shape: Shape) -> int:
-        """Parameters of a shape of it."""
+        """Return the number of parameters of a shape of this template."""
         if self.count is None:
             return count_params(shape).total
         more = 0 if self.per_layer is None else self.per_layer.params(shape.width)
@@ -178,14 +175,12 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeRequest:
-    """What a shape must keep to; None is the template's, or else a default that
-    `ShapeChoice.assumed` says.
-    """
+    """The requirements of a shape. None means the template's value, or else a reported default."""
 
     params: float
-    """Total, embeddings included."""
+    """Total number of parameters, including embeddings."""
     template: Template | None = None
-    """Kept exactly; `tensor_parallel` alone may replace its own."""
+    """Template to keep exactly; only `tensor_parallel` may replace its own value."""
     tensor_parallel: int | None = None
     vocab_size: int | None = None
     seq_len: int = 4096
@@ -202,7 +197,7 @@ class ShapeRequest:
 
     @property
     def degree(self) -> int:
-        """Ranks that the heads must split over."""
+        """Number of ranks that the heads must split over."""
         return self.tensor_parallel or (
             1 if self.template is None else self.template.tensor_parallel
         )
@@ -210,14 +205,14 @@ class ShapeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeOption:
-    """A shape, counted exactly."""
+    """A shape with its exact counts."""
 
     shape: Shape
     params: int
     flops_per_token: int
-    """Training, causal convention: attention counted at the full sequence length."""
+    """Training FLOPs per token. Attention is counted at the full sequence length."""
     params_ratio: float
-    """Its parameters over those asked for."""
+    """Ratio of its parameters to the requested ones."""
 
     @property
     def flops_ratio(self) -> float:
@@ -232,7 +227,7 @@ class ShapeOption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeChoice:
-    """The best shape of a request, and what was assumed for it."""
+    """The best shape of a request, with the assumptions made for it."""
 
     option: ShapeOption
     assumed: tuple[str, ...]
@@ -240,11 +235,11 @@ class ShapeChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Frame:
-    """A request with nothing left open but the width, and without a template the depth."""
+    """A request with all but the width determined, and without a template the depth."""
 
     head_dim: int
     group: int | None
-    """Query heads per key-value head; None: of each width's divisors, the one nearest to
+    """Query heads per key-value head; None for the divisor of each width's heads that is nearest to
     `_GROUP`."""
     ffn_ratio: float
     vocab_size: int
@@ -252,14 +247,14 @@ class _Frame:
     ffn_step: int
     template: Shape | None
     aspect: float
-    """Width per layer that is usual at the size."""
+    """Usual width per layer at the size."""
     count: WidthCount | None = None
 
 
 def published_layers(params: float) -> float:
-    """Return how many layers published decoders of this size have, interpolated between them.
+    """Return the number of layers of published decoders of this size, interpolated between them.
 
-    Outside their sizes, layers and width grow alike.
+    Outside their sizes, layers and width grow at the same rate.
 
     Args:
         params: Total parameters.
@@ -282,46 +277,48 @@ def published_aspect(params: float) -> float:
 
 
 def choose_shape(request: ShapeRequest) -> ShapeChoice:
-    """The best shape of a request.
+    """Choose the best shape of a request.
 
     Raises:
-        ShapeError: no width keeps the ratios and heads whole, or, without a template, even the
+        ShapeError: No width gives integer ratios and heads; or, without a template, even the
             smallest shape has more than twice the parameters.
     """
     frame, assumed = (
-        _of_template(request, request.template) if request.template else _filled(request)
+        _build_template_frame(request, request.template)
+        if request.template
+        else _build_default_frame(request)
     )
     if request.template is not None and request.template.width_per_layer:
-        found = _along(request, frame, request.template)
+        options = _list_options_by_aspect(request, frame, request.template)
     else:
-        found = [
+        options = [
             option
-            for depth in _depths(request, frame)
-            for option in _nearest(request, frame, depth)
+            for depth in _list_depths(request, frame)
+            for option in _list_nearest_options(request, frame, depth)
         ]
-    if not found:
+    if not options:
         raise ShapeError(
             f"no width divides into heads, tensor-parallel degree {request.degree} and tiles: "
             "choose another degree"
         )
-    best = min(found, key=lambda option: _distance(option, frame))
+    best = min(options, key=lambda option: _compute_distance(option, frame))
     if frame.group is None:
         assumed = (
             *assumed,
             f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head",
         )
     if best.params_ratio > 2 and frame.template is None:
-        least = min(option.params for option in found)
+        min_params = min(option.params for option in options)
         raise ShapeError(
             f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, "
             "head dim "
-            f"{frame.head_dim} and tensor-parallel degree {request.degree} has {least}: "
+            f"{frame.head_dim} and tensor-parallel degree {request.degree} has {min_params}: "
             "ask for a smaller vocabulary or degree"
         )
     return ShapeChoice(option=best, assumed=assumed)
 
 
-def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str, ...]]:
+def _build_template_frame(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str, ...]]:
     shape, group = of.shape, of.shape.num_heads // of.shape.num_kv_heads
     whole_ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
     frame = _Frame(
@@ -343,11 +340,11 @@ def _of_template(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str
     return frame, (f"{depth}, head dim, vocabulary and ratios of the study's template",)
 
 
-def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
+def _build_default_frame(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
     degree, aspect = request.degree, published_aspect(request.params)
     width = aspect * published_layers(request.params)
-    vocab = request.vocab_size or _default_vocab(request, width)
-    padded = _up(vocab, 128 * degree)
+    vocab = request.vocab_size or _choose_vocab(request, width)
+    padded = _round_up(vocab, 128 * degree)
     head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
     tile = 128 if width >= _LARGE else 16
     notes = {
@@ -371,18 +368,20 @@ def _filled(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
     return frame, tuple(text for text, assumed in notes.items() if assumed)
 
 
-def _default_vocab(request: ShapeRequest, width: float) -> int:
+def _choose_vocab(request: ShapeRequest, width: float) -> int:
     fine = [
-        v for v in _VOCABS if 2 * _up(v, 128 * request.degree) * width <= _TABLES * request.params
+        v
+        for v in _VOCABS
+        if 2 * _round_up(v, 128 * request.degree) * width <= _TABLES * request.params
     ]
     return max(fine, default=_VOCABS[0])
 
 
-def _up(value: float, step: int) -> int:
+def _round_up(value: float, step: int) -> int:
     return step * max(1, math.ceil(value / step))
 
 
-def _depths(request: ShapeRequest, frame: _Frame) -> range:
+def _list_depths(request: ShapeRequest, frame: _Frame) -> range:
     if frame.template is not None:
         return range(frame.template.num_layers, frame.template.num_layers + 1)
     middle = published_layers(request.params)
@@ -390,11 +389,11 @@ def _depths(request: ShapeRequest, frame: _Frame) -> range:
     return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
 
 
-def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOption]:
-    """Shapes of some widths about the size at this depth, as far as they hold whole heads.
+def _list_nearest_options(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOption]:
+    """Return shapes of several widths near the size at this depth, as far as their heads are
+    integers.
 
-    About, because parameters do not grow evenly with width: a width whose heads cannot be grouped
-    has more.
+    Several are tried because a width whose heads cannot be grouped has more parameters.
     """
     of = frame.template
     matrices = 2 if of is not None and of.family == "gpt2" else 3
@@ -406,7 +405,7 @@ def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOpti
     middle = round(width / frame.width_step)
     options = []
     for count in range(max(1, middle - _WIDTHS), max(1, middle + _WIDTHS) + 1):
-        shape = _shape(request, frame, depth, count)
+        shape = _build_shape(request, frame, depth, count)
         if shape is not None:
             params = frame.count.params(shape.width) if frame.count else count_params(shape).total
             options.append(
@@ -420,8 +419,12 @@ def _nearest(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOpti
     return options
 
 
-def _along(request: ShapeRequest, frame: _Frame, of: Template) -> list[ShapeOption]:
-    """Shapes of some widths about the size, each as deep as its width makes it."""
+def _list_options_by_aspect(
+    request: ShapeRequest, frame: _Frame, of: Template
+) -> list[ShapeOption]:
+    """Return shapes of several widths near the size, each with the depth that its width
+    determines.
+    """
     assert of.width_per_layer is not None
 
     def at(count: int) -> Shape:
@@ -431,7 +434,7 @@ def _along(request: ShapeRequest, frame: _Frame, of: Template) -> list[ShapeOpti
     top = 1
     while of.params(at(top)) < request.params:
         top *= 2
-    low, high = top // 2, top  # parameters grow with the width
+    low, high = top // 2, top  # Bisect: parameters grow with the width
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if of.params(at(middle)) < request.params else (low, middle)
@@ -451,19 +454,19 @@ def _along(request: ShapeRequest, frame: _Frame, of: Template) -> list[ShapeOpti
     return options
 
 
-def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shape | None:
-    """The shape `count` steps wide; None where its heads or feed-forward width do not split over
-    the degree.
-    """
+def _build_shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shape | None:
+    """Build the shape `count` steps wide; return None if it does not split over the degree."""
     width = count * frame.width_step
     if frame.template is not None:
         shape = frame.template.at_width(width)
         return shape if shape.ffn_width % frame.ffn_step == 0 else None
     heads = width // frame.head_dim
-    whole = [group for group in range(1, _MOST_GROUP + 1) if heads % (group * request.degree) == 0]
-    if not whole:
+    group_sizes = [
+        group for group in range(1, _MAX_GROUP + 1) if heads % (group * request.degree) == 0
+    ]
+    if not group_sizes:
         return None
-    group = min(whole, key=lambda size: (abs(math.log(size / _GROUP)), size))
+    group = min(group_sizes, key=lambda size: (abs(math.log(size / _GROUP)), size))
     return Shape(
         num_layers=depth,
         width=width,
@@ -475,21 +478,21 @@ def _shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shap
     )
 
 
-def _distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
-    """In log parameters; of equals the shallower and narrower."""
+def _compute_distance(option: ShapeOption, frame: _Frame) -> tuple[float, int, int]:
+    """Return a sort key: the distance in log parameters; among equals, the shallower and narrower
+    shape.
+    """
     shape = option.shape
     group = shape.num_heads / shape.num_kv_heads / (frame.group or _GROUP)
-    far = abs(math.log(option.params_ratio)) + _PER_TWO * _twos_lacking(shape)
-    far += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(
+    distance = abs(math.log(option.params_ratio)) + _PER_TWO * _count_missing_twos(shape)
+    distance += _PER_ASPECT * abs(math.log(option.aspect_ratio / frame.aspect)) + _PER_GROUP * abs(
         math.log(group)
     )
-    return far, shape.num_layers, shape.width
+    return distance, shape.num_layers, shape.width
 
 
-def _twos_lacking(shape: Shape) -> int:
-    """Factors of two that the heads lack to split over a node; below `_LARGE` nobody splits
-    them.
-    """
+def _count_missing_twos(shape: Shape) -> int:
+    """Count the factors of two that the heads lack to split over a node; 0 below `_LARGE`."""
     if shape.width < _LARGE:
         return 0
     return (_EVEN_HEADS // math.gcd(_EVEN_HEADS, shape.num_heads)).bit_length() - 1

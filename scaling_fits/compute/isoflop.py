@@ -1,10 +1,10 @@
-"""IsoFLOP (approach 2 of arXiv 2203.15556): the best size of each budget, and how it grows with
-compute.
+"""IsoFLOP analysis (approach 2 of arXiv 2203.15556): the best size of each budget, and its growth
+with compute.
 
-Runs of one budget make a curve of loss over log N. Its bottom is found by `isoflop_curves`, tokens
-are read off between the budget's own runs, and the optima of all budgets make the laws. A
-full-width parabola is biased where curves are lopsided; arXiv 2406.19146 shows what else moves the
-exponent (which parameters and FLOPs are counted, warmup, tuning).
+Runs of one budget form a curve of loss over log N. `isoflop_curves` finds its minimum, tokens are
+interpolated between the budget's own runs, and the optima of all budgets determine the laws. A
+parabola over the full width is biased where curves are asymmetric. arXiv 2406.19146 shows what else
+affects the exponent (which parameters and FLOPs are counted, warmup, tuning).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from proxies.core.notation import counted, format_factor, format_flops, format_percent
 from scaling_fits.compute import isoflop_curves
-from scaling_fits.compute.isoflop_curves import MOST_OUTSIDE, BudgetRuns, CurveMinimum
+from scaling_fits.compute.isoflop_curves import MAX_OUTSIDE_SHARE, BudgetRuns, CurveMinimum
 from scaling_fits.compute.optima import (
     CellStatus,
     ComputeFit,
@@ -30,31 +30,33 @@ from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law
 from scaling_fits.laws.law import option_problems
 from scaling_fits.laws.table import RunTable
 
-_LEAST_OPTIMA = 3  # two points draw a line through anything
-_GAP = 1.03  # FLOPs further apart than this are two budgets
-_WIDEST = 1.10  # and a budget is no wider than this
+_MIN_OPTIMA = 3  # Any two points lie on a line
+_GAP = 1.03  # Ratio of FLOPs above which two runs belong to different budgets
+_MAX_BUDGET_RATIO = 1.10  # Maximum ratio of FLOPs within one budget
 _MAX_FLOPS_RATIO = 30.0
-"""Largest factor between a budget and 6 * N * D. Attention, embeddings and recomputation make up
-for less than 10; a column that is farther off is a label, or in another unit."""
+"""Largest factor between a budget and 6 * N * D. Attention, embeddings, and recomputation account
+for less than 10. A column that is farther off is a label, or in another unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Budget:
     flops: float
-    """Geometric mean over its runs."""
+    """Geometric mean of the FLOPs of its runs."""
     spread: float
-    """Largest FLOPs over smallest."""
+    """Ratio of the largest to the smallest FLOPs."""
     table: RunTable
     runs: BudgetRuns
 
     def log_tokens(self, log_params: Floats) -> Floats:
-        """Log D at log N, between its own runs: so the FLOPs may be counted in any way."""
+        """Interpolate log D at log N between the budget's own runs, which works for any way of
+        counting FLOPs.
+        """
         sizes = self.runs.sizes
         tokens = [float(np.log(self.table.tokens[self.runs.x == x]).mean()) for x in sizes]
         return np.interp(log_params, sizes, tokens)
 
-    def without(self, status: CellStatus, reason: str) -> _Found:
-        """No optimum, and why."""
+    def without(self, status: CellStatus, reason: str) -> _BudgetResult:
+        """Return a result without an optimum, with the reason."""
         optimum = ComputeOptimum(
             flops=self.flops,
             status=status,
@@ -62,16 +64,16 @@ class _Budget:
             num_runs=len(self.runs.x),
             num_sizes=len(self.runs.sizes),
         )
-        return _Found(optimum=optimum, log_variances=None)
+        return _BudgetResult(optimum=optimum, log_variances=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Found:
-    """An optimum with what the laws need; None where there is none."""
+class _BudgetResult:
+    """An optimum, and the variances that the laws need; None if there is no optimum."""
 
     optimum: ComputeOptimum
     log_variances: Floats | None
-    """Of N* and D* (2,)."""
+    """Variances of log N* and log D* (2,)."""
 
 
 def fit_isoflop(
@@ -81,58 +83,44 @@ def fit_isoflop(
     seed: int = 0,
     flops_from: FlopsSource | None = None,
 ) -> ComputeFit:
-    """Fit the optimum of each budget and the laws through them.
+    """Fit the optimum of each budget, and the laws through the optima.
 
-    Budgets are the column `budget`, else groups of equal FLOPs.
+    Budgets come from the column `budget`, else from groups of equal FLOPs.
 
     Args:
         table: The runs.
-        bootstrap: Draws behind the intervals; 0: none.
+        bootstrap: Number of draws for the intervals; 0 for no intervals.
         level: Level of the intervals.
         seed: Seed of the draws.
-        flops_from: What the runs' FLOPs are; None: the column `flops`, else `budget` if it holds
-            FLOPs, else 6 * N * D.
+        flops_from: Source of the runs' FLOPs; None for the column `flops`, else `budget` if it
+            holds FLOPs, else 6 * N * D.
 
     Raises:
-        OptimaError: Options out of range, or FLOPs from a column that the table does not have.
+        OptimaError: Options are out of range, or the table lacks the column of FLOPs.
     """
     if problems := option_problems(bootstrap, level, seed):
         raise OptimaError(problems)
     table, flops_from, flops_notes = _count_flops(table, flops_from)
-    budgets = _budgets(table)
-    early = [_refused_early(budget) for budget in budgets]
-    fitted = [
-        budget.runs for budget, refused in zip(budgets, early, strict=True) if refused is None
-    ]
-    bottoms = iter(isoflop_curves.bottoms(fitted, num_draws=bootstrap, seed=seed))
-    found = [
-        budget.without(*refused) if refused else _found(budget, next(bottoms), level)
-        for budget, refused in zip(budgets, early, strict=True)
-    ]
-    kept = [each for each in found if each.log_variances is not None]
-    warnings = [*table.warnings, *flops_notes, *_budget_warnings(budgets)] + [
-        f"budget {each.optimum.flops:.3g}: {each.optimum.reason}"
-        for each in found
-        if each.optimum.reason
-    ]
+    results, warnings = _find_optima(_group_budgets(table), bootstrap, level, seed)
+    warnings = [*table.warnings, *flops_notes, *warnings]
+    usable = [result for result in results if result.log_variances is not None]
     laws: dict[str, PowerLaw] = {}
     inflation = Inflation()
-    if len(kept) < _LEAST_OPTIMA:
+    if len(usable) < _MIN_OPTIMA:
         warnings.append(
-            f"{len(kept)} of {counted(len(budgets), 'budget')} with an optimum: there must be at "
-            "least "
-            f"{_LEAST_OPTIMA}, each with at least 5 sizes, on both sides of the best"
+            f"{len(usable)} of {counted(len(results), 'budget')} with an optimum: there must be at "
+            f"least {_MIN_OPTIMA}, each with at least 5 sizes, on both sides of the best"
         )
     else:
-        laws = _laws(kept)
-        inflation = _hindcast(kept, level) if bootstrap else inflation
+        laws = _fit_laws(usable)
+        inflation = _compute_inflation(usable, level) if bootstrap else inflation
         if not 0 < laws["params"].exponents[0] < 1:
             warnings.append(
                 f"N* grows as C^{laws['params'].exponents[0]:.3g}, outside 0 to 1: look at the runs"
             )
     return ComputeFit(
         status="converged" if laws else "unidentified",
-        optima=tuple(each.optimum for each in found),
+        optima=tuple(result.optimum for result in results),
         params_law=laws.get("params"),
         tokens_law=laws.get("tokens"),
         inflation=inflation,
@@ -147,10 +135,31 @@ def fit_isoflop(
     )
 
 
+def _find_optima(
+    budgets: list[_Budget], bootstrap: int, level: float, seed: int
+) -> tuple[list[_BudgetResult], list[str]]:
+    """Find the optimum of each budget, and return them with warnings."""
+    obstacles = [_find_obstacle(budget) for budget in budgets]
+    fitted = [
+        budget.runs for budget, obstacle in zip(budgets, obstacles, strict=True) if obstacle is None
+    ]
+    minima = iter(isoflop_curves.bottoms(fitted, num_draws=bootstrap, seed=seed))
+    results = [
+        budget.without(*obstacle) if obstacle else _to_result(budget, next(minima), level)
+        for budget, obstacle in zip(budgets, obstacles, strict=True)
+    ]
+    warnings = _list_budget_warnings(budgets) + [
+        f"budget {result.optimum.flops:.3g}: {result.optimum.reason}"
+        for result in results
+        if result.optimum.reason
+    ]
+    return results, warnings
+
+
 def _count_flops(
     table: RunTable, wanted: FlopsSource | None
 ) -> tuple[RunTable, FlopsSource, list[str]]:
-    """Return the table with the FLOPs to fit, where they come from, and how far a budget is from 6
+    """Return the table with the FLOPs to use, their source, and notes on how far a budget is from 6
     * N * D.
 
     Raises:
@@ -180,7 +189,7 @@ def _count_flops(
     return dataclasses.replace(table, flops=table.budget), "budget", [note]
 
 
-def _budgets(table: RunTable) -> list[_Budget]:
+def _group_budgets(table: RunTable) -> list[_Budget]:
     order = np.argsort(table.flops, kind="stable")
     if table.budget is None:
         apart = table.flops[order][1:] > _GAP * table.flops[order][:-1]
@@ -204,7 +213,7 @@ def _budgets(table: RunTable) -> list[_Budget]:
     return sorted(budgets, key=lambda budget: budget.flops)
 
 
-def _budget_warnings(budgets: list[_Budget]) -> list[str]:
+def _list_budget_warnings(budgets: list[_Budget]) -> list[str]:
     return [
         f"budget {format_flops(budget.flops)}: its runs' FLOPs differ by a factor of "
         f"{format_factor(budget.spread)}, "
@@ -216,24 +225,28 @@ def _budget_warnings(budgets: list[_Budget]) -> list[str]:
             else "(--compute-from budget takes the column `budget` for their FLOPs)"
         )
         for budget in budgets
-        if budget.spread > _WIDEST
+        if budget.spread > _MAX_BUDGET_RATIO
     ]
 
 
-def _refused_early(budget: _Budget) -> tuple[CellStatus, str] | None:
-    """What keeps a budget from being fitted at all."""
-    sizes, least = np.exp(budget.runs.sizes), isoflop_curves.LEAST_SIZES
+def _find_obstacle(budget: _Budget) -> tuple[CellStatus, str] | None:
+    """Return the status and reason if a budget cannot be fitted at all; None if it can."""
+    sizes, least = np.exp(budget.runs.sizes), isoflop_curves.MIN_SIZES
     if len(sizes) < least:
         more = least - len(sizes)
         return "too_few", f"{len(sizes)} of the {counted(least, 'size')} needed: add {more} more"
-    if budget.table.budget is None and budget.spread > _WIDEST:
+    if budget.table.budget is None and budget.spread > _MAX_BUDGET_RATIO:
         return "no_valley", "no gap in FLOPs separates the budgets: give a column `budget`"
     lowest = int(budget.runs.size_means.argmin())
-    return ("edge", _add(sizes, low=lowest == 0)) if lowest in (0, len(sizes) - 1) else None
+    return (
+        ("edge", _describe_sizes_to_add(sizes, low=lowest == 0))
+        if lowest in (0, len(sizes) - 1)
+        else None
+    )
 
 
-def _add(sizes: Floats, *, low: bool) -> str:
-    """What to run where the best size is, or may be, the last one."""
+def _describe_sizes_to_add(sizes: Floats, *, low: bool) -> str:
+    """Return a sentence on the sizes to add when the best size is, or may be, the last one."""
     ratio = math.exp(float(np.median(np.diff(np.log(sizes)))))
     end, step = (sizes[0], 1 / ratio) if low else (sizes[-1], ratio)
     side, beyond = ("smallest", "smaller") if low else ("largest", "larger")
@@ -243,7 +256,7 @@ def _add(sizes: Floats, *, low: bool) -> str:
     )
 
 
-def _found(budget: _Budget, bottom: CurveMinimum, level: float) -> _Found:
+def _to_result(budget: _Budget, bottom: CurveMinimum, level: float) -> _BudgetResult:
     sizes = budget.runs.sizes
     low, high = float(sizes[0]), float(sizes[-1])
     if not math.isfinite(bottom.log_params):
@@ -253,9 +266,11 @@ def _found(budget: _Budget, bottom: CurveMinimum, level: float) -> _Found:
             "sides, and look at the runs that stand out",
         )
     if not low < bottom.log_params < high:
-        return budget.without("edge", _add(np.exp(sizes), low=bottom.log_params <= low))
+        return budget.without(
+            "edge", _describe_sizes_to_add(np.exp(sizes), low=bottom.log_params <= low)
+        )
     inside = (bottom.draws[:, 0] > low) & (bottom.draws[:, 0] < high)
-    if len(inside) and 1 - inside.mean() > MOST_OUTSIDE:
+    if len(inside) and 1 - inside.mean() > MAX_OUTSIDE_SHARE:
         reason = (
             f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside "
             "the sizes run: add "
@@ -285,40 +300,42 @@ def _found(budget: _Budget, bottom: CurveMinimum, level: float) -> _Found:
         num_runs=len(budget.runs.x),
         num_sizes=len(sizes),
     )
-    return _Found(optimum=optimum, log_variances=variances)
+    return _BudgetResult(optimum=optimum, log_variances=variances)
 
 
-def _laws(kept: list[_Found]) -> dict[str, PowerLaw]:
-    """N* and D* against FLOPs through optima, by name."""
+def _fit_laws(kept: list[_BudgetResult]) -> dict[str, PowerLaw]:
+    """Fit the laws of N* and D* against FLOPs through the optima, by name."""
     against = {"flops": np.array([each.optimum.flops for each in kept])}
-    return {name: fit_power_law(against, *_logs(kept, name)) for name in ("params", "tokens")}
+    return {name: fit_power_law(against, *_list_logs(kept, name)) for name in ("params", "tokens")}
 
 
-def _logs(kept: list[_Found], name: str) -> tuple[Floats, Floats]:
-    """Logs of N* or D* of each optimum, and their variances."""
+def _list_logs(kept: list[_BudgetResult], name: str) -> tuple[Floats, Floats]:
+    """Return the logs of N* or D* of each optimum, and their variances."""
     column = ("params", "tokens").index(name)
     variances = [each.log_variances[column] for each in kept if each.log_variances is not None]
     return np.log([getattr(each.optimum, name) for each in kept]), np.array(variances)
 
 
-def _hindcast(kept: list[_Found], level: float) -> Inflation:
-    """Fit the cheapest optima, from 4 on, predict all dearer ones, and stretch until `level` of
-    those is covered.
+def _compute_inflation(kept: list[_BudgetResult], level: float) -> Inflation:
+    """Compute the inflation of intervals by hindcasts: fit the cheapest optima, from 4 on, predict
+    all more expensive ones, and widen the intervals until a share `level` of those is covered.
 
-    A held-out optimum has noise of its own, which counts as part of the arm. With fewer than 5
-    optima nothing is held out and nothing is learned.
+    The noise of a held-out optimum counts as part of the interval. With fewer than 5 optima nothing
+    is held out, and the inflation is 1.
     """
-    misses: dict[str, list[float]] = {"params": [], "tokens": []}
-    for cut in range(_LEAST_OPTIMA + 1, len(kept)):
-        for name, law in _laws(kept[:cut]).items():
-            for each, log, variance in zip(kept[cut:], *_logs(kept[cut:], name), strict=True):
+    ratios: dict[str, list[float]] = {"params": [], "tokens": []}
+    for cut in range(_MIN_OPTIMA + 1, len(kept)):
+        for name, law in _fit_laws(kept[:cut]).items():
+            for result, log, variance in zip(
+                kept[cut:], *_list_logs(kept[cut:], name), strict=True
+            ):
                 predicted, ends = (
-                    law.at(each.optimum.flops),
-                    law.interval_at(each.optimum.flops, level=level),
+                    law.at(result.optimum.flops),
+                    law.interval_at(result.optimum.flops, level=level),
                 )
-                off = log - math.log(predicted)
-                arm = math.log(ends[1] / predicted) if off > 0 else math.log(predicted / ends[0])
-                misses[name].append(abs(off) / max(math.hypot(arm, math.sqrt(variance)), 1e-12))
+                error = log - math.log(predicted)
+                arm = math.log(ends[1] / predicted) if error > 0 else math.log(predicted / ends[0])
+                ratios[name].append(abs(error) / max(math.hypot(arm, math.sqrt(variance)), 1e-12))
     return Inflation(
-        **{name: max(1.0, float(np.quantile(z, level))) if z else 1.0 for name, z in misses.items()}
+        **{name: max(1.0, float(np.quantile(z, level))) if z else 1.0 for name, z in ratios.items()}
     )

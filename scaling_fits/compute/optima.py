@@ -1,7 +1,7 @@
-"""Optima against compute: N* and D* as laws of C, from IsoFLOP curves.
+"""Optima as functions of compute: N* and D* as power laws of C, from IsoFLOP curves.
 
-`isoflop.fit_isoflop` makes a `ComputeFit`; here it is asked, and told as JSON. The FLOPs are those
-of the table, whatever it counts.
+`isoflop.fit_isoflop` returns a `ComputeFit`. This module predicts from it, and converts it to JSON.
+FLOPs are those of the table, however they were counted.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from scipy.special import ndtri
 from proxies.core import canon
 from proxies.core.canon import Json
 from proxies.core.errors import InputError
-from scaling_fits.compute.power_laws import Pair, PowerLaw, told
+from scaling_fits.compute.power_laws import Pair, PowerLaw, summarize_law
 from scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
 from scaling_fits.laws.table import DroppedRow
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
-"""Whether the runs of a budget, or of one (N, D), hold an optimum: `edge`: it may lie outside the
-values run; `flat`: within the noise it may; `no_valley`: not even a minimum."""
+"""Status of the optimum of one budget, or of one (N, D). `edge`: it may lie outside the values run;
+`flat`: within the noise it may; `no_valley`: there is no minimum."""
 ComputeStatus = Literal["converged", "unidentified"]
 
 FlopsSource = Literal["flops", "budget", "6nd"]
 """Source of a run's FLOPs: the column `flops`, the column `budget`, or 6 * N * D."""
 
 BEND_SD = 0.035
-"""Standard deviation of log N* for each factor e of FLOPs beyond the runs: how much laws of optima
-bend, over 68 tasks of public isoFLOP families (`benchmarks/statistics/best_sizes.py`)."""
+"""Standard deviation of log N* per e-fold of FLOPs beyond the runs: the bend of laws of optima over
+68 tasks of public isoFLOP families (`benchmarks/statistics/best_sizes.py`)."""
 
 
 class OptimaError(InputError):
-    """A question that no fit here answers, or data without an optimum. `problems` lists everything
-    that is wrong.
+    """The question has no answer in this fit, or the data have no optimum. `problems` lists
+    everything that is wrong.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -46,14 +46,14 @@ class OptimaError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeOptimum:
-    """The best size for one amount of compute, or why nobody can say. Numbers are None unless the
-    status is ok.
+    """The best size for one amount of compute, or the reason why there is none. Numbers are None
+    unless the status is `ok`.
     """
 
     flops: float
     status: CellStatus = "ok"
     reason: str | None = None
-    """What is wrong and what to run; None where the status is ok."""
+    """Problem and the runs to add; None if the status is `ok`."""
     params: float | None = None
     params_interval: Pair | None = None
     tokens: float | None = None
@@ -66,8 +66,8 @@ class ComputeOptimum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inflation:
-    """Factors, in logs, on both arms of the intervals of a prediction: under them held-out optima
-    are covered.
+    """Factors by which both sides of a prediction's interval are widened, in logs, so that held-out
+    optima are covered.
     """
 
     params: float = 1.0
@@ -76,12 +76,12 @@ class Inflation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimaFit:
-    """What fits of optima have in common, whatever the optima are of."""
+    """The fields that all fits of optima share."""
 
     status: ComputeStatus
     level: float
     bootstrap: int
-    """Draws behind the intervals; 0: no intervals."""
+    """Number of draws for the intervals; 0 for no intervals."""
     seed: int
     num_runs: int
     dropped: tuple[DroppedRow, ...]
@@ -94,7 +94,9 @@ class OptimaFit:
         intervals: dict[str, Json],
         exponents: list[dict[str, Json]],
     ) -> dict[str, Json]:
-        """What `fit --json` prints of each; `exponents` of params and tokens against FLOPs."""
+        """Return the common keys of `fit --json`. `exponents` are those of params and tokens
+        against FLOPs.
+        """
         return {
             "form": form,
             "status": self.status,
@@ -113,22 +115,22 @@ class OptimaFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeFit(OptimaFit):
-    """Laws of the optimum against compute, with the optima behind them."""
+    """Laws of the optimum against compute, with the optima they were fitted to."""
 
     optima: tuple[ComputeOptimum, ...]
-    """By FLOPs, ascending."""
+    """Optima in ascending order of FLOPs."""
     params_law: PowerLaw | None
-    """N* of C. None, like the other law, where the optima identify none."""
+    """Law of N* against C; like `tokens_law`, None if the optima do not identify it."""
     tokens_law: PowerLaw | None
     inflation: Inflation
     largest_flops: float
-    """Of any run."""
+    """Largest FLOPs of any run."""
     flops_from: FlopsSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputePrediction:
-    """The best run for a budget."""
+    """The best run for a budget, with intervals."""
 
     params: float
     params_interval: Pair | None
@@ -137,16 +139,16 @@ class ComputePrediction:
     flops: float
     level: float
     extrapolation: float
-    """Budget over the largest FLOPs of any run."""
+    """Ratio of the budget to the largest FLOPs of any run."""
     warnings: tuple[str, ...]
 
 
 def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
-    """The best size and tokens for `flops`, counted as the table counted.
+    """Predict the best size and tokens for `flops`, counted as the table counted them.
 
     Raises:
-        LawError: a budget that is not finite and positive.
-        CannotTellError: the runs identify no law.
+        LawError: The budget is not finite and positive.
+        CannotTellError: The runs identify no law.
     """
     if not 0 < flops < math.inf:
         raise LawError(f"flops = {flops}: must be a finite number above 0")
@@ -154,8 +156,8 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
         raise CannotTellError(fit.warnings)
     extrapolation = flops / fit.largest_flops
     warnings = list(fit.warnings)
-    params, params_ends = _size_at(fit, fit.params_law, flops, fit.inflation.params)
-    tokens, tokens_ends = _size_at(fit, fit.tokens_law, flops, fit.inflation.tokens)
+    params, params_ends = _predict_size(fit, fit.params_law, flops, fit.inflation.params)
+    tokens, tokens_ends = _predict_size(fit, fit.tokens_law, flops, fit.inflation.tokens)
     return ComputePrediction(
         flops=float(flops),
         params=params,
@@ -168,10 +170,10 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
     )
 
 
-def _size_at(
+def _predict_size(
     fit: ComputeFit, law: PowerLaw, flops: float, inflation: float
 ) -> tuple[float, Pair | None]:
-    """The best N or D and its interval."""
+    """Predict the best N or D, with its interval."""
     value = law.at(flops)
     if not fit.bootstrap:
         return value, None
@@ -183,13 +185,16 @@ def _size_at(
 
 
 def fit_body(fit: ComputeFit) -> dict[str, Json]:
-    """What `fit --form isoflop --json` prints. What is not identified is null, never a number."""
+    """Return the output of `fit --form isoflop --json`. Numbers that are not identified are
+    null.
+    """
     level, laws = (
         fit.level if fit.bootstrap else None,
         {"params": fit.params_law, "tokens": fit.tokens_law},
     )
     both = [
-        told(law, (f"{what}_coefficient", f"{what}_exponent"), level) for what, law in laws.items()
+        summarize_law(law, (f"{name}_coefficient", f"{name}_exponent"), level)
+        for name, law in laws.items()
     ]
     values, intervals = both[0][0] | both[1][0], both[0][1] | both[1][1]
     exponents: list[dict[str, Json]] = [
@@ -197,15 +202,15 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
         for name in ("params_exponent", "tokens_exponent")
     ]
     return fit.body("isoflop", values, intervals, exponents) | {
-        "budgets": [_told(optimum) for optimum in fit.optima],
-        "scatter": {what: None if law is None else law.scatter for what, law in laws.items()},
+        "budgets": [_summarize_optimum(optimum) for optimum in fit.optima],
+        "scatter": {name: None if law is None else law.scatter for name, law in laws.items()},
         "interval_inflation": canon.to_json(fit.inflation),
         "flops_from": {"flops": "table", "budget": "budget", "6nd": "6ND"}[fit.flops_from],
     }
 
 
-def _told(optimum: ComputeOptimum) -> dict[str, Json]:
-    """An optimum as it is printed: its loss has no unit in its name."""
+def _summarize_optimum(optimum: ComputeOptimum) -> dict[str, Json]:
+    """Convert an optimum to JSON, where its loss has no unit in its name."""
     values = {
         field.name: canon.to_json(getattr(optimum, field.name))
         for field in dataclasses.fields(optimum)

@@ -1,10 +1,10 @@
-"""Power laws through a few estimated points: value = G * x1^a1 * x2^a2.
+"""Fits of power laws through a few estimated points: value = G * x1^a1 * x2^a2.
 
-Each point has a log and that log's own variance (of a valley's minimum, say). The regression adds a
-scatter of the points about the law, as large as the residuals ask for (Paule and Mandel 1982, J.
-Res. NBS 87:377), and uses Student quantiles of the residual degrees of freedom (as Knapp and
-Hartung 2003, Statistics in Medicine 22:2693): with 3 to 12 points a bootstrap over points is too
-narrow.
+Each point has a log with a variance of its own, such as the minimum of a fitted basin. The
+regression adds a scatter of the points about the law, as large as the residuals require (Paule and
+Mandel 1982, J. Res. NBS 87:377), and uses Student quantiles of the residual degrees of freedom (as
+Knapp and Hartung 2003, Statistics in Medicine 22:2693): with 3 to 12 points a bootstrap over points
+gives too narrow intervals.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from proxies.core.canon import Json
 from proxies.core.errors import InputError
 from proxies.core.notation import counted
 from scaling_fits.laws.law import exp_finite
-from scaling_fits.laws.solver import bisected
+from scaling_fits.laws.solver import bisect
 
 Floats = NDArray[np.float64]
 Pair = tuple[float, float]
 
-_LEAST_VARIANCE = 1e-16  # of a log: points known to 1e-8 are exact, and weights stay finite
+# Smallest variance of a log: points known to 1e-8 are exact, and weights stay finite
+_MIN_VARIANCE = 1e-16
 
 
 class PowerLawError(InputError):
-    """Points or inputs that no power law can take."""
+    """The points or inputs do not determine a power law."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerLaw:
-    """log value = intercept + sum of exponents * (log input - centre), with what is not known about
-    it.
+    """A power law with its uncertainty: log value = intercept + sum of exponents * (log input -
+    centre).
     """
 
     inputs: tuple[str, ...]
-    """Names, in the order of `exponents`."""
+    """Names of the inputs, in the order of `exponents`."""
     centre: tuple[float, ...]
     """Mean log of each input."""
     intercept: float
     exponents: tuple[float, ...]
     covariance: tuple[tuple[float, ...], ...]
-    """Of (intercept, exponents), the scatter within."""
+    """Covariance of (intercept, exponents), including the scatter."""
     degrees_of_freedom: int
-    """Points beyond the number of coefficients; at least 1."""
+    """Number of points beyond the number of coefficients; at least 1."""
     scatter: float
-    """Sd of the points' logs about the law, beyond their own noise."""
+    """Standard deviation of the points' logs about the law, beyond their own noise."""
 
     @property
     def coefficient(self) -> float:
@@ -60,44 +61,46 @@ class PowerLaw:
         )
 
     def exponent_interval(self, index: int, level: float) -> tuple[float, float]:
-        """Central interval of one exponent."""
-        half = self._student(level) * math.sqrt(self.covariance[index + 1][index + 1])
+        """Return the central interval of one exponent."""
+        half = self._compute_student_quantile(level) * math.sqrt(
+            self.covariance[index + 1][index + 1]
+        )
         return self.exponents[index] - half, self.exponents[index] + half
 
     def coefficient_interval(self, level: float) -> tuple[float, float]:
-        """Central interval of G; far outside the points it is wide, and strongly tied to the
-        exponents.
+        """Return the central interval of G. Far from the points it is wide and strongly correlated
+        with the exponents.
         """
-        log, sd = self._log_at(np.zeros(len(self.inputs)))
-        half = self._student(level) * sd
+        log, sd = self._predict_log(np.zeros(len(self.inputs)))
+        half = self._compute_student_quantile(level) * sd
         return exp_finite(log - half), exp_finite(log + half)
 
     def at(self, *values: float) -> float:
-        """The law's value at these inputs."""
-        return exp_finite(self._log_at(np.log(values))[0])
+        """Return the law's value at these inputs."""
+        return exp_finite(self._predict_log(np.log(values))[0])
 
     def interval_at(self, *values: float, level: float) -> tuple[float, float]:
-        """Central interval of the true value at these inputs: the law's error and the scatter about
-        it.
+        """Return the central interval of the true value at these inputs, from the law's error and
+        the scatter about it.
         """
-        log, sd = self._log_at(np.log(values))
-        half = self._student(level) * math.hypot(sd, self.scatter)
+        log, sd = self._predict_log(np.log(values))
+        half = self._compute_student_quantile(level) * math.hypot(sd, self.scatter)
         return exp_finite(log - half), exp_finite(log + half)
 
-    def _log_at(self, logs: Floats) -> tuple[float, float]:
+    def _predict_log(self, logs: Floats) -> tuple[float, float]:
         row = np.concatenate([[1.0], logs - np.array(self.centre)])
         mean = float(row @ np.array([self.intercept, *self.exponents]))
         return mean, math.sqrt(max(float(row @ np.array(self.covariance) @ row), 0.0))
 
-    def _student(self, level: float) -> float:
+    def _compute_student_quantile(self, level: float) -> float:
         return float(stdtrit(self.degrees_of_freedom, (1 + level) / 2))
 
 
-def told(
+def summarize_law(
     law: PowerLaw | None, names: Sequence[str], level: float | None
 ) -> tuple[dict[str, Json], dict[str, Json]]:
-    """The coefficient and the exponents of a law by `names`, and their intervals; null for what is
-    not known.
+    """Return the coefficient and the exponents of a law by `names`, and their intervals; null for
+    what is unknown.
     """
     values: dict[str, Json] = dict.fromkeys(names)
     intervals: dict[str, Json] = dict.fromkeys(names)
@@ -113,11 +116,11 @@ def told(
 
 
 def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: Floats) -> PowerLaw:
-    """The law through points (R,) at positive `inputs` (R,) by name.
+    """Fit a law through points (R,) at positive `inputs` (R,) by name.
 
     Raises:
-        PowerLawError: no more points than coefficients, or inputs that lie on one line (one size, a
-            fixed ratio).
+        PowerLawError: There are not more points than coefficients, or inputs lie on one line (one
+            size, a fixed ratio).
     """
     num_points, size = len(log_values), len(inputs) + 1
     if num_points <= size:
@@ -132,11 +135,11 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
         raise PowerLawError(
             f"{' and '.join(inputs)} do not vary independently: their exponents are not identified"
         )
-    variances = np.maximum(log_variances, _LEAST_VARIANCE)
+    variances = np.maximum(log_variances, _MIN_VARIANCE)
     freedom = num_points - size
-    tau_squared = _paule_mandel(design, log_values, variances, freedom)
+    tau_squared = _estimate_scatter(design, log_values, variances, freedom)
     weights = 1 / (variances + tau_squared)
-    theta, _, covariance = _weighted(design, log_values, weights)
+    theta, _, covariance = _solve_weighted(design, log_values, weights)
     return PowerLaw(
         inputs=tuple(inputs),
         centre=tuple(centre.tolist()),
@@ -148,9 +151,11 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
     )
 
 
-def _weighted(design: Floats, values: Floats, weights: Floats) -> tuple[Floats, float, Floats]:
-    """Weighted least squares: coefficients, weighted sum of squares, inverse of the normal
-    matrix.
+def _solve_weighted(
+    design: Floats, values: Floats, weights: Floats
+) -> tuple[Floats, float, Floats]:
+    """Solve weighted least squares: return the coefficients, the weighted sum of squares, and the
+    inverse of the normal matrix.
     """
     root = np.sqrt(weights)
     theta = np.asarray(
@@ -161,17 +166,19 @@ def _weighted(design: Floats, values: Floats, weights: Floats) -> tuple[Floats, 
     return theta, float((weights * residuals**2).sum()), inverse
 
 
-def _paule_mandel(design: Floats, values: Floats, variances: Floats, freedom: int) -> float:
-    """The scatter squared at which the weighted residuals are as large as they should be; 0 if they
-    are smaller.
+def _estimate_scatter(design: Floats, values: Floats, variances: Floats, freedom: int) -> float:
+    """Estimate the squared scatter at which the weighted residuals have their expected size; 0 if
+    they are smaller without any.
     """
 
     def too_small(tau_squared: Floats | float) -> NDArray[np.bool_]:
-        return np.asarray(_weighted(design, values, 1 / (variances + tau_squared))[1] > freedom)
+        return np.asarray(
+            _solve_weighted(design, values, 1 / (variances + tau_squared))[1] > freedom
+        )
 
     if not too_small(0.0):
         return 0.0
     high = float(np.var(values)) + float(variances.max())
     while too_small(high):
         high *= 2
-    return float(bisected(too_small, 0.0, high, 80)[1])
+    return float(bisect(too_small, 0.0, high, 80)[1])

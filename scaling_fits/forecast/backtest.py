@@ -1,9 +1,9 @@
-"""Back-tests: the largest budgets are held out, the rest is fitted, and the held-out runs are
-predicted.
+"""Back-tests: the largest budgets are held out, the other runs are fitted, and the held-out runs
+are predicted.
 
-Each back-test is a fit of its own that never saw the runs it predicts. There is one for every
+Each back-test is a separate fit that never saw the runs it predicts. There is one for every
 distance that the runs allow, from the largest rung alone to all runs within a hundredth of the
-largest budget, so that a forecast far beyond the runs is judged by tests at its own distance.
+largest budget, so a forecast far beyond the runs is judged by tests at its own distance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scaling_fits.laws.forms import MIN_POINTS
 from scaling_fits.laws.table import RunTable
 
 CUTS = (1.25, 3.0, 10.0, 30.0, 100.0)
-"""The runs above the largest budget over each of these are held out in turn."""
+"""Divisors of the largest budget; the runs above each quotient are held out in turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class HeldOut:
     loss_nats: float
     predicted_nats: float
     interval_nats: tuple[float, float] | None
-    """For one new run; None without a bootstrap."""
+    """Interval of the loss of one new run, in nats; None without a bootstrap."""
 
     @property
     def covered(self) -> bool | None:
@@ -44,7 +44,7 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backtest:
-    """The runs of the largest budget as a fit without the runs above a cut predicts them."""
+    """Predictions of the runs of the largest budget by a fit without the runs above a cut."""
 
     runs: tuple[HeldOut, ...]
     num_fitted: int
@@ -110,11 +110,11 @@ def run_backtests(
 
 
 def nearest_backtest(backtests: tuple[Backtest, ...], extrapolation: float) -> Backtest | None:
-    """Return the back-test at the distance nearest to the one asked for; None where there is
-    none.
-    """
+    """Return the back-test at the distance nearest to the requested one; None if there is none."""
     distance = np.log(max(extrapolation, 1.0))
-    return min(backtests, key=lambda each: abs(np.log(each.extrapolation) - distance), default=None)
+    return min(
+        backtests, key=lambda backtest: abs(np.log(backtest.extrapolation) - distance), default=None
+    )
 
 
 def _can_fit(table: RunTable, keep: NDArray[np.bool_]) -> bool:
@@ -130,7 +130,7 @@ def _compare(
     level: float,
     has_intervals: bool,
 ) -> Backtest:
-    """Return the held-out runs beside what the fit without them predicts."""
+    """Return the held-out runs with their predictions by the fit without them."""
     tail = (1 - level) / 2
     middle, low, high = np.exp(posterior.quantiles(held.params, held.tokens, (0.5, tail, 1 - tail)))
     runs = tuple(

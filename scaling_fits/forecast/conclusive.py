@@ -1,21 +1,21 @@
-"""Whether a forecast is conclusive: the fit's status, its back-test, how far it reaches, how wide
-its interval is.
+"""Checks whether a forecast is conclusive: the fit's status, its back-test, its extrapolation, and
+the width of its interval.
 
-The gate `fit` of a study and every verb that prints a forecast ask here, so all of them say the
-same. And the track record: what became of earlier forecasts, how far each lay off, and how wide the
-next interval should be.
+The gate `fit` of a study and every verb that prints a forecast use these checks. The module also
+keeps the track record: the outcomes of earlier forecasts, their errors, and the width of the next
+interval.
 
-A forecast whose interval is right misses by z, which is standard normal. How right the intervals of
-a fit are is not known before a forecast of it was put to the test, so their scale has a prior, a
-scaled inverse chi-square of `PRIOR_RUNS` degrees of freedom about 1; misses make it a posterior,
-and the next miss is Student's (Gelman et al., Bayesian Data Analysis, third edition, sections 2.6
-and 3.2):
+The error of a forecast with a correct interval is z, which is standard normal. Before a forecast of
+a fit has been tested, the accuracy of the fit's intervals is not known. Their scale therefore has a
+prior, a scaled inverse chi-square of `PRIOR_RUNS` degrees of freedom about 1. Errors of concluded
+runs turn it into a posterior, and the predictive distribution of the next error is Student's t
+(Gelman et al., Bayesian Data Analysis, third edition, sections 2.6 and 3.2):
 
     scale^2 = c (v0 + sum z^2 / c) / (v0 + n) * t(v0 + n)^2 / q^2,    c = q^2 / t(v0)^2,
 
-q and t(.) the upper ends of the interval's level of the normal and of Student's law. Without a miss
-it is 1: a fit's own back-test counts. With many it goes to the root mean square of z. One miss
-moves it little, unless it is large.
+where q and t(.) are the upper ends of the interval at its level under the normal and Student's t
+distribution. Without an outcome the scale is 1, since the fit's own back-test counts. With many
+outcomes it approaches the root mean square of z. One error changes it little, unless it is large.
 """
 
 from __future__ import annotations
@@ -37,30 +37,32 @@ INCONCLUSIVE = "the forecast is inconclusive"
 """The start of the warning that is shown before a number."""
 
 FARTHEST_REACH = 100.0
-"""Times the largest rung's FLOPs: published ladders were back-tested to 30 and 100 times, with
-errors of 4 to 6 %."""
+"""Largest extrapolation, in multiples of the largest rung's FLOPs. Published ladders were
+back-tested to 30 and 100 times, with errors of 4 to 6 %."""
 
-LARGEST_ERROR = 0.05
-"""Of a held-out rung's loss: twice the median that public ladders show at 10 times the compute."""
+MAX_ERROR = 0.05
+"""Largest relative error of a held-out rung's loss: twice the median that public ladders show at 10
+times the compute."""
 
 WIDEST_HALF = 0.1
-"""Half the predicted loss's interval over the loss: a wider one predicts nothing."""
+"""Largest half-width of the predicted loss's interval relative to the loss. A wider interval
+predicts nothing."""
 
 MAX_LOSS_NATS = 12.0
-"""Loss of a uniform guess among 163,000 tokens: no forecast above it is one."""
+"""Loss of a uniform guess among 163,000 tokens, the largest valid forecast."""
 
 PRIOR_RUNS = 8
-"""Concluded runs that the back-test behind an interval counts for: one miss of 3 widens the next by
-half."""
+"""Number of concluded runs that the back-test behind an interval counts for. One error of z = 3
+widens the next interval by half."""
 
 
 def fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, ...]:
-    """Return why no forecast by this fit is conclusive; empty where its law converged and predicted
-    the largest runs.
+    """Return the reasons why no forecast by this fit is conclusive; empty if its law converged and
+    predicted the largest runs.
 
     Args:
         fit: The fit.
-        backtest: The back-test at the distance that is asked; None: that of the largest rung.
+        backtest: The back-test at the requested distance; None for that of the largest rung.
     """
     if fit.status != "converged":
         return (f"{fit.status}: {'; '.join(fit.warnings)}",)
@@ -72,8 +74,8 @@ def fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, 
 
 
 def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
-    """Return what the held-out runs show, and whether it speaks against the fit: too far off, or
-    too few inside.
+    """Return sentences on the held-out runs, and whether they contradict the fit: an error is too
+    large, or too few runs are inside their intervals.
     """
     from scipy.special import bdtr
 
@@ -88,19 +90,21 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
         )
     ]
     if num_covered is None:
-        return findings, backtest.largest_error > LARGEST_ERROR
+        return findings, backtest.largest_error > MAX_ERROR
     findings.append(f"{num_covered} of {num_runs} inside the {format_percent(level)} interval")
-    # The fewest that chance allows in one fit of twenty whose intervals are right; of one run, none
-    # at all.
-    fewest = next(count for count in range(num_runs + 1) if bdtr(count, num_runs, level) >= 0.05)
-    return findings, num_covered < fewest or backtest.largest_error > LARGEST_ERROR
+    # The smallest count that has a probability of at least 0.05 if the intervals are right; for one
+    # run, 0.
+    min_covered = next(
+        count for count in range(num_runs + 1) if bdtr(count, num_runs, level) >= 0.05
+    )
+    return findings, num_covered < min_covered or backtest.largest_error > MAX_ERROR
 
 
 def reach_doubts(
     loss_nats: float, interval: tuple[float, float] | None, extrapolation: float
 ) -> tuple[str, ...]:
-    """Why a conclusive fit may say little about a run so far out, or one whose loss has so wide an
-    interval.
+    """Return the reasons why a conclusive fit does not determine a run: it is too far out, or the
+    interval of its loss is too wide.
     """
     doubts = list(distance_doubts(extrapolation))
     if loss_nats > MAX_LOSS_NATS:
@@ -112,13 +116,13 @@ def reach_doubts(
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats
         if half > WIDEST_HALF:
-            known = f"known to {format_percent(half)} only" if half < 1 else "not determined"
-            doubts.append(f"the predicted loss is {known}: add rungs")
+            precision = f"known to {format_percent(half)} only" if half < 1 else "not determined"
+            doubts.append(f"the predicted loss is {precision}: add rungs")
     return tuple(doubts)
 
 
 def distance_doubts(extrapolation: float) -> tuple[str, ...]:
-    """Return the doubt about a run farther out than any back-test."""
+    """Return a doubt if a run is farther out than any back-test."""
     if extrapolation <= FARTHEST_REACH:
         return ()
     reach = f"target at {format_factor(extrapolation)} times the largest rung's FLOPs"
@@ -126,21 +130,21 @@ def distance_doubts(extrapolation: float) -> tuple[str, ...]:
 
 
 def inconclusive(doubts: tuple[str, ...]) -> tuple[str, ...]:
-    """The warning that comes before a forecast with such doubts; none without."""
+    """Return the warning that precedes a forecast with these doubts; empty without doubts."""
     return (f"{INCONCLUSIVE}: {'; '.join(doubts)}",) if doubts else ()
 
 
 def first_and_rest(warnings: Json) -> tuple[list[str], list[Json]]:
-    """The warnings to show before a number, and those that may follow it; `warnings` as of the
-    JSON.
+    """Split the warnings of the JSON into those to show before a number and those that may follow
+    it.
     """
-    every = warnings if isinstance(warnings, list) else []
+    all_warnings = warnings if isinstance(warnings, list) else []
     first = [
         warning
-        for warning in every
+        for warning in all_warnings
         if isinstance(warning, str) and warning.startswith(INCONCLUSIVE)
     ]
-    return first, [warning for warning in every if warning not in first]
+    return first, [warning for warning in all_warnings if warning not in first]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,10 +178,11 @@ class ForecastOutcome:
 
     @property
     def z(self) -> float:
-        """The miss in standard deviations of the forecast, in log loss; above 0 where the loss came
-        out higher.
+        """The error in standard deviations of the forecast, in log loss; positive if the loss was
+        higher.
 
-        Each side of the interval is its own sd times the normal's quantile at the level.
+        Each side of the interval has its own standard deviation: its width over the normal quantile
+        at the level.
         """
         from scipy.special import ndtri
 
@@ -187,12 +192,12 @@ class ForecastOutcome:
 
 
 def interval_scale(misses: Sequence[float], level: float) -> float:
-    """The factor for both sides of the next interval, in log loss.
+    """Return the factor for both sides of the next interval, in log loss.
 
     Args:
-        misses: z of every earlier forecast, by the interval that its own fit gave before any such
-            scale.
-        level: of the next interval.
+        misses: z of every earlier forecast, relative to the interval of its own fit before any such
+            factor.
+        level: Level of the next interval.
     """
     from scipy.special import ndtri, stdtrit
 

@@ -1,4 +1,4 @@
-"""Forecast of the training-loss curve down to its predicted end: the band that a main run is
+"""The forecast of the training-loss curve up to its predicted end: the band that a main run is
 compared with.
 
 One law is fitted to the training curves of all of the ladder's runs at once,
@@ -110,19 +110,23 @@ def expected_curve(
     shorter, longest = _split_by_length(runs)
     if len(shorter) < MIN_RUNS:
         return ()
-    target = _Target(params=params, area=_rate_area(schedule, tokens))
-    looks = _look(params, tokens, schedule, target)
+    target = _Target(params=params, area=_compute_rate_area(schedule, tokens))
+    looks = _compute_inputs(params, tokens, schedule, target)
     law = _fit_law(runs, target)
     departures_RS = law.departures(runs)
-    scatter_S = _pool(departures_RS) * np.sqrt(len(runs) / (len(runs) - _NUM_COEFFICIENTS))
+    scatter_S = _pool_departures(departures_RS) * np.sqrt(
+        len(runs) / (len(runs) - _NUM_COEFFICIENTS)
+    )
     ratio = min(run.tokens for run in longest) / max(run.tokens for run in shorter)
-    drift_S = _pool(_fit_law(shorter, target).departures(longest)) / _reach(ratio)
+    drift_S = _pool_departures(_fit_law(shorter, target).departures(longest)) / _compute_reach(
+        ratio
+    )
     extrapolation = max(
         tokens / max(run.tokens for run in runs), params / max(run.params for run in runs)
     )
-    # Both are measured on few runs.
+    # Student's t, since both are measured on few runs.
     student = float(stdtrit(len(runs) - _NUM_COEFFICIENTS, (1 + level) / 2))
-    own_S = student * np.hypot(scatter_S, drift_S * _reach(extrapolation))
+    own_S = student * np.hypot(scatter_S, drift_S * _compute_reach(extrapolation))
     is_known_S = looks.is_past_warmup & np.isfinite(departures_RS).any(axis=0) & np.isfinite(own_S)
     ends = np.log(np.array(final_nats[1:]) / final_nats[0])
     points = []
@@ -146,7 +150,9 @@ def memory_octaves(runs: Sequence[FinishedRun]) -> float | None:
     """
     if len(runs) < MIN_RUNS:
         return None
-    target = _Target(params=runs[0].params, area=_rate_area(runs[0].schedule, runs[0].tokens))
+    target = _Target(
+        params=runs[0].params, area=_compute_rate_area(runs[0].schedule, runs[0].tokens)
+    )
     departures_RS = _fit_law(runs, target).departures(runs)
     is_common_S = np.isfinite(departures_RS).sum(axis=0) >= MIN_RUNS
     departures_RS, octaves = departures_RS[:, is_common_S], np.log2(np.array(SHARES)[is_common_S])
@@ -175,7 +181,7 @@ class _Target:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Looks:
+class _LawInputs:
     """The inputs of the law at `SHARES` of a run and at its end, at K points of each window."""
 
     log_size: float
@@ -195,9 +201,9 @@ class _Law:
     theta: Floats
     target: _Target
 
-    def heights(self, looks: _Looks) -> Floats:
+    def heights(self, looks: _LawInputs) -> Floats:
         """[S] Log of the mean training loss over the final validation loss."""
-        logs = _log_loss(self.theta, looks.log_size, looks.log_area, looks.rate)
+        logs = _compute_log_loss(self.theta, looks.log_size, looks.log_area, looks.rate)
         heights: Floats = logs[:-1] - logs[-1] + self.theta[-1]
         return heights
 
@@ -207,8 +213,8 @@ class _Law:
         """
         rows = []
         for run in runs:
-            looks = _look(run.params, run.tokens, run.schedule, self.target)
-            log_means, _ = _window_means(run)
+            looks = _compute_inputs(run.params, run.tokens, run.schedule, self.target)
+            log_means, _ = _compute_window_means(run)
             departures = log_means - np.log(run.final_loss_nats) - self.heights(looks)
             rows.append(np.where(looks.is_past_warmup, departures, np.nan))
         return np.array(rows).reshape(-1, len(SHARES))
@@ -221,7 +227,9 @@ _LOW = np.array([-8.0, -12.0, 0.05, -12.0, 0.05, -0.5, -8.0, 0.3, -1.0])
 _HIGH = np.array([4.0, 4.0, 1.5, 4.0, 1.5, 0.5, 2.0, 3.0, 1.0])
 
 
-def _log_loss(theta_P: Floats, log_size: Floats | float, log_area: Floats, rate: Floats) -> Floats:
+def _compute_log_loss(
+    theta_P: Floats, log_size: Floats | float, log_area: Floats, rate: Floats
+) -> Floats:
     """Return the log of the law's loss, its mean taken over the last axis."""
     log_e, log_a, alpha, log_b, beta, gamma, log_k, power, _ = theta_P
     capacity = np.exp(log_a - alpha * log_size)
@@ -237,8 +245,8 @@ def _fit_law(runs: Sequence[FinishedRun], target: _Target) -> _Law:
 
     sizes, areas, rates, logs, weights, is_training = [], [], [], [], [], []
     for run in runs:
-        looks = _look(run.params, run.tokens, run.schedule, target)
-        log_means, num_lines = _window_means(run)
+        looks = _compute_inputs(run.params, run.tokens, run.schedule, target)
+        log_means, num_lines = _compute_window_means(run)
         is_known = np.append(looks.is_past_warmup & np.isfinite(log_means), True)
         sizes.append(np.full(np.count_nonzero(is_known), looks.log_size))
         areas.append(looks.log_area[is_known])
@@ -256,7 +264,7 @@ def _fit_law(runs: Sequence[FinishedRun], target: _Target) -> _Law:
     start[0] = np.clip(np.log(0.6) + log.min(), _LOW[0], _HIGH[0])
 
     def residuals(theta_P: Floats) -> Floats:
-        missed = _log_loss(theta_P, size, area, rate) + training * theta_P[-1] - log
+        missed = _compute_log_loss(theta_P, size, area, rate) + training * theta_P[-1] - log
         return np.concatenate([weight * missed, _PRIOR_WEIGHT * (theta_P - start)])
 
     return _Law(theta=least_squares(residuals, start, bounds=(_LOW, _HIGH)).x, target=target)
@@ -265,13 +273,15 @@ def _fit_law(runs: Sequence[FinishedRun], target: _Target) -> _Law:
 # ---- Runs ----
 
 
-def _look(params: float, tokens: float, schedule: Schedule, target: _Target) -> _Looks:
+def _compute_inputs(
+    params: float, tokens: float, schedule: Schedule, target: _Target
+) -> _LawInputs:
     num_steps, shares = schedule.num_steps, np.array(SHARES)
     low, high = (np.clip(shares * (1 + by) * num_steps, 1, num_steps) for by in (-WINDOW, WINDOW))
     steps_SK = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, _NUM_IN_WINDOW)
     steps_SK = np.vstack([steps_SK, np.full(_NUM_IN_WINDOW, float(num_steps))])
-    steps, rates, areas = _grid(schedule)
-    return _Looks(
+    steps, rates, areas = _compute_grid(schedule)
+    return _LawInputs(
         log_size=float(np.log(params / target.params)),
         log_area=np.log(np.interp(steps_SK, steps, areas) * tokens / num_steps / target.area),
         rate=np.interp(steps_SK, steps, rates),
@@ -279,13 +289,13 @@ def _look(params: float, tokens: float, schedule: Schedule, target: _Target) -> 
     )
 
 
-def _rate_area(schedule: Schedule, tokens: float) -> float:
+def _compute_rate_area(schedule: Schedule, tokens: float) -> float:
     """Return the run's tokens, each weighted by its learning rate over the peak."""
-    return float(_grid(schedule)[2][-1]) * tokens / schedule.num_steps
+    return float(_compute_grid(schedule)[2][-1]) * tokens / schedule.num_steps
 
 
 @functools.lru_cache(maxsize=64)
-def _grid(schedule: Schedule) -> tuple[Floats, Floats, Floats]:
+def _compute_grid(schedule: Schedule) -> tuple[Floats, Floats, Floats]:
     """Return steps done, the learning rate of the last of them over its peak, and the sum of the
     rates so far.
 
@@ -301,7 +311,7 @@ def _grid(schedule: Schedule) -> tuple[Floats, Floats, Floats]:
     return steps, np.maximum(rates, 0.0), np.maximum(areas, 1e-12)
 
 
-def _window_means(run: FinishedRun) -> tuple[Floats, Floats]:
+def _compute_window_means(run: FinishedRun) -> tuple[Floats, Floats]:
     """[S] and [S] Log of mean training loss near each share, NaN where nothing is logged; number of
     lines there.
     """
@@ -325,7 +335,7 @@ def _split_by_length(
     return [run for run in runs if run.tokens <= limit], [run for run in runs if run.tokens > limit]
 
 
-def _pool(departures_RS: Floats) -> Floats:
+def _pool_departures(departures_RS: Floats) -> Floats:
     """[S] Root mean square over the runs and over the shares that are about as early; NaN where
     there are none.
     """
@@ -337,6 +347,8 @@ def _pool(departures_RS: Floats) -> Floats:
     return pooled
 
 
-def _reach(ratio: float) -> float:
-    """Return how far an extrapolation by the factor `ratio` goes; below 1 it counts as 1."""
+def _compute_reach(ratio: float) -> float:
+    """Return the effective distance of an extrapolation by the factor `ratio`; below 1 it counts as
+    1.
+    """
     return float(np.log(NEXT_RUNG * max(ratio, 1.0)) ** _REACH_POWER)

@@ -1,9 +1,9 @@
-"""Ladders along one line: runs of one ratio of tokens to parameters, of one duration, or of one
-size.
+"""Ladders whose runs lie on one line: runs of one ratio of tokens to parameters, of one duration,
+or of one size.
 
-Such runs tell how loss falls along their own line and nothing of what lies beside it: the terms of
-N and D cannot be told apart. What they identify is a law of compute, L = E + F * C^-gamma with C =
-6 N D, along the line.
+Such runs show how loss falls along their own line, but nothing about other sizes and durations: the
+terms of N and D cannot be separated. They identify a law of compute along the line, L = E + F *
+C^-gamma with C = 6 N D.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_OFF = 0.5
 """Largest distance, in logs, from the line at which a question is answered: a factor 2 in tokens
 per parameter."""
 _MIN_ELONGATION = 5.0
-"""Length of a ladder over its width, at least."""
+"""Minimum ratio of a ladder's length to its width."""
 
 NAMES = ("E", "F", "gamma")
 """Parameters of the law along a line."""
@@ -38,19 +38,19 @@ class LadderPath:
 
     log_params: float
     log_tokens: float
-    """A point of the line: the mean of the runs."""
+    """Point of the line, with `log_params`: the mean of the runs."""
     direction: tuple[float, float]
     """Unit vector along log N and log D."""
     ends: tuple[float, float]
     """Positions of the smallest and largest run along the direction, from the point."""
 
     def distance(self, params: float, tokens: float) -> float:
-        """Return how far a run lies from the line, in logs."""
+        """Return the distance of a run from the line, in logs."""
         n, d = math.log(params) - self.log_params, math.log(tokens) - self.log_tokens
         return abs(n * self.direction[1] - d * self.direction[0])
 
     def describe(self) -> str:
-        """Return what the runs have in common."""
+        """Return a sentence on what the runs have in common."""
         along_n, along_d = self.direction
         if abs(along_n) < 0.1:
             return f"all runs have about {format_count(math.exp(self.log_params))} parameters"
@@ -62,8 +62,8 @@ class LadderPath:
         return "sizes and tokens of all runs lie on one line"
 
     def parameters(self, theta_SP: Floats) -> dict[str, Floats]:
-        """Return E and F in nats and gamma (S,), of the law of compute that each law is along the
-        line.
+        """Return E and F in nats, and gamma (S,), of the law of compute that each law follows along
+        the line.
 
         It is the law through three predictions: at both ends of the ladder, and in the middle of
         its log FLOPs.
@@ -75,12 +75,16 @@ class LadderPath:
         log_flops = math.log(6.0) + n + d
         drop = np.maximum((first - middle) / np.maximum(middle - last, 1e-300), 1.0 + 1e-9)
         gamma = np.log(drop) / (log_flops[1] - log_flops[0])
-        rest = (first - middle) / -np.expm1(-gamma * (log_flops[1] - log_flops[0]))
-        return {"E": first - rest, "F": rest * np.exp(gamma * log_flops[0]), "gamma": gamma}
+        reducible_nats = (first - middle) / -np.expm1(-gamma * (log_flops[1] - log_flops[0]))
+        return {
+            "E": first - reducible_nats,
+            "F": reducible_nats * np.exp(gamma * log_flops[0]),
+            "gamma": gamma,
+        }
 
 
 def find_path(table: RunTable) -> LadderPath | None:
-    """Return the line on which all runs lie; None where they spread over an area."""
+    """Return the line on which all runs lie; None if they spread over an area."""
     logs = np.stack([np.log(table.params), np.log(table.tokens)])
     middle = logs.mean(axis=1)
     offsets = logs - middle[:, None]

@@ -1,20 +1,19 @@
-"""The population of scaling studies: the prior of a law, and how far laws are off beyond their
-runs.
+"""The population of scaling studies: the prior of a law, and the error of a law beyond its runs.
 
 A study's law has six coordinates about a reference point (N0, D0), the mean of its largest runs in
 log N and log D:
 
     L = L0 * (e + (1 - e) * (w * (N / N0)^(-a / k) + (1 - w) * (D / D0)^(-b / k))^k).
 
-L0 is the loss there, e the irreducible share of it, w the share of the model's size in the rest, a
-and b the slopes of the reducible loss in log N and log D, and k the exponent that couples the two
-terms (k = 1: arXiv 2203.15556). Across studies logit e, logit w, log a, log b, and log k vary like
-one multivariate t distribution. Where a study's runs do not determine a coordinate, this
-distribution does.
+L0 is the loss at that point, e the irreducible share of it, w the share of the model's size in the
+rest, a and b the slopes of the reducible loss in log N and log D, and k the exponent that couples
+the two terms (k = 1: arXiv 2203.15556). Across studies logit e, logit w, log a, log b, and log k
+follow one multivariate t distribution. This distribution determines a coordinate that a study's
+runs do not determine.
 
-The numbers are round and broad, stated by hand: a search that learned them from 13 public studies
-forecast the other four worse than the stated ones do (docs/log.md).
-`benchmarks/statistics/forecasts.py` tests them on all of them.
+The numbers are round, broad, and set by hand: a search that learned them from 13 public studies
+forecast the other four worse than the numbers set by hand (docs/log.md).
+`benchmarks/statistics/forecasts.py` tests them on all studies.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ REFERENCE_FLOPS = 1e19
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """How the laws of studies vary, and how wrong a law is beyond its runs."""
+    """The distribution of laws over studies, and the error of a law beyond its runs."""
 
     mean: tuple[float, ...]
     """Mean of logit e, logit w, log a, log b, log k at `REFERENCE_FLOPS`."""
     sd: tuple[float, ...]
-    """Standard deviations of the same."""
+    """Standard deviations of the same coordinates."""
     correlation: float
     """Correlation of any two of logit e, log a, log b, and log k; logit w varies alone."""
     e_growth: float
@@ -70,7 +69,9 @@ class Population:
 
     def mean_at(self, reference: tuple[float, float]) -> Floats:
         """Return the mean (5,) of laws about a reference point, given by its log N and log D."""
-        return np.asarray([self.mean[0] + self.e_growth * _log_scale(reference), *self.mean[1:]])
+        return np.asarray(
+            [self.mean[0] + self.e_growth * _compute_log_scale(reference), *self.mean[1:]]
+        )
 
     def error_at(self, reference: tuple[float, float], ratio: Floats) -> Floats:
         """Return the standard deviation of a law's error in log loss beyond its runs.
@@ -80,11 +81,11 @@ class Population:
             ratio: 6 N D of the new run over the largest fitted (R,); below 1 it counts as 1.
         """
         reach = np.log(NEXT_RUNG * np.maximum(ratio, 1.0)) ** self.error_power
-        growth = math.exp(self.error_growth * max(0.0, -_log_scale(reference)))
+        growth = math.exp(self.error_growth * max(0.0, -_compute_log_scale(reference)))
         return np.asarray(self.error_sd * growth * reach)
 
 
-def _log_scale(reference: tuple[float, float]) -> float:
+def _compute_log_scale(reference: tuple[float, float]) -> float:
     """Return the log of a reference point's FLOPs over `REFERENCE_FLOPS`."""
     return math.log(6.0 / REFERENCE_FLOPS) + reference[0] + reference[1]
 

@@ -1,16 +1,17 @@
-"""The posterior of one study's law: what its runs say, with the population of published studies as
-the prior.
+"""The posterior of one study's law, given its runs, with the population of published studies as the
+prior.
 
     log loss of a run = law(N, D) + departure(N, D) + noise
 
 The law has the six coordinates of `population`. No law is exact, so a departure is added: a
 Gaussian process over log N and log D, smooth over `Population.length`, whose variance is a multiple
-of the noise's (`DEPARTURES`). For each multiple the mode is found by Levenberg-Marquardt, and draws
-around it come from a multivariate t with importance weights (Gelman et al., Bayesian Data Analysis,
-third edition, sections 10.4 and 13.3). All draws are pooled by evidence and resampled, so that each
-counts alike. The noise variance has a scaled inverse chi-square prior and is integrated out.
+of the noise variance (`DEPARTURES`). For each multiple the mode is found by Levenberg-Marquardt,
+and draws around it come from a multivariate t distribution with importance weights (Gelman et al.,
+Bayesian Data Analysis, third edition, sections 10.4 and 13.3). All draws are pooled by evidence and
+resampled to equal weights. The noise variance has a scaled inverse chi-square prior and is
+integrated out.
 
-Letters: S draws, R runs or cells of runs, T new runs, P the six coordinates.
+Shape suffixes: S draws, R runs or cells of runs, T new runs, P the six coordinates.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from scipy.special import ndtr
 
 from scaling_fits.forecast.population import PUBLIC, Population
 from scaling_fits.laws import solver
-from scaling_fits.laws.solver import Floats, bisected
+from scaling_fits.laws.solver import Floats, bisect
 from scaling_fits.laws.table import TRUNK, RunTable
 from scaling_fits.laws.traps import is_along_schedules
 from scaling_fits.laws.weights import excess
 
 DEPARTURES = (1.0, 4.0, 16.0, 64.0)
-"""Variances of the departure from the law over that of the noise."""
+"""Variances of the departure from the law, in multiples of the noise variance."""
 MAX_CELLS = 96
-"""Runs that are fitted one by one; of more, neighbors in log N and log D are averaged first."""
+"""Maximum number of cells. If there are more runs, neighbors in log N and log D are averaged
+first."""
 
 _NUM_COORDINATES = 6
 _NUM_STARTS = 8
@@ -44,16 +46,16 @@ _OUTLIER_SDS = 3.0
 _NOISE_FREEDOM = 2.0
 _PROPOSAL_FREEDOM = 6.0
 _PRIOR_FREEDOM = 4.0
-"""Degrees of freedom of the population, a multivariate t: a study unlike the others is believed if
-its runs say so."""
+"""Degrees of freedom of the population, a multivariate t distribution, which allows a study to
+differ from the others if its runs show so."""
 _SHARED_BY_TRUNK = 0.5
 """Share of the noise variance that decay branches of one trunk have in common."""
-_SMALLEST_CELL = 0.02
+_MIN_CELL = 0.02
 _DIFFERENCE = 1e-5
 _BISECTIONS = 45
 _TINY = 1e-300
 _MAX_LOG = 300.0
-"""Largest log of a term of a law: a draw beyond is as wrong, and its square is still a number."""
+"""Largest log of a term of a law, so that the square of an extreme draw's error stays finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,12 +68,12 @@ class Cells:
     variance: Floats
     """Noise variance relative to that of one run on the frontier."""
     trunk: Floats
-    """Number of the trunk that a decay branch shares; different for all other runs."""
+    """Number of the trunk that a decay branch shares; unique for every other run."""
 
     @property
     def largest(self) -> NDArray[np.intp]:
-        """Places of the largest fifth of the runs; of runs of one budget the larger models count as
-        larger.
+        """Indices of the largest fifth of the runs. Among runs of one budget, larger models count
+        as larger.
         """
         order = np.lexsort(
             (self.log_loss, self.log_params, np.round(self.log_params + self.log_tokens, 9))
@@ -80,8 +82,8 @@ class Cells:
 
     @property
     def reference(self) -> tuple[float, float]:
-        """Mean log N and log D of the largest fifth of the runs, about which a law's coordinates
-        are taken.
+        """Mean log N and log D of the largest fifth of the runs, the origin of a law's
+        coordinates.
         """
         largest = self.largest
         return float(self.log_params[largest].mean()), float(self.log_tokens[largest].mean())
@@ -89,7 +91,7 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LawPosterior:
-    """Draws of a study's law, its departure, and its noise; each draw counts alike."""
+    """Draws of a study's law, its departure, and its noise, all with equal weights."""
 
     population: Population
     cells: Cells
@@ -98,11 +100,11 @@ class LawPosterior:
     noise_sds: Floats
     """Standard deviations (S,) of the log loss of one run on the frontier."""
     departures: Floats
-    """Variances (S,) of the departure from the law over that of the noise."""
+    """Variances (S,) of the departure from the law, in multiples of the noise variance."""
     mode: Floats
     """The most probable law (P,)."""
     left_out: Floats
-    """Log loss of each cell less what the other cells predict for it (R,); empty for a chosen
+    """Log loss of each cell minus the prediction from the other cells (R,); empty for a chosen
     form."""
 
     @property
@@ -111,18 +113,20 @@ class LawPosterior:
         return float(np.median(self.noise_sds))
 
     def forecast(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
-        """Return the mean and the standard deviation of log loss that each draw gives each new run
-        (S, T).
+        """Return the mean and the standard deviation of log loss that each draw predicts for each
+        new run (S, T).
 
-        The standard deviation holds what the departure may still do there, the law's error beyond
-        its runs, and the noise of one run.
+        The standard deviation includes the remaining uncertainty of the departure, the law's error
+        beyond its runs, and the noise of one run.
         """
         n, d = np.log(params), np.log(tokens)
         middle_ST = solver.log_loss(self.theta, n, d)
         residual_SR = self.cells.log_loss - solver.log_loss(
             self.theta, self.cells.log_params, self.cells.log_tokens
         )
-        kernel_TR = _kernel(np.stack([n, d], axis=1), _places(self.cells), self.population.length)
+        kernel_TR = _compute_kernel(
+            np.stack([n, d], axis=1), _stack_coordinates(self.cells), self.population.length
+        )
         largest = float((self.cells.log_params + self.cells.log_tokens).max())
         error_T = self.population.error_at(self.cells.reference, np.exp(n + d - largest))
         sd_ST = np.empty_like(middle_ST)
@@ -131,14 +135,16 @@ class LawPosterior:
             if departure == 0:
                 sd_ST[chosen] = np.hypot(self.noise_sds[chosen, None], error_T)
                 continue
-            gain_TR = departure * kernel_TR @ np.linalg.inv(self._covariance(float(departure)))
+            gain_TR = (
+                departure * kernel_TR @ np.linalg.inv(self._compute_covariance(float(departure)))
+            )
             middle_ST[chosen] += residual_SR[chosen] @ gain_TR.T
             left_T = np.maximum(departure - departure * (gain_TR * kernel_TR).sum(axis=1), 0.0)
             sd_ST[chosen] = np.sqrt(self.noise_sds[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
         return middle_ST, sd_ST
 
-    def _covariance(self, departure: float) -> Floats:
-        return _covariance(self.cells, departure, self.population.length)
+    def _compute_covariance(self, departure: float) -> Floats:
+        return _compute_covariance(self.cells, departure, self.population.length)
 
     def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
         """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each
@@ -149,9 +155,11 @@ class LawPosterior:
 
 
 def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
-    """Return where the mean over draws of normal distribution functions reaches `share` (T,)."""
+    """Return the value at which the mean over draws of normal distribution functions reaches
+    `share` (T,).
+    """
     low, high = (middle_ST - 8.0 * sd_ST).min(axis=0), (middle_ST + 8.0 * sd_ST).max(axis=0)
-    low, high = bisected(
+    low, high = bisect(
         lambda at: ndtr((at - middle_ST) / sd_ST).mean(axis=0) < share, low, high, _BISECTIONS
     )
     return np.asarray((low + high) / 2)
@@ -163,10 +171,10 @@ def fit_posterior(
     """Draw laws, departures, and noise from the posterior of one study.
 
     Args:
-        table: At least four different pairs of N and D.
-        num_draws: Draws, S.
+        table: Runs with at least four different pairs of N and D.
+        num_draws: Number of draws, S.
         seed: Seed of the draws; the mode does not depend on it.
-        population: The prior; None: the one of the published studies.
+        population: The prior; None for that of the published studies.
     """
     population = population or PUBLIC
     cells = merge_runs(table, population)
@@ -196,45 +204,42 @@ def fit_posterior(
         noise_sds=np.sqrt(noise_S),
         departures=np.repeat(DEPARTURES, num_draws)[chosen],
         mode=to_theta(heaviest.coordinates[None, :], cells.reference)[0],
-        left_out=_in_rows_order(heaviest.left_out, table),
+        left_out=_restore_row_order(heaviest.left_out, table),
     )
 
 
-def _content_order(table: RunTable) -> NDArray[np.intp]:
-    """Return the order of the runs by size, tokens, and loss, so that the order of rows changes no
-    bit of a fit.
+def _compute_content_order(table: RunTable) -> NDArray[np.intp]:
+    """Return the order of the runs by size, tokens, and loss, so that the order of rows does not
+    change any bit of a fit.
     """
     return np.lexsort((table.loss, table.tokens, table.params))
 
 
-def _in_rows_order(values: Floats, table: RunTable) -> Floats:
-    """Return values of the cells in the order of the table's rows, where each run is a cell of its
-    own.
-    """
+def _restore_row_order(values: Floats, table: RunTable) -> Floats:
+    """Return values of the cells in the order of the table's rows, if each run is its own cell."""
     if len(values) != table.num_runs:
         return values
     ordered = np.empty_like(values)
-    ordered[_content_order(table)] = values
+    ordered[_compute_content_order(table)] = values
     return ordered
 
 
 def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
-    """Return the runs in logs; of more than `MAX_CELLS`, averages over small boxes in log N and log
-    D.
+    """Return the runs in logs; if there are more than `MAX_CELLS`, averages over small boxes in log
+    N and log D.
 
-    A run off the frontier says little about the runs that one would launch, so its variance is
-    larger.
+    A run off the frontier gives little information about efficient runs, so its variance is larger.
     """
-    order = _content_order(table)
+    order = _compute_content_order(table)
     weight = table.weight[order]
     variance = (1.0 + (excess(table)[order] / population.near) ** 2) * weight.mean() / weight
     own = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
-    # points of one curve share its noise, as branches do
+    # Points of one curve share its noise, as branches of one trunk do
     if is_along_schedules(table.params, table.tokens):
         own = np.unique(table.params[order], return_inverse=True)[1].astype(np.float64)
     trunk = np.asarray(table.extra[TRUNK][order] if TRUNK in table.extra else own, dtype=np.float64)
     columns = np.log(np.stack([table.params, table.tokens, table.loss])[:, order])
-    size = _SMALLEST_CELL
+    size = _MIN_CELL
     boxes = np.arange(table.num_runs)
     num_boxes = table.num_runs
     while num_boxes > MAX_CELLS:
@@ -271,7 +276,7 @@ class _Mode:
 
     coordinates: Floats
     hessian: Floats
-    """Of the negative log posterior (P, P)."""
+    """Hessian of the negative log posterior (P, P)."""
     log_evidence: float
     precision: Floats
     """Inverse of the relative covariance of the runs (R, R)."""
@@ -291,7 +296,7 @@ class _Problem:
             [np.median(cells.log_loss[cells.largest]), *population.mean_at(reference)]
         )
         self.prior = np.zeros((_NUM_COORDINATES, _NUM_COORDINATES))
-        self.prior[0, 0] = 1e-4  # nothing is known of the level of the loss
+        self.prior[0, 0] = 1e-4  # The level of the loss has a flat prior
         self.prior[1:, 1:] = np.linalg.inv(population.covariance)
         self.sd = np.array(population.sd)
         self.length = population.length
@@ -299,7 +304,7 @@ class _Problem:
         self.scale = _NOISE_FREEDOM / 2 * population.noise_sd**2
 
     def starts(self) -> Floats:
-        """Return starting points: the population's mean, and points about it."""
+        """Return starting points: the population's mean, and random points around it."""
         spread = (
             np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, _NUM_COORDINATES - 1))
             * self.sd
@@ -308,11 +313,13 @@ class _Problem:
         return np.asarray(self.mean + offsets)
 
     def find_mode(self, starts_SP: Floats, departure: float) -> _Mode:
-        """Return the mode; the noise of runs that the others contradict is enlarged in rounds."""
+        """Find the mode. In several rounds, the noise of runs that contradict the others is
+        enlarged.
+        """
         variance = self.cells.variance
         points_SP = starts_SP
         for _ in range(_ROBUST_ROUNDS):
-            covariance = _covariance(
+            covariance = _compute_covariance(
                 dataclasses.replace(self.cells, variance=variance), departure, self.length
             )
             whiten = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -320,7 +327,7 @@ class _Problem:
             best = int(objective_S.argmin())
             point = points_SP[best]
             precision = whiten.T @ whiten
-            residual = self.cells.log_loss - _log_loss(point[None, :], self.n, self.d)[0]
+            residual = self.cells.log_loss - _compute_log_loss(point[None, :], self.n, self.d)[0]
             pull = precision @ residual
             noise = (self.scale + residual @ pull / 2) / self.shape
             standardized = pull / np.sqrt(np.diag(precision) * noise)
@@ -340,38 +347,38 @@ class _Problem:
             left_out=pull / np.diag(precision),
         )
 
-    def _objective(self, points_SP: Floats, squares_S: Floats) -> Floats:
+    def _compute_objective(self, points_SP: Floats, squares_S: Floats) -> Floats:
         """Return the negative log posterior from whitened sums of squares (S,)."""
-        distance_S = self._distance(points_SP)
+        distance_S = self._compute_distance(points_SP)
         prior_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PRIOR_FREEDOM)
         return np.asarray(self.shape * np.log(self.scale + squares_S / 2) + prior_S)
 
-    def _distance(self, points_SP: Floats) -> Floats:
+    def _compute_distance(self, points_SP: Floats) -> Floats:
         """Return the squared distance from the population's mean, in its standard deviations
         (S,).
         """
         off_SP = points_SP - self.mean
         return np.asarray(np.einsum("sp,pq,sq->s", off_SP, self.prior, off_SP))
 
-    def _squares(self, points_SP: Floats, whiten: Floats) -> Floats:
+    def _sum_squares(self, points_SP: Floats, whiten: Floats) -> Floats:
         """Return the sum of squares of whitened residuals (S,)."""
-        residual_SR = self.cells.log_loss - _log_loss(points_SP, self.n, self.d)
+        residual_SR = self.cells.log_loss - _compute_log_loss(points_SP, self.n, self.d)
         return np.asarray(((residual_SR @ whiten.T) ** 2).sum(axis=1))
 
     def _descend(self, points_SP: Floats, whiten: Floats) -> tuple[Floats, Floats, Floats]:
         """Minimize the negative log posterior by Levenberg-Marquardt from every point at once."""
         points_SP = points_SP.copy()
-        squares_S = self._squares(points_SP, whiten)
-        objective_S = self._objective(points_SP, squares_S)
+        squares_S = self._sum_squares(points_SP, whiten)
+        objective_S = self._compute_objective(points_SP, squares_S)
         damping_S = np.full(len(points_SP), 1e-2)
         diagonal = np.arange(_NUM_COORDINATES)
         for _ in range(_NUM_STEPS):
-            gradient_SP, hessian_SPP = self._derivatives(points_SP, squares_S, whiten)
+            gradient_SP, hessian_SPP = self._differentiate(points_SP, squares_S, whiten)
             hessian_SPP[:, diagonal, diagonal] *= 1.0 + damping_S[:, None]
             step_SP = np.linalg.solve(hessian_SPP, gradient_SP[:, :, None])[:, :, 0]
             moved_SP = points_SP + np.clip(step_SP, -_MAX_STEP, _MAX_STEP)
-            moved_squares_S = self._squares(moved_SP, whiten)
-            moved_objective_S = self._objective(moved_SP, moved_squares_S)
+            moved_squares_S = self._sum_squares(moved_SP, whiten)
+            moved_objective_S = self._compute_objective(moved_SP, moved_squares_S)
             better = moved_objective_S < objective_S
             gained = float((objective_S - moved_objective_S)[better].max(initial=0.0))
             points_SP[better] = moved_SP[better]
@@ -380,26 +387,30 @@ class _Problem:
             damping_S = np.clip(np.where(better, damping_S / 4, damping_S * 6), 1e-8, 1e8)
             if better.any() and gained < 1e-7:
                 break
-        return points_SP, objective_S, self._derivatives(points_SP, squares_S, whiten)[1]
+        return points_SP, objective_S, self._differentiate(points_SP, squares_S, whiten)[1]
 
-    def _derivatives(
+    def _differentiate(
         self, points_SP: Floats, squares_S: Floats, whiten: Floats
     ) -> tuple[Floats, Floats]:
         """Return the negative gradient (S, P) and the Gauss-Newton Hessian (S, P, P) of the
         negative log posterior.
         """
-        at_SR = _log_loss(points_SP, self.n, self.d)
+        at_SR = _compute_log_loss(points_SP, self.n, self.d)
         slopes = []
         for index in range(_NUM_COORDINATES):
             nudged_SP = points_SP.copy()
             nudged_SP[:, index] += _DIFFERENCE
-            slopes.append((_log_loss(nudged_SP, self.n, self.d) - at_SR) @ whiten.T / _DIFFERENCE)
+            slopes.append(
+                (_compute_log_loss(nudged_SP, self.n, self.d) - at_SR) @ whiten.T / _DIFFERENCE
+            )
         slope_SRP = np.stack(slopes, axis=2)
         residual_SR = (self.cells.log_loss - at_SR) @ whiten.T
         noise_S = (self.scale + squares_S / 2) / self.shape
         gradient_SP = np.einsum("srp,sr->sp", slope_SRP, residual_SR) / noise_S[:, None]
         hessian_SPP = slope_SRP.transpose(0, 2, 1) @ slope_SRP / noise_S[:, None, None]
-        pull_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / (_PRIOR_FREEDOM + self._distance(points_SP))
+        pull_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / (
+            _PRIOR_FREEDOM + self._compute_distance(points_SP)
+        )
         gradient_SP -= pull_S[:, None] * ((points_SP - self.mean) @ self.prior)
         return gradient_SP, hessian_SPP + pull_S[:, None, None] * self.prior
 
@@ -417,17 +428,17 @@ class _Problem:
         log_proposal_S = (
             -(_PROPOSAL_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PROPOSAL_FREEDOM)
         )
-        residual_SR = self.cells.log_loss - _log_loss(points_SP, self.n, self.d)
+        residual_SR = self.cells.log_loss - _compute_log_loss(points_SP, self.n, self.d)
         squares_S = ((residual_SR @ mode.precision) * residual_SR).sum(axis=1)
-        log_weight_S = -self._objective(points_SP, squares_S) - log_proposal_S
+        log_weight_S = -self._compute_objective(points_SP, squares_S) - log_proposal_S
         weight_S = np.exp(log_weight_S - log_weight_S.max())
         noise_S = (self.scale + squares_S / 2) / rng.gamma(self.shape, size=num_draws)
         return points_SP, noise_S, weight_S / weight_S.sum()
 
 
-def _log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
-    """Return log loss (S, R) of laws in the coordinates of `population`, at n and d about the
-    reference point.
+def _compute_log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
+    """Compute log loss (S, R) of laws in the coordinates of `population`, at n and d relative to
+    the reference point.
     """
     log_level, logit_e, logit_w, log_a, log_b, log_k = (
         points_SP[:, index, None] for index in range(_NUM_COORDINATES)
@@ -442,29 +453,29 @@ def _log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
     return np.asarray(log_level + np.log(floor + (1.0 - floor) * np.exp(log_rest)))
 
 
-def _places(cells: Cells) -> Floats:
+def _stack_coordinates(cells: Cells) -> Floats:
     return np.stack([cells.log_params, cells.log_tokens], axis=1)
 
 
-def _kernel(first: Floats, second: Floats, length: float) -> Floats:
+def _compute_kernel(first: Floats, second: Floats, length: float) -> Floats:
     """Return the correlation of departures at two sets of places, (T, 2) and (R, 2)."""
     distance = ((first[:, None, :] - second[None, :, :]) ** 2).sum(axis=2)
     return np.asarray(np.exp(-distance / (2 * length**2)))
 
 
-def _covariance(cells: Cells, departure: float, length: float) -> Floats:
+def _compute_covariance(cells: Cells, departure: float, length: float) -> Floats:
     """Return the covariance of the runs' log losses about the law, relative to the noise variance
     (R, R).
     """
     same_trunk = cells.trunk[:, None] == cells.trunk[None, :]
     shared = _SHARED_BY_TRUNK * np.sqrt(np.outer(cells.variance, cells.variance)) * same_trunk
     np.fill_diagonal(shared, cells.variance)
-    places = _places(cells)
-    return np.asarray(shared + departure * _kernel(places, places, length))
+    places = _stack_coordinates(cells)
+    return np.asarray(shared + departure * _compute_kernel(places, places, length))
 
 
 def _resample(weights: Floats, num_draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return the places of `num_draws` draws of equal weight, by systematic resampling."""
+    """Return the indices of `num_draws` draws of equal weight, by systematic resampling."""
     edges = np.cumsum(weights)
     points = (rng.random() + np.arange(num_draws)) / num_draws * edges[-1]
     return np.asarray(np.minimum(np.searchsorted(edges, points), len(weights) - 1))

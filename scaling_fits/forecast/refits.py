@@ -1,9 +1,9 @@
-"""A chosen form as it was published: the fit of one law, and bootstrap refits as its draws.
+"""The fit of a chosen form as it was published, with bootstrap refits as its draws.
 
 Rows are resampled with fractional weights, Dirichlet(1, ..., 1) times their number (Rubin 1981,
 Annals of Statistics 9:130; Xu et al. 2020, American Statistician 74:345), not by drawing whole
-rows: of ten runs a whole draw keeps six or seven different ones, and a law with five or six
-parameters runs through those exactly.
+rows. Among ten runs, a draw of whole rows keeps six or seven different ones, and a law with five or
+six parameters passes through those exactly.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ OnStep = Callable[[str, float], None]
 """Called with the name of each step of long work, and the share of the work before it."""
 
 SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, error_power=0.6, error_growth=0.0)
-"""Error of a single law beyond its runs: Chinchilla's law by Huber loss is off by 1.6, 3.1, 3.9,
-and 5.6 % at 3, 10, 30, and 100 times the FLOPs of public studies
+"""Population with the error of a single law beyond its runs: Chinchilla's law by Huber loss is off
+by 1.6, 3.1, 3.9, and 5.6 % at 3, 10, 30, and 100 times the FLOPs of public studies
 (`benchmarks/statistics/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3
-"""Smallest alpha, beta, and k of a widened draw: loss falls in every law."""
+"""Smallest alpha, beta, and k of a widened draw, since loss falls in every law."""
 _UNSETTLED = 0.05
-"""Share of refits that may stop early: the ends of a 90 % interval hardly feel fewer."""
+"""Share of refits that may stop early, which hardly affects the ends of a 90 % interval."""
 
 
 def skip_step(name: str, share: float) -> None:
-    """Report nothing."""
+    """Do nothing: the callback of work without progress reports."""
 
 
 def refit_posterior(
@@ -64,7 +64,7 @@ def refit_posterior(
             ),
         )
     fit = dataclasses.replace(fit, num_unconverged=unconverged, warnings=warnings)
-    # Residuals are smaller than the noise by sqrt((n - p) / n), since the fit went after it
+    # Residuals are smaller than the noise by sqrt((n - p) / n), because they were minimized
     # (MacKinnon and White 1985).
     widening = math.sqrt(fit.num_effective_runs / fit.degrees_of_freedom)
     theta_SP = fit.theta + widening * (refits.theta - fit.theta)
@@ -82,10 +82,10 @@ def refit_posterior(
 
 
 def _draw_weights(table: RunTable, num_draws: int, rng: np.random.Generator) -> Floats:
-    """Return Dirichlet weights of the runs (M, R): those of a run whatever its place in the file.
+    """Draw Dirichlet weights of the runs (M, R) that do not depend on the order of rows.
 
-    Runs of one trunk share its noise, so that they are not so many runs: weights of the trunks
-    multiply theirs.
+    Runs of one trunk share its noise, so they count as fewer runs: their weights are multiplied by
+    a weight of the trunk.
     """
     order = np.lexsort((table.loss, table.tokens, table.params))
     shares = np.empty((num_draws, table.num_runs))

@@ -1,10 +1,9 @@
-"""A fit of a study's runs, the forecast of a new run, and the intervals of everything that follows
-from the fit.
+"""The fit of a study's runs, the forecast of a new run, and intervals of all results of the fit.
 
 `auto` draws laws from the posterior of `forecast.posterior`: the runs, with published studies as
 the prior. A form that a user chooses is fitted as it was published, with bootstrap refits as its
-draws. Either way the interval of a loss is for one new run: it holds the draws, the law's error
-beyond its runs, and the noise of a run.
+draws. In both cases the interval of a loss is for one new run. It includes the draws, the law's
+error beyond its runs, and the noise of a run.
 """
 
 from __future__ import annotations
@@ -35,25 +34,26 @@ from scaling_fits.laws.law import (
 )
 from scaling_fits.laws.solver import Floats
 from scaling_fits.laws.table import DroppedRow, RunTable
-from scaling_fits.laws.traps import listed
-from scaling_fits.laws.weights import outliers
+from scaling_fits.laws.traps import format_names
+from scaling_fits.laws.weights import find_outliers
 
 FORM_CHOICES = ("auto", "compute", *SHAPES)
 MIN_DRAWS = 200
-"""Draws behind a forecast where no interval is asked for."""
+"""Minimum number of draws of a forecast, also if no interval is requested."""
 FAR = 100.0
-"""Times what was fitted; beyond, no back-test says how good intervals are."""
+"""Extrapolation, in multiples of the fitted range, beyond which the quality of intervals was not
+back-tested."""
 MAX_NOISE = 0.1
-"""Scatter of log loss about a law beyond which the law explains nothing."""
+"""Scatter of log loss about a law above which the law explains nothing."""
 _BACKTEST_DRAWS = 100
 _NUM_LAW_PARAMETERS = 6
 _MIN_GROWTH = 0.01
-"""Growth of log loss over a table that is worth a word."""
+"""Growth of log loss over a table that triggers a warning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedRange:
-    """What the fitted runs reach."""
+    """The range of the fitted runs."""
 
     num_runs: int
     params: tuple[float, float]
@@ -64,35 +64,35 @@ class FittedRange:
     """Smallest and largest 6 * N * D, whatever FLOPs the table counts."""
     best_loss_nats: float
     flops_given: bool
-    """Whether the rungs go by the table's own FLOPs."""
+    """Whether the rungs are grouped by the table's own FLOPs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FittedRuns:
-    """Everything that `predict` and `allocate` need."""
+    """The fit of a study's runs: the input of `predict` and `allocate`."""
 
     form: FormChoice
     fit: LawFit
-    """The law: the most probable one of `auto`, or the fit of the chosen form."""
+    """The law: the most probable one for `auto`, or the fit of the chosen form."""
     posterior: LawPosterior | None
-    """None where the runs identify no law."""
+    """Draws of the law; None if the runs identify no law."""
     path: LadderPath | None
-    """The line that all runs lie on; None where they spread over an area."""
+    """The line that all runs lie on; None if they spread over an area."""
     optima: ComputeFit | None
-    """Best sizes of the runs' own budgets and their law; None where the runs hold no four isoFLOP
-    minima."""
+    """Best sizes of the runs' own budgets and their law; None if the runs do not have enough
+    isoFLOP minima."""
     bootstrap: int
-    """Draws behind the intervals; 0: no intervals."""
+    """Number of draws for the intervals; 0 for no intervals."""
     level: float
     seed: int
     span: FittedRange
     backtests: tuple[Backtest, ...]
-    """By distance, the nearest first."""
+    """Back-tests by distance, the nearest first."""
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
     record_scale: float = 1.0
-    """Factor on both arms of the interval of a loss, in logs, from what became of earlier forecasts
-    (`scaling_fits.forecast.conclusive`)."""
+    """Factor on both sides of the interval of a loss, in logs, from the outcomes of earlier
+    forecasts (`scaling_fits.forecast.conclusive`)."""
 
     @property
     def status(self) -> FitStatus:
@@ -147,7 +147,7 @@ class FittedRuns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The loss of one new run."""
+    """The predicted loss of one new run, with its interval."""
 
     params: float
     tokens: float
@@ -155,18 +155,18 @@ class Prediction:
     """6 * N * D."""
     loss_nats: float
     low: float | None
-    """Ends of the interval; None without a bootstrap."""
+    """Lower end of the interval in nats; like `high`, None without a bootstrap."""
     high: float | None
     level: float
     extrapolation: float
-    """6ND over the largest 6ND fitted."""
+    """Ratio of 6ND to the largest fitted 6ND."""
     doubts: tuple[str, ...] = ()
-    """Why the forecast is inconclusive (`scaling_fits.forecast.conclusive`)."""
+    """Reasons why the forecast is inconclusive (`scaling_fits.forecast.conclusive`)."""
     warnings: tuple[str, ...] = ()
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends."""
+        """Both ends of the interval in nats; None without a bootstrap."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
@@ -182,23 +182,18 @@ def fit_runs(
 
     Args:
         table: The runs.
-        form: A law; `auto`: the posterior of a law with published studies as the prior; `compute`:
-            the same, for runs along one line.
-        bootstrap: Draws behind the intervals; 0: no intervals.
+        form: A law; `auto` for the posterior of a law with published studies as the prior;
+            `compute` for the same with runs along one line.
+        bootstrap: Number of draws for the intervals; 0 for no intervals.
         level: Level of the intervals.
         seed: Seed of the draws.
         on_step: Called with the name of each step, and the share of all work before it.
 
     Raises:
-        LawError: an unknown form, a negative number of draws or seed, or a level outside (0, 1).
+        LawError: The form is unknown, the number of draws or the seed is negative, or the level is
+            out of range.
     """
-    problems = (
-        []
-        if form in FORM_CHOICES
-        else [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}"]
-    )
-    if problems := problems + option_problems(bootstrap, level, seed):
-        raise LawError("; ".join(problems))
+    _check_options(form, bootstrap, level, seed)
     table = table.distinct()
     on_step("fitting", 0.0)
     path = find_path(table)
@@ -227,17 +222,30 @@ def fit_runs(
         bootstrap=bootstrap,
         level=level,
         seed=seed,
-        span=_span(table),
+        span=_compute_range(table),
         backtests=backtests,
         dropped=table.dropped,
         warnings=warnings,
     )
 
 
+def _check_options(form: FormChoice, bootstrap: int, level: float, seed: int) -> None:
+    """Check the options of a fit.
+
+    Raises:
+        LawError: Some are invalid; all problems are listed.
+    """
+    problems = option_problems(bootstrap, level, seed)
+    if form not in FORM_CHOICES:
+        problems.insert(0, f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}")
+    if problems:
+        raise LawError("; ".join(problems))
+
+
 def _fit_part(
     table: RunTable, form: FormChoice, num_draws: int, seed: int
 ) -> tuple[LawFit, LawPosterior | None]:
-    """Fit all runs of a study, or those below a cut; without a posterior where they identify no
+    """Fit all runs of a study, or those below a cut; the posterior is None if they identify no
     law.
     """
     if form not in ("auto", "compute"):
@@ -252,14 +260,14 @@ def _fit_part(
             ),
         )
     if reasons:
-        return law.unidentified(table, "coupled", reasons), None
+        return law.build_unidentified_fit(table, "coupled", reasons), None
     posterior = fit_posterior(table, num_draws=num_draws, seed=seed)
-    return _law_of(table, posterior), posterior
+    return _build_law_fit(table, posterior), posterior
 
 
 def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> ComputeFit | None:
-    """Return the law of the best sizes of isoFLOP budgets, counted as 6 N D; None where the runs
-    hold none.
+    """Return the law of the best sizes of isoFLOP budgets, with FLOPs of 6 N D; None if the runs do
+    not identify one.
     """
     try:
         optima = fit_isoflop(table, bootstrap=bootstrap, level=level, seed=seed, flops_from="6nd")
@@ -268,13 +276,15 @@ def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> Com
     return optima if optima.status == "converged" else None
 
 
-def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
-    """Return the most probable law, with what a reader must know of it."""
+def _build_law_fit(table: RunTable, posterior: LawPosterior) -> LawFit:
+    """Return the most probable law, with warnings for the reader."""
     residual = (
         np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
     )
     warnings = _describe_nonsense(table, posterior)
-    off = outliers(posterior.left_out, _NUM_LAW_PARAMETERS, table.num_runs - _NUM_LAW_PARAMETERS)
+    is_outlier = find_outliers(
+        posterior.left_out, _NUM_LAW_PARAMETERS, table.num_runs - _NUM_LAW_PARAMETERS
+    )
     return LawFit(
         form="coupled",
         status="degenerate" if warnings else "converged",
@@ -284,12 +294,14 @@ def _law_of(table: RunTable, posterior: LawPosterior) -> LawFit:
         num_runs=table.num_runs,
         num_effective_runs=law.effective_runs(table.weight),
         warnings=warnings,
-        outliers=tuple(np.flatnonzero(off).tolist()) if len(off) == table.num_runs else (),
+        outliers=tuple(np.flatnonzero(is_outlier).tolist())
+        if len(is_outlier) == table.num_runs
+        else (),
     )
 
 
 def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, ...]:
-    """Return why these losses are none that a law describes; empty where they are."""
+    """Return the reasons why no law describes these losses; empty if one can."""
     high = table.loss[table.loss > MAX_LOSS_NATS]
     if 2 * len(high) > table.num_runs:
         ends = " to ".join(
@@ -326,17 +338,17 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
 
 
 def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
-    """Return a warning that names the runs off the law by more than noise."""
+    """Return a warning that names the runs that are off the law by more than noise."""
     if not fit.outliers:
         return ()
     places = np.array(fit.outliers)
-    missed = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
-    places = places[np.argsort(-np.abs(missed[places]))]
-    names = listed([table.name(place) for place in places])
+    residuals = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
+    places = places[np.argsort(-np.abs(residuals[places]))]
+    names = format_names([table.name(place) for place in places])
     text = (
         f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise "
         "explains (the "
-        f"furthest by {format_percent(math.expm1(missed[places[0]]), is_signed=True)} in loss): "
+        f"furthest by {format_percent(math.expm1(residuals[places[0]]), is_signed=True)} in loss): "
         "the fit gives these "
         "runs little weight, and intervals use the noise of the others; check that they were "
         "trained like the others"
@@ -344,7 +356,7 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     return (text,)
 
 
-def _span(table: RunTable) -> FittedRange:
+def _compute_range(table: RunTable) -> FittedRange:
     six_nd = 6.0 * table.params * table.tokens
 
     def reach(column: Floats) -> tuple[float, float]:
@@ -362,7 +374,7 @@ def _span(table: RunTable) -> FittedRange:
 
 def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     """Return the mean over draws of the law's log loss at each (N, D), shape (T,), without the
-    departure from it.
+    departure from the law.
     """
     return np.asarray(law.log_loss(fitted.laws, params, tokens).mean(axis=0))
 
@@ -371,8 +383,8 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     """Predict the loss of one new run of `params` parameters on `tokens` tokens.
 
     Raises:
-        LawError: what is no size of a run.
-        CannotTellError: the runs identify no law, or none at this ratio of tokens to parameters.
+        LawError: Parameters or tokens are not a valid size of a run.
+        CannotTellError: The runs identify no law, or none at this ratio of tokens to parameters.
     """
     check_size(params=params, tokens=tokens)
     posterior = fitted.require()
@@ -383,7 +395,7 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     low = high = None
     if fitted.has_intervals:
         low, high = (exp_finite(middle + fitted.record_scale * (end - middle)) for end in ends)
-    beyond = _beyond(fitted.span, float(params), float(tokens))
+    beyond = _compute_extrapolations(fitted.span, float(params), float(tokens))
     extrapolation = beyond["FLOPs"]
     interval = None if low is None or high is None else (low, high)
     loss = exp_finite(middle)
@@ -409,10 +421,10 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
 
 
 def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
-    """Refuse a question off the line that all runs lie on.
+    """Check that a question lies near the line that all runs lie on.
 
     Raises:
-        CannotTellError: saying what the runs have in common.
+        CannotTellError: It does not; the error says what the runs have in common.
     """
     path = fitted.path
     if path is None or path.distance(params, tokens) <= MAX_OFF:
@@ -429,8 +441,8 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
     raise CannotTellError((reason,))
 
 
-def _beyond(span: FittedRange, params: float, tokens: float) -> dict[str, float]:
-    """Return the factors by which a run lies outside what was fitted, by what it is outside of."""
+def _compute_extrapolations(span: FittedRange, params: float, tokens: float) -> dict[str, float]:
+    """Return the factors by which a run lies outside the fitted range, by quantity."""
     return {
         "FLOPs": 6.0 * params * tokens / span.six_nd[1],
         "params": max(params / span.params[1], span.params[0] / params),
@@ -447,17 +459,18 @@ class Interval:
 
 
 def exponents(fitted: FittedRuns) -> tuple[Interval, Interval]:
-    """Return how the optimum grows with compute: the powers of C that N* and D* go as, with
-    intervals.
+    """Return the exponents of C with which N* and D* grow, with intervals.
 
     Raises:
-        CannotTellError: the runs identify no law, or one along a line only.
+        CannotTellError: The runs identify no law, or only one along a line.
     """
     fitted.require_area()
     shares_S = fitted.laws[:, 4] / (fitted.laws[:, 3] + fitted.laws[:, 4])
     alpha, beta = fitted.fit.theta[3:5]
-    params = Interval(value=float(beta / (alpha + beta)), interval=_ends(fitted, shares_S))
-    tokens = Interval(value=1 - params.value, interval=_ends(fitted, 1 - shares_S))
+    params = Interval(
+        value=float(beta / (alpha + beta)), interval=_compute_interval(fitted, shares_S)
+    )
+    tokens = Interval(value=1 - params.value, interval=_compute_interval(fitted, 1 - shares_S))
     return params, tokens
 
 
@@ -465,12 +478,16 @@ def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
     """Return intervals of the law's parameters over its draws; None without any."""
     if not fitted.has_intervals:
         return None
-    values = fitted.path.parameters(fitted.laws) if fitted.path else fitted.fit.named(fitted.laws)
-    ends = {name: _ends(fitted, draws) for name, draws in values.items()}
+    values = (
+        fitted.path.parameters(fitted.laws)
+        if fitted.path
+        else fitted.fit.name_parameters(fitted.laws)
+    )
+    ends = {name: _compute_interval(fitted, draws) for name, draws in values.items()}
     return {name: interval for name, interval in ends.items() if interval is not None}
 
 
-def _ends(fitted: FittedRuns, values_S: Floats) -> tuple[float, float] | None:
+def _compute_interval(fitted: FittedRuns, values_S: Floats) -> tuple[float, float] | None:
     """Return the central interval of draws at the fit's level; None without intervals."""
     if not fitted.has_intervals:
         return None

@@ -1,11 +1,11 @@
-"""Tables of runs: files of any common dialect in, checked arrays out.
+"""Tables of runs, read from files of any common dialect into checked arrays.
 
-Columns `params` (N), `tokens` (D) and `loss` (nats per token) must be there, under one of the names
-that `proxies.core.tables.columns` lists; `flops` (default 6 * N * D), `budget`, `weight` and `seed`
-are optional, and any others may be asked for; the rest are only looked at for what `traps` knows. A
-run whose loss is not finite, and one that did not finish, is set aside with its row and the reason;
-every other bad cell is a mistake in the table, and all of them are reported at once. Everything is
-counted in floats: 6 * N * D of whole numbers overflows 64 bits from 1.5e18 on.
+The columns `params` (N), `tokens` (D), and `loss` (nats per token) are required, under one of the
+names that `proxies.core.tables.columns` lists. `flops` (default 6 * N * D), `budget`, `weight`, and
+`seed` are optional, and any others may be requested. All other columns are read only by the checks
+of `traps`. A run whose loss is not finite, or that did not finish, is dropped with its row and the
+reason. Every other bad cell is an error, and all errors are reported at once. All numbers are
+floats, because 6 * N * D of integers overflows 64 bits from 1.5e18 on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WANTED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
 
 TRUNK = "trunk"
-"""A column of a study's own: runs with one number in it are decay branches of one stable phase, and
-share its noise."""
+"""Name of a column of studies. Runs with the same number in it are decay branches of one stable
+phase, and share its noise."""
 
 _LIMITS = {
     "params": (1e-12, 1e100),
@@ -41,13 +41,13 @@ _LIMITS = {
     "budget": (1e-24, 1e200),
     "seed": (0.0, 1e100),
 }
-"""Whatever the unit: a cell beyond is a slip, and products and logs of what is within stay
-numbers."""
+"""Limits of a cell, whatever its unit. A cell beyond them is a typing mistake; within them,
+products and logs stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DroppedRow:
-    """A run set aside: its row in the file and why."""
+    """A run that was dropped: its row in the file, and the reason."""
 
     row: int
     reason: str
@@ -55,34 +55,35 @@ class DroppedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunTable:
-    """Runs as columns, all of one length, finite and positive (seeds may be 0)."""
+    """Runs as columns of the same length, finite and positive (seeds may be 0)."""
 
     params: Floats
     tokens: Floats
     loss: Floats
-    """Nats per token."""
+    """Loss in nats per token."""
     flops: Floats
     weight: Floats
-    """Share of each run in the objective; 1 unless the table says otherwise."""
+    """Weight of each run in the objective; 1 unless the table gives another."""
     budget: Floats | None = None
     seed: Floats | None = None
     dropped: tuple[DroppedRow, ...] = ()
     flops_given: bool = False
-    """Whether the FLOPs are the table's own rather than 6 * N * D."""
+    """Whether the FLOPs are from the table rather than 6 * N * D."""
     extra: Mapping[str, Floats] = field(default_factory=dict)
-    """Other columns that were asked for and are there, by the table's names. NaN: an empty cell."""
+    """Other columns that were requested and exist, by the table's names. NaN marks an empty
+    cell."""
     column_names: Mapping[str, str] = field(default_factory=dict)
-    """The table's own names of its columns, by ours."""
+    """The table's column names, by role."""
     lines: tuple[int, ...] | None = None
-    """File line of each run; None for runs that came from no file."""
+    """File line of each run; None for runs that were not read from a file."""
     warnings: tuple[str, ...] = ()
-    """What is odd about the runs, though every cell is a number."""
+    """Warnings about suspicious runs."""
 
     def __post_init__(self) -> None:
         """Check lengths and cells.
 
         Raises:
-            TableError: columns of different lengths, or a value that is not finite and positive.
+            TableError: Columns have different lengths, or a value is not finite and positive.
         """
         columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
         given = {name: column for name, column in columns.items() if column is not None}
@@ -103,23 +104,24 @@ class RunTable:
 
     @property
     def num_runs(self) -> int:
-        """Runs that count."""
+        """Number of runs."""
         return len(self.loss)
 
-    def name(self, place: int) -> str:
-        """A run as a reader finds it: by its row in the file, or by its size and tokens."""
+    def name(self, index: int) -> str:
+        """Return a run's name for messages: its row in the file, or its size and tokens."""
         if self.lines is not None:
-            return f"row {self.lines[place]}"
+            return f"row {self.lines[index]}"
         return (
-            f"the run of {format_count(self.params[place])} params and "
-            f"{format_count(self.tokens[place])} tokens"
+            f"the run of {format_count(self.params[index])} params and "
+            f"{format_count(self.tokens[index])} tokens"
         )
 
     def distinct(self) -> RunTable:
-        """Return each run once, by its lowest loss: rows alike in every column are one run entered
-        again.
+        """Return each run once. Rows that are equal in every column but the loss, with nearly the
+        same loss, are one run entered several times; the lowest loss is kept.
 
-        Losses within `traps.SAME_LOSS` of each other are alike: no two seeds agree so closely.
+        Losses count as equal if they are within `traps.SAME_LOSS` of each other: two seeds never
+        agree so closely.
         """
         columns = [getattr(self, name) for name in (*_WANTED, *_OPTIONAL) if name != "loss"]
         cells = np.stack(
@@ -131,15 +133,15 @@ class RunTable:
         is_new = (np.diff(group[order], prepend=-1) != 0) | (
             np.diff(log_loss[order], prepend=-np.inf) > traps.SAME_LOSS
         )
-        first = order[is_new]  # the lowest loss of each run, whatever the order of rows
-        if len(first) == self.num_runs:
+        first_rows = order[is_new]  # The lowest loss of each run, whatever the order of rows
+        if len(first_rows) == self.num_runs:
             return self
-        kept = np.isin(np.arange(self.num_runs), first)
+        kept = np.isin(np.arange(self.num_runs), first_rows)
         return dataclasses.replace(self.rows(kept), dropped=self.dropped, warnings=self.warnings)
 
     def rows(self, keep: NDArray[np.bool_]) -> RunTable:
-        """The runs where `keep` is true; of such a part nothing is dropped and no warning is
-        repeated.
+        """Return the runs where `keep` is true, without the dropped rows and the warnings of the
+        whole table.
         """
         columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
         return dataclasses.replace(
@@ -159,11 +161,11 @@ def from_columns(
     flops: Iterable[float] | None = None,
     extra: Mapping[str, Sequence[float]] | None = None,
 ) -> RunTable:
-    """A table of runs already in memory, with any `extra` columns. Without `flops` they are 6 * N *
-    D, in floats.
+    """Build a table of runs already in memory, with any `extra` columns. Without `flops`, they are
+    6 * N * D, in floats.
 
     Raises:
-        TableError: a value that is not finite and positive, or columns of different lengths.
+        TableError: A value is not finite and positive, or columns have different lengths.
     """
     n, d, nats = (np.array([float(x) for x in column]) for column in (params, tokens, loss))
     if not len(n) == len(d) == len(nats):
@@ -190,11 +192,11 @@ def read_runs(
 
     Args:
         path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
-        params_column: The table's column of N; empty: the one that its name tells. Another spelling
-            of `columns`.
-        extra: Further columns to keep, by our names, where the table has them. Their cells are
-            finite numbers or empty.
-        columns: The table's own names by ours, where a user chose.
+        params_column: The table's column of N; empty to recognize it by its name. Equivalent to an
+            entry of `columns`.
+        extra: Roles of further columns to keep if the table has them. Their cells are finite
+            numbers or empty.
+        columns: The table's column name by role, where the user chose one.
 
     Raises:
         TableError: The file cannot be read or is of another kind, a column is missing or there
@@ -202,71 +204,97 @@ def read_runs(
     """
     given = dict(columns or {}) | ({"params": params_column} if params_column else {})
     cells = read_cells(Path(path) if isinstance(path, str) else path)
-    choice = column_names.choose_columns(
-        cells.columns, (*_WANTED, *_OPTIONAL, *column_names.STATE_ROLES, *extra), given
-    )
+    choice = _choose_columns(cells, given, extra)
+    finished = column_names.drop_unfinished(cells, choice.columns)
+    names = {
+        name: column
+        for name, column in choice.columns.items()
+        if name not in column_names.STATE_ROLES
+    }
+    numbers = _read_numbers(cells, finished.rows, names)
+    diverged = numbers.is_number["loss"] & ~np.isfinite(numbers.values["loss"])
+    dropped = finished.dropped + [
+        (finished.rows[place][0], f"loss is {numbers.values['loss'][place]}: not finite")
+        for place in np.flatnonzero(diverged)
+    ]
+    problems = cells.problems + numbers.doubts
+    bad_cells = _find_bad_cells(finished.rows, numbers, diverged) + finished.bad_cells
+    if not problems and not bad_cells and diverged.all():
+        problems.append(f"{cells.name} holds no run with a finite loss ({len(dropped)} dropped)")
+    if problems or bad_cells:
+        raise TableError(problems, bad_cells)
+    kept = [
+        row
+        for row, is_diverged in zip(finished.rows, diverged.tolist(), strict=True)
+        if not is_diverged
+    ]
+    table = _build_table(kept, numbers, ~diverged, extra, "params" in given)
+    return dataclasses.replace(
+        table,
+        dropped=tuple(DroppedRow(row=line, reason=reason) for line, reason in sorted(dropped)),
+        warnings=(*choice.notes, *finished.warnings, *table.warnings),
+    ).distinct()
+
+
+def _choose_columns(
+    cells: Cells, given: Mapping[str, str], extra: Sequence[str]
+) -> column_names.ColumnChoice:
+    """Choose the columns of a table of runs.
+
+    Raises:
+        TableError: A column is missing or there twice.
+    """
+    roles = (*_WANTED, *_OPTIONAL, *column_names.STATE_ROLES, *extra)
+    choice = column_names.choose_columns(cells.columns, roles, given)
     missing = [name for name in _WANTED if name not in choice.columns]
     problems = [f"{cells.name}: {problem}" for problem in choice.problems]
     if missing and not problems:
         problems = [f"{cells.name} {column_names.describe_missing(missing, cells.columns)}"]
     if problems:
         raise TableError(problems + cells.problems)
-    finished = column_names.drop_unfinished(cells, choice.columns)
-    rows, dropped = finished.rows, finished.dropped
-    names = {
-        name: column
-        for name, column in choice.columns.items()
-        if name not in column_names.STATE_ROLES
-    }
-    numbers = _read_numbers(cells, rows, names)
-    diverged = numbers.is_number["loss"] & ~np.isfinite(numbers.values["loss"])
-    dropped += [
-        (rows[place][0], f"loss is {numbers.values['loss'][place]}: not finite")
-        for place in np.flatnonzero(diverged)
-    ]
-    problems, bad_cells = (
-        cells.problems + numbers.doubts,
-        _find_bad_cells(rows, numbers, diverged) + finished.bad_cells,
-    )
-    if not problems and not bad_cells and diverged.all():
-        problems.append(f"{cells.name} holds no run with a finite loss ({len(dropped)} dropped)")
-    if problems or bad_cells:
-        raise TableError(problems, bad_cells)
-    values = {name: column[~diverged] for name, column in numbers.values.items()}
-    kept = [
-        row for row, is_diverged in zip(rows, diverged.tolist(), strict=True) if not is_diverged
-    ]
-    of_runs = {name: values[name] for name in (*_WANTED, *_OPTIONAL) if name in values}
-    six_nd, lines = 6.0 * values["params"] * values["tokens"], tuple(line for line, _ in kept)
-    odd = traps.warnings_of(
-        of_runs,
-        [record for _, record in kept],
+    return choice
+
+
+def _build_table(
+    rows: Rows,
+    numbers: _Numbers,
+    keep: NDArray[np.bool_],
+    extra: Sequence[str],
+    is_params_chosen: bool,
+) -> RunTable:
+    """Return the table of the kept runs, with warnings about suspicious ones."""
+    values = {name: column[keep] for name, column in numbers.values.items()}
+    run_columns = {name: values[name] for name in (*_WANTED, *_OPTIONAL) if name in values}
+    six_nd, lines = 6.0 * values["params"] * values["tokens"], tuple(line for line, _ in rows)
+    warnings = traps.find_warnings(
+        run_columns,
+        [record for _, record in rows],
         lines,
-        choice.columns["params"],
-        is_chosen="params" in given,
+        numbers.names["params"],
+        is_chosen=is_params_chosen,
     )
     return RunTable(
-        **{"flops": six_nd, "weight": np.ones(len(six_nd)), **of_runs},
-        dropped=tuple(DroppedRow(row=line, reason=reason) for line, reason in sorted(dropped)),
-        flops_given="flops" in of_runs,
+        **{"flops": six_nd, "weight": np.ones(len(six_nd)), **run_columns},
+        dropped=(),
+        flops_given="flops" in run_columns,
         extra={numbers.names[name]: values[name] for name in extra if name in values},
         column_names=numbers.names,
         lines=lines,
-        warnings=(*choice.notes, *finished.warnings, *odd),
-    ).distinct()
+        warnings=warnings,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Numbers:
-    """The columns of a table as arrays, by our names."""
+    """The columns of a table as arrays, by role."""
 
     values: dict[str, Floats]
-    """NaN where a cell is no number."""
+    """Values by role; NaN where a cell is not a number."""
     is_number: dict[str, NDArray[np.bool_]]
     names: dict[str, str]
-    """The table's own names."""
+    """The table's column names, by role."""
     doubts: list[str]
-    """Columns whose commas have two readings."""
+    """Problems of columns whose commas have two readings."""
 
 
 def _read_numbers(cells: Cells, rows: Rows, names: dict[str, str]) -> _Numbers:
@@ -281,33 +309,35 @@ def _read_numbers(cells: Cells, rows: Rows, names: dict[str, str]) -> _Numbers:
 
 
 def _find_bad_cells(rows: Rows, numbers: _Numbers, diverged: NDArray[np.bool_]) -> list[str]:
-    """Return every bad cell by row and column; cells of columns in doubt are named with their
+    """Return every bad cell by row and column. Cells of columns with doubts are reported with the
     doubt.
     """
-    found: list[tuple[int, str]] = []
+    problems_by_line: list[tuple[int, str]] = []
     for name, column in numbers.values.items():
-        theirs, is_number = numbers.names[name], numbers.is_number[name]
+        column_name, is_number = numbers.names[name], numbers.is_number[name]
         if name in _LIMITS:
-            least, most = _LIMITS[name]
+            low, high = _LIMITS[name]
             good, limit = (
-                is_number & (column >= least) & (column <= most),
-                f"number from {least:g} to {most:g}",
+                is_number & (column >= low) & (column <= high),
+                f"number from {low:g} to {high:g}",
             )
             good |= diverged if name == "loss" else False
         else:
             good, limit = is_number & np.isfinite(column), "finite number"
         for place in np.flatnonzero(~good).tolist():
-            line, cell = rows[place][0], rows[place][1].get(theirs)
+            line, cell = rows[place][0], rows[place][1].get(column_name)
             is_empty = cell is None or cell == ""
             in_doubt = (
                 isinstance(cell, str)
                 and "," in cell
-                and any(repr(theirs) in doubt for doubt in numbers.doubts)
+                and any(repr(column_name) in doubt for doubt in numbers.doubts)
             )
             if in_doubt or (is_empty and name not in _LIMITS):
                 continue
             shown = (
                 "missing" if is_empty else repr(float(column[place]) if is_number[place] else cell)
             )
-            found.append((line, f"row {line}, column {theirs!r}: {shown}: must be a {limit}"))
-    return [problem for _, problem in sorted(found, key=lambda of_line: of_line[0])]
+            problems_by_line.append(
+                (line, f"row {line}, column {column_name!r}: {shown}: must be a {limit}")
+            )
+    return [problem for _, problem in sorted(problems_by_line, key=lambda of_line: of_line[0])]

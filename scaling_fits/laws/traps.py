@@ -1,9 +1,9 @@
-"""What is odd about a table of runs, though every cell of it is a number: warned of, never
-corrected silently.
+"""Checks for suspicious tables of runs whose cells are all numbers. They warn, and never correct
+silently.
 
-Each of these has spoilt published fits: points along one schedule taken for finished runs (arXiv
-2203.15556, section 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs that
-are not 6 * N * D, runs entered twice, columns in another unit.
+Each of these mistakes has spoiled published fits: points along one schedule taken for finished runs
+(arXiv 2203.15556, section 3.1), embeddings counted or not (arXiv 2406.19146 and 2406.12907), FLOPs
+that are not 6 * N * D, runs entered twice, columns in another unit.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ Floats = NDArray[np.float64]
 Record = Mapping[str, object]
 
 RUN_COLUMNS = ("run", "run_id", "run_name")
-"""Columns that tell runs apart; the first one there with a repeated entry is looked at."""
+"""Columns that identify runs. The first one with a repeated entry is checked."""
 
 SAME_LOSS = 3e-5
 """Relative difference of losses below which two rows of one size and length are one run."""
 
-_WORST_LOSS = 12.0  # nats: guessing evenly among 163,000 tokens
-_FLOPS_APART = 1.3  # attention and embeddings make up for less at the sizes runs are fitted at
-_STEADY = 1.1  # largest over smallest of ratios that are one factor
+_WORST_LOSS = 12.0  # Nats: a uniform guess among 163,000 tokens
+_MAX_FLOPS_FACTOR = 1.3  # Attention and embeddings account for less at the sizes of usual ladders
+_MAX_STEADY_RATIO = (
+    1.1  # Ratio of the largest to the smallest of ratios that are one constant factor
+)
 _TOKENS_PER_PARAM = (
     0.3,
     1e5,
-)  # of published runs: 0.35 in tiny ladders, 6e4 in over-trained ones (gemstones: 3 to 1e4)
-_LEAST_PARAMS = 1e3  # no model is smaller
-_LEAST_TOKENS = 1e6  # fewer are the millions, billions, or steps of another unit
+)  # Range of published runs: 0.35 in tiny ladders, 6e4 in over-trained ones (gemstones: 3 to 1e4)
+_MIN_PARAMS = 1e3  # no model is smaller
+_MIN_TOKENS = 1e6  # Smaller numbers are millions, billions, or steps
 _UNITS = {1.0: "counts", 1e6: "millions", 1e9: "billions", 1e12: "trillions"}
-# of 100B in millions; larger numbers are also read off figures, and have fractions for that
+# 100B in millions; larger numbers are also read off figures, and have fractions for that reason
 _EXACT_BELOW = 1e5
-_ENDED = 0.999  # short of this share of a schedule, or of its tokens, is short
-_MOST_NAMED = 5
+_MIN_FINISHED_SHARE = 0.999  # Share of a schedule or of its tokens below which a run is unfinished
+_MAX_NAMED = 5
 _MIN_CURVES, _MIN_POINTS, _MIN_SAME_POINTS = 3, 5, 8
-"""Curves, points of a curve, and points at the same tokens from which a table looks like points
-along curves."""
+"""Minimum number of curves, of points of a curve, and of points at the same tokens for a table to
+look like points along curves."""
 _SHARE_OF_CURVES = 0.6
 
 
-def warnings_of(
+def find_warnings(
     columns: Mapping[str, Floats],
     records: Sequence[Record],
     lines: Sequence[int],
@@ -55,83 +57,84 @@ def warnings_of(
     *,
     is_chosen: bool,
 ) -> tuple[str, ...]:
-    """Everything odd about the runs kept of a file.
+    """Find everything suspicious about the runs kept of a file.
 
     Args:
         columns: `params`, `tokens`, `loss`, and `flops` and `seed` where the table has them.
-        records: the file's cells of the same rows, by the file's own names.
-        lines: file lines of the same rows.
-        params_column: the file's name of N.
-        is_chosen: whether a user chose that column.
+        records: The file's cells of the same rows, by the file's column names.
+        lines: File lines of the same rows.
+        params_column: The file's column name of N.
+        is_chosen: Whether the user chose that column.
     """
-    found = (
-        _unit_of_sizes(columns),
-        _loss_unit(columns["loss"], lines),
-        _flops_apart(columns),
-        None if is_chosen else _other_sizes(columns["params"], records, params_column),
-        _unfinished(records, lines),
-        _points_of_a_curve(columns, records, lines),
-        _evenly_spaced(columns, records),
-        _entered_twice(columns, lines),
+    warnings = (
+        _check_units_of_sizes(columns),
+        _check_loss_unit(columns["loss"], lines),
+        _check_flops(columns),
+        None if is_chosen else _check_other_sizes(columns["params"], records, params_column),
+        _check_unfinished(records, lines),
+        _check_points_of_a_curve(columns, records, lines),
+        _check_even_spacing(columns, records),
+        _check_repeated_rows(columns, lines),
     )
-    return tuple(warning for warning in found if warning is not None)
+    return tuple(warning for warning in warnings if warning is not None)
 
 
-def rows_text(lines: Sequence[int]) -> str:
-    """One row, a few rows, or the first few of them and how many more, in words."""
-    return f"{'row' if len(lines) == 1 else 'rows'} {listed([str(line) for line in lines])}"
+def format_rows(lines: Sequence[int]) -> str:
+    """Format row numbers: one row, a few rows, or the first few and the number of the others."""
+    return f"{'row' if len(lines) == 1 else 'rows'} {format_names([str(line) for line in lines])}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """One name, a few, or the first few and how many more, in words."""
-    shown = list(names[:_MOST_NAMED])
-    shown += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+def format_names(names: Sequence[str]) -> str:
+    """Format names: one, a few, or the first few and the number of the others."""
+    shown = list(names[:_MAX_NAMED])
+    shown += [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
-def _unit_of_sizes(columns: Mapping[str, Floats]) -> str | None:
-    """Params and tokens that most runs cannot have as plain counts."""
+def _check_units_of_sizes(columns: Mapping[str, Floats]) -> str | None:
+    """Return a warning if most runs cannot have these params and tokens as plain counts."""
     n, d = columns["params"], columns["tokens"]
-    ratio, (least, most) = d / n, _TOKENS_PER_PARAM
-    uncounted = (n < _LEAST_PARAMS) | ((n < _EXACT_BELOW) & (n % 1 != 0))
-    if np.mean(uncounted | (ratio < least) | (ratio > most)) <= 0.5:
+    ratio, (min_ratio, max_ratio) = d / n, _TOKENS_PER_PARAM
+    uncounted = (n < _MIN_PARAMS) | ((n < _EXACT_BELOW) & (n % 1 != 0))
+    if np.mean(uncounted | (ratio < min_ratio) | (ratio > max_ratio)) <= 0.5:
         return None
     medians = {"params": float(np.median(n)), "tokens": float(np.median(d))}
-    named = " and ".join(
+    medians_text = " and ".join(
         f"{column} (median {format_significant(value)})" for column, value in medians.items()
     )
     if (
-        least <= medians["params"] / medians["tokens"] <= most
-        and medians["tokens"] >= _LEAST_TOKENS
+        min_ratio <= medians["params"] / medians["tokens"] <= max_ratio
+        and medians["tokens"] >= _MIN_TOKENS
     ):
         return (
-            f"{named} look swapped. Name the columns with --column params=NAME --column tokens=NAME"
+            f"{medians_text} look swapped. Name the columns with --column params=NAME --column "
+            "tokens=NAME"
         )
-    units = _likely_units(medians["params"], medians["tokens"])
+    units = _find_likely_units(medians["params"], medians["tokens"])
     changed = {column: unit for column, unit in units.items() if unit > 1}
     if changed:
         return ". ".join(
             _describe_unit(column, medians[column], unit) for column, unit in changed.items()
         )
     return (
-        f"{named} do not look like counts: a run has {format_count(_LEAST_PARAMS)} parameters or "
-        f"more, and {least:g} "
-        f"to {most:g} tokens for each. Convert the columns, or name others with --column"
+        f"{medians_text} do not look like counts: a run has {format_count(_MIN_PARAMS)} "
+        f"parameters or more, and {min_ratio:g} to {max_ratio:g} tokens for each. Convert the "
+        "columns, or name others with --column"
     )
 
 
-def _likely_units(params: float, tokens: float) -> dict[str, float]:
+def _find_likely_units(params: float, tokens: float) -> dict[str, float]:
     """Return the units of params and tokens that make a run's sizes usual; empty if none of
     `_UNITS` does.
 
-    Of several the one nearest to 20 tokens a parameter and, at equal ratios, to a billion
-    parameters.
+    Among several, choose the one nearest to 20 tokens per parameter and, at equal ratios, to a
+    billion parameters.
     """
-    least, most = _TOKENS_PER_PARAM
+    min_ratio, max_ratio = _TOKENS_PER_PARAM
     candidates = []
     for params_unit, tokens_unit in itertools.product(_UNITS, _UNITS):
         count, ratio = params * params_unit, tokens * tokens_unit / (params * params_unit)
-        if count >= _LEAST_PARAMS and least <= ratio <= most:
+        if count >= _MIN_PARAMS and min_ratio <= ratio <= max_ratio:
             distance = round(abs(math.log10(ratio / 20)), 6), abs(math.log10(count / 1e9))
             candidates.append((*distance, {"params": params_unit, "tokens": tokens_unit}))
     return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else {}
@@ -147,24 +150,24 @@ def _describe_unit(column: str, median: float, unit: float) -> str:
     )
 
 
-def _loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
-    """Losses that are not in nats per token."""
+def _check_loss_unit(loss: Floats, lines: Sequence[int]) -> str | None:
+    """Return a warning if losses are not in nats per token."""
     high = [line for line, value in zip(lines, loss, strict=True) if value > _WORST_LOSS]
     if not high:
         return None
     return (
-        f"{rows_text(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than a uniform "
+        f"{format_rows(high)}: a loss above {_WORST_LOSS:g} nats per token is worse than a uniform "
         "guess among "
         "163,000 tokens: is it a perplexity (take its log), or a run that diverged (leave it out)?"
     )
 
 
-def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
+def _check_flops(columns: Mapping[str, Floats]) -> str | None:
     if "flops" not in columns:
         return None
     ratio = columns["flops"] / (6.0 * columns["params"] * columns["tokens"])
     low, high = float(ratio.min()), float(ratio.max())
-    if low >= 1 / _FLOPS_APART and high <= _FLOPS_APART:
+    if low >= 1 / _MAX_FLOPS_FACTOR and high <= _MAX_FLOPS_FACTOR:
         return None
     return (
         f"column 'flops' is {format_factor(low)} to {format_factor(high)} times 6 * N * D: is it "
@@ -175,19 +178,17 @@ def _flops_apart(columns: Mapping[str, Floats]) -> str | None:
     )
 
 
-def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) -> str | None:
-    """Another count of parameters beside the default one, if it bends the axis and does not only
-    stretch it.
-    """
+def _check_other_sizes(params: Floats, records: Sequence[Record], params_column: str) -> str | None:
+    """Return a warning if another count of parameters is not proportional to the default one."""
     for name in dict.fromkeys(name for record in records for name in record):
-        other = (
+        other_params = (
             numbers(records, name) if "param" in name.lower() and name != params_column else None
         )
-        # below 1: `params_lr`, a hyperparameter of Optuna's
-        if other is None or not (other >= 1).all():
+        # Below 1 it is not a count, such as Optuna's hyperparameter `params_lr`
+        if other_params is None or not (other_params >= 1).all():
             continue
-        ratio = other / params
-        if ratio.max() > _STEADY * ratio.min():
+        ratio = other_params / params
+        if ratio.max() > _MAX_STEADY_RATIO * ratio.min():
             return (
                 f"N is column {params_column!r}, and column {name!r} is "
                 f"{format_significant(ratio.min())} to "
@@ -198,7 +199,7 @@ def _other_sizes(params: Floats, records: Sequence[Record], params_column: str) 
     return None
 
 
-def _unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
+def _check_unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
     fraction, step, last = (
         numbers(records, name) for name in ("schedule_fraction", "step", "num_steps")
     )
@@ -206,17 +207,17 @@ def _unfinished(records: Sequence[Record], lines: Sequence[int]) -> str | None:
         fraction = step / np.where(last > 0, last, np.inf)
     if fraction is None:
         return None
-    short = [line for line, done in zip(lines, fraction, strict=True) if done < _ENDED]
+    short = [line for line, done in zip(lines, fraction, strict=True) if done < _MIN_FINISHED_SHARE]
     if not short:
         return None
     return (
-        f"{rows_text(short)}: read before the end of the schedule: a run whose schedule ends there "
-        "would reach a lower "
-        "loss, so the fit overestimates what more steps are worth; leave such rows out"
+        f"{format_rows(short)}: read before the end of the schedule: a run whose schedule ends "
+        "there would reach a lower loss, so the fit overestimates what more steps are worth; leave "
+        "such rows out"
     )
 
 
-def _points_of_a_curve(
+def _check_points_of_a_curve(
     columns: Mapping[str, Floats], records: Sequence[Record], lines: Sequence[int]
 ) -> str | None:
     for name in RUN_COLUMNS:
@@ -231,7 +232,9 @@ def _points_of_a_curve(
             group for group in groups.values() if len(set(columns["tokens"][group].tolist())) > 1
         ]
         if curves:
-            first = f"{records[curves[0][0]][name]!r} is {rows_text([lines[i] for i in curves[0]])}"
+            first = (
+                f"{records[curves[0][0]][name]!r} is {format_rows([lines[i] for i in curves[0]])}"
+            )
             return (
                 f"{counted(sum(map(len, curves)), 'row')} are points along "
                 f"{counted(len(curves), 'run')} by column "
@@ -245,12 +248,12 @@ def _points_of_a_curve(
 
 
 def is_along_schedules(params: Floats, tokens: Floats) -> bool:
-    """Return whether rows look like points along a few loss curves rather than runs that ended
-    there.
+    """Return whether rows look like points along a few loss curves rather than finished runs.
 
-    Runs are planned at lengths that grow by factors; points of a log are evenly spaced, or at the
-    same tokens for every size. Of 74 public families this finds all that are points along curves
-    and name every point, and besides them one table of decay branches, which do share their trunks.
+    Runs are planned at lengths that grow by factors. Points of a log are evenly spaced, or at the
+    same tokens for every size. Among 74 public families, this finds all tables that are points
+    along curves and name every point, and also one table of decay branches, which do share their
+    trunks.
     """
     grids = [np.unique(tokens[params == size]) for size in np.unique(params)]
     long = [grid for grid in grids if len(grid) >= _MIN_POINTS]
@@ -267,8 +270,8 @@ def is_along_schedules(params: Floats, tokens: Floats) -> bool:
     return max(len(even), len(same)) >= _SHARE_OF_CURVES * len(long)
 
 
-def _evenly_spaced(columns: Mapping[str, Floats], records: Sequence[Record]) -> str | None:
-    """Return a warning of points along curves that no column of runs gives away."""
+def _check_even_spacing(columns: Mapping[str, Floats], records: Sequence[Record]) -> str | None:
+    """Return a warning if rows look like points along curves, though no column identifies runs."""
     n, d = columns["params"], columns["tokens"]
     if any(record.get(name) not in (None, "") for record in records for name in RUN_COLUMNS):
         return None
@@ -285,31 +288,30 @@ def _evenly_spaced(columns: Mapping[str, Floats], records: Sequence[Record]) -> 
     )
 
 
-def _entered_twice(columns: Mapping[str, Floats], lines: Sequence[int]) -> str | None:
+def _check_repeated_rows(columns: Mapping[str, Floats], lines: Sequence[int]) -> str | None:
     keys: dict[tuple[float, ...], list[int]] = {}
-    told_apart = [columns[name] for name in ("params", "tokens", "seed") if name in columns]
+    key_columns = [columns[name] for name in ("params", "tokens", "seed") if name in columns]
     log_loss, before = np.log(columns["loss"]), -math.inf
     group = 0
-    for place in np.lexsort((log_loss, *told_apart)).tolist():
-        # other sizes between them: the key differs
+    for place in np.lexsort((log_loss, *key_columns)).tolist():
+        # Rows of other sizes may lie in between, but their key differs
         group += bool(log_loss[place] - before > SAME_LOSS)
         before = float(log_loss[place])
-        key = (group, *(float(column[place]) for column in told_apart))
+        key = (group, *(float(column[place]) for column in key_columns))
         keys.setdefault(key, []).append(lines[place])
     twice = sorted(sorted(rows) for rows in keys.values() if len(rows) > 1)
     if not twice:
         return None
-    rest = f" (as do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
+    others_text = f" (as do {len(twice) - 1} more sets of rows)" if len(twice) > 1 else ""
     return (
-        f"{rows_text(twice[0])} have the same params, tokens and loss{rest}: they are taken for "
-        "one run entered "
-        f"{'twice' if len(twice[0]) == 2 else 'again'}, and count once; add a seed column if they "
-        "are different runs"
+        f"{format_rows(twice[0])} have the same params, tokens and loss{others_text}: they are "
+        f"taken for one run entered {'twice' if len(twice[0]) == 2 else 'again'}, and count once; "
+        "add a seed column if they are different runs"
     )
 
 
 def numbers(records: Sequence[Record], name: str) -> Floats | None:
-    """Return a column of the file as finite numbers; None if a cell is missing or no such
+    """Return a column of the file as finite numbers; None if a cell is missing or is not a finite
     number.
     """
     cells: list[float] = []

@@ -83,7 +83,7 @@ def reported(decision, tmp_path, monkeypatch, steps, module=hook_trainer):
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
     monkeypatch.setenv(hook.VARIABLE, str(tmp_path / "request.json"))
-    monkeypatch.setattr(hook, "_leave", lambda code: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(hook, "_exit_now", lambda code: (_ for _ in ()).throw(KeyboardInterrupt))
     # The hook watches by replacing torch's function for as long as its process lives.
     for place in (torch.nn.utils, torch.nn.utils.clip_grad):
         monkeypatch.setattr(place, "clip_grad_norm_", torch.nn.utils.clip_grad_norm_)

@@ -140,9 +140,12 @@ def test_extreme_tables_get_a_status_and_finite_numbers(name):
         assert all(warning.startswith(form) for warning in fit.warnings)
     if fit.identified:
         assert all(np.isfinite(value) for value in fit.parameters.values())
-        points, centre = law.centred_points(table)
+        points, centre = law.center_points(table)
         assert (
-            search.condition(law.centred(fit.theta[None, :], centre)[0], points, SHAPES[form]) >= 1
+            search.condition(
+                law.center_coordinates(fit.theta[None, :], centre)[0], points, SHAPES[form]
+            )
+            >= 1
         )
         found = law.refits(
             table, fit, [np.random.default_rng(0).dirichlet(np.ones(12), size=3) * 12]

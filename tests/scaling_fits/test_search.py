@@ -10,7 +10,7 @@ from scaling_fits.laws.forms import SHAPES
 
 def _points(seed=0, noise=0.01, num_runs=12):
     table = ladder(CHINCHILLA, np.random.default_rng(seed), noise, num_runs)
-    return law.centred_points(table)[0]
+    return law.center_points(table)[0]
 
 
 @pytest.mark.parametrize("form", ["coupled", "power"])

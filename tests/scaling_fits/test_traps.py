@@ -9,7 +9,7 @@ import pytest
 from planted_ladders import CHINCHILLA, ladder, law_loss
 
 from scaling_fits.laws.table import TableError, read_runs
-from scaling_fits.laws.traps import rows_text
+from scaling_fits.laws.traps import format_rows
 
 NOISY = ladder(CHINCHILLA, np.random.default_rng(0), noise=0.004)
 RUNS = {
@@ -159,9 +159,9 @@ def test_a_run_entered_twice_is_not_two_seeds(tmp_path):
 def test_losses_of_another_unit(tmp_path):
     high = [math.exp(x) for x in RUNS["loss"]]  # perplexities
     rows = [i + 2 for i, x in enumerate(high) if x > 12]
-    assert _warnings(tmp_path, loss=high)[0].startswith(rows_text(rows))
-    assert rows_text([7]) == "row 7"
-    assert rows_text(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
+    assert _warnings(tmp_path, loss=high)[0].startswith(format_rows(rows))
+    assert format_rows([7]) == "row 7"
+    assert format_rows(list(range(2, 9))) == "rows 2, 3, 4, 5, 6 and 2 more"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ sound one remembers.
 import pytest
 
 from transfer.tables.table import read_runs
-from transfer.verdict.verdict import _optima
+from transfer.verdict.verdict import _find_cached_optima
 
 
 @pytest.fixture(autouse=True)
 def nothing_remembered():
-    _optima.cache_clear()
+    _find_cached_optima.cache_clear()
 
 
 @pytest.fixture

@@ -209,10 +209,10 @@ def test_a_reader_is_told_of_a_bend_where_it_matters():
 def test_priors_are_proper_and_every_axis_has_one():
     assert set(LINES) == {"width", "depth", "batch", "duration", "params"}
     for grid, shares in (
-        (drift.SLOPES, drift.half_student(drift.SLOPES, 0.2)),
+        (drift.SLOPES, drift.compute_half_student(drift.SLOPES, 0.2)),
         (drift.SCATTERS, drift.OFF_THE_LINE),
     ):
         assert shares.sum() == pytest.approx(1.0)
         assert len(grid) == len(shares) and (shares > 0).all()
-    shares = drift.half_student(drift.SLOPES, 0.2)
+    shares = drift.compute_half_student(drift.SLOPES, 0.2)
     assert drift.SLOPES[np.searchsorted(np.cumsum(shares), 0.5)] == pytest.approx(0.2, rel=0.35)

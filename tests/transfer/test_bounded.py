@@ -7,7 +7,7 @@ import pytest
 from planted_losses import BASE, GROWING, HARMFUL, HARMLESS, MARGIN, draw, question, regret
 
 from transfer.regret import loss_curve
-from transfer.regret.bounded_regret import judge_bounded, obstacle
+from transfer.regret.bounded_regret import find_obstacle, judge_bounded
 from transfer.verdict.verdict import decide, judge
 
 NUM = 20
@@ -137,5 +137,5 @@ def test_a_rule_carries_the_value_to_every_size():
 )
 def test_where_there_is_no_answer_it_says_why(change, others, said):
     points, q = change(draw(HARMLESS["flat"], np.random.default_rng(0))), question(3, 2, **others)
-    assert said in obstacle(points, q)
+    assert said in find_obstacle(points, q)
     assert judge_bounded(points, q, draws=200, rng=np.random.default_rng(0)) is None

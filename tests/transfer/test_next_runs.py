@@ -7,18 +7,18 @@ from planted_losses import HARMFUL, HARMLESS
 from planted_market import Market, clips, play, rates, wanted
 
 from transfer.basin.optimum import Optimum
+from transfer.design.added_seeds import suggest_bounded_runs
 from transfer.design.next_runs import (
-    MOST_SPENT,
+    MAX_SPENT_FACTOR,
     Suggestion,
-    _larger,
-    again,
-    mend,
+    list_larger_sizes,
     plan_round,
-    sharpen_bounded,
+    suggest_mending_runs,
+    suggest_repeats,
 )
 from transfer.design.prospects import Proposal, look_ahead
 from transfer.question import Point, Question
-from transfer.verdict.verdict import _optima, examine
+from transfer.verdict.verdict import _find_cached_optima, examine
 
 WIDTH = Question(target_size=1024, base_size=32)
 
@@ -36,7 +36,10 @@ def points(losses, size=64, seeds=1):
 
 
 def mended(status, losses, seeds=1):
-    return [s.log2_value for s in mend(unusable(status), points(losses, seeds=seeds), WIDTH)]
+    return [
+        s.log2_value
+        for s in suggest_mending_runs(unusable(status), points(losses, seeds=seeds), WIDTH)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +56,12 @@ def test_an_edge_is_extended_on_its_side_but_not_over_the_cliff(losses, values):
 
 
 def test_a_suggestion_says_what_it_costs():
-    found = mend(unusable("edge"), points([2.2, 2.1, 2.0, 2.01], seeds=2), WIDTH)[0]
+    found = suggest_mending_runs(unusable("edge"), points([2.2, 2.1, 2.0, 2.01], seeds=2), WIDTH)[0]
     assert str(found).startswith("run width 64 at 2^-4 (2 seeds): ")
     assert found.relative_cost == 8.0  # two runs of four times the base's FLOPs
     batch = dataclasses.replace(WIDTH, axis="batch", hyperparameter="clip_norm")
-    assert again(points([2.0])[0], batch).relative_cost == 2.0
-    assert str(again(points([2.0])[0], batch)).startswith(
+    assert suggest_repeats(points([2.0])[0], batch).relative_cost == 2.0
+    assert str(suggest_repeats(points([2.0])[0], batch)).startswith(
         "run 64 tokens a step at clip_norm = 0.00391 (2 seeds): "
     )
 
@@ -75,16 +78,16 @@ def test_a_round_is_bought_where_it_is_cheap_and_costs_no_more_than_it_may():
     assert all(isinstance(s, Suggestion) for s in found)
     assert found and [s.relative_cost for s in found] == sorted(s.relative_cost for s in found)
     spent = sum((p.size / 32) ** 2 for p in runs)
-    assert sum(s.relative_cost for s in found) <= MOST_SPENT * spent
+    assert sum(s.relative_cost for s in found) <= MAX_SPENT_FACTOR * spent
     assert max(s.size for s in found) < q.target_size
 
 
-def test_a_target_far_away_asks_for_a_larger_proxy_about_the_predicted_optimum():
+def test_a_target_far_away_asks_for_alist_larger_sizes_proxy_about_the_predicted_optimum():
     """Runs of the sizes that are there cannot shorten the way to the target, four times the largest
     of them.
     """
     _, runs, q = rates(0.004, 0.0, 0, sizes=(64, 128, 256), target=1024, num_seeds=3)
-    found, _ = _optima(tuple(runs), q.level, 600, 0)
+    found, _ = _find_cached_optima(tuple(runs), q.level, 600, 0)
     asked_runs, note = plan_round(runs, found, dataclasses.replace(q, margin_nats=0.004))
     new = [s for s in asked_runs if s.size > 256]
     assert new and "a larger proxy" in new[0].reason and "times what was spent" in note
@@ -111,7 +114,7 @@ def test_where_rates_in_between_are_missing_they_are_asked_for_and_not_hundreds_
     between = {s.size for s in verdict.what_to_run if s.log2_value % 2 and -10 < s.log2_value < -2}
     assert len(between) >= 2
     spent = sum((p.size / 128) ** 2 for p in runs)
-    assert sum(s.relative_cost for s in verdict.what_to_run) <= MOST_SPENT * spent
+    assert sum(s.relative_cost for s in verdict.what_to_run) <= MAX_SPENT_FACTOR * spent
 
 
 def test_a_single_spiked_run_is_repeated_and_then_outvoted():
@@ -133,7 +136,7 @@ def test_a_single_spiked_run_is_repeated_and_then_outvoted():
 def test_of_a_clip_seeds_are_asked_for_at_the_value_and_the_ends():
     _, runs, q = clips(HARMLESS["flat"], 0.01, 0)
     judged = examine(runs, q, draws=400)
-    found = sharpen_bounded(runs, judged.verdict.bounded, q)
+    found = suggest_bounded_runs(runs, judged.verdict.bounded, q)
     assert {s.log2_value for s in found if s.size <= 128} <= {-2.0, -1.0, 0.0, 1.0, 2.0}
     assert {-2.0, 0.0, 2.0} <= {s.log2_value for s in found}
     assert all(s.hyperparameter == "clip_norm" for s in found)
@@ -196,7 +199,7 @@ def test_where_neighbors_lose_too_much_rates_in_between_are_asked_for_and_decide
 def test_a_new_size_counts_only_as_surely_as_its_own_runs_place_its_optimum(noise_nats):
     """The line predicts the optimum of width 256; the fit of width 256 does not know the line."""
     market, runs, q = rates(noise_nats, 0.0, 0, num_seeds=4)
-    found, _ = _optima(tuple(runs), q.level, 600, 0)
+    found, _ = _find_cached_optima(tuple(runs), q.level, 600, 0)
     prospects = look_ahead(runs, found, q, [256], np.random.default_rng(0))
     center, shares = round(float(prospects.optimum[:, -1].mean())), []
     for octaves, num_seeds in (((-1, 0, 1), 1), ((-1, 0, 1), 4), ((-2, -1, 0, 1, 2), 2)):
@@ -211,8 +214,10 @@ def test_a_new_size_counts_only_as_surely_as_its_own_runs_place_its_optimum(nois
                 for x in values
                 for k in range(num_seeds)
             ]
-            fits.append(_optima((*runs, *new), q.level, 300, 0)[0].optima[-1].status == "ok")
-        surely = float(np.mean(prospects._place_new([proposal]) >= 0.95))
+            fits.append(
+                _find_cached_optima((*runs, *new), q.level, 300, 0)[0].optima[-1].status == "ok"
+            )
+        surely = float(np.mean(prospects._estimate_inside([proposal]) >= 0.95))
         shares.append((surely, statistics.mean(fits)))
     print(shares)
     assert all(abs(predicted - real) <= 0.25 for predicted, real in shares)
@@ -226,19 +231,19 @@ def test_each_run_is_asked_for_once_at_sizes_that_a_study_can_have():
     ).verdict.what_to_run
     assert asked_runs and len({(s.size, s.log2_value) for s in asked_runs}) == len(asked_runs)
     assert all(s.size % 64 == 0 and s.size < 900 for s in asked_runs)
-    assert _larger(96, dataclasses.replace(q, base_size=64)) == [192, 384, 768]
-    assert _larger(256, q) == [384, 512, 768]
+    assert list_larger_sizes(96, dataclasses.replace(q, base_size=64)) == [192, 384, 768]
+    assert list_larger_sizes(256, q) == [384, 512, 768]
 
 
 def test_useless_mends_give_way_to_what_decides_and_repeats_stay():
     _, runs, q = rates(0.005, 0.0, 0, off=2.5, target=256)
-    found, _ = _optima(tuple(runs), q.level, 600, 0)
+    found, _ = _find_cached_optima(tuple(runs), q.level, 600, 0)
     assert any(optimum.status == "edge" for optimum in found.optima)
     largest = [p for p in runs if p.size == 128]
     useless = dataclasses.replace(
-        again(largest[0], q), log2_value=6.0, reason="far above all optima"
+        suggest_repeats(largest[0], q), log2_value=6.0, reason="far above all optima"
     )
-    repeat = again(largest[-1], q)
+    repeat = suggest_repeats(largest[-1], q)
     chosen, _ = plan_round(runs, found, q, [useless], [repeat])
     assert any((s.size, s.log2_value) == (128, repeat.log2_value) and s.mends for s in chosen)
     assert all(s.log2_value < 6.0 for s in chosen)

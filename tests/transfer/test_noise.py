@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from transfer.basin.basins import fit_basins
-from transfer.basin.noise import SizeRuns, noise_grid, noise_growth, reduce_runs
+from transfer.basin.noise import SizeRuns, build_noise_grid, choose_noise_growth, reduce_runs
 
 SEEDS, RATES = 3, np.arange(-8.0, -3.0)
 
@@ -25,7 +25,7 @@ def runs(noise_nats=0.0, extra=None):
 
 def test_the_noise_is_that_of_the_seeds_and_larger_where_no_shape_fits():
     def median(misfit):
-        noise = noise_grid(56 * 25e-6, 56, misfit, 16, 0.005)
+        noise = build_noise_grid(56 * 25e-6, 56, misfit, 16, 0.005)
         weight = np.exp(
             noise.log_prior - 0.5 * (16 * np.log(noise.variance) + misfit / noise.variance)
         )
@@ -50,9 +50,9 @@ def seeds_of(rng, spread):
 def test_noise_that_grows_up_the_valley_is_seen_and_other_noise_is_not():
     rng, found = np.random.default_rng(0), {"even": [], "growing": []}
     for _ in range(40):
-        found["even"].append(noise_growth([seeds_of(rng, lambda _: 0.01) for _ in range(3)]))
+        found["even"].append(choose_noise_growth([seeds_of(rng, lambda _: 0.01) for _ in range(3)]))
         found["growing"].append(
-            noise_growth(
+            choose_noise_growth(
                 [seeds_of(rng, lambda h: 0.005 * (1 + (h / 0.1) ** 2) ** 0.5) for _ in range(3)]
             )
         )

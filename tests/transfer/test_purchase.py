@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from transfer.design.next_runs import SizeOption, cheapest
+from transfer.design.added_seeds import SizeOption, choose_added_seeds
 
 
 def offer(doublings, price=1.0, have=2.0, worth=1.0, variance=0.02):
@@ -22,7 +22,7 @@ LINE = [offer(-5, price=5.0), offer(-4, price=20.0), offer(-3, price=80.0)]
 
 
 def bought(extras=(), offers=LINE, narrowing=0.7, scatter=0.0, budget=1e9):
-    return cheapest(offers, extras, narrowing=narrowing, scatter=scatter, budget=budget)
+    return choose_added_seeds(offers, extras, narrowing=narrowing, scatter=scatter, budget=budget)
 
 
 def spread(offers, seeds):
@@ -67,7 +67,8 @@ def test_a_new_size_is_bought_where_seeds_would_cost_more():
 def test_scatter_is_not_averaged_away_by_seeds():
     found = bought(narrowing=0.5, scatter=0.5)
     assert (
-        found.variance > 0.25 * cheapest(LINE, [], narrowing=1.0, scatter=0.5, budget=0.0).variance
+        found.variance
+        > 0.25 * choose_added_seeds(LINE, [], narrowing=1.0, scatter=0.5, budget=0.0).variance
     )
     with_size = bought([offer(-1, price=80.0, have=0.0)], narrowing=0.5, scatter=0.5)
     assert with_size.seeds[-1] >= 1

@@ -41,9 +41,11 @@ def test_the_promise(regret_nats):
 
 
 def test_with_half_the_noise_the_promise_is_broken(monkeypatch):
-    honest = basins._log_weight
+    honest = basins._compute_log_weight
     monkeypatch.setattr(
-        basins, "_log_weight", lambda grid, depth, variance: honest(grid, depth, variance / 4)
+        basins,
+        "_compute_log_weight",
+        lambda grid, depth, variance: honest(grid, depth, variance / 4),
     )
     # what lies between two rates widens the interval whatever the noise
     monkeypatch.setattr(basins, "OFF_KINKED", 0.0)
@@ -58,7 +60,7 @@ def test_few_noisy_runs_are_judged_rightly_or_not_at_all(regret_nats, monkeypatc
     world = dataclasses.replace(SMALL, regret_nats=regret_nats)
     with monkeypatch.context() as patch:
         # no run is spiked here, and to ask takes long
-        patch.setattr(verdict_room, "_lone_culprit", lambda *_: None)
+        patch.setattr(verdict_room, "_find_lone_culprit", lambda *_: None)
         found = tally(world, 40, draws=300)
     print(f"regret {regret_nats}: {found}")
     assert found.wrong(world) < 0.05
@@ -144,7 +146,7 @@ def test_without_the_check_for_a_lone_culprit_a_spike_may_make_a_drift(monkeypat
     )
     points, _ = world.draw(rng(1004), spike=0.2)
     assert judge(points, world.question, seed=4, draws=400).outcome == "cannot_tell"
-    monkeypatch.setattr(verdict_room, "_lone_culprit", lambda *_: None)
+    monkeypatch.setattr(verdict_room, "_find_lone_culprit", lambda *_: None)
     assert judge(points, world.question, seed=4, draws=400).outcome == "drifts"
 
 
@@ -179,7 +181,7 @@ def test_same_question_same_verdict_and_a_canonical_form():
         judge(points, Question(target_size=256, base_size=32), control_points=points)
         for _ in range(2)
     )
-    verdict_room._optima.cache_clear()
+    verdict_room._find_cached_optima.cache_clear()
     two = judge(points, Question(target_size=256, base_size=32), control_points=points)
     assert canon.canonical(one) == canon.canonical(two) == canon.canonical(remembered)
     assert canon.decode(Verdict, canon.parse(canon.canonical(one))) == one

@@ -1,7 +1,7 @@
-"""The loss against a hyperparameter at each size: its shape, noise and optimum.
+"""Fit the loss basin of each size: its shape, its noise, and its optimum.
 
-Enters:   points of one size or all sizes.
+Enters:   points of one size or of all sizes.
 Leaves:   optima with intervals, or the reason there is none.
-Promises: several families of curves are averaged; no theory gives one.
+Promises: several families of curves are averaged, because theory does not prescribe one.
 Refuses:  an optimum at the grid's edge, a curve flat within its noise.
 """

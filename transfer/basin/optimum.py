@@ -1,4 +1,4 @@
-"""Where the optimum of each size lies, how sure that is, or why nobody can say."""
+"""The optimum of each size with its interval, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from transfer.basin.basins import BasinPosterior, fit_basins, likeliest_place
+from transfer.basin.basins import BasinPosterior, find_likeliest_optimum, fit_basins
 from transfer.basin.noise import SizeRuns
 from transfer.basin.shapes import Floats, rise
 from transfer.question import Point
@@ -19,66 +19,65 @@ EndName = Literal["lower", "upper"]
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
 
 MIN_RATES = 4
-"""A basin has three parameters; a fourth rate shows whether it is one."""
-FEWEST_RATES = 3
-"""Enough at a size where others have four, and so say what the noise is."""
-HALF_WINDOW_OCTAVES, MOST_EXCESS_NATS = 4.5, 1.0
-"""Rates further from the best one, or this much worse, are left out: they say nothing about the
-minimum."""
-MOST_OUTSIDE = 0.05
-"""Posterior share of optima outside the rates that were run, above which an optimum is not
-believed."""
+"""Rates a basin needs: it has three parameters, and a fourth rate shows whether it fits."""
+MIN_RATES_GIVEN_NOISE = 3
+"""Rates a size needs if another size has `MIN_RATES`, which determine the noise."""
+HALF_WINDOW_OCTAVES, MAX_EXCESS_NATS = 4.5, 1.0
+"""Distance from the best rate in octaves, and excess loss in nats, beyond which a rate is left out
+because it gives no information about the minimum."""
+MAX_OUTSIDE_SHARE = 0.05
+"""Posterior probability that an optimum lies outside the rates that were run, above which the
+optimum is not used."""
 CURVE_SAMPLES = 33
 ONE_IN_TWENTY = 1.645 * math.sqrt(2.0)
-"""Times the noise of one run: a difference of two runs that luck exceeds one time in twenty, to one
-side."""
+"""Difference of two runs, in multiples of the noise of one run, that chance exceeds one time in
+twenty (one-sided)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """The optimum of one size. Numbers are None where the status says that there are none to be
-    had.
-    """
+    """The optimum of one size. Estimates are None unless `status` is `ok`."""
 
     size: int
     status: OptimumStatus
-    """`edge`: it may lie outside the rates that were run; `flat`: no basin above the noise;
-    `too_few` rates."""
+    """Whether the optimum can be used. `edge`: it may lie outside the rates that were run; `flat`:
+    the basin does not rise above the noise; `too_few`: there are too few rates."""
     log2_value: float | None = None
     interval_log2: tuple[float, float] | None = None
-    """At the verdict's level."""
+    """Interval of `log2_value` at the verdict's level."""
     loss_nats: float | None = None
-    """The fitted basin's loss at its minimum, mean over the seeds there are; the verdict does not
-    rest on it."""
+    """Loss of the fitted basin at its minimum in nats, mean over the available seeds. The verdict
+    does not use it."""
     lowest_run_nats: float | None = None
     """Lowest mean loss of a value at which every run finished; None if there is no such value."""
     num_runs: int
     num_diverged: int
     cliff_octaves: float | None = None
-    """From the optimum up to the lowest rate above it at which a run diverged."""
+    """Octaves from the optimum up to the lowest rate above it at which a run diverged; None if
+    there is none."""
     curve: tuple[tuple[float, float], ...] = ()
-    """The fitted basin, (log2_value, loss in nats), over the window."""
+    """Points (log2_value, loss in nats) of the fitted basin over the window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optima:
-    """All sizes, and the posterior of those that were fitted."""
+    """The optima of all sizes, and the posterior of those that were fitted."""
 
     optima: tuple[Optimum, ...]
-    """By size, ascending."""
+    """Optima in ascending order of size."""
     fitted: tuple[int, ...]
-    """Widths of the columns of `basins`."""
+    """Size of each column of `basins`."""
     basins: BasinPosterior | None
-    """None when no size has enough rates."""
+    """Posterior of the fitted sizes; None if no size has enough rates."""
 
 
 def find_optima(
     points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator
 ) -> Optima:
-    """Fit one basin per size, all sizes sharing noise and shape (`transfer.basin.basins`).
+    """Fit one basin per size. All sizes share noise and shape (`transfer.basin.basins`).
 
-    A rate at which any run diverged lies on the cliff: its survivors are a biased sample and left
-    out.
+    A rate at which any run diverged is left out, because the runs that finished there are a biased
+    sample.
     """
     by_size = {
         size: list(group)
@@ -86,44 +85,48 @@ def find_optima(
             sorted(points, key=lambda p: p.size), key=lambda p: p.size
         )
     }
-    most = max(len(finite_rates(group)) for group in by_size.values())
-    least = FEWEST_RATES if most >= MIN_RATES else MIN_RATES
-    windows = {size: _window(group, least) for size, group in by_size.items()}
-    runs = {size: _runs(window) for size, window in windows.items() if window}
+    max_rates = max(len(list_finite_rates(group)) for group in by_size.values())
+    min_rates = MIN_RATES_GIVEN_NOISE if max_rates >= MIN_RATES else MIN_RATES
+    windows = {size: _select_window(group, min_rates) for size, group in by_size.items()}
+    runs = {size: _to_size_runs(window) for size, window in windows.items() if window}
     fitted = tuple(runs)
     basins = fit_basins(list(runs.values()), draws=draws, rng=rng) if fitted else None
     optima = []
     for size, group in by_size.items():
         if basins is None or size not in runs:
-            optima.append(_unusable(size, group, "too_few"))
+            optima.append(_describe_unusable(size, group, "too_few"))
         else:
-            optima.append(_optimum(size, group, runs[size], basins, fitted.index(size), level))
+            optima.append(
+                _describe_optimum(size, group, runs[size], basins, fitted.index(size), level)
+            )
     return Optima(optima=tuple(optima), fitted=fitted, basins=basins)
 
 
-def place_at(points: Sequence[Point], shape: int) -> float | None:
-    """The optimum of one size by its own runs, at a shape that is given; None with too few
-    rates.
+def find_optimum_at_shape(points: Sequence[Point], shape: int) -> float | None:
+    """Return the optimum of one size by its own runs at a given shape, as log2 of the
+    hyperparameter; None with too few rates.
     """
-    window = _window(points, FEWEST_RATES)
-    return likeliest_place(_runs(window), shape) if window else None
+    window = _select_window(points, MIN_RATES_GIVEN_NOISE)
+    return find_likeliest_optimum(_to_size_runs(window), shape) if window else None
 
 
-def finite_rates(points: Sequence[Point]) -> list[float]:
-    """Rates, ascending, at which every run of these points finished."""
+def list_finite_rates(points: Sequence[Point]) -> list[float]:
+    """Return the rates, in ascending order, at which every run finished."""
     diverged = {p.log2_value for p in points if p.loss_nats is None}
     return sorted({p.log2_value for p in points} - diverged)
 
 
-def best_rate(points: Sequence[Point]) -> float | None:
-    """The rate with the lowest mean loss among `finite_rates`, or None without any."""
-    mean = _mean_losses(points)
+def find_best_rate(points: Sequence[Point]) -> float | None:
+    """Return the rate with the lowest mean loss, among those at which every run finished; None if
+    there is none.
+    """
+    mean = _compute_mean_losses(points)
     return min(mean, key=lambda rate: mean[rate]) if mean else None
 
 
 def noise_is_known(points: Sequence[Point]) -> bool:
-    """Whether any value of any size was run twice: else the noise is a guess, and what the curve
-    misses.
+    """Return whether any value of any size was run twice. Otherwise the noise is estimated from the
+    misfit of the curve alone, which is a guess.
     """
     cells = [(p.size, p.log2_value) for p in points if p.loss_nats is not None]
     return len(cells) > len(set(cells))
@@ -131,24 +134,24 @@ def noise_is_known(points: Sequence[Point]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BetterEnd:
-    """The end of the values run at one size that is the better one."""
+    """The end of the values run at one size that has the lower loss."""
 
     name: EndName
     log2_value: float
     excess_nats: float
-    """Over the best value."""
+    """Mean loss above that of the best value, in nats."""
 
     @property
     def noise_needed_nats(self) -> float:
-        """The noise of one run with which the end would seem so much worse by luck one time in
-        twenty.
+        """Noise of one run, in nats, at which chance would make the end look this much worse one
+        time in twenty.
         """
         return self.excess_nats / ONE_IN_TWENTY
 
 
-def better_end(points: Sequence[Point]) -> BetterEnd | None:
-    """The end nearer to the best loss, of runs at one size; None where all diverged."""
-    mean = _mean_losses(points)
+def find_better_end(points: Sequence[Point]) -> BetterEnd | None:
+    """Return the end with the lower loss, given runs at one size; None if all diverged."""
+    mean = _compute_mean_losses(points)
     if not mean:
         return None
     low, high = min(mean), max(mean)
@@ -158,48 +161,55 @@ def better_end(points: Sequence[Point]) -> BetterEnd | None:
     )
 
 
-def _mean_losses(points: Sequence[Point]) -> dict[float, float]:
-    """By rate, of `finite_rates`."""
-    losses: dict[float, list[float]] = {rate: [] for rate in finite_rates(points)}
+def _compute_mean_losses(points: Sequence[Point]) -> dict[float, float]:
+    """Compute the mean loss at each of `list_finite_rates`."""
+    losses: dict[float, list[float]] = {rate: [] for rate in list_finite_rates(points)}
     for point in points:
         if point.log2_value in losses and point.loss_nats is not None:
             losses[point.log2_value].append(point.loss_nats)
     return {rate: float(np.mean(at_rate)) for rate, at_rate in losses.items()}
 
 
-def _window(points: Sequence[Point], least_rates: int) -> list[Point]:
-    """The runs a basin is fitted to: none when there are too few rates."""
-    mean, best = _mean_losses(points), best_rate(points)
-    if best is None or len(mean) < least_rates:
+def _select_window(points: Sequence[Point], min_rates: int) -> list[Point]:
+    """Return the runs a basin is fitted to; empty if there are too few rates."""
+    mean, best = _compute_mean_losses(points), find_best_rate(points)
+    if best is None or len(mean) < min_rates:
         return []
-    limit = mean[best] + MOST_EXCESS_NATS
-    near = [
+    limit = mean[best] + MAX_EXCESS_NATS
+    rates_in_window = [
         r
         for r, loss in mean.items()
         if abs(r - best) <= HALF_WINDOW_OCTAVES + 1e-9 and loss <= limit
     ]
-    if len(near) < least_rates:
-        near = [
+    if len(rates_in_window) < min_rates:
+        rates_in_window = [
             rate
             for rate in sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES]
             if mean[rate] <= limit
         ]
-    # A curve through rates that lose more than that fits them exactly, and may put its minimum
-    # anywhere between.
-    kept = set(near)
-    return [p for p in points if p.log2_value in kept] if len(near) >= least_rates else []
+    # Keep the excess limit even then: a curve through rates with a larger excess fits them exactly,
+    # and may put its minimum anywhere in between.
+    kept_rates = set(rates_in_window)
+    return (
+        [p for p in points if p.log2_value in kept_rates]
+        if len(rates_in_window) >= min_rates
+        else []
+    )
 
 
-def _runs(window: Sequence[Point]) -> SizeRuns:
-    """Columns for the fit. A seed has its own intercept when it was run at three rates or more."""
+def _to_size_runs(window: Sequence[Point]) -> SizeRuns:
+    """Return the columns of a fit. A seed has its own intercept if it was run at three rates or
+    more.
+    """
     rates_of: dict[int, set[float]] = {}
     for point in window:
         rates_of.setdefault(point.seed, set()).add(point.log2_value)
-    own = {seed for seed, rates in rates_of.items() if len(rates) >= FEWEST_RATES}
-    names = [p.seed if p.seed in own else -1 for p in window]
-    _, group = np.unique(names, return_inverse=True)
+    paired_seeds = {seed for seed, rates in rates_of.items() if len(rates) >= MIN_RATES_GIVEN_NOISE}
+    intercepts = [p.seed if p.seed in paired_seeds else -1 for p in window]
+    _, group = np.unique(intercepts, return_inverse=True)
     if len(window) - (int(group.max()) + 1) - 2 < 1:
-        group = np.zeros(len(window), dtype=np.int64)  # too few runs to tell seeds from noise
+        # Too few runs to separate the seeds' intercepts from noise
+        group = np.zeros(len(window), dtype=np.int64)
     return SizeRuns(
         log2_value=np.array([p.log2_value for p in window]),
         loss_nats=np.array([p.loss_nats for p in window], dtype=np.float64),
@@ -207,7 +217,7 @@ def _runs(window: Sequence[Point]) -> SizeRuns:
     )
 
 
-def _optimum(
+def _describe_optimum(
     size: int,
     points: Sequence[Point],
     runs: SizeRuns,
@@ -217,10 +227,12 @@ def _optimum(
 ) -> Optimum:
     side = basins.side[:, column]
     below, above = float(np.mean(side < 0)), float(np.mean(side > 0))
-    if below + above > MOST_OUTSIDE or side[0] != 0:
-        return _unusable(size, points, "flat" if min(below, above) > MOST_OUTSIDE / 2 else "edge")
+    if below + above > MAX_OUTSIDE_SHARE or side[0] != 0:
+        return _describe_unusable(
+            size, points, "flat" if min(below, above) > MAX_OUTSIDE_SHARE / 2 else "edge"
+        )
     best = float(basins.optimum[0, column])
-    lowest_nats = min(_mean_losses(points).values(), default=None)
+    lowest_nats = min(_compute_mean_losses(points).values(), default=None)
     cliffs = [p.log2_value - best for p in points if p.loss_nats is None and p.log2_value > best]
     return Optimum(
         size=size,
@@ -232,13 +244,13 @@ def _optimum(
         num_runs=len(points),
         num_diverged=sum(p.loss_nats is None for p in points),
         cliff_octaves=min(cliffs, default=None),
-        curve=_curve(runs, basins, column),
+        curve=_sample_curve(runs, basins, column),
     )
 
 
-def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Optimum:
+def _describe_unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Optimum:
     num_diverged = sum(p.loss_nats is None for p in points)
-    lowest_nats = min(_mean_losses(points).values(), default=None)
+    lowest_nats = min(_compute_mean_losses(points).values(), default=None)
     return Optimum(
         size=size,
         status=status,
@@ -248,9 +260,11 @@ def _unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Opti
     )
 
 
-def _curve(runs: SizeRuns, basins: BasinPosterior, column: int) -> tuple[tuple[float, float], ...]:
+def _sample_curve(
+    runs: SizeRuns, basins: BasinPosterior, column: int
+) -> tuple[tuple[float, float], ...]:
     x = np.linspace(runs.log2_value.min(), runs.log2_value.max(), CURVE_SAMPLES)
-    # a kink between two samples would be drawn too high
+    # Include the minimum itself: a kink between two samples would be drawn too high
     x = np.union1d(x, basins.optimum[:1, column])
     curvature, shape = basins.curvature[0, column], basins.shape[:1]
     loss = basins.minimum_nats[column] + rise(x - basins.optimum[0, column], curvature, shape)
@@ -258,8 +272,8 @@ def _curve(runs: SizeRuns, basins: BasinPosterior, column: int) -> tuple[tuple[f
 
 
 def interval(rows: Floats, level: float) -> tuple[float, float]:
-    """Equal-tailed interval of the draws (rows 1 and on), widened where needed to hold the
-    estimate, row 0.
+    """Return the equal-tailed interval of the draws (rows from 1 on), widened if needed to include
+    the estimate in row 0.
     """
     low, high = np.quantile(rows[1:], [(1 - level) / 2, (1 + level) / 2])
     return min(float(low), float(rows[0])), max(float(high), float(rows[0]))

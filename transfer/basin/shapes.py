@@ -1,17 +1,21 @@
-"""Shapes of basins: no theory gives one, so several families are averaged.
+"""Families of loss basin shapes, which are averaged because theory does not prescribe one.
 
-In log2 of the hyperparameter a basin is `a + k h(x - m)` with its minimum at m, and h from one of
-five families, each with a lopsidedness of its own:
+In log2 of the hyperparameter, a basin is `a + k h(x - m)` with its minimum at m, and h comes from
+one of five families, each with an asymmetry parameter of its own:
 
-    linex    exp(s x) - 1 - s x                   (Varian 1975, Zellner 1986: one side straight, one
-    exponential) powers   |x|^p (1 + t sign(x))                (p = 2: two half-parabolas; for other
-    p a cusp or a flat floor) walls    x^2 / 2 + e^u (exp(w x) - 1 - w x)   (a parabola, and a wall
-    some octaves above it, where runs diverge) cliffs   x^2 + e^v max(x - k, 0)^2            (a
-    parabola, and a kink k octaves above it, steeper from there on) quartics z^2 + c z^3 + z^4, z =
-    x / b         (far out even, while its floor may lean to either side)
+    linex     exp(s x) - 1 - s x
+              one side straight, one exponential (Varian 1975, Zellner 1986)
+    powers    |x|^p (1 + t sign(x))
+              p = 2: two half-parabolas; other p: a cusp or a flat floor
+    walls     x^2 / 2 + e^u (exp(w x) - 1 - w x)
+              a parabola, and some octaves above it a wall where runs diverge
+    cliffs    x^2 + e^v max(x - k, 0)^2
+              a parabola that steepens from a kink k octaves above the minimum
+    quartics  z^2 + c z^3 + z^4, z = x / b
+              symmetric far out, with a floor that may lean to either side
 
-A shape is an index into tables here, so that a posterior over shapes is an array of whole numbers.
-Within a family neighbours in the tables are neighbours in shape.
+A shape is an index into the tables of this module, so a posterior over shapes is an array of
+integers. Within a family, neighbors in the tables have similar shapes.
 """
 
 from __future__ import annotations
@@ -25,47 +29,48 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LINEX_SLANTS = np.arange(-0.99875, 1.55, 0.0025)
-"""Grid of s, per octave; 0 itself is left out, where the curve is 0 / 0."""
+"""Grid of s, per octave; 0 itself is left out because the scaled curve is 0 / 0 there."""
 LINEX_MEAN, LINEX_SD = 0.15, 0.55
-"""Prior on s: divergence is the steeper side, mildly; within 2.5 octaves our CPU grids give about
-0."""
+"""Mean and standard deviation of the prior on s: the side toward divergence is slightly steeper.
+Within 2.5 octaves, our CPU grids give about 0."""
 POWERS = {1.5: 0.5, 1.75: 0.75, 2.0: 1.0, 2.25: 0.75, 2.5: 0.5, 3.0: 0.35, 3.5: 0.25, 4.0: 0.25}
-"""Each p and its prior weight."""
+"""Values of p with their prior weights."""
 POWER_SLANTS = np.arange(-1.0, 1.2, 0.0025)
 """Grid of atanh(t)."""
 POWER_MEAN, POWER_SD = 0.1, 0.4
-"""Prior on atanh(t): two octaves out, the same lopsidedness as the linex prior's."""
+"""Mean and standard deviation of the prior on atanh(t), with the same asymmetry two octaves out as
+the prior of linex."""
 STEEPNESSES = (2.0, 3.0, 4.5)
-"""Each w, per octave; all alike."""
+"""Values of w, per octave, with equal prior weights."""
 WALL_SLANTS = np.arange(-10.0, -1.0, 0.01)
-"""Grid of u: how far up the wall stands."""
+"""Grid of u, which places the wall."""
 KINKS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-"""Each k, octaves above the minimum; all alike."""
+"""Values of k, octaves above the minimum, with equal prior weights."""
 CLIFF_SLANTS = np.arange(-1.0, 3.5, 0.02)
-"""Grid of v: how steep the cliff is."""
+"""Grid of v, which sets the steepness of the cliff."""
 BREADTHS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
-"""Each b, octaves from the minimum at which the fourth power is as large as the second; all
-alike."""
+"""Values of b, octaves from the minimum at which the fourth power is as large as the second, with
+equal prior weights."""
 QUARTIC_SLANTS = np.arange(-1.84, 1.85, 0.01)
-"""Grid of c: beyond +-1.886 there are two minima."""
+"""Grid of c; beyond +-1.886 there are two minima."""
 FAMILIES = {"linex": 0.3, "powers": 0.3, "walls": 0.12, "cliffs": 0.12, "quartics": 0.16}
-"""Prior weights."""
-LARGEST_EXPONENT = 50.0
-"""A wild draw may cost much, not overflow."""
+"""Prior weight of each family."""
+MAX_EXPONENT = 50.0
+"""Upper bound of an exponent, so that an extreme draw does not overflow."""
 
 
 Family = Literal["linex", "powers", "walls", "cliffs", "quartics"]
 
 
-def _kinds() -> list[tuple[tuple[Family, float], Floats, Floats]]:
-    """Each kind of shape: its family and fixed number, its slants, and their prior
-    probabilities.
+def _list_kinds() -> list[tuple[tuple[Family, float], Floats, Floats]]:
+    """Return each kind of shape as (family and fixed parameter, slants, prior probabilities of the
+    slants).
     """
-    prior = _normal(LINEX_SLANTS, LINEX_MEAN, LINEX_SD)
+    prior = _compute_normal_prior(LINEX_SLANTS, LINEX_MEAN, LINEX_SD)
     kinds: list[tuple[tuple[Family, float], Floats, Floats]] = [
         (("linex", 0.0), LINEX_SLANTS, prior)
     ]
-    prior = _normal(POWER_SLANTS, POWER_MEAN, POWER_SD) / sum(POWERS.values())
+    prior = _compute_normal_prior(POWER_SLANTS, POWER_MEAN, POWER_SD) / sum(POWERS.values())
     kinds += [
         (("powers", power), np.tanh(POWER_SLANTS), prior * weight)
         for power, weight in POWERS.items()
@@ -81,38 +86,38 @@ def _kinds() -> list[tuple[tuple[Family, float], Floats, Floats]]:
     return [(kind, slants, FAMILIES[kind[0]] * prior) for kind, slants, prior in kinds]
 
 
-def _normal(x: Floats, mean: float, sd: float) -> Floats:
+def _compute_normal_prior(x: Floats, mean: float, sd: float) -> Floats:
     weight = np.exp(-0.5 * ((x - mean) / sd) ** 2)
     return np.asarray(weight / weight.sum())
 
 
-KINDS = tuple(kind for kind, _, _ in _kinds())
-"""Family and fixed number: shapes of one kind differ by their slant only."""
+KINDS = tuple(kind for kind, _, _ in _list_kinds())
+"""Family and fixed parameter of each kind. Shapes of one kind differ by their slant only."""
 KIND = np.concatenate(
-    [np.full(len(slants), number) for number, (_, slants, _) in enumerate(_kinds())]
+    [np.full(len(slants), number) for number, (_, slants, _) in enumerate(_list_kinds())]
 )
-"""The index in `KINDS` of every shape."""
-SLANT = np.concatenate([slants for _, slants, _ in _kinds()])
-"""The slant of every shape: s, t, u, v or c."""
-LOG_PRIOR = np.log(np.concatenate([prior for _, _, prior in _kinds()]))
-"""The log of the prior probability of every shape."""
+"""Index in `KINDS` of every shape."""
+SLANT = np.concatenate([slants for _, slants, _ in _list_kinds()])
+"""Slant of every shape: s, t, u, v, or c."""
+LOG_PRIOR = np.log(np.concatenate([prior for _, _, prior in _list_kinds()]))
+"""Log prior probability of every shape."""
 
 
 def rise(octaves: Floats, curvature: Floats, shape: Ints) -> Floats:
-    """Loss above the minimum, in nats, `octaves` above (or, negative, below) it; the arguments
-    broadcast.
+    """Compute the loss above the minimum in nats, `octaves` above (or, if negative, below) it. The
+    arguments broadcast.
 
     Args:
-        octaves: From the minimum.
-        curvature: Twice the mean of the rises one octave to either side: of a parabola its second
-            derivative, nats per octave squared.
+        octaves: Octaves from the minimum.
+        curvature: Twice the mean of the rises one octave to either side, nats per octave squared;
+            for a parabola this is the second derivative.
         shape: Index of the basin's shape.
     """
     octaves, shape = np.broadcast_arrays(octaves, shape)
     height = np.empty(octaves.shape)
     for kind in np.unique(KIND[shape]):
         here = KIND[shape] == kind
-        height[here] = _height(octaves[here], SLANT[shape[here]], kind)
+        height[here] = _compute_height(octaves[here], SLANT[shape[here]], kind)
     return np.asarray(0.5 * curvature * height)
 
 
@@ -122,19 +127,20 @@ def unit_rises(octaves: Floats, shapes: Ints) -> Floats:
     slants = SLANT[shapes].reshape(-1, *[1] * octaves.ndim)
     for kind in np.unique(KIND[shapes]):
         here = KIND[shapes] == kind
-        height[here] = _height(octaves, slants[here], kind)
+        height[here] = _compute_height(octaves, slants[here], kind)
     return 0.5 * height
 
 
-def _height(octaves: Floats, slant: Floats, kind: int) -> Floats:
-    """Twice the rise, scaled to a mean of 1 an octave to either side."""
+def _compute_height(octaves: Floats, slant: Floats, kind: int) -> Floats:
+    """Compute twice the rise, scaled to a mean of 1 at one octave to either side."""
     family, number = KINDS[kind]
     if family == "powers":
         return np.asarray(np.abs(octaves) ** number * (1 + slant * np.sign(octaves)))
     if family == "walls":
         wall = np.exp(slant) * 2
         return np.asarray(
-            (octaves**2 + wall * _linex(number * octaves)) / (1 + wall * (np.cosh(number) - 1))
+            (octaves**2 + wall * _compute_linex(number * octaves))
+            / (1 + wall * (np.cosh(number) - 1))
         )
     if family == "cliffs":
         cliff = np.exp(slant)
@@ -143,9 +149,9 @@ def _height(octaves: Floats, slant: Floats, kind: int) -> Floats:
     if family == "quartics":
         far = octaves / number
         return np.asarray(far**2 * (1 + slant * far + far**2) / (number**-2 + number**-4))
-    return np.asarray(_linex(slant * octaves) / (np.cosh(slant) - 1))
+    return np.asarray(_compute_linex(slant * octaves) / (np.cosh(slant) - 1))
 
 
-def _linex(exponent: Floats) -> Floats:
-    capped = np.minimum(exponent, LARGEST_EXPONENT)
+def _compute_linex(exponent: Floats) -> Floats:
+    capped = np.minimum(exponent, MAX_EXPONENT)
     return np.asarray(np.expm1(capped) - capped)

@@ -1,8 +1,8 @@
-"""Single runs that a gradient spike has lifted off their loss basin: which to repeat, and which are
-outvoted.
+"""Detection of single runs that a gradient spike has lifted above their loss basin: runs to repeat,
+and runs to leave out.
 
-Two runs of one value cannot tell which of them is wrong. So a suspicious run is repeated, and left
-out only when at least two other runs of its value agree against it.
+Two runs of one value cannot show which of them is wrong. A suspicious run is therefore repeated,
+and left out only if at least two other runs of its value agree against it.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ from transfer.basin.noise import USUAL_NOISE_SHARE
 from transfer.question import Point
 
 MIN_REPEATS = 2
-"""Other runs of the same value that can outvote one."""
+"""Number of other runs of the same value that can outvote a run."""
 OUTVOTED_SDS = 6.0
-"""Standard deviations of one run by which it must lie above its repeats."""
+"""Distance of an outvoted run above its repeats, in standard deviations of one run."""
 OUTVOTED_SPREADS = 3.0
-"""The same in multiples of how far the repeats lie apart."""
+"""Distance of an outvoted run above its repeats, in multiples of the difference between the highest
+and the lowest repeat."""
 SUSPECT_NOISES, SUSPECT_USUAL = 2.5, 5.0
-"""Excess of a suspicious run, in multiples of the fitted noise (which a spike inflates), and of the
-usual noise."""
+"""Excess of a suspicious run, in multiples of the fitted noise (which a spike inflates), and in
+multiples of the usual noise."""
 SD_OF_MEDIAN_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spike:
-    """One run that lies above what its neighbors or repeats say."""
+    """A run that lies above its repeats, or above the line between its neighbors."""
 
     point: Point
     excess_nats: float
     num_repeats: int
-    """Other runs of its value."""
+    """Number of other runs of the same value."""
 
 
 def find_outvoted(points: Sequence[Point]) -> Spike | None:
     """Return the run that lies furthest above at least two repeats that agree; None if there is
     none.
     """
-    cells = _finished_cells(points)
+    cells = _group_finished(points)
     spikes = []
     for key, cell in cells.items():
         *repeats, top = sorted(cell, key=lambda p: p.loss_nats or 0.0)
         if len(repeats) < MIN_REPEATS:
             continue
-        losses = _losses(repeats)
-        excess = _losses([top])[0] - statistics.median(losses)
-        others = [other for name, other in cells.items() if name != key]
-        sd = max(_noise_of_seeds([*others, repeats]), USUAL_NOISE_SHARE * losses[0])
+        losses = _get_losses(repeats)
+        excess = _get_losses([top])[0] - statistics.median(losses)
+        other_cells = [cell_runs for cell_key, cell_runs in cells.items() if cell_key != key]
+        sd = max(_estimate_noise([*other_cells, repeats]), USUAL_NOISE_SHARE * losses[0])
         if excess > max(OUTVOTED_SDS * sd, OUTVOTED_SPREADS * (losses[-1] - losses[0])):
             spikes.append(Spike(point=top, excess_nats=excess, num_repeats=len(repeats)))
     return max(spikes, key=lambda spike: spike.excess_nats, default=None)
@@ -66,19 +67,21 @@ def find_suspect(points: Sequence[Point], noise_nats: float) -> Spike | None:
     A run is compared with its one repeat, or with the straight line between the neighboring values:
     a basin lies below that line, a spike above it.
     """
-    cells = _finished_cells(points)
+    cells = _group_finished(points)
     diverged = {(p.size, p.log2_value) for p in points if p.loss_nats is None}
     spikes = []
     for size in sorted({size for size, _ in cells}):
         values = sorted(
-            value for own, value in cells if own == size and (own, value) not in diverged
+            value
+            for cell_size, value in cells
+            if cell_size == size and (cell_size, value) not in diverged
         )
-        mean = {value: statistics.fmean(_losses(cells[size, value])) for value in values}
+        mean = {value: statistics.fmean(_get_losses(cells[size, value])) for value in values}
         for index, value in enumerate(values):
             cell = sorted(cells[size, value], key=lambda p: p.loss_nats or 0.0)
             excess = 0.0
             if len(cell) == 2:
-                excess = _losses(cell)[1] - _losses(cell)[0]
+                excess = _get_losses(cell)[1] - _get_losses(cell)[0]
             elif len(cell) == 1 and 0 < index < len(values) - 1:
                 ends = [values[index - 1], values[index + 1]]
                 excess = mean[value] - float(np.interp(value, ends, [mean[end] for end in ends]))
@@ -89,8 +92,8 @@ def find_suspect(points: Sequence[Point], noise_nats: float) -> Spike | None:
     return max(spikes, key=lambda spike: spike.excess_nats, default=None)
 
 
-def _finished_cells(points: Sequence[Point]) -> dict[tuple[int, float], list[Point]]:
-    """Runs that finished, by size and value."""
+def _group_finished(points: Sequence[Point]) -> dict[tuple[int, float], list[Point]]:
+    """Return the finished runs by size and value."""
     cells: dict[tuple[int, float], list[Point]] = defaultdict(list)
     for point in points:
         if point.loss_nats is not None:
@@ -98,16 +101,18 @@ def _finished_cells(points: Sequence[Point]) -> dict[tuple[int, float], list[Poi
     return cells
 
 
-def _losses(points: Sequence[Point]) -> list[float]:
+def _get_losses(points: Sequence[Point]) -> list[float]:
     return [point.loss_nats for point in points if point.loss_nats is not None]
 
 
-def _noise_of_seeds(cells: Sequence[Sequence[Point]]) -> float:
-    """Standard deviation of one run about its value's median, by the median of all deviations."""
+def _estimate_noise(cells: Sequence[Sequence[Point]]) -> float:
+    """Estimate the standard deviation of one run about the median of its value, from the median of
+    all absolute deviations.
+    """
     deviations = [
-        abs(loss - statistics.median(_losses(cell)))
+        abs(loss - statistics.median(_get_losses(cell)))
         for cell in cells
         if len(cell) > 1
-        for loss in _losses(cell)
+        for loss in _get_losses(cell)
     ]
     return SD_OF_MEDIAN_DEVIATION * statistics.median(deviations) if deviations else 0.0

@@ -1,7 +1,7 @@
-"""Which runs to add so that a verdict can be given.
+"""Choose the runs to add so that a verdict can be given.
 
-Enters:   what is known so far.
-Leaves:   runs and seeds, the most telling for their cost first.
+Enters:   the runs so far, their optima, and the question.
+Leaves:   runs and seeds to add, cheapest first.
 Promises: pure functions.
 Refuses:  nothing.
 """

@@ -1,11 +1,11 @@
-"""What runs that nobody has trained yet would decide, by simulation from the posterior.
+"""The probability that proposed runs decide the verdict, by simulation from the posterior.
 
-The posterior's draws are an ensemble. Each predicts the losses of the proposed runs, so regression
-over the ensemble says how these losses move the optima of the sizes and the offset at the target
-(the update of the ensemble Kalman filter, Evensen 1994, recalled). One draw after the other is
-taken as the truth, its losses update all draws, and the share of updated draws whose regret is
-below the margin is the verdict that the runs would give. Nothing is fitted anew, so hundreds of
-proposals take some hundredths of a second.
+The posterior's draws form an ensemble. Each draw predicts the losses of the proposed runs, so
+regression over the ensemble gives the shift of the optima and of the offset at the target that
+these losses cause (the update of the ensemble Kalman filter, Evensen 1994, cited from memory).
+Several draws in turn are taken as the truth, and their losses update all draws. The share of
+updated draws whose regret is below the margin determines the verdict that the runs would give. No
+basin is fitted again, so hundreds of proposals take a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from transfer.basin.optimum import MOST_OUTSIDE, Optima, finite_rates
+from transfer.basin.optimum import MAX_OUTSIDE_SHARE, Optima, list_finite_rates
 from transfer.basin.shapes import Floats, Ints, rise
 from transfer.question import Point, Question
 from transfer.regret.drift import extend_curvature, extend_line_to
 
 NUM_DRAWS, NUM_TRUTHS = 400, 40
-"""Draws of the posterior in the ensemble, and how many of them are taken as the truth."""
-MIN_NOISE_NATS = 0.002
-"""Floor of the noise of a proposed run: no loss basin is known more exactly."""
+"""Number of posterior draws in the ensemble, and number of draws that are taken as the truth."""
+MIN_PROPOSAL_NOISE_NATS = 0.002
+"""Floor of the noise of a proposed run in nats, since no loss basin is known more exactly."""
 SHAPE_COST = 1.6
-"""Times the noise by which few runs of a new size place its optimum, since the fit's shape is not
-known; calibrated on planted grids, whose optima then are usable about as often as predicted."""
+"""Factor on the noise when the few runs of a new size locate its optimum, since the shape of that
+fit is not known. Calibrated on simulated grids, so that the optima are usable about as often as
+predicted."""
 MAX_EXCESS_NATS = 0.3
-"""Predicted losses are cut off this far above the minimum: far up, a draw's loss says little of its
-optimum."""
+"""Upper bound of predicted losses above the minimum, in nats. A draw's loss far up the basin
+carries little information on its optimum."""
 MAX_OFFSET_OCTAVES, OFFSET_STEP = 4.0, 0.05
-"""Grid of the offsets whose regret is compared with the margin."""
+"""Largest offset and step, in octaves, of the grid of offsets whose regret is compared with the
+margin."""
 SURPRISE = 0.5
-"""Standard deviation, in normal deviates, by which the fit to the new runs is surer or less sure
-than predicted."""
+"""Standard deviation, in normal deviates, between the predicted confidence of the fit to the new
+runs and the actual one."""
 HOPE = 0.25
-"""Weight of a narrower interval and of optima inside their rates, beside a verdict: else no run
-that needs company would be taken."""
+"""Credit for a narrower interval and for optima inside their rates, relative to a verdict. Without
+it, runs that help only together with others would never be chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +50,10 @@ class Proposal:
 
     size: int
     values: tuple[float, ...]
-    """log2 of the values."""
+    """Log2 of the values."""
     num_seeds: int
     cost: float
-    """In runs at the base size."""
+    """Cost in runs at the base size."""
     reason: str
     is_new_grid: bool = False
     """Whether the runs have intercepts of their own: new seeds, or a size that was not run."""
@@ -59,18 +61,17 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prospects:
-    """The posterior, ready to be asked what proposed runs would decide."""
+    """The posterior in the form in which proposals are evaluated."""
 
     sizes: tuple[int, ...]
-    """Sizes whose optimum is known to the draws: those that were fitted, then larger ones."""
+    """Sizes whose optimum the draws include: those that were fitted, then larger ones."""
     num_fitted: int
     optimum: Floats
     """(D, sizes)"""
     curvature: Floats
     """(D, sizes)"""
     off_shape: Floats
-    """(D,) octaves by which optima lie off those of their shape, which only finer rates can
-    show."""
+    """(D,) octaves between the optima and those of their shape, which only finer rates can show."""
     shape: Ints
     """(D,)"""
     offset: Floats
@@ -86,26 +87,26 @@ class Prospects:
 
     @property
     def truths(self) -> Ints:
-        """Indices of the draws that are taken as the truth."""
+        """Indices of the draws that are taken as the truth (T,)."""
         return np.linspace(0, len(self.offset) - 1, min(NUM_TRUTHS, len(self.offset))).astype(
             np.int64
         )
 
     def simulate(self, proposal: Proposal, seed: int) -> tuple[Floats, Floats]:
-        """Return a proposal's losses with noise, as each draw (D, R) and as each truth (T, R) gives
-        them.
+        """Simulate a proposal's losses with noise, as predicted by each draw (D, R) and by each
+        truth (T, R).
         """
         column, values = self.sizes.index(proposal.size), np.array(proposal.values)
         on_grid = proposal.is_new_grid and column < self.num_fitted
-        # On rates that were run already, a curve of the shape says as much as the true one.
+        # At rates that were run already, the curve of the shape is as accurate as the true one.
         predicted = self._predict(column, values + self.off_shape[:, None] if on_grid else values)
-        variance = max(self.noise_nats, MIN_NOISE_NATS) ** 2 / proposal.num_seeds
+        variance = max(self.noise_nats, MIN_PROPOSAL_NOISE_NATS) ** 2 / proposal.num_seeds
         if proposal.is_new_grid:
             predicted = predicted - predicted.mean(axis=1, keepdims=True)
         else:
-            own = self.run_values[column]
-            predicted = predicted - self._predict(column, own).mean(axis=1, keepdims=True)
-            variance *= 1 + proposal.num_seeds / len(own)
+            size_values = self.run_values[column]
+            predicted = predicted - self._predict(column, size_values).mean(axis=1, keepdims=True)
+            variance *= 1 + proposal.num_seeds / len(size_values)
         normal = np.random.default_rng(seed).standard_normal(
             (len(predicted) + len(self.truths), len(values))
         )
@@ -121,17 +122,18 @@ class Prospects:
     def decide(
         self, simulated: Sequence[tuple[Floats, Floats]], proposals: Sequence[Proposal]
     ) -> tuple[float, float]:
-        """Return the probability of a verdict after the proposals, and that with credit for coming
-        nearer to one.
+        """Return the probability of a verdict after the proposals, and the same with credit for
+        progress toward one.
         """
-        bounds = self._widened(proposals)
+        bounds = self._widen_bounds(proposals)
         unknown = np.column_stack([self.offset, self.optimum[:, : self.num_fitted]])
         shift = np.zeros((len(self.truths), unknown.shape[1]))
+        # Update the ensemble: regress the unknowns on the simulated losses
         if simulated:
             losses, true_losses = (np.hstack(columns) for columns in zip(*simulated, strict=True))
             mean = losses.mean(axis=0)
             centered = losses - mean
-            ridge = MIN_NOISE_NATS**2 * np.eye(losses.shape[1])
+            ridge = MIN_PROPOSAL_NOISE_NATS**2 * np.eye(losses.shape[1])
             gain = np.linalg.solve(
                 centered.T @ centered / len(losses) + ridge, centered.T @ unknown / len(losses)
             )
@@ -140,39 +142,44 @@ class Prospects:
         # Each truth moves the whole ensemble by one vector: an outer sum over truths and draws.
         offset = shift[:, :1] + unknown[:, 0]
         holds = np.mean((self.allowed[:, 0] < offset) & (offset < self.allowed[:, 1]), axis=1)
-        inside = self._place_new(proposals)
+        inside = self._estimate_inside(proposals)
         for column, (low, high) in enumerate(bounds, start=1):
             optimum = shift[:, column, None] + unknown[:, column]
             inside = np.minimum(inside, np.mean((low <= optimum) & (optimum <= high), axis=1))
+        # A verdict needs both: enough draws on one side of the margin, and usable optima
         sure = _predict_chance(np.maximum(holds, 1 - holds), (1 + self.level) / 2, len(unknown))
-        usable = _predict_chance(inside, 1 - MOST_OUTSIDE, len(unknown))
+        usable = _predict_chance(inside, 1 - MAX_OUTSIDE_SHARE, len(unknown))
         decided = float(np.mean(sure * usable))
-        narrower = 1 - _spread(unknown[:, 0]) / max(_spread(self.offset), OFFSET_STEP)
+        narrower = 1 - _compute_spread(unknown[:, 0]) / max(
+            _compute_spread(self.offset), OFFSET_STEP
+        )
         return decided, decided + HOPE * (narrower + float(np.mean(inside)))
 
-    def _widened(self, proposals: Sequence[Proposal]) -> list[tuple[float, float]]:
-        """Bounds of the values of each fitted size after the proposals."""
+    def _widen_bounds(self, proposals: Sequence[Proposal]) -> list[tuple[float, float]]:
+        """Return the bounds of the values of each fitted size after the proposals."""
         bounds = []
         for size, (low, high) in zip(self.sizes, self.bounds, strict=False):
-            own = [value for p in proposals if p.size == size for value in p.values]
-            bounds.append((min([low, *own]), max([high, *own])))
+            added_values = [value for p in proposals if p.size == size for value in p.values]
+            bounds.append((min([low, *added_values]), max([high, *added_values])))
         return bounds
 
-    def _place_new(self, proposals: Sequence[Proposal]) -> Floats:
-        """Return how surely each truth's optimum lies inside the values of new sizes, by their own
-        runs (T,).
+    def _estimate_inside(self, proposals: Sequence[Proposal]) -> Floats:
+        """Return the probability that each truth's optimum lies inside the values of new sizes
+        (T,), judged by the runs of that size alone.
 
-        The fit of a basin does not know the line: only its own runs place the optimum of a new
-        size.
+        The fit of a basin does not use the line through the optima, so only its own runs locate the
+        optimum of a new size.
         """
         inside = np.ones(len(self.truths))
         rng = np.random.default_rng(len(proposals))
         for column, size in enumerate(self.sizes[self.num_fitted :], start=self.num_fitted):
-            own = [p for p in proposals if p.size == size]
-            if not own:
+            size_proposals = [p for p in proposals if p.size == size]
+            if not size_proposals:
                 continue
-            values = np.array([value for p in own for value in p.values])
-            num_seeds = np.array([p.num_seeds for p in own for _ in p.values], dtype=np.float64)
+            values = np.array([value for p in size_proposals for value in p.values])
+            num_seeds = np.array(
+                [p.num_seeds for p in size_proposals for _ in p.values], dtype=np.float64
+            )
             ends = np.array([values.min(), values.max()])
             # Least squares of a parabola (R, 3); the optimum lies inside if the loss rises toward
             # both ends
@@ -182,7 +189,7 @@ class Prospects:
             )
             outward = np.stack([np.zeros(2), np.ones(2), 2 * ends]) * [-1, 1]
             variance = np.sum(outward * np.linalg.solve(design.T @ design, outward), axis=0)
-            sd = SHAPE_COST * max(self.noise_nats, MIN_NOISE_NATS) * np.sqrt(variance)
+            sd = SHAPE_COST * max(self.noise_nats, MIN_PROPOSAL_NOISE_NATS) * np.sqrt(variance)
             octaves = (ends - self.optimum[self.truths, column, None]) * [-1, 1]
             slope = self.curvature[self.truths, column, None] * octaves / sd
             measured = slope + rng.standard_normal(slope.shape)
@@ -191,8 +198,8 @@ class Prospects:
 
 
 def _predict_chance(share: Floats, needed: float, num_draws: int) -> Floats:
-    """Return the probability that a predicted share of draws is at least the needed one in the fit
-    that follows.
+    """Return the probability that the share of draws in the coming fit reaches the needed one,
+    given the predicted share.
     """
     share = np.clip(share, 0.5 / num_draws, 1 - 0.5 / num_draws)
     return np.asarray(special.ndtr((special.ndtri(share) - special.ndtri(needed)) / SURPRISE))
@@ -200,32 +207,32 @@ def _predict_chance(share: Floats, needed: float, num_draws: int) -> Floats:
 
 def look_ahead(
     points: Sequence[Point],
-    found: Optima,
+    optima: Optima,
     q: Question,
     larger: Sequence[int],
     rng: np.random.Generator,
 ) -> Prospects | None:
-    """Prepare the posterior of all fitted sizes, and of larger ones, usable or not; None with fewer
-    than two.
+    """Prepare the posterior of all fitted sizes and of larger ones, usable or not; return None with
+    fewer than two sizes or without a value to transfer.
 
     Args:
         points: All runs of the condition.
-        found: Their optima.
-        q: What is asked.
+        optima: Optima of these runs.
+        q: The question.
         larger: Sizes that may be proposed.
         rng: Random numbers of the extension.
     """
-    basins = found.basins
-    if basins is None or len(found.fitted) < 2:
+    basins = optima.basins
+    if basins is None or len(optima.fitted) < 2:
         return None
     rows = slice(0, NUM_DRAWS + 1)
     optimum, curvature, shape = basins.optimum[rows], basins.curvature[rows], basins.shape[rows]
-    log2_size, log2_target = np.log2(found.fitted), math.log2(q.target_size)
+    log2_size, log2_target = np.log2(optima.fitted), math.log2(q.target_size)
     base = q.transferred_log2
     if base is None:
         base = (
-            float(optimum[0, found.fitted.index(q.base_size)])
-            if q.base_size in found.fitted
+            float(optimum[0, optima.fitted.index(q.base_size)])
+            if q.base_size in optima.fitted
             else None
         )
     if base is None:
@@ -235,35 +242,35 @@ def look_ahead(
     there = extend_curvature(curvature, log2_size, log2_target, rng).at_target
     moved = q.power * q.doublings if q.power is not None else float(extended[0, 0] - extended[0, 1])
     offset = base + moved - extended[:, 0]
-    by_size = {size: [p for p in points if p.size == size] for size in found.fitted}
-    rates = [finite_rates(by_size[size]) for size in found.fitted]
+    by_size = {size: [p for p in points if p.size == size] for size in optima.fitted}
+    rates = [list_finite_rates(by_size[size]) for size in optima.fitted]
     return Prospects(
-        sizes=(*found.fitted, *larger),
-        num_fitted=len(found.fitted),
+        sizes=(*optima.fitted, *larger),
+        num_fitted=len(optima.fitted),
         optimum=np.hstack([optimum, extended[:, 2:]])[1:],
         curvature=np.hstack([curvature, np.repeat(curvature[:, -1:], len(larger), axis=1)])[1:],
         off_shape=basins.off_shape[rows][1:],
         shape=shape[1:],
         offset=offset[1:],
-        allowed=_allowed_offsets(there, shape, q.margin_nats)[1:],
+        allowed=_find_allowed_offsets(there, shape, q.margin_nats)[1:],
         bounds=tuple((values[0], values[-1]) for values in rates),
         run_values=tuple(
             np.array([p.log2_value for p in by_size[size] if p.log2_value in values])
-            for size, values in zip(found.fitted, rates, strict=True)
+            for size, values in zip(optima.fitted, rates, strict=True)
         ),
         noise_nats=basins.noise_nats,
         level=q.level,
     )
 
 
-def _spread(draws: Floats) -> float:
-    """Width of the middle nine tenths."""
+def _compute_spread(draws: Floats) -> float:
+    """Return the width of the central 90 % interval."""
     low, high = np.quantile(draws, [0.05, 0.95])
     return float(high - low)
 
 
-def _allowed_offsets(curvature: Floats, shape: Ints, margin_nats: float) -> Floats:
-    """Lowest and highest offset (D, 2) whose regret is below the margin, on a grid."""
+def _find_allowed_offsets(curvature: Floats, shape: Ints, margin_nats: float) -> Floats:
+    """Find the lowest and highest offset (D, 2) whose regret is below the margin, on a grid."""
     grid = np.arange(-MAX_OFFSET_OCTAVES, MAX_OFFSET_OCTAVES + OFFSET_STEP / 2, OFFSET_STEP)
     below = rise(grid, curvature[:, None], shape[:, None]) < margin_nats
     low = grid[below.argmax(axis=1)] - OFFSET_STEP / 2
@@ -274,24 +281,25 @@ def _allowed_offsets(curvature: Floats, shape: Ints, margin_nats: float) -> Floa
 GOAL = 0.9
 """Probability of a verdict at which no more runs are added."""
 JUMP = 0.05
-"""Least gain of that probability for which a round costs more than all runs so far did."""
-LEAST_GAIN = 0.001
-"""Least gain of the credited probability for which runs are added."""
+"""Minimum gain of that probability for which a round may cost more than all runs so far."""
+MIN_GAIN = 0.001
+"""Minimum gain of the credited probability for which runs are added."""
 NUM_KEPT = 16
-"""Best options of one step that are looked at again in the next."""
+"""Number of the best options of one step that are considered again in the next."""
 PRICE_OF_SPENT = 0.1
-"""Cost, in multiples of what was spent, below which a cheaper proposal is no better."""
+"""Cost in multiples of the spend so far below which a cheaper proposal gets no further
+advantage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """Proposals to run together."""
+    """Proposals that are run together."""
 
     proposals: tuple[Proposal, ...]
     probability: float
-    """Of a verdict after them."""
+    """Probability of a verdict after them."""
     value: float
-    """That probability with credit for coming nearer to a verdict."""
+    """Probability of a verdict with credit for progress toward one."""
 
 
 def choose_round(
@@ -302,15 +310,15 @@ def choose_round(
     spent: float,
     most: float,
 ) -> Round:
-    """Choose options one by one, each that gains most for its cost, up to the goal or the most they
-    may cost.
+    """Choose options one by one, each with the largest gain per cost, until the goal or the maximum
+    cost is reached.
 
     Args:
         prospects: The posterior.
         options: Proposals that are taken together or not at all.
-        first: Runs that are asked for in any case.
+        first: Runs that are part of the round in any case.
         spent: Cost of the runs so far, in base runs.
-        most: The most that the round may cost, in base runs.
+        most: Maximum cost of the round, in base runs.
     """
     unique = list(dict.fromkeys(proposal for option in options for proposal in option))
     losses = {
@@ -322,34 +330,40 @@ def choose_round(
     chosen = list(first)
     cost = sum(proposal.cost for proposal in chosen)
     decided, credited = prospects.decide(simulated, chosen)
-    left = list(options)
+    remaining = list(options)
     while decided < GOAL:
-        taken, ratios = _cells(chosen), {}
+        taken_cells, ratios = _list_cells(chosen), {}
         best: tuple[float, float, float, tuple[Proposal, ...]] | None = None
-        for option in left:
+        for option in remaining:
             price = sum(proposal.cost for proposal in option)
-            if cost + price > most or taken & _cells(option) or set(chosen) & set(option):
+            if (
+                cost + price > most
+                or taken_cells & _list_cells(option)
+                or set(chosen) & set(option)
+            ):
                 continue
-            own = [losses[proposal] for proposal in option]
-            reached, value = prospects.decide([*simulated, *own], [*chosen, *option])
+            option_losses = [losses[proposal] for proposal in option]
+            reached, value = prospects.decide([*simulated, *option_losses], [*chosen, *option])
             if cost + price > spent and reached - decided < JUMP:
                 continue
             ratio = ratios[option] = (value - credited) / (price / spent + PRICE_OF_SPENT)
-            if value - credited > LEAST_GAIN and (best is None or ratio > best[0]):
+            if value - credited > MIN_GAIN and (best is None or ratio > best[0]):
                 best = ratio, reached, value, option
-        if best is None and len(left) < len(options):
-            left = list(options)
+        if best is None and len(remaining) < len(options):
+            remaining = list(options)
             continue
         if best is None:
             break
         _, decided, credited, option = best
-        left = sorted(ratios, key=lambda option: -ratios[option])[:NUM_KEPT]
+        remaining = sorted(ratios, key=lambda option: -ratios[option])[:NUM_KEPT]
         chosen += option
         simulated += [losses[proposal] for proposal in option]
         cost += sum(proposal.cost for proposal in option)
     return Round(proposals=tuple(chosen), probability=decided, value=credited)
 
 
-def _cells(proposals: Sequence[Proposal]) -> set[tuple[int, float]]:
-    """Return the sizes and values of all proposals but new seeds, of which there can be more."""
+def _list_cells(proposals: Sequence[Proposal]) -> set[tuple[int, float]]:
+    """Return the sizes and values of all proposals except new seeds, which may be added
+    repeatedly.
+    """
     return {(p.size, value) for p in proposals if not p.is_new_grid for value in p.values}

@@ -1,8 +1,7 @@
-"""From the sizes that were run to the target: drift of the optimum, and what a transferred value
-costs.
+"""Extrapolate the optimum to the target size, and estimate the regret of a transferred value.
 
 Enters:   optima or losses per size.
-Leaves:   drift, offset and regret, each with an interval.
-Promises: no cost is larger than training can lose.
-Refuses:  nothing: what the runs do not determine is marked so.
+Leaves:   drift, offset, and regret, each with an interval.
+Promises: no regret exceeds the loss that training can lose at all.
+Refuses:  nothing: numbers that the runs do not determine are None.
 """

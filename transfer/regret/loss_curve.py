@@ -1,13 +1,15 @@
-"""The loss against a hyperparameter at the target, where no optimum need be among the values tried.
+"""The loss at the target as a function of a hyperparameter that may have no optimum among the
+values tried.
 
-With x the octaves above the transferred value and u the doublings of size above the largest that
-was run,
+Let x be the octaves above the transferred value, and u the doublings of size above the largest size
+that was run. Then
 
-    loss = a[size, seed] + (b + b' u) x + (k + k' u) g(x) + d(x),   g(x) = (exp(s x) - 1 - s x) /
-    s**2
+    loss = a[size, seed] + (b + b' u) x + (k + k' u) g(x) + d(x)
+    g(x) = (exp(s x) - 1 - s x) / s**2
 
-is linear given s, of either sign of k. d is what no such curve follows, a kink say, the same at all
-sizes: free at every value tried, as freely as the runs ask for.
+is linear for a given s, and k may have either sign. d holds the deviations that no such curve
+follows, such as a kink. It is the same at all sizes and free at every value tried, with a variance
+that the runs determine.
 """
 
 from __future__ import annotations
@@ -16,36 +18,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer.basin.noise import LEAST_NOISE_NATS
+from transfer.basin.noise import MIN_NOISE_NATS
 from transfer.basin.shapes import Floats, Ints
 from transfer.regret.drift import CURVATURE_TREND_SD, SCATTER_OCTAVES, WALK_OCTAVES, draw_walk
 
 SHAPES = np.linspace(-2.85, 2.85, 20)
-"""Grid of s times the largest |x|: either side may be the steep one, and 0 itself is left out."""
-LEAST_BEND_NATS = 1e-3
-"""The least k in the prior of its trend, nats per octave squared: a flat basin may become one that
-is not quite."""
+"""Grid of s times the largest |x|. Either side may be the steep one; 0 itself is left out."""
+MIN_BEND_NATS = 1e-3
+"""Smallest k in the prior of its trend, nats per octave squared, so that a flat basin can become
+slightly curved."""
 FREEDOMS = np.array([1e-3, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4])
-"""Grid of the variance of d, as a multiple of the noise's."""
+"""Grid of the variance of d, in multiples of the noise variance."""
 STEADY_SHARE = 0.5
-"""Share of the draws in which trends with size go on as they were; in the others they fade."""
+"""Share of the draws in which trends with size continue unchanged; in the others they fade."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveRuns:
-    """Runs about a transferred value: columns of one length n."""
+    """Runs about a transferred value, as columns of the same length n."""
 
     x: Floats
     """Octaves above the transferred value."""
     u: Floats
-    """Doublings of size above the largest: none is positive."""
+    """Doublings of size above the largest size; never positive."""
     loss_nats: Floats
     group: Ints
-    """Size and seed, 0 ... G-1: each has its own intercept."""
+    """Index of each combination of size and seed, 0 ... G-1, which has its own intercept."""
 
     @property
     def num_free(self) -> int:
-        """Degrees of freedom left to the noise: what has a prior takes none."""
+        """Degrees of freedom of the noise. Parameters with a prior take none."""
         return len(self.x) - int(self.group.max()) - 1 - 3
 
     @property
@@ -54,7 +56,7 @@ class CurveRuns:
         return np.asarray(SHAPES / np.abs(self.x).max())
 
     def within(self, values: Floats) -> Floats:
-        """Values less the mean of their group, along the last axis."""
+        """Subtract the mean of each run's group, along the last axis."""
         member = (
             np.equal.outer(np.arange(int(self.group.max()) + 1), self.group)
             / np.bincount(self.group)[:, None]
@@ -69,142 +71,168 @@ class LossAtTarget:
     """
 
     slope: Floats
-    """(rows,) nats per octave, at the transferred value."""
+    """(rows,) slope at the transferred value, nats per octave."""
     bend: Floats
     """(rows,) k, nats per octave squared."""
     s: Floats
-    """(rows,) per octave."""
+    """(rows,) s, per octave."""
     knots: Floats
     """(K,) values tried, octaves above the transferred one."""
     off: Floats
-    """(rows, K) d at each of them; between them it is straight."""
+    """(rows, K) d at each of the knots; linear in between."""
 
     def loss(self, x: float) -> Floats:
-        """Above that of the transferred value, in nats: one entry per row."""
-        off = self.off @ (_between(self.knots, [x]) - _between(self.knots, [0.0]))[0]
-        return np.asarray(self.slope * x + self.bend * _bent(self.s, x) + off)
+        """Compute the loss above that of the transferred value in nats, `x` octaves above it: one
+        entry per row.
+        """
+        off = (
+            self.off
+            @ (_interpolate_weights(self.knots, [x]) - _interpolate_weights(self.knots, [0.0]))[0]
+        )
+        return np.asarray(self.slope * x + self.bend * _compute_g(self.s, x) + off)
 
 
-def _bent(s: Floats, x: Floats | float) -> Floats:
-    """g(x)."""
+def _compute_g(s: Floats, x: Floats | float) -> Floats:
+    """Compute g(x)."""
     return np.asarray((np.expm1(s * x) - s * x) / s**2)
 
 
-def _between(knots: Floats, x: Floats | list[float]) -> Floats:
-    """Shares of the knots in straight lines between them: (len(x), K)."""
-    return np.stack([np.interp(x, knots, own) for own in np.eye(len(knots))], axis=-1)
+def _interpolate_weights(knots: Floats, x: Floats | list[float]) -> Floats:
+    """Compute the weights of the knots in linear interpolation: (len(x), K)."""
+    return np.stack([np.interp(x, knots, unit) for unit in np.eye(len(knots))], axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fits:
-    """Least squares for every s and every freedom of d on their grids: M models."""
+    """Least-squares fits for every s and every variance of d on their grids: M models."""
 
-    found: Floats
-    """(M, 4 + K) of b, b', k, k' and d."""
+    coefficients: Floats
+    """(M, 4 + K) estimates of b, b', k, k', and d."""
     covariance: Floats
-    """(M, 4 + K, 4 + K) for unit noise."""
+    """(M, 4 + K, 4 + K) covariance of the coefficients for unit noise."""
     variance: Floats
-    """(M,) of one run."""
+    """(M,) noise variance of one run."""
     weight: Floats
-    """(M,) posterior shares."""
+    """(M,) posterior probability of each model."""
 
 
-def _fit(runs: CurveRuns, knots: Floats) -> _Fits:
-    y, columns, num = runs.within(runs.loss_nats), _columns(runs, knots), 4 + len(knots)
-    tied = 1 / np.tile(FREEDOMS, len(SHAPES))  # (M,) what d costs, in units of the noise
+def _fit_models(runs: CurveRuns, knots: Floats) -> _Fits:
+    y = runs.within(runs.loss_nats)
+    columns = _build_columns(runs, knots)
+    num = 4 + len(knots)
+    # Information matrix with the priors on k' and on d, whose precision is relative to the noise
+    d_precision = 1 / np.tile(FREEDOMS, len(SHAPES))  # (M,)
     information = np.swapaxes(columns, 1, 2) @ columns + 1e-12 * np.eye(num)
-    information[:, 3, 3] += _trend_precision(columns[:, :, :4], y, runs)
-    free_of_d = np.linalg.slogdet(information[:, :4, :4])[1]
-    information[:, range(4, num), range(4, num)] += tied[:, None]
+    information[:, 3, 3] += _compute_trend_precision(columns[:, :, :4], y, runs)
+    log_det_without_d = np.linalg.slogdet(information[:, :4, :4])[1]
+    information[:, range(4, num), range(4, num)] += d_precision[:, None]
     covariance = np.linalg.inv(information)
     products = np.swapaxes(columns, 1, 2) @ y
-    found = (covariance @ products[..., None])[..., 0]
-    squares = y @ y - (products * found).sum(axis=1)
-    loose = len(knots) - tied * np.trace(covariance[:, 4:, 4:], axis1=1, axis2=2)
-    shared = _shared(y - (columns @ found[..., None])[..., 0], runs, loose)
-    variance = np.maximum(np.maximum(squares / runs.num_free, shared), LEAST_NOISE_NATS**2)
-    log_weight = -0.5 * (
-        runs.num_free * np.log(variance) + np.linalg.slogdet(information)[1] - free_of_d
+    # Posterior mean of the coefficients
+    coefficients = (covariance @ products[..., None])[..., 0]
+    # Noise: the residual variance, or that of the mean residual of each value if it is larger
+    squares = y @ y - (products * coefficients).sum(axis=1)
+    d_degrees = len(knots) - d_precision * np.trace(covariance[:, 4:, 4:], axis1=1, axis2=2)
+    shared_variance = _compute_shared_variance(
+        y - (columns @ coefficients[..., None])[..., 0], runs, d_degrees
     )
-    log_weight += 0.5 * len(knots) * np.log(tied)
+    variance = np.maximum(np.maximum(squares / runs.num_free, shared_variance), MIN_NOISE_NATS**2)
+    # Log evidence of each model
+    log_weight = -0.5 * (
+        runs.num_free * np.log(variance) + np.linalg.slogdet(information)[1] - log_det_without_d
+    )
+    log_weight += 0.5 * len(knots) * np.log(d_precision)
     weight = np.exp(log_weight - log_weight.max())
     return _Fits(
-        found=found,
+        coefficients=coefficients,
         covariance=np.asarray(covariance, np.float64),
         variance=variance,
         weight=weight / weight.sum(),
     )
 
 
-def _shared(residual: Floats, runs: CurveRuns, loose: Floats) -> Floats:
-    """Mean square (M,) of what all seeds of a value share, where d takes `loose` degrees of
-    freedom.
+def _compute_shared_variance(residual: Floats, runs: CurveRuns, d_degrees: Floats) -> Floats:
+    """Compute the mean square (M,) of the residuals that all seeds of a value share, where d takes
+    `d_degrees` degrees of freedom.
 
-    It is the larger one where the shape changes with size in other ways than the model's: seeds do
-    not average that away.
+    It exceeds the residual variance where the shape changes with size in ways that the model does
+    not allow. More seeds do not average out such a misfit.
     """
     _, cell = np.unique(np.stack([runs.u, runs.x]), axis=1, return_inverse=True)
     counts = np.bincount(cell.reshape(-1))
     by_cell = residual @ np.equal.outer(cell.reshape(-1), np.arange(len(counts)))
-    num_free = len(counts) - len(np.unique(runs.u)) - 3 - loose
+    num_free = len(counts) - len(np.unique(runs.u)) - 3 - d_degrees
     return np.asarray((by_cell**2 / counts).sum(axis=1) / np.maximum(num_free, 1.0))
 
 
 def loss_at_target(
     runs: CurveRuns, doublings: float, draws: int, rng: np.random.Generator
 ) -> LossAtTarget:
-    """Draws from the posterior, extended to so many doublings beyond the largest size."""
+    """Draw the loss curve at the target from the posterior, extended to a number of doublings
+    beyond the largest size.
+    """
     knots = np.unique(runs.x)
-    fits = _fit(runs, knots)
+    fits = _fit_models(runs, knots)
+    # Draw a model by its evidence; row 0 takes the most probable one
     model = np.concatenate(
         [[fits.weight.argmax()], rng.choice(len(fits.weight), size=draws, p=fits.weight)]
     )
+    # Draw noise variance and coefficients; row 0 keeps the estimate
     sd = np.sqrt(
         fits.variance[model] * runs.num_free / rng.chisquare(runs.num_free, size=draws + 1)
     )
     normal = rng.standard_normal((draws + 1, 4 + len(knots))) * sd[:, None]
     normal[0] = 0.0
     rows = (
-        fits.found[model] + (np.linalg.cholesky(fits.covariance)[model] @ normal[..., None])[..., 0]
+        fits.coefficients[model]
+        + (np.linalg.cholesky(fits.covariance)[model] @ normal[..., None])[..., 0]
     )
-    slope, bend = _extended(rows[:, :4], runs, doublings, rng)
+    slope, bend = _extend_to_target(rows[:, :4], runs, doublings, rng)
     return LossAtTarget(
         slope=slope, bend=bend, s=runs.shapes[model // len(FREEDOMS)], knots=knots, off=rows[:, 4:]
     )
 
 
-def _columns(runs: CurveRuns, knots: Floats) -> Floats:
-    """What b, b', k, k' and every d multiply, less the mean of each group."""
-    bent = _bent(runs.shapes[:, None], runs.x)  # (S, n)
+def _build_columns(runs: CurveRuns, knots: Floats) -> Floats:
+    """Build the columns of b, b', k, k', and every d, minus the mean of each group."""
+    bent = _compute_g(runs.shapes[:, None], runs.x)  # (S, n)
     straight = np.broadcast_to(runs.x, bent.shape)
-    off = np.broadcast_to(_between(knots, runs.x).T[:, None], (len(knots), *bent.shape))
+    off = np.broadcast_to(_interpolate_weights(knots, runs.x).T[:, None], (len(knots), *bent.shape))
     columns = runs.within(
         np.concatenate([np.stack([straight, runs.u * straight, bent, runs.u * bent]), off])
     )
     return np.repeat(np.moveaxis(columns, 0, -1), len(FREEDOMS), axis=0)
 
 
-def _trend_precision(columns: Floats, y: Floats, runs: CurveRuns) -> Floats:
-    """Return the precision of the prior on k', in units of the noise: a share of k, by a fit
-    without trends.
+def _compute_trend_precision(columns: Floats, y: Floats, runs: CurveRuns) -> Floats:
+    """Compute the precision of the prior on k', in units of the noise, from the k of a fit without
+    trends.
     """
-    plain = columns[:, :, [0, 2]]
-    information = np.swapaxes(plain, 1, 2) @ plain + 1e-12 * np.eye(2)
-    rough = np.linalg.solve(information, (np.swapaxes(plain, 1, 2) @ y)[..., None])
-    variance = ((y - (plain @ rough)[..., 0]) ** 2).sum(axis=1) / (runs.num_free + 1)
-    trend_sd = CURVATURE_TREND_SD * np.maximum(np.abs(rough[:, 1, 0]), LEAST_BEND_NATS)
-    return np.asarray(np.maximum(variance, LEAST_NOISE_NATS**2) / trend_sd**2)
+    columns_without_trend = columns[:, :, [0, 2]]
+    information = np.swapaxes(columns_without_trend, 1, 2) @ columns_without_trend + 1e-12 * np.eye(
+        2
+    )
+    coefficients = np.linalg.solve(
+        information, (np.swapaxes(columns_without_trend, 1, 2) @ y)[..., None]
+    )
+    variance = ((y - (columns_without_trend @ coefficients)[..., 0]) ** 2).sum(axis=1) / (
+        runs.num_free + 1
+    )
+    trend_sd = CURVATURE_TREND_SD * np.maximum(np.abs(coefficients[:, 1, 0]), MIN_BEND_NATS)
+    return np.asarray(np.maximum(variance, MIN_NOISE_NATS**2) / trend_sd**2)
 
 
-def _extended(
+def _extend_to_target(
     rows: Floats, runs: CurveRuns, doublings: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Slope and bend (rows of b, b', k, k') from the largest size to so many doublings beyond.
+    """Extend slope and bend (rows of b, b', k, k') from the largest size to a number of doublings
+    beyond it.
 
-    What changes with size may go on doing so, or less with each doubling: an effect that fades must
-    not be extended to its opposite. So in a share of the draws a trend shrinks by a factor per
-    doubling, anything from 0 to 1.
+    A trend with size may continue, or weaken with each doubling, and an effect that fades must not
+    be extrapolated to its opposite. In a share of the draws, a trend therefore shrinks by a factor
+    per doubling, uniform between 0 and 1.
     """
+    # Effective number of doublings of a trend, a geometric sum where it fades
     factor = np.minimum(rng.uniform(size=len(rows)) / (1 - STEADY_SHARE), 1.0)
     factor[0] = 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -212,11 +240,12 @@ def _extended(
     reach = (
         np.where(factor < 1, faded, doublings) if doublings > 0 else np.full(len(rows), doublings)
     )
+    # The curvature may fade to 0 but not change its sign
     middle = rows[:, 2] + rows[:, 3] * runs.u.mean()
     bend = rows[:, 2] + rows[:, 3] * reach
     bend = np.where(bend * middle > 0, bend, 0.0)
-    # The target's own basin lies off the line as any size's does, and beyond the runs the line
-    # itself walks.
+    # The target's basin deviates from the line like any size's, and beyond the runs the line itself
+    # follows a random walk
     scatter = rng.standard_normal(len(rows)) * SCATTER_OCTAVES
     scatter[0] = 0.0
     jitter = (scatter + draw_walk(len(rows), doublings, WALK_OCTAVES, rng)) * np.abs(bend)

@@ -1,6 +1,4 @@
-"""How far beyond the runs a verdict reaches: the largest target at which a value still holds, and
-what that assumes.
-"""
+"""The largest target at which a value still holds, and the assumption that this makes."""
 
 from __future__ import annotations
 
@@ -11,7 +9,8 @@ from proxies.core.notation import format_factor
 from transfer.question import Outcome, Question, at_size
 
 STEPS_PER_DOUBLING, MAX_DOUBLINGS = 8, 10
-"""Grid of the ratios that are tried. Beyond its end nobody is told that a value holds."""
+"""Steps per doubling, and largest number of doublings beyond the largest size, of the ratios that
+are tried. Beyond its end no target is reported to hold."""
 
 
 def find_largest_ratio(
@@ -29,12 +28,13 @@ def find_largest_ratio(
         The ratio, on a grid of eighths of a doubling, but never below a target that holds; None if
         the value does not even hold at the largest size.
     """
-    asked = math.log2(target_size / largest_size)
-    low, high = -1, STEPS_PER_DOUBLING * MAX_DOUBLINGS + 1  # steps that hold, and that do not
+    target_doublings = math.log2(target_size / largest_size)
+    # Highest step known to hold, lowest step known not to
+    low, high = -1, STEPS_PER_DOUBLING * MAX_DOUBLINGS + 1
     if outcome == "holds":
-        low = min(max(math.floor(asked * STEPS_PER_DOUBLING), -1), high - 1)
+        low = min(max(math.floor(target_doublings * STEPS_PER_DOUBLING), -1), high - 1)
     else:
-        high = min(max(math.ceil(asked * STEPS_PER_DOUBLING), 0), high)
+        high = min(max(math.ceil(target_doublings * STEPS_PER_DOUBLING), 0), high)
     while high > low + 1:
         step = (low + high) // 2
         holds = holds_at(round(largest_size * 2 ** (step / STEPS_PER_DOUBLING)))
@@ -46,16 +46,14 @@ def find_largest_ratio(
 
 
 def describe_assumption(q: Question, largest_size: int) -> str | None:
-    """Return what a verdict beyond the runs takes for granted; None where the target lies within
-    them.
-    """
+    """Return the assumption of a verdict beyond the runs; None if the target lies within them."""
     if q.target_size <= largest_size:
         return None
     return f"assumes that nothing begins between {largest_size:,} and {q.target_size:,}"
 
 
 def describe_reach(ratio: float | None, q: Question, largest_size: int) -> str:
-    """Return the largest target that the runs support, in words."""
+    """Return a sentence on the largest target that the runs support."""
     largest = at_size(q.axis, largest_size)
     if ratio is None:
         return f"these runs support no target: the value does not surely hold even at {largest}"

@@ -1,6 +1,4 @@
-"""What the optima say about the target: drift, offset and regret, each an estimate with its
-interval.
-"""
+"""Drift, offset, and regret at the target, each as an estimate with its interval."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from transfer.basin.shapes import Floats, Ints, rise
 from transfer.question import Question, TransferError
 from transfer.regret.drift import Curvature, OptimumLine, extend_curvature, extend_line
 
-LEAST_BENT = 3
-"""Through two optima there is always a straight line."""
+MIN_BEND_OPTIMA = 3
+"""Number of optima that can show a bend: there is a straight line through any two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +26,8 @@ class Estimate:
     low: float
     high: float
     most: float | None = None
-    """A cost that reaches this is more than this, and by how much is not known
-    (`Question.most_nats`)."""
+    """Largest regret that can be determined (`Question.most_nats`). A number that reaches it is
+    known only to be at least this large."""
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.value <= self.high < math.inf:
@@ -38,7 +36,7 @@ class Estimate:
             )
 
     def at_bound(self, nats: float) -> bool:
-        """Whether one of its numbers reaches the bound."""
+        """Return whether one of its numbers reaches the bound."""
         return self.most is not None and nats >= self.most
 
 
@@ -51,38 +49,40 @@ class AtTarget:
     line: OptimumLine
     curvature: Curvature
     shape: Ints
-    """(rows,) of the basin (`transfer.basin.shapes.rise`)."""
+    """(rows,) index of the basin's shape (`transfer.basin.shapes.rise`)."""
     sds: tuple[float, ...]
-    """Standard deviation of each usable optimum, octaves, by what seeds can sharpen."""
+    """Standard deviation of each usable optimum in octaves, as far as more seeds can reduce it."""
     drift: Estimate
     """Octaves per doubling."""
     power: float
-    """Used for the transferred value, beyond what is built in; measured, it is that from base to
-    target."""
+    """Exponent used for the transferred value, beyond what is built in. If it is measured, it is
+    the one from base to target."""
     transferred_log2: float | None
-    """At the target; None when there is no value to transfer."""
+    """Log2 of the transferred value at the target; None if there is no value to transfer."""
     bend: Estimate | None
-    """Octaves per doubling by which the slope beyond the largest size differs; None where runs
-    cannot show a bend."""
+    """Difference between the slope beyond the largest size and the drift, octaves per doubling;
+    None if the runs cannot show a bend."""
     most_nats: float
-    """What a value can cost at all."""
+    """Largest possible regret, in nats."""
 
     def cost(self, log2_value: float) -> Floats:
-        """Nats lost at the target by a value: one entry per row."""
+        """Compute the regret of a value at the target, in nats: one entry per row."""
         nats = rise(log2_value - self.line.at_target, self.curvature.at_target, self.shape)
         return np.minimum(nats, self.most_nats)
 
 
 def extrapolate(
-    found: Optima, question: Question, most_nats: float, *, rng: np.random.Generator
+    optima: Optima, question: Question, most_nats: float, *, rng: np.random.Generator
 ) -> AtTarget | None:
-    """Extend optimum and basin to the target; None with fewer than two usable optima."""
-    usable = [o for o in found.optima if o.status == "ok"]
-    if len(usable) < 2 or found.basins is None:
+    """Extrapolate optimum and basin to the target; return None if fewer than two optima are
+    usable.
+    """
+    usable = [o for o in optima.optima if o.status == "ok"]
+    if len(usable) < 2 or optima.basins is None:
         return None
     basins, columns, log2_target = (
-        found.basins,
-        columns_of(found, usable),
+        optima.basins,
+        get_columns(optima, usable),
         math.log2(question.target_size),
     )
     log2_size = np.log2([o.size for o in usable])
@@ -92,7 +92,7 @@ def extrapolate(
     )
     curvature = extend_curvature(basins.curvature[:, columns], log2_size, log2_target, rng)
     power = question.power
-    # of a bent line that from base to target, so that the value at the target is right
+    # On a bent line, use the exponent from base to target, so that the value at the target is right
     if power is None:
         power = (
             float(line.shift[0]) / question.doublings
@@ -113,20 +113,20 @@ def extrapolate(
         power=power,
         transferred_log2=None if base is None else base + power * question.doublings,
         bend=estimate(line.bend, question.level)
-        if len(usable) >= LEAST_BENT and log2_target > log2_size[-1]
+        if len(usable) >= MIN_BEND_OPTIMA and log2_target > log2_size[-1]
         else None,
         most_nats=most_nats,
     )
 
 
-def offset_of(at_target: AtTarget, level: float) -> Estimate:
-    """Octaves from the target's optimum up to the transferred value."""
+def estimate_offset(at_target: AtTarget, level: float) -> Estimate:
+    """Estimate the octaves from the target's optimum up to the transferred value."""
     assert at_target.transferred_log2 is not None
     return estimate(at_target.transferred_log2 - at_target.line.at_target, level)
 
 
-def regret_of(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
-    """Nats that a value costs at the target."""
+def estimate_regret(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
+    """Estimate the regret of a value at the target, in nats."""
     return regret(
         at_target.cost(log2_value),
         log2_value - at_target.line.at_target,
@@ -136,33 +136,39 @@ def regret_of(at_target: AtTarget, log2_value: float, level: float) -> Estimate:
 
 
 def regret(cost: Floats, offset: Floats, level: float, most_nats: float) -> Estimate:
-    """A cost's interval, down to nothing where that of the offset says that this may be the very
-    optimum.
+    """Estimate a regret whose interval includes 0 if the interval of the offset does, since the
+    value may then be the optimum.
     """
-    found, reach = estimate(cost, level, most_nats), estimate(offset, level)
-    return dataclasses.replace(found, low=0.0) if reach.low <= 0 <= reach.high else found
+    regret_nats = estimate(cost, level, most_nats)
+    offset_octaves = estimate(offset, level)
+    if offset_octaves.low <= 0 <= offset_octaves.high:
+        return dataclasses.replace(regret_nats, low=0.0)
+    return regret_nats
 
 
 def estimate(rows: Floats, level: float, most: float | None = None) -> Estimate:
-    """Row 0 with the interval of the other rows, none of which exceeds `most`."""
+    """Return row 0 with the interval of the other rows, all capped at `most`."""
     capped = rows if most is None else np.minimum(rows, most)
     low, high = interval(capped, level)
     return Estimate(value=float(capped[0]), low=low, high=high, most=most)
 
 
-def cost_of_2x(found: Optima, level: float, most_nats: float) -> Estimate | None:
-    """Nats lost by a value twice or half the optimum, whichever is worse, at the largest usable
-    size.
+def estimate_cost_of_2x(optima: Optima, level: float, most_nats: float) -> Estimate | None:
+    """Estimate the regret of a value twice or half the optimum, whichever is worse, at the largest
+    usable size; None without one.
     """
-    usable = [o for o in found.optima if o.status == "ok"]
-    if not usable or found.basins is None:
+    usable = [o for o in optima.optima if o.status == "ok"]
+    if not usable or optima.basins is None:
         return None
-    curvature, shape = found.basins.curvature[:, columns_of(found, usable)[-1]], found.basins.shape
+    curvature, shape = (
+        optima.basins.curvature[:, get_columns(optima, usable)[-1]],
+        optima.basins.shape,
+    )
     octave = np.ones_like(curvature)
     nats = np.maximum(rise(octave, curvature, shape), rise(-octave, curvature, shape))
     return estimate(nats, level, most_nats)
 
 
-def columns_of(found: Optima, usable: Sequence[Optimum]) -> list[int]:
-    """Where these optima are in the posterior."""
-    return [found.fitted.index(o.size) for o in usable]
+def get_columns(optima: Optima, usable: Sequence[Optimum]) -> list[int]:
+    """Return the columns of these optima in the posterior."""
+    return [optima.fitted.index(o.size) for o in usable]

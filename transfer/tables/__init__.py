@@ -1,4 +1,4 @@
-"""Tables of runs that people already have, as the points of a question.
+"""Read existing tables of runs into the points of one transfer question.
 
 Enters:   rows of a file.
 Leaves:   the points of one question, and notes on what was assumed.

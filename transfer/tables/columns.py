@@ -1,4 +1,4 @@
-"""Which column of a table is what, and which drift it can be asked about."""
+"""Recognition of a table's columns, and the choice of the axis and hyperparameter to judge."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {
 OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {
     name: f"{name}_optimum" for name in (*WITH_OPTIMUM, BATCH_SIZE)
 }
-"""Our names of the columns of optima, by hyperparameter."""
+"""Names of the columns of optima, by hyperparameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableColumns:
-    """What a table's columns are called."""
+    """Names of a table's columns, by role."""
 
     sizes: Mapping[Axis, str]
     values: Mapping[Hyperparameter, str]
     loss: str | None
-    """None: the table is one of optima."""
+    """Column of the loss; None if the table contains optima."""
     optima: Mapping[Hyperparameter, str]
-    """Columns of optima, where the table is one of optima."""
+    """Columns of optima by hyperparameter, if the table contains optima."""
     seed: str | None
     states: Mapping[str, str]
-    """Columns that tell whether a run has finished, by role."""
+    """Columns that state whether a run has finished, by role."""
     ambiguous_optima: frozenset[str] = frozenset()
-    """Columns of optima that may be values of the optimizer instead, since the table has a loss."""
+    """Columns of optima that may instead be settings of the optimizer, since the table has a
+    loss."""
     notes: tuple[str, ...] = ()
-    """Choices among several columns whose names mean the same thing."""
+    """Notes on choices among several columns whose names mean the same."""
 
     @property
     def judgeable(self) -> dict[str, str]:
-        """Every axis and hyperparameter there is, and its column."""
+        """Column of every axis and hyperparameter in the table."""
         return dict([*self.sizes.items(), *self.values.items()])
 
     @property
     def used(self) -> set[str]:
-        """All columns that are read."""
+        """Names of all columns that are read."""
         names = (
             *self.judgeable.values(),
             *self.optima.values(),
@@ -65,18 +66,18 @@ class TableColumns:
 def find_columns(
     path: Source, names: Sequence[str], given: Mapping[str, str] | None = None
 ) -> TableColumns:
-    """Recognize columns by their names; of several names for one thing the best one is used.
+    """Recognize columns by their names. If several names fit one role, the best one is used.
 
     Args:
         path: The table, for messages.
         names: Names of its columns.
-        given: The user's choices, theirs by ours.
+        given: The user's choices: the table's column name by role.
 
     Raises:
-        TableError: No loss (or optimum), no size, or no hyperparameter; or a choice that cannot be
-            met.
+        TableError: There is no loss (or optimum), no size, or no hyperparameter; or a chosen column
+            does not exist.
     """
-    wanted = (
+    roles = (
         "loss",
         *SIZE_COLUMNS,
         *VALUE_COLUMNS,
@@ -84,41 +85,27 @@ def find_columns(
         "seed",
         *STATE_ROLES,
     )
-    choice = choose_columns(names, wanted, given or {})
+    choice = choose_columns(names, roles, given or {})
     if choice.problems:
         raise TableError(path, choice.problems)
     columns = choice.columns
     chosen = set((given or {}).values())
     sizes = {axis: columns[axis] for axis in SIZE_COLUMNS if axis in columns}
     values = {name: columns[name] for name in VALUE_COLUMNS if name in columns}
-    optima = {name: columns[ours] for name, ours in OPTIMUM_COLUMNS.items() if ours in columns}
+    optima = {name: columns[role] for name, role in OPTIMUM_COLUMNS.items() if role in columns}
     loss = columns.get("loss")
+    # A column such as `opt_lr` may be an optimum or a setting of the optimizer
     may_be_values = {
-        name
-        for ours, name in optima.items()
-        if ours != BATCH_SIZE and _MAY_BE_OPTIMIZER.match(name)
+        column
+        for name, column in optima.items()
+        if name != BATCH_SIZE and _MAY_BE_OPTIMIZER.match(column)
     }
     ambiguous = frozenset(may_be_values - chosen if loss else ())
     if loss is None or not values:
         loss = None if optima else loss
     else:
         optima = {}
-    shorts = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
-    needed: list[tuple[bool, str, list[str]]] = [
-        (bool(optima) or loss is not None, "loss (or lr_optimum)", ["loss"]),
-        (bool(sizes), "size (width, depth, batch, tokens or params)", list(SIZE_COLUMNS)),
-        (bool(values) or bool(optima), f"hyperparameter ({shorts})", list(VALUE_COLUMNS)),
-    ]
-    lacking = [(what, roles) for there, what, roles in needed if not there]
-    if lacking:
-        known = "; ".join(
-            f"{role}: {', '.join(COLUMN_NAMES[role])}" for _, roles in lacking for role in roles
-        )
-        found = ", ".join(filter(None, names)) or "none"
-        problem = (
-            f"no column for {' and '.join(what for what, _ in lacking)} (found: {found}); "
-            f"--column {lacking[0][1][0]}=NAME takes any; known names are {known}"
-        )
+    if problem := _describe_missing(names, sizes, values, loss, optima):
         raise TableError(path, [problem])
     return TableColumns(
         sizes=sizes,
@@ -132,7 +119,34 @@ def find_columns(
     )
 
 
-def what_to_judge(
+def _describe_missing(
+    names: Sequence[str],
+    sizes: Mapping[Axis, str],
+    values: Mapping[Hyperparameter, str],
+    loss: str | None,
+    optima: Mapping[Hyperparameter, str],
+) -> str | None:
+    """Return a sentence on the kinds of columns that a table lacks; None if it has all of them."""
+    shorts = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
+    needed: list[tuple[bool, str, list[str]]] = [
+        (bool(optima) or loss is not None, "loss (or lr_optimum)", ["loss"]),
+        (bool(sizes), "size (width, depth, batch, tokens or params)", list(SIZE_COLUMNS)),
+        (bool(values) or bool(optima), f"hyperparameter ({shorts})", list(VALUE_COLUMNS)),
+    ]
+    lacking = [(kind, roles) for is_there, kind, roles in needed if not is_there]
+    if not lacking:
+        return None
+    known_names = "; ".join(
+        f"{role}: {', '.join(COLUMN_NAMES[role])}" for _, roles in lacking for role in roles
+    )
+    present = ", ".join(filter(None, names)) or "none"
+    return (
+        f"no column for {' and '.join(kind for kind, _ in lacking)} (found: {present}); "
+        f"--column {lacking[0][1][0]}=NAME takes any; known names are {known_names}"
+    )
+
+
+def choose_question(
     path: Source,
     sheet: Cells,
     columns: TableColumns,
@@ -140,37 +154,40 @@ def what_to_judge(
     axis: Axis | None,
     hyperparameter: Hyperparameter | None,
 ) -> tuple[Axis, Hyperparameter]:
-    """Return axis and hyperparameter: as given, else as the table leaves no choice.
+    """Return the axis and the hyperparameter to judge: the given ones, else the only ones that the
+    table allows.
 
     Args:
         path: The table, for messages.
         sheet: Its cells.
-        columns: What its columns are called.
+        columns: Names of its columns.
         cells: Comparable cells of each axis and hyperparameter.
-        axis: What grows; None: the only size that varies.
-        hyperparameter: None: the learning rate if it varies, else the only one that does.
+        axis: Size that grows; None for the only size that varies.
+        hyperparameter: Hyperparameter to judge; None for the learning rate if it varies, else for
+            the only one that varies.
 
     Raises:
-        TableError: No column for what was given, or several that may be meant: they are listed.
+        TableError: There is no column for a given name, or several choices are possible; they are
+            listed.
     """
     values = columns.optima or columns.values
     given = ((axis, columns.sizes), (hyperparameter, values))
     problems = [
         f"no column for {name} (found: {', '.join(filter(None, sheet.columns))})"
-        for name, there in given
-        if name is not None and name not in there
+        for name, columns_by_name in given
+        if name is not None and name not in columns_by_name
     ]
     if axis is None:
         sizes = [a for a in AXES if a in columns.sizes]
         varying = [a for a in sizes if len(set(cells[a])) > 1]
-        axis = _only(_without_params(varying, cells) or sizes, "axis", problems)
+        axis = _require_single(_drop_params(varying, cells) or sizes, "axis", problems)
     if hyperparameter is None:
-        there = [h for h in OPTIMUM_COLUMNS if h in values]
-        moving = [h for h in there if len(set(cells[h])) > 1] or there
+        present = [h for h in OPTIMUM_COLUMNS if h in values]
+        moving = [h for h in present if len(set(cells[h])) > 1] or present
         hyperparameter = (
             "learning_rate"
             if "learning_rate" in moving
-            else _only(moving, "hyperparameter", problems)
+            else _require_single(moving, "hyperparameter", problems)
         )
     if axis is not None and hyperparameter is not None:
         name = columns.optima.get(hyperparameter, "")
@@ -187,20 +204,20 @@ def what_to_judge(
     return axis, hyperparameter
 
 
-def _without_params(varying: list[Axis], cells: Mapping[str, Sequence[object]]) -> list[Axis]:
+def _drop_params(varying: list[Axis], cells: Mapping[str, Sequence[object]]) -> list[Axis]:
     """Return the sizes that vary, without parameters if these follow from the others."""
-    others: list[Axis] = [axis for axis in varying if axis != "params"]
-    if not others or len(others) == len(varying):
+    other_axes: list[Axis] = [axis for axis in varying if axis != "params"]
+    if not other_axes or len(other_axes) == len(varying):
         return varying
-    shapes = list(zip(*(cells[axis] for axis in others), strict=True))
+    shapes = list(zip(*(cells[axis] for axis in other_axes), strict=True))
     return (
-        others
+        other_axes
         if len(set(zip(shapes, cells["params"], strict=True))) == len(set(shapes))
         else varying
     )
 
 
-def _only(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name | None:
+def _require_single(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name | None:
     if len(choices) == 1:
         return choices[0]
     problems.append(f"the {option} may be {', '.join(choices)}: name one with --{option}")

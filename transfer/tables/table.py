@@ -1,5 +1,5 @@
-"""Tables of runs people already have: a loss, sizes and hyperparameters; or sizes and their optimal
-learning rate.
+"""Tables of existing runs: a loss, sizes, and hyperparameters; or sizes with their optimal learning
+rate.
 """
 
 from __future__ import annotations
@@ -16,130 +16,130 @@ from proxies.core.tables.columns import drop_unfinished, read_columns
 from proxies.core.tables.table_files import Cells, Source
 from transfer.question import AXES, Axis, Hyperparameter, Point
 from transfer.tables import cells
-from transfer.tables.cells import TableError, read_sheet, shown
-from transfer.tables.columns import TableColumns, find_columns, what_to_judge
-
-# Runs that are alike in all but one axis and one hyperparameter.
-#
-# One drift is judged at a time. Whatever else varies in a table would be taken for it, so that only
-# runs that agree in the rest can be judged together.
+from transfer.tables.cells import TableError, format_cell, read_sheet
+from transfer.tables.columns import TableColumns, choose_question, find_columns
 
 COMPOSITE = ("params", "duration")
-"""Sizes that follow from others by nature: parameters from a shape, tokens from parameters."""
+"""Sizes that follow from other sizes: parameters from a shape, tokens from parameters."""
 
 
 MAX_VALUES, MAX_DESIGN_CELLS = 1000, 10**8
-"""Limits of one size: basins are fitted to matrices of values by values, and of runs by values and
-seeds."""
+"""Limits of one size: values, and cells of the design matrices of a fit (values by values, runs by
+values and seeds)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """One row of a table, read."""
+    """One row of a table as numbers."""
 
     size: int
     log2_value: float
     loss_nats: float | None
     seed: int
     others: Mapping[str, object]
-    """What it says of all other axes and hyperparameters: a number where it is one, else text."""
+    """Cells of all other axes and hyperparameters: numbers where possible, else text."""
 
 
-def largest_alike(
+def select_comparable_runs(
     path: Source, runs: Sequence[TableRow], axis: Axis, columns: Mapping[str, str]
 ) -> tuple[list[TableRow], list[str]]:
-    """Return the largest set of runs that agree in whatever else varies, and what to say of it.
+    """Return the largest set of runs that agree in everything else that varies, with notes on the
+    choice.
 
-    Of equally large sets the one with the lowest loss is taken, as a user would pick the best
-    weight decay. The order of the rows never decides.
+    One drift is judged at a time, and anything else that varies would be mistaken for it. Among
+    sets of equal size, the one with the lowest loss is chosen, as a user would choose the best
+    weight decay. The order of the rows does not matter.
 
     Args:
-        path: Of the table, for messages.
-        runs: At least one.
-        axis: What the runs' `size` is.
-        columns: What the table calls each of the `others`.
+        path: The table, for messages.
+        runs: At least one run.
+        axis: Axis of the runs' `size`.
+        columns: The table's column name of each of the `others`.
 
     Raises:
-        TableError: several sizes, of which no two agree in the rest.
+        TableError: There are several sizes, but no two agree in everything else.
     """
-    held = _held(runs, axis)
-    slices = _grouped(runs, held)
-    fit = [key for key, group in slices.items() if _num_sizes(group) > 1]
-    names = ", ".join(columns[what] for what in held)
-    if held and not fit and _num_sizes(runs) > 1:
+    held_names = _list_held_names(runs, axis)
+    runs_by_key = _group_runs(runs, held_names)
+    usable_keys = [key for key, group in runs_by_key.items() if _count_sizes(group) > 1]
+    names = ", ".join(columns[name] for name in held_names)
+    if held_names and not usable_keys and _count_sizes(runs) > 1:
         problem = (
             f"no two sizes agree in {names}: run some that do, or remove a column to ignore it"
         )
         raise TableError(path, [problem])
-    best = min(fit or slices, key=lambda key: _slice_rank(key, slices[key]))
-    kept = slices[best]
+    best = min(usable_keys or runs_by_key, key=lambda key: _rank_slice(key, runs_by_key[key]))
+    kept = runs_by_key[best]
     notes = []
-    if held:
+    if held_names:
         at = ", ".join(
-            f"{columns[what]} {shown(value)}" for what, value in zip(held, best, strict=True)
+            f"{columns[name]} {format_cell(value)}"
+            for name, value in zip(held_names, best, strict=True)
         )
         notes.append(
             f"{len(kept)} of {counted(len(runs), 'run')} are judged, those at {at}; the others are "
             "not used"
         )
-    follow = [
-        columns[what] for what in kept[0].others if len({run.others[what] for run in kept}) > 1
+    following = [
+        columns[name] for name in kept[0].others if len({run.others[name] for run in kept}) > 1
     ]
-    if follow:
+    if following:
         notes.append(
-            f"{', '.join(follow)} changes together with {axis}: the verdict is on all of it "
+            f"{', '.join(following)} changes together with {axis}: the verdict is on all of it "
             "together"
         )
     return kept, notes
 
 
-def _held(runs: Sequence[TableRow], axis: Axis) -> list[str]:
-    """What else must be constant: all that varies, except for what only changes along with the
-    axis.
+def _list_held_names(runs: Sequence[TableRow], axis: Axis) -> list[str]:
+    """Return the names that must be held constant: all that vary, except those that change only
+    together with the axis.
 
-    Parameters follow from width at any given depth, and a weight decay may be set as 1/width: no
-    two sizes agree in such a column, and what can be asked of the table is what comes of both
-    together.
+    For example, parameters follow from width at a given depth, and a weight decay may be set to
+    1/width. No two sizes agree in such a column, so the table can only be judged on the effect of
+    both together.
     """
-    varying = [what for what in runs[0].others if len({run.others[what] for run in runs}) > 1]
-    free = [
-        what
-        for what in varying
-        if not _follows(runs, what, loosely=what in AXES and _composite(axis, what))
+    varying = [name for name in runs[0].others if len({run.others[name] for run in runs}) > 1]
+    independent = [
+        name
+        for name in varying
+        if not _follows_size(runs, name, loosely=name in AXES and _has_composite(axis, name))
     ]
-    plain = [what for what in free if what not in COMPOSITE]
-    several = [group for group in _grouped(runs, plain).values() if _num_sizes(group) > 1]
+    plain = [name for name in independent if name not in COMPOSITE]
+    multi_size_groups = [
+        group for group in _group_runs(runs, plain).values() if _count_sizes(group) > 1
+    ]
     return [
-        what
-        for what in free
-        if what in plain
-        or not several
-        or not all(_follows(group, what, loosely=True) for group in several)
+        name
+        for name in independent
+        if name in plain
+        or not multi_size_groups
+        or not all(_follows_size(group, name, loosely=True) for group in multi_size_groups)
     ]
 
 
-def _composite(*names: str) -> bool:
+def _has_composite(*names: str) -> bool:
     return any(name in COMPOSITE for name in names)
 
 
-def _follows(runs: Sequence[TableRow], what: str, *, loosely: bool) -> bool:
-    """Whether a column only rises, or only falls, with size, with one value at each; `loosely`: it
-    may also stay.
+def _follows_size(runs: Sequence[TableRow], name: str, *, loosely: bool) -> bool:
+    """Return whether a column strictly rises, or strictly falls, with size, with one value at each
+    size. With `loosely` it may also stay equal.
     """
-    at = {run.size: run.others[what] for run in runs}
-    values = [at[size] for size in sorted(at)]
+    value_at = {run.size: run.others[name] for run in runs}
+    values = [value_at[size] for size in sorted(value_at)]
     numbers = [value for value in values if isinstance(value, float)]
-    if len(numbers) < len(values) or any(at[run.size] != run.others[what] for run in runs):
+    if len(numbers) < len(values) or any(value_at[run.size] != run.others[name] for run in runs):
         return False
     steps = [after - before for before, after in pairwise(numbers)]
     one_way = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
     return bool(steps) and one_way and (loosely or 0.0 not in steps)
 
 
-def _slice_rank(
+def _rank_slice(
     key: tuple[object, ...], runs: Sequence[TableRow]
 ) -> tuple[int, float, list[tuple[str, object]]]:
-    """Return a rank that depends on content only: most runs, then lowest loss, then smallest
+    """Return a sort key that depends on content only: most runs, then lowest loss, then smallest
     values.
     """
     lowest_loss = min(
@@ -148,34 +148,32 @@ def _slice_rank(
     return -len(runs), lowest_loss, [(type(value).__name__, value) for value in key]
 
 
-def _num_sizes(runs: Sequence[TableRow]) -> int:
+def _count_sizes(runs: Sequence[TableRow]) -> int:
     return len({run.size for run in runs})
 
 
-def _grouped(
-    runs: Sequence[TableRow], by: Sequence[str]
+def _group_runs(
+    runs: Sequence[TableRow], names: Sequence[str]
 ) -> dict[tuple[object, ...], list[TableRow]]:
     groups: dict[tuple[object, ...], list[TableRow]] = {}
     for run in runs:
-        groups.setdefault(tuple(run.others[what] for what in by), []).append(run)
+        groups.setdefault(tuple(run.others[name] for name in names), []).append(run)
     return groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTable:
-    """What a table holds: runs, or optima that somebody else has read off theirs. The other one is
-    empty.
-    """
+    """Contents of a table: runs, or published optima. One of `points` and `optima` is empty."""
 
     axis: Axis
     hyperparameter: Hyperparameter
     points: tuple[Point, ...]
     optima: tuple[tuple[int, float], ...]
-    """(size, log2 of the optimal value)."""
+    """Pairs of (size, log2 of the optimal value)."""
     notes: tuple[str, ...]
-    """What is judged, and what was left aside."""
+    """Sentences on the runs that are judged and the rows and columns that are not used."""
     dropped: tuple[tuple[int, str], ...]
-    """(row, reason) of rows that hold no finished run."""
+    """Pairs of (row, reason) for rows without a finished run."""
 
 
 def read_runs(
@@ -187,24 +185,25 @@ def read_runs(
 ) -> RunTable:
     """Read a table, and choose the runs of one drift from it.
 
-    Columns are a `loss` (nats per token), sizes and hyperparameters (`transfer.tables.columns`), a
-    `seed` and a `state`; or sizes and optima (`lr_optimum`). A loss that is not finite, or the word
-    `diverged`, is a run that diverged; an empty one may be a run that never was, so it is refused.
-    A run that did not finish is dropped. Without a `seed` column all runs count as one seed, and
-    runs alike in everything as replicates. Where the hyperparameter to judge is weight decay,
-    warmup or clip, its 0 has no octave: such runs are left aside with a note. Any other 0 is
-    refused.
+    The columns are a `loss` (nats per token), sizes and hyperparameters
+    (`transfer.tables.columns`), a `seed`, and a `state`; or sizes and optima (`lr_optimum`). A loss
+    that is not finite, or the word `diverged`, is a run that diverged. An empty loss is refused,
+    because that run may never have been trained. A run that did not finish is dropped. Without a
+    `seed` column all runs count as one seed, and identical settings count as replicates. A weight
+    decay, warmup, or clip of 0 has no logarithm: if that hyperparameter is judged, such runs are
+    left out with a note. Any other 0 is refused.
 
     Args:
         path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
-        axis: What grows; None: the only size that varies.
-        hyperparameter: None: the learning rate if it varies, else the only one that does.
-        columns: The table's own names by ours, where a user chose.
+        axis: Size that grows; None for the only size that varies.
+        hyperparameter: Hyperparameter to judge; None for the learning rate if it varies, else for
+            the only one that varies.
+        columns: The table's column name by role, where the user chose one.
 
     Raises:
-        TableError: An unknown kind of file, a missing column, bad cells (all of them with row and
-            column), an axis or hyperparameter that must be named, or no two sizes that agree in the
-            rest.
+        TableError: The kind of file is unknown, a column is missing, cells are bad (all of them are
+            listed with row and column), an axis or hyperparameter must be named, or no two sizes
+            agree in everything else.
     """
     given = dict(columns or {})
     sheet = read_sheet(path, given.values())
@@ -216,60 +215,72 @@ def read_runs(
         )
     sheet = dataclasses.replace(sheet, rows=finished.rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
-    axis, hyperparameter = what_to_judge(path, sheet, names, comparable, axis, hyperparameter)
+    axis, hyperparameter = choose_question(path, sheet, names, comparable, axis, hyperparameter)
     if names.optima:
         names = dataclasses.replace(
             names, values={**names.values, hyperparameter: names.optima[hyperparameter]}
         )
     bad_cells = list(finished.bad_cells)
-    runs = _runs(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
+    runs = _read_rows(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
     if bad_cells or doubts:
         raise TableError(path, doubts, bad_cells)
     if not runs:
         raise TableError(path, [f"every {names.values[hyperparameter]} is 0: nothing to judge"])
-    kept, notes = largest_alike(path, runs, axis, names.judgeable)
+    kept, notes = select_comparable_runs(path, runs, axis, names.judgeable)
     if problems := _find_excess(kept, axis, names.values[hyperparameter]):
         raise TableError(path, problems)
-    kept = sorted(kept, key=_content)
-    points = _to_points(kept)
-    if copies := len(kept) - len(points):
-        notes = [*notes, f"rows that repeat another to the last digit: {copies}; each counts once"]
-    notes = [
-        *_notes(sheet, names, axis, hyperparameter, len(sheet.rows) - len(runs)),
-        *finished.warnings,
-        *notes,
-    ]
+    num_off = len(sheet.rows) - len(runs)
+    first_notes = [*_list_notes(sheet, names, axis, hyperparameter, num_off), *finished.warnings]
+    return _to_run_table(
+        kept, axis, hyperparameter, names.loss is not None, [*first_notes, *notes], finished.dropped
+    )
+
+
+def _to_run_table(
+    kept: Sequence[TableRow],
+    axis: Axis,
+    hyperparameter: Hyperparameter,
+    has_loss: bool,
+    notes: Sequence[str],
+    dropped: Sequence[tuple[int, str]],
+) -> RunTable:
+    """Return the chosen rows as points if they have losses, else as optima."""
+    ordered = sorted(kept, key=_to_sort_key)
+    points = _to_points(ordered)
+    all_notes = list(notes)
+    if copies := len(ordered) - len(points):
+        all_notes.append(f"rows that repeat another to the last digit: {copies}; each counts once")
     return RunTable(
         axis=axis,
         hyperparameter=hyperparameter,
-        points=() if names.loss is None else tuple(points),
-        optima=tuple((run.size, run.log2_value) for run in kept) if names.loss is None else (),
-        notes=tuple(notes),
-        dropped=tuple(finished.dropped),
+        points=tuple(points) if has_loss else (),
+        optima=() if has_loss else tuple((run.size, run.log2_value) for run in ordered),
+        notes=tuple(all_notes),
+        dropped=tuple(dropped),
     )
 
 
 def _to_points(runs: Sequence[TableRow]) -> list[Point]:
-    """Return the points of runs, each once."""
+    """Return the points of runs, without copies."""
     points = [
         Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed)
         for r in runs
     ]
-    # To the last digit the same loss is the same run, copied: as evidence it counts once.
-    # Divergence has no digits.
+    # A loss that repeats to the last digit is a copied row and counts once. Divergence has no
+    # digits, so its rows are all kept.
     with_loss = dict.fromkeys(point for point in points if point.loss_nats is not None)
     return [*with_loss, *(point for point in points if point.loss_nats is None)]
 
 
-def _content(run: TableRow) -> tuple[float, ...]:
-    """Return a sort key from a run's content: a table's verdict must not depend on the order of its
+def _to_sort_key(run: TableRow) -> tuple[float, ...]:
+    """Return a sort key from a run's content, so that a verdict does not depend on the order of the
     rows.
     """
     return run.size, run.log2_value, run.seed, math.inf if run.loss_nats is None else run.loss_nats
 
 
 def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[str]:
-    """Return a problem for each size with more values or seeds than a basin is fitted to in
+    """Return a problem for each size with more values or seeds than a basin can be fitted to within
     minutes.
     """
     values: dict[int, set[float]] = {}
@@ -302,28 +313,28 @@ _Column = Sequence[float | None]
 def _read_numbers(
     sheet: Cells, names: TableColumns
 ) -> tuple[dict[str, _Column], list[str], dict[str, list[object]]]:
-    """Return numbers by our names, columns whose commas have two readings, and cells as they are
-    compared.
+    """Return numbers by role, problems of columns whose commas have two readings, and cells as they
+    are compared.
     """
     optional = {
-        ours: theirs
-        for ours, theirs in (("loss", names.loss), ("seed", names.seed))
-        if theirs is not None
+        role: column_names
+        for role, column_names in (("loss", names.loss), ("seed", names.seed))
+        if column_names is not None
     }
-    theirs = {**names.judgeable, **names.optima, **optional}
-    read, doubts = read_columns(sheet, sheet.rows, theirs)
-    numbers = {ours: column.values for ours, column in read.items()}
+    column_names = {**names.judgeable, **names.optima, **optional}
+    read, doubts = read_columns(sheet, sheet.rows, column_names)
+    numbers = {role: column.values for role, column in read.items()}
     comparable = {
-        ours: [
-            cells.to_comparable(record.get(theirs[ours]), number)
-            for (_, record), number in zip(sheet.rows, numbers[ours], strict=True)
+        role: [
+            cells.to_comparable(record.get(column_names[role]), number)
+            for (_, record), number in zip(sheet.rows, numbers[role], strict=True)
         ]
-        for ours in {**names.judgeable, **names.optima}
+        for role in {**names.judgeable, **names.optima}
     }
     return numbers, doubts, comparable
 
 
-def _notes(
+def _list_notes(
     sheet: Cells, names: TableColumns, axis: Axis, hyperparameter: Hyperparameter, num_off: int
 ) -> list[str]:
     size, value = names.sizes[axis], names.values[hyperparameter]
@@ -337,7 +348,7 @@ def _notes(
     return notes
 
 
-def _runs(
+def _read_rows(
     sheet: Cells,
     names: TableColumns,
     numbers: Mapping[str, _Column],
@@ -346,10 +357,10 @@ def _runs(
     axis: Axis,
     hyperparameter: Hyperparameter,
 ) -> list[TableRow]:
-    """Return all rows but those where the hyperparameter is off, and add what is wrong with a cell
-    to `problems`.
+    """Return all rows except those where the hyperparameter is off. Problems with cells are
+    appended to `problems`.
     """
-    others = [what for what in names.judgeable if what not in (axis, hyperparameter)]
+    others = [name for name in names.judgeable if name not in (axis, hyperparameter)]
     size_name, value_name = names.sizes[axis], names.values[hyperparameter]
     runs = []
     for place, (row, record) in enumerate(sheet.rows):
@@ -375,8 +386,8 @@ def _runs(
                 record.get(names.seed), numbers["seed"][place], at(names.seed), 0, problems
             )
         if value is not None:
-            held = {what: comparable[what][place] for what in others}
+            other_cells = {name: comparable[name][place] for name in others}
             runs.append(
-                TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=held)
+                TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=other_cells)
             )
     return runs

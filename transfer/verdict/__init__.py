@@ -1,4 +1,4 @@
-"""The verdict: holds, drifts or cannot tell, with its reasons, as data and in words.
+"""Give the verdict (holds, drifts, or cannot tell) with its reasons, as data and as sentences.
 
 Enters:   a question and its points.
 Leaves:   a `Verdict`, its summary, the rule a launch config keeps.

@@ -1,9 +1,9 @@
-"""The learning rate at a target that is larger in several ways at once: wider, deeper, longer, in
-larger batches.
+"""The verdict on the learning rate at a target that is larger along several axes at once: wider,
+deeper, longer, or in larger batches.
 
-Each axis was measured by itself, at the base of all others. What follows takes their shifts in
-octaves as adding up, and their changes of the basin's curvature as multiplying, which is what power
-laws do; no run tests it.
+Each axis was measured by itself, at the base of all others. The joint verdict assumes that their
+shifts in octaves add up and that their changes of the basin's curvature multiply, which holds for
+power laws. No run tests this assumption.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transfer.verdict import reasons as say
 from transfer.verdict.verdict import DetailedVerdict, Verdict, decide
 
 NEGLIGIBLE_DOUBLINGS = 0.1
-"""A target within 7 % of the base needs no test on an axis."""
+"""Doublings within which an axis needs no test: a target within 7 % of the base."""
 
 
 def differs(target_size: int, base_size: int) -> bool:
-    """Whether a target lies so far from the base that an axis wants a test."""
+    """Return whether a target lies far enough from the base that its axis needs a test."""
     return abs(math.log2(target_size / base_size)) > NEGLIGIBLE_DOUBLINGS
 
 
@@ -36,39 +36,39 @@ class JointVerdict:
 
     outcome: Outcome
     transferred_log2: float | None
-    """The rate to launch with, at the target."""
+    """Log2 of the learning rate to launch with at the target."""
     offset: Estimate | None
-    """Octaves by which it lies above the target's optimum."""
+    """Octaves by which that rate lies above the target's optimum."""
     regret_nats: Estimate | None
     margin_nats: float
     level: float
     axes: tuple[Axis, ...]
-    """Tested."""
+    """Axes that were tested."""
     untested: tuple[Axis, ...]
-    """On which the target differs from the base, without a test."""
+    """Axes on which the target differs from the base without a test."""
     reasons: tuple[str, ...]
     assumptions: tuple[str, ...] = ()
-    """What it takes for granted beyond the runs, by axis."""
+    """Assumptions beyond the runs, by axis."""
 
 
 def judge_together(
     judged: Sequence[DetailedVerdict], doublings: Mapping[Axis, float]
 ) -> JointVerdict:
-    """All axes at once.
+    """Judge all axes at once.
 
     Args:
-        judged: The learning rate's verdicts, one for each axis and of as many draws, width's first:
-            its base optimum is the one that is carried.
-        doublings: From base to target, of every axis on which the two can differ.
+        judged: Verdicts on the learning rate, one for each axis, with the same number of draws.
+            Width comes first: its base optimum is the one that is transferred.
+        doublings: Doublings from base to target, for every axis on which the two can differ.
     """
-    verdicts = [found.verdict for found in judged]
+    verdicts = [detailed.verdict for detailed in judged]
     axes = tuple(v.question.axis for v in verdicts)
-    rows = [found.at_target for found in judged if found.at_target is not None]
-    first, value = verdicts[0].question, _value(verdicts)
+    rows = [detailed.at_target for detailed in judged if detailed.at_target is not None]
+    first, value = verdicts[0].question, _compute_value(verdicts)
     untested = tuple(
         a for a, by in doublings.items() if abs(by) > NEGLIGIBLE_DOUBLINGS and a not in axes
     )
-    doubts = [_named(v) for v in verdicts if _unusable(v) or _doubted(v)]
+    doubts = [_format_reasons(v) for v in verdicts if _has_unusable_optimum(v) or _is_doubted(v)]
     doubts += [
         f"{axis}: the target is {format_factor(2.0 ** doublings[axis])} times the base, but no run "
         "tests that axis"
@@ -77,7 +77,7 @@ def judge_together(
     outcome: Outcome = "cannot_tell"
     costs, offset, cost = [], None, None
     if len(rows) == len(judged) and value is not None:
-        octaves, nats = _combined(value, rows, verdicts)
+        octaves, nats = _combine_axes(value, rows, verdicts)
         offset = estimate(octaves, first.level)
         cost = regret(nats, octaves, first.level, max(there.most_nats for there in rows))
         outcome = "cannot_tell" if doubts else decide(cost, first.margin_nats)
@@ -104,18 +104,18 @@ def judge_together(
     )
 
 
-def _named(verdict: Verdict) -> str:
+def _format_reasons(verdict: Verdict) -> str:
     return f"{verdict.question.axis}: {'; '.join(verdict.reasons)}"
 
 
-def _unusable(verdict: Verdict) -> bool:
-    """Whether a size has no optimum, or there is one size only."""
+def _has_unusable_optimum(verdict: Verdict) -> bool:
+    """Return whether a size has no usable optimum, or there is only one size."""
     return len(verdict.optima) < 2 or any(optimum.status != "ok" for optimum in verdict.optima)
 
 
-def _doubted(verdict: Verdict) -> bool:
-    """Whether its interval decides and it does not: a run alone makes the drift, or a cliff is
-    near.
+def _is_doubted(verdict: Verdict) -> bool:
+    """Return whether the interval decides but the verdict does not, because the drift rests on a
+    single run or divergence is near.
     """
     cost = verdict.regret_nats
     if verdict.outcome != "cannot_tell" or cost is None:
@@ -123,8 +123,10 @@ def _doubted(verdict: Verdict) -> bool:
     return decide(cost, verdict.question.margin_nats) != "cannot_tell"
 
 
-def _value(verdicts: Sequence[Verdict]) -> float | None:
-    """The rate at the target: the first axis's base, moved by every axis's power."""
+def _compute_value(verdicts: Sequence[Verdict]) -> float | None:
+    """Return the log2 of the rate at the target: the first axis's base value, moved by the power of
+    every axis.
+    """
     value = verdicts[0].transferred_log2
     for verdict in verdicts[1:]:
         if value is None or verdict.power is None:
@@ -133,12 +135,12 @@ def _value(verdicts: Sequence[Verdict]) -> float | None:
     return value
 
 
-def _combined(
+def _combine_axes(
     value: float, rows: Sequence[AtTarget], verdicts: Sequence[Verdict]
 ) -> tuple[Floats, Floats]:
-    """Octaves above the optimum, and cost in nats: one entry per row."""
+    """Compute the octaves above the optimum and the regret in nats: one entry per row."""
     first = rows[0]
-    # The target has one optimum, which lies off what power laws say once, and not once for every
+    # The target has one optimum, so its scatter about the power laws counts once, and not once per
     # axis.
     scatter = max(
         (there.line.target_scatter for there in rows), key=lambda octaves: float(np.std(octaves))
@@ -147,8 +149,8 @@ def _combined(
     log_growth, rng = np.zeros_like(octaves), np.random.default_rng(0)
     for there, verdict in zip(rows[1:], verdicts[1:], strict=True):
         doublings = verdict.question.doublings
-        # Axes were judged with the same random numbers: only shuffled are their draws those of
-        # independent evidence.
+        # All axes were judged with the same random numbers. Shuffling makes their draws
+        # independent.
         row = np.concatenate([[0], 1 + rng.permutation(len(octaves) - 1)])
         octaves = octaves - there.line.shift[row]
         log_growth = log_growth + there.curvature.trend[row] * doublings

@@ -1,9 +1,8 @@
-"""A verdict from optima alone, as papers and pull requests print them: no losses, so no cost in
-nats.
+"""A verdict from published optima alone: there are no losses, so no regret in nats.
 
-The outcome is by octaves. An optimum read off a grid is known to half a step at best, so the noise
+Octaves decide the outcome. An optimum read off a grid is known to half a step at best, so the noise
 of an optimum is the larger of the scatter about the line and the rounding of the grid (step /
-sqrt(12)); intervals are Student's.
+sqrt(12)). Intervals use Student's t distribution.
 """
 
 from __future__ import annotations
@@ -24,53 +23,43 @@ from transfer.regret.regret import Estimate
 from transfer.verdict.verdict import Verdict
 
 MIN_OPTIMA = 3
-"""Two lie on a line whatever they are."""
+"""Minimum number of optima: any two lie on a line."""
 TOLERANCE_OCTAVES = 0.5
-"""An offset under half an octave costs about 0.01 nats or less in the basins we know (0.06 nats /
-octave**2)."""
+"""Largest offset that is allowed, in octaves: half an octave costs about 0.01 nats or less in the
+basins we know (0.06 nats / octave**2)."""
 ROUNDING_OCTAVES = 0.01
-"""Optima closer than this are one grid point, written with other digits."""
+"""Distance in octaves below which two optima count as one grid point with different rounding."""
 WALK_DRAWS = 20_000
-"""Draws of the walk beyond the runs, for its quantile."""
+"""Number of draws of the walk beyond the runs, for its quantile."""
 USUAL_STEP_OCTAVES = 1.0
-"""Grid step assumed when all optima are equal."""
+"""Grid step in octaves that is assumed if all optima are equal."""
 
 
 def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Verdict:
-    """Judge (size, log2 of the optimal value) pairs.
+    """Judge pairs of (size, log2 of the optimal value).
 
-    `holds` when the transferred value lies within half an octave of the target's extrapolated
-    optimum with its whole interval, `drifts` when beyond with its whole interval and the drift's
-    interval excludes 0; else `cannot_tell`. The regret is None; the margin is only handed on.
+    The outcome is `holds` if the whole interval of the transferred value lies within half an octave
+    of the target's extrapolated optimum; `drifts` if the whole interval lies beyond and the drift's
+    interval excludes 0; else `cannot_tell`. The regret is None, and the margin is only passed on.
 
     Raises:
-        TransferError: optima that answer no question; everything wrong with them is named.
+        TransferError: The optima do not answer the question; all problems are listed.
     """
     q, base = question, question.transferred_log2
     if base is None:
         at_base = [log2_value for size, log2_value in optima if size == q.base_size]
-        base = statistics.fmean(at_base) if at_base else None  # of several optima none is the first
-    _check(optima, q, base)
+        # If there are several optima at the base, use their mean
+        base = statistics.fmean(at_base) if at_base else None
+    _check_optima(optima, q, base)
     assert base is not None
-    drift, at_target = _line(optima, q)
+    drift, at_target = _fit_line(optima, q)
     power = drift.value if q.power is None else q.power
     value = base + power * q.doublings
     offset = Estimate(
         value=value - at_target.value, low=value - at_target.high, high=value - at_target.low
     )
     outcome = _decide(drift, offset)
-    moved, reach = (
-        f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset)
-    )
-    there = at_size(q.axis, q.target_size)
-    reasons = [
-        f"per doubling the optimum moves by {moved}",
-        (
-            f"at {there} the transferred value lies {reach} from it; the tolerance is "
-            f"{TOLERANCE_OCTAVES:g}"
-        ),
-        "no losses were given, so the cost in nats is not known: octaves decide the outcome",
-    ]
+    reasons = _explain(drift, offset, q)
     largest_size = max(size for size, _ in optima)
     assumption, ratio = describe_assumption(q, largest_size), None
     if outcome != "drifts":
@@ -100,27 +89,42 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
     )
 
 
+def _explain(drift: Estimate, offset: Estimate, q: Question) -> list[str]:
+    """Return the reasons of a verdict: drift and offset with their intervals."""
+    drift_octaves, offset_octaves = (
+        f"{e.value:+.2f} octaves [{e.low:+.2f}, {e.high:+.2f}]" for e in (drift, offset)
+    )
+    target = at_size(q.axis, q.target_size)
+    return [
+        f"per doubling the optimum moves by {drift_octaves}",
+        (
+            f"at {target} the transferred value lies {offset_octaves} from it; the tolerance is "
+            f"{TOLERANCE_OCTAVES:g}"
+        ),
+        "no losses were given, so the cost in nats is not known: octaves decide the outcome",
+    ]
+
+
 def _holds_at(size: int, optima: Sequence[tuple[int, float]], q: Question, base: float) -> bool:
     """Return whether the value would hold at a target of another size."""
     asked = dataclasses.replace(q, target_size=size)
-    drift, there = _line(optima, asked)
+    drift, at_target = _fit_line(optima, asked)
     value = base + (drift.value if q.power is None else q.power) * asked.doublings
-    return max(abs(value - there.low), abs(value - there.high)) <= TOLERANCE_OCTAVES
+    return max(abs(value - at_target.low), abs(value - at_target.high)) <= TOLERANCE_OCTAVES
 
 
-def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None) -> None:
+def _check_optima(optima: Sequence[tuple[int, float]], q: Question, base: float | None) -> None:
     num_sizes = len({size for size, _ in optima})
-    whole = all(size >= 1 and math.isfinite(log2_value) for size, log2_value in optima)
+    are_valid = all(size >= 1 and math.isfinite(log2_value) for size, log2_value in optima)
     checks = [
         (
             num_sizes >= MIN_OPTIMA,
             (
                 f"optima at {counted(num_sizes, 'size')}: there must be at least {MIN_OPTIMA}, to "
-                "see "
-                "their scatter"
+                "see their scatter"
             ),
         ),
-        (whole, "sizes must be at least 1, and values finite"),
+        (are_valid, "sizes must be at least 1, and values finite"),
         (
             base is not None,
             f"{at_size(q.axis, q.base_size)} has no optimum: give the value to transfer",
@@ -131,21 +135,22 @@ def _check(optima: Sequence[tuple[int, float]], q: Question, base: float | None)
         raise TransferError(problems)
 
 
-def _line(optima: Sequence[tuple[int, float]], q: Question) -> tuple[Estimate, Estimate]:
-    """Slope, and the line's value at the target: ordinary least squares, log2 against log2."""
+def _fit_line(optima: Sequence[tuple[int, float]], q: Question) -> tuple[Estimate, Estimate]:
+    """Fit slope and value at the target by ordinary least squares, log2 against log2."""
     x = np.log2([size for size, _ in optima]) - math.log2(q.target_size)
     y = np.array([log2_value for _, log2_value in optima])
     design = np.stack([np.ones_like(x), x], axis=1)
     covariance = np.linalg.inv(design.T @ design)
     coefficients = covariance @ design.T @ y
     free = len(y) - 2
+    # Noise variance: the larger of scatter and grid rounding
     gaps = np.diff(np.unique(y))
     gaps = gaps[gaps > ROUNDING_OCTAVES]
     step = float(gaps.min()) if gaps.size else USUAL_STEP_OCTAVES
     scatter = float(((y - design @ coefficients) ** 2).sum()) / free
     variance = max(scatter, min(step, USUAL_STEP_OCTAVES) ** 2 / 12)
     reach = stdtrit(free, (1 + q.level) / 2) * np.sqrt(variance * np.diag(covariance))
-    # Beyond the runs the line may walk off, whatever they say.
+    # Beyond the runs the line may follow a random walk, which the runs cannot rule out.
     walk = draw_walk(
         WALK_DRAWS, float(-x.max()), LINES[q.axis].walk_octaves, np.random.default_rng(0)
     )

@@ -1,5 +1,5 @@
-"""How a hyperparameter is carried along an axis, and what the runs say of it: what a launch config
-keeps.
+"""The transfer rule of a hyperparameter along an axis, with its evidence, as a launch config stores
+it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ if TYPE_CHECKING:
     from transfer.verdict.verdict import Verdict
 
 POWER_DIGITS = 4
-"""After the point: the last bits of a fit are nothing to launch by."""
+"""Decimal places of a power. The last bits of a fit carry no information for a launch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferRule:
-    """One hyperparameter along one axis, with the evidence. Nulls: the runs do not say."""
+    """The transfer rule of one hyperparameter along one axis, with its evidence. A number that the
+    runs do not determine is None.
+    """
 
     hyperparameter: Hyperparameter
     axis: Axis
     power: float
-    """Used: the value at the target is the base's times (target / base)^power, for every group
-    alike, beside what each kind of parameter has by itself."""
+    """Exponent that is used: the value at the target is the base's value times (target /
+    base)^power. It applies to all parameter groups alike, in addition to the scaling of each kind
+    of parameter."""
     source: Literal["measured", "parametrization"]
     outcome: Outcome
     measured_power: float | None
-    """What the runs measured over their own sizes, with its interval at `level`; the power used
-    differs where the line through the optima bends."""
+    """Exponent that the runs measured over their own sizes, with its interval at `level`. The power
+    used differs from it where the line through the optima bends."""
     measured_low: float | None
     measured_high: float | None
     regret_nats: float | None
-    """At the target, of the value used."""
+    """Regret at the target of the value used."""
     regret_low_nats: float | None
     regret_high_nats: float | None
     level: float
@@ -47,7 +50,7 @@ class TransferRule:
 
 
 def rule_of(verdict: Verdict) -> TransferRule:
-    """The rule that a verdict judged, with what it found; powers are absolute."""
+    """Return the rule that a verdict judged, with its evidence. Powers are absolute."""
     q, drift, regret = verdict.question, verdict.drift, verdict.regret_nats
     return TransferRule(
         hyperparameter=q.hyperparameter,

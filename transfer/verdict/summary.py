@@ -1,4 +1,4 @@
-"""A verdict as plain JSON data, for `--json`, the report and the frozen config."""
+"""Verdicts as plain JSON data, for `--json`, the report, and the frozen config."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transfer.verdict.verdict import Verdict
 
 
 def verdict_summary(verdict: Verdict) -> dict[str, Json]:
-    """What a reader or a plot needs; units are in the keys, a null says that there is no such
-    number.
+    """Return the numbers of a verdict that a reader or a plot needs. Units are in the keys, and
+    null means that there is no such number.
 
-    The control condition, where there is one, has the same shape under `control`.
+    The control condition, if there is one, has the same structure under `control`.
     """
     q, cost, bounded = verdict.question, verdict.cost_of_2x_off_nats, verdict.bounded
     if cost is None and bounded is not None:
@@ -41,30 +41,30 @@ def verdict_summary(verdict: Verdict) -> dict[str, Json]:
         "largest_ratio": verdict.largest_ratio,
         "target_size": q.target_size,
         "base_size": q.base_size,
-        "power": _absolute(verdict),
+        "power": _compute_absolute_power(verdict),
         "power_is_measured": q.power is None,
-        "transferred_value": _value(q.hyperparameter, verdict.transferred_log2),
+        "transferred_value": _to_value(q.hyperparameter, verdict.transferred_log2),
         "transferred_log2": verdict.transferred_log2,
-        "base_log2": _base_log2(verdict),
+        "base_log2": _compute_base_log2(verdict),
         "cost_of_2x_off_nats": None if cost is None else cost.value,
         "cost_of_2x_off_interval": None if cost is None else [cost.low, cost.high],
         "noise_nats": verdict.noise_nats,
         "noise_is_known": verdict.noise_is_known,
-        "optima": [_optimum(optimum, q.hyperparameter) for optimum in verdict.optima],
-        "values_tried": _values_tried(verdict),
+        "optima": [_summarize_optimum(optimum, q.hyperparameter) for optimum in verdict.optima],
+        "values_tried": _list_values_tried(verdict),
         "control": None if verdict.control is None else verdict_summary(verdict.control),
         "reasons": list(verdict.reasons),
-        "what_to_run": [_suggestion(suggestion) for suggestion in verdict.what_to_run],
+        "what_to_run": [_summarize_suggestion(suggestion) for suggestion in verdict.what_to_run],
     }
 
 
 def together_summary(together: JointVerdict) -> dict[str, Json]:
-    """The learning rate over all axes at once."""
+    """Return the summary of the learning rate's verdict over all axes."""
     return {
         "outcome": together.outcome,
         "offset_octaves": estimate_summary(together.offset),
         "regret_nats": estimate_summary(together.regret_nats),
-        "transferred_value": _value(LEARNING_RATE, together.transferred_log2),
+        "transferred_value": _to_value(LEARNING_RATE, together.transferred_log2),
         "margin_nats": together.margin_nats,
         "level": together.level,
         "axes": list(together.axes),
@@ -75,7 +75,7 @@ def together_summary(together: JointVerdict) -> dict[str, Json]:
 
 
 def pair_summary(pair: PairVerdict) -> dict[str, Json]:
-    """Two values that are launched together."""
+    """Return the summary of the verdict on two values that are launched together."""
     return {
         "hyperparameters": list(pair.hyperparameters),
         "outcome": pair.outcome,
@@ -86,14 +86,14 @@ def pair_summary(pair: PairVerdict) -> dict[str, Json]:
     }
 
 
-def _base_log2(verdict: Verdict) -> float | None:
-    """The value as it is set at the base."""
+def _compute_base_log2(verdict: Verdict) -> float | None:
+    """Return the log2 of the value as it is set at the base."""
     if verdict.transferred_log2 is None:
         return None
     return verdict.transferred_log2 - (verdict.power or 0.0) * verdict.question.doublings
 
 
-def _values_tried(verdict: Verdict) -> Json:
+def _list_values_tried(verdict: Verdict) -> Json:
     bounded = verdict.bounded
     if bounded is None:
         return None
@@ -104,33 +104,35 @@ def _values_tried(verdict: Verdict) -> Json:
     return [min(low, high), max(low, high)]
 
 
-def _absolute(verdict: Verdict) -> float | None:
+def _compute_absolute_power(verdict: Verdict) -> float | None:
     return None if verdict.power is None else verdict.power + verdict.question.built_in
 
 
 def estimate_summary(estimate: Estimate | None) -> dict[str, Json]:
-    """A value with its interval, or nulls; `more_than` where one of these numbers is only known to
-    be more than it.
+    """Return a value with its interval, or nulls. `more_than` is present if one of these numbers is
+    only a lower bound.
     """
     if estimate is None:
         return {"value": None, "interval": None}
-    found: dict[str, Json] = {"value": estimate.value, "interval": [estimate.low, estimate.high]}
-    return {**found, "more_than": estimate.most} if estimate.at_bound(estimate.high) else found
+    summary: dict[str, Json] = {"value": estimate.value, "interval": [estimate.low, estimate.high]}
+    if estimate.at_bound(estimate.high):
+        summary["more_than"] = estimate.most
+    return summary
 
 
-def _value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | None:
+def _to_value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | None:
     return None if log2_value is None else from_log2(hyperparameter, log2_value)
 
 
-def _optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json:
+def _summarize_optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json:
     return {
         **cast(dict[str, Json], to_json(optimum)),
-        "value": _value(hyperparameter, optimum.log2_value),
+        "value": _to_value(hyperparameter, optimum.log2_value),
     }
 
 
-def _suggestion(suggestion: Suggestion) -> Json:
-    said = cast(dict[str, Json], to_json(suggestion))
-    del said["mends"]
+def _summarize_suggestion(suggestion: Suggestion) -> Json:
+    summary = cast(dict[str, Json], to_json(suggestion))
+    del summary["mends"]
     value = from_log2(suggestion.hyperparameter, suggestion.log2_value)
-    return {**said, "value": value, "text": str(suggestion)}
+    return {**summary, "value": value, "text": str(suggestion)}

@@ -28,18 +28,18 @@ def fitted():
 @pytest.mark.parametrize("epochs", [1.5, 16.0])
 def test_the_published_formula(epochs):
     unique = 1e9
-    worth, slope = repeats.counted(np.array([math.log(epochs * unique)]), unique, 15.39)
+    worth, slope = repeats.discount_repeats(np.array([math.log(epochs * unique)]), unique, 15.39)
     wanted = unique + unique * 15.39 * (1 - math.exp(-(epochs - 1) / 15.39))
     assert math.exp(worth[0]) == pytest.approx(wanted)
     step = 1e-6
-    more, _ = repeats.counted(np.array([math.log(epochs * unique) + step]), unique, 15.39)
+    more, _ = repeats.discount_repeats(np.array([math.log(epochs * unique) + step]), unique, 15.39)
     assert math.exp(slope[0]) == pytest.approx((more[0] - worth[0]) / step, rel=1e-4)
 
 
 def test_fresh_data_and_endless_repeats():
-    assert repeats.counted(np.array([5.0]), math.exp(6), 15.39) == (5.0, 0.0)
-    assert repeats.counted(np.array([5.0]), None, 15.39) == (5.0, 0.0)
-    worth, _ = repeats.counted(np.array([650.0]), 1e9, 15.39)
+    assert repeats.discount_repeats(np.array([5.0]), math.exp(6), 15.39) == (5.0, 0.0)
+    assert repeats.discount_repeats(np.array([5.0]), None, 15.39) == (5.0, 0.0)
+    worth, _ = repeats.discount_repeats(np.array([650.0]), 1e9, 15.39)
     assert math.exp(worth[0]) == pytest.approx(16.39e9)
 
 
@@ -59,11 +59,11 @@ def test_a_limit_that_binds_costs_and_is_warned_of(fitted):
 def test_the_size_the_unique_tokens_fill_is_the_larger_of_the_fits_and_the_papers():
     law = fit_runs(ladder(CHINCHILLA), "chinchilla", bootstrap=0)
     best = allocate(law, 1e13)  # of few tokens per parameter
-    assert repeats.fitting_params(law, best.tokens) == pytest.approx(best.params, rel=1e-6)
+    assert repeats.compute_fitting_params(law, best.tokens) == pytest.approx(best.params, rel=1e-6)
     spare = fit_runs(ladder({**CHINCHILLA, "B": 3000.0}), "chinchilla", bootstrap=0)
     best = allocate(spare, 1e13)
     assert best.tokens_per_param > 19.5
-    assert repeats.fitting_params(spare, best.tokens) == pytest.approx(best.tokens / 19.5)
+    assert repeats.compute_fitting_params(spare, best.tokens) == pytest.approx(best.tokens / 19.5)
 
 
 @pytest.mark.skipif(not PUBLIC.exists(), reason="the public runs are not beside the checkout")
@@ -82,11 +82,11 @@ def test_on_public_repeated_runs_it_is_on_the_safe_side():
         said = np.exp(expected_log_loss(fitted, params[kept], tokens[kept]))
         return np.median(said / loss[kept] - 1)
 
-    fill = [repeats.fitting_params(fitted, unique) for unique in u]
+    fill = [repeats.compute_fitting_params(fitted, unique) for unique in u]
     counted = [
         np.exp(
             [
-                repeats.counted(np.log(np.array([x])), limit, half)[0][0]
+                repeats.discount_repeats(np.log(np.array([x])), limit, half)[0][0]
                 for x, limit in zip(of, limits, strict=True)
             ]
         )

@@ -32,7 +32,7 @@ def test_no_size_beats_the_best(name):
     for theta, found in zip(THETAS, best, strict=True):
         grid = found + np.linspace(-3, 3, 6001)
         grid = grid[grid < terms.ceiling]
-        n, d = terms.counted(grid)
+        n, d = terms.discount_sizes(grid)
         losses = law.log_loss(theta[None, :], np.exp(n), np.exp(d))[0]
         assert abs(grid[losses.argmin()] - found) <= 2e-3
 
