@@ -1,4 +1,4 @@
-"""How the source reads, counted: a guard against the habits that made it hard to read.
+"""A guard against the habits that made the source hard to read: it counts them.
 
 Each count points at places to read again; none is a verdict on one sentence. The limits are what
 the work on the language has reached so far: a change may lower them, never raise them.

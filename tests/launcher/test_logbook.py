@@ -184,7 +184,7 @@ def test_a_study_whose_ledger_is_damaged_keeps_its_notes(copied):
     ("text", "said"),
     [
         ("   ", "TEXT is empty"),
-        ("the key is hf_" + "a1" * 10, "looks like a key"),
+        ("the key is hf_" + "a1" * 10, "seems to contain a secret"),
     ],
 )
 def test_notes_that_are_refused(copied, text, said):

@@ -168,7 +168,7 @@ def test_nothing_is_updated_from_the_first_step_on_that_is_not_finite(store, mad
     engine.advance(4)
     kept, name, factors = (
         engine.state(slot),
-        "_loss" if made is solo else "_losses",
+        "_compute_loss" if made is solo else "_losses",
         [float("nan"), 1.0],
     )
     real = getattr(engine, name)
@@ -211,7 +211,7 @@ def test_looks_at_the_noise_see_read_steps_alone(store, made, monkeypatch):
     for planted, num_looks in ((0, 1), (look_step, 0), (look_step + 1, 1)):
         (engine, _), calls = without_neighbours(made(spec, store, 1)), []
         engine.noise = NoiseLooks()
-        name = "_loss" if made is solo else "_losses"
+        name = "_compute_loss" if made is solo else "_losses"
         real = getattr(engine, name)
 
         def spoiled(*args, real=real, calls=calls, planted=planted):

@@ -116,6 +116,7 @@ def test_estimates_use_the_number_of_gpus():
         batch_tokens=2**22,
         precision="bfloat16",
         layout=ONE,
+        optimizer="adamw",
     )
     few, many = (estimate_main(run, MachineOptions(num_gpus=num_gpus)) for num_gpus in (8, 2048))
     assert few.gpu_hours.value < 0.7 * many.gpu_hours.value
