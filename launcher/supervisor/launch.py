@@ -57,12 +57,15 @@ class Nodes:
 
 ALONE = Nodes()
 
+LaunchEvent = Literal["finished", "stopped", "interrupted", "aborted", "refused", "failed"]
+"""How a launch ended."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOutcome:
     """What came of a launch, all its attempts together."""
 
-    event: Literal["finished", "stopped", "interrupted", "aborted", "refused", "failed"]
+    event: LaunchEvent
     """As `launcher.base.metrics.AttemptEnd`; `failed`: every attempt died."""
     exit_code: int
     step: int

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, cast
 
 from launcher.base.talk import say
 from launcher.base.watchdog import START_SECONDS, STEP_FACTOR
-from launcher.supervisor.launch import LaunchOutcome
+from launcher.supervisor.launch import LaunchEvent, LaunchOutcome
 from launcher.supervisor.run_folder import RunFolder
 from launcher.supervisor.run_record import UserRunRecord
 from proxies.core import canon
-from proxies.core.errors import InputError
+from proxies.core.errors import ExitCode, InputError
 from proxies.core.notation import format_loss
 from proxies.core.redaction import LineRedactor
 from proxies.external.command import RUN_FILE, command_environment, filled, find_program
@@ -274,25 +274,33 @@ def _outcome(
     decision: Decision, metrics: MetricFiles, ended: int | str, num_restarts: int, log: Path
 ) -> LaunchOutcome:
     logged, num_steps = metrics.logged(), decision.learning_rate.schedule.num_steps
-    step, loss = (
-        logged.steps_done(num_steps),
-        logged.validation_loss.get(max(logged.validation_loss, default=0)),
-    )
-    done = {"step": step, "validation_loss_nats": loss, "num_restarts": num_restarts}
+    step = logged.steps_done(num_steps)
+    loss = logged.validation_loss.get(max(logged.validation_loss, default=0))
+
+    def conclude(event: LaunchEvent, exit_code: ExitCode, reason: str = "") -> LaunchOutcome:
+        return LaunchOutcome(
+            event=event,
+            exit_code=exit_code,
+            step=step,
+            reason=reason,
+            validation_loss_nats=loss,
+            num_restarts=num_restarts,
+        )
+
     if logged.bad:
-        return LaunchOutcome(event="aborted", exit_code=3, reason=logged.bad[1], **done)  # type: ignore[arg-type]
+        return conclude("aborted", ExitCode.GATE, logged.bad[1])
     if ended == "interrupted":
-        return LaunchOutcome(event="interrupted", exit_code=130, reason="", **done)  # type: ignore[arg-type]
+        return conclude("interrupted", ExitCode.INTERRUPTED)
     if ended == 0 and step >= num_steps - 1 and loss is not None:
-        return LaunchOutcome(event="finished", exit_code=0, reason="", **done)  # type: ignore[arg-type]
-    said = f"it ended with exit code {ended} at step {step} of {num_steps}"
+        return conclude("finished", ExitCode.DONE)
+    reason = f"it ended with exit code {ended} at step {step} of {num_steps}"
     if ended == "hung":
-        said = (
-            f"it logged no step behind {step} of {num_steps} for too long (--hang-seconds), and "
+        reason = (
+            f"it logged no step after {step} of {num_steps} for too long (--hang-seconds), and "
             "was ended"
         )
     if ended == 0:
-        said += "; " + metrics.hint()
+        reason += "; " + metrics.hint()
     elif isinstance(ended, int) and ended < 0:
-        said = f"it was killed by signal {-ended} at step {step} of {num_steps}"
-    return LaunchOutcome(event="failed", exit_code=1, reason=f"{said}{log_end(log)}", **done)  # type: ignore[arg-type]
+        reason = f"it was killed by signal {-ended} at step {step} of {num_steps}"
+    return conclude("failed", ExitCode.INPUT, f"{reason}{log_end(log)}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from proxies.core.errors import ExitCode
 from proxies.core.plain_files import open_plain
 from proxies.core.redaction import LineRedactor, redacted
 
@@ -46,9 +47,9 @@ class FailureKind:
     """What to do when a proxy run failed."""
     launch_advice: str = ""
     """What to do when the main run failed, if that differs."""
-    exit_code: int = 1
-    """Of a launch that gave up: 2 (bad input) if the machine must be fixed, 130 (resumable) if a
-    restart may help."""
+    exit_code: int = ExitCode.INPUT
+    """Exit code of a launch that gave up: 2 if the machine, the data, or the user's code must be
+    fixed, 130 if the same command may succeed later, 1 if it may be a bug of forerun."""
     passes: bool = False
     """It may go away by itself a little later: failing at the same step twice proves nothing."""
 
@@ -59,23 +60,19 @@ CAUSES: dict[Cause, FailureKind] = {
         "give it more memory, fewer workers beside it (cluster.num_workers), or a smaller model",
         "freeze with a smaller launch.microbatch_sequences, launch.activation_checkpointing or "
         "more ranks",
-        exit_code=2,
     ),
     "no_device": FailureKind(
         "a GPU is missing or lost",
         "see what `forerun doctor` and `nvidia-smi` show; leave the node out, or free the device",
-        exit_code=2,
     ),
     "disk_full": FailureKind(
         "the disk is full",
         "free some space, then run the same command again",
         "free some space; the last good checkpoint is untouched",
-        exit_code=2,
     ),
     "port": FailureKind(
         "the ranks did not meet",
         "name a free port and a host that every node reaches (--rdzv-endpoint HOST:PORT)",
-        exit_code=2,
         passes=True,
     ),
     "crashed": FailureKind(
@@ -87,22 +84,29 @@ CAUSES: dict[Cause, FailureKind] = {
     "killed": FailureKind(
         "killed from outside",
         "the system log (dmesg, or the scheduler's log) shows what ended its process",
-        exit_code=130,
+        exit_code=ExitCode.INTERRUPTED,
         passes=True,
     ),
-    "preempted": FailureKind("pre-empted", "nothing to fix: it resumes from its last checkpoint"),
+    "preempted": FailureKind(
+        "pre-empted",
+        "nothing to fix: it resumes from its last checkpoint",
+        exit_code=ExitCode.INTERRUPTED,
+    ),
     "hung": FailureKind(
         "hung",
         "look for a deadlock, a dead network disk or a stuck device",
         "the stacks in the log show where each rank waits: a dead link, a stuck device, a deadlock "
         "or a slow disk",
-        exit_code=130,
+        exit_code=ExitCode.INTERRUPTED,
         passes=True,
     ),
     "bad_data": FailureKind("bad data", "fix the corpus, then run the same command again"),
     "user_code": FailureKind("your code failed", "fix it, then run the same command again"),
     "error": FailureKind(
-        "error", "its last lines of output may show more", "the last lines of the log show more"
+        "error",
+        "its last lines of output may show more",
+        "the last lines of the log show more",
+        exit_code=ExitCode.BUG,
     ),
 }
 """In order: where several ranks of one worker fail, the first of these counts."""

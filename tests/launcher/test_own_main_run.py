@@ -32,6 +32,7 @@ parser.add_argument("--die", type=int, default=0)
 a = parser.parse_args()
 steps, lr, path = a.num_steps, math.log2(a.lr), os.path.join(a.out, "metrics.jsonl")
 die = int(os.environ.get("DIE_AT", "0")) if not a.resume else 0
+if "DIE_ALWAYS" in os.environ: raise SystemExit("planted")
 first = sum(1 for _ in open(path)) + 1 if a.resume and os.path.exists(path) else 1
 moved = lr + 6 + (0 if a.form == "mup" else math.log2(a.width / 8))
 loss = 1 + 40 / (a.width * 16) ** 0.5 + 9 / (steps * 64) ** 0.4 + 0.05 * moved * moved
@@ -143,6 +144,12 @@ def test_a_trainer_that_dies_goes_on_by_its_own_option(frozen, monkeypatch):
         for line in (frozen / "run" / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps[:-1] == list(range(1, body["step"] + 1))  # no step twice
+
+
+def test_a_trainer_that_dies_each_time_is_no_bug_of_forerun(frozen, monkeypatch):
+    monkeypatch.setenv("DIE_ALWAYS", "1")
+    code, body = ask("launch", frozen)
+    assert (code, body["event"], body["exit_code"]) == (2, "failed", 2), body
 
 
 def cut(path):

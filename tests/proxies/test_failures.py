@@ -202,3 +202,14 @@ def test_secrets_and_control_characters_stay_out():
         "hunter2" not in found.detail + found.log_tail
         and "\x1b" not in found.detail + found.log_tail
     )
+
+
+def test_only_an_error_of_no_known_cause_may_be_a_bug_of_forerun():
+    codes = {cause: kind.exit_code for cause, kind in failures.CAUSES.items()}
+    assert {cause for cause, code in codes.items() if code == 1} == {"error"}
+    assert {cause for cause, code in codes.items() if code == 130} == {
+        "killed",
+        "preempted",
+        "hung",
+    }
+    assert set(codes.values()) == {1, 2, 130}
