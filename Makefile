@@ -39,7 +39,7 @@ $(SLOW_LOGS)/%.passed: %
 	@mkdir -p $(@D); $(BIN)/pytest -q -m slow $< > $(@:.passed=.log) 2>&1; code=$$?; echo "$<: $$(tail -n 1 $(@:.passed=.log))"; \
 	    if [ $$code -eq 0 ] || [ $$code -eq 5 ]; then touch $@; else echo "see $(@:.passed=.log)"; exit 1; fi
 
-# Everything for one GPU (benchmarks/gpu/gpu_core.py), with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
+# Everything for one GPU (benchmarks/gpu/gpu_all.py), with the interpreter given: `make gpu PYTHON=python3`. No .venv, no network.
 # Fails where a part failed or is left: the same command resumes from the files in GPU_OUT.
 GPU_OUT ?= build/gpu
 # After so many seconds nothing is begun; what is under way runs on, so that a call stays under 9 minutes.
@@ -47,7 +47,7 @@ GPU_SECONDS ?= 480
 
 gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA device: torch sees none")'
-	@PYTHONPATH=benchmarks/gpu:$$PYTHONPATH $(PYTHON) benchmarks/gpu/gpu_core.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
+	@PYTHONPATH=benchmarks/gpu:$$PYTHONPATH $(PYTHON) benchmarks/gpu/gpu_all.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
 # With the oldest versions that pyproject.toml allows, and with the newest there are, each in an environment of its own;
 # another interpreter by PYTHON=python3.13. Where torch comes from PyPI, each takes 5 GB more, of CUDA.
@@ -68,7 +68,7 @@ docs: $(VENV)/.installed
 
 # docs/reference as the code has it, and the recorded shapes of answers.
 reference: $(VENV)/.installed
-	FORERUN_WRITE_REFERENCE=1 $(BIN)/pytest -m slow tests/launcher/test_json_page.py
+	FORERUN_WRITE_REFERENCE=1 $(BIN)/pytest -m slow tests/launcher/cli/test_json_page.py
 	PYTHONPATH=docs $(BIN)/python -m reference_pages.writing
 
 # What the pages show of a finished study, which stays as it is; and the README's picture, from the tables of a GPU's runs.
@@ -78,11 +78,11 @@ recording: $(VENV)/.installed
 	$(BIN)/python docs/recording.py $(STUDY)
 
 pictures: $(VENV)/.installed
-	PYTHONPATH=. $(BIN)/python docs/drawing.py
+	PYTHONPATH=. $(BIN)/python docs/readme_picture.py
 
 # What the installed trainers themselves make of the exports; a trainer that is not there is skipped with its command.
 test-trainers: $(VENV)/.installed
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m slow -rs $$(grep -l trainer_venv tests/launcher/test_*.py)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m slow -rs $$(grep -rl --include='test_*.py' trainer_venv tests)
 
 # Public scaling runs for the back-tests, into benchmarks/data; says what could not be had. `make data FROM=DIR` takes the
 # same files from a folder, by digest, instead of the network.

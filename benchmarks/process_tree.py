@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import math
 import os
-import platform
 import re
 import subprocess
 import tempfile
@@ -21,15 +20,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO, Any
+from typing import IO
 
-LOOK_SECONDS, GONE_SECONDS = 0.1, 30.0
-LIMIT_SECONDS = 120.0
+READING_SECONDS = 0.1
+"""Seconds between two readings of the process times."""
+MAX_EXIT_SECONDS = 30.0
+"""Time limit for processes that outlive the command, in seconds."""
+TIMEOUT_SECONDS = 120.0
 """Time limit of processes that run together, in seconds."""
 MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failed process's output, from its end."""
-_PR_SET_CHILD_SUBREAPER = 36
-_TICKS = os.sysconf("SC_CLK_TCK")
+_PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+_TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 @dataclass(slots=True)
@@ -45,17 +47,18 @@ class Cost:
     began: float = 0.0
     """Start of the command, as `time.time()`."""
     ended: float = 0.0
+    """End of the command, as `time.time()`."""
     marked: float = math.nan
     """Time at which the output contained the mark, as `time.time()`."""
-    looks: list[tuple[float, float]] = field(default_factory=list)
+    readings: list[tuple[float, float]] = field(default_factory=list)
     """Pairs of `time.time()` and the processor seconds of the tree until then."""
 
-    def cpu_seconds_at(self, moment: float) -> float:
+    def find_cpu_seconds(self, moment: float) -> float:
         """Return the processor seconds of the tree until `moment`."""
-        return max((cpu for when, cpu in self.looks if when <= moment), default=0.0)
+        return max((cpu for when, cpu in self.readings if when <= moment), default=0.0)
 
 
-def own_peak_mb() -> float:
+def read_peak_memory_mb() -> float:
     """Return the peak memory of this process in MB since its program started.
 
     `ru_maxrss` would count the memory that the process had before `exec`.
@@ -78,7 +81,7 @@ def measure_command(
         RuntimeError: The command failed. The message ends with the last lines of its output.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    cost, seen = Cost(began=time.time()), dict[tuple[int, str], int]()
+    cost, ticks_by_process = Cost(began=time.time()), dict[tuple[int, str], int]()
     with log.open("w") as output:
         process = subprocess.Popen(
             list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **environment}
@@ -87,20 +90,23 @@ def measure_command(
         alive = True
         while alive:
             alive = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-            _look(cost, seen, process.pid)
-            if held := re.search(
+            _record_usage(cost, ticks_by_process, process.pid)
+            if peak := re.search(
                 r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text()
             ):
-                cost.peak_rss_mb = int(held[1]) / 1024
+                cost.peak_rss_mb = int(peak[1]) / 1024
             if mark and math.isnan(cost.marked) and mark in log.read_text():
                 cost.marked = time.time()
             cost.ended = time.time()
-            time.sleep(LOOK_SECONDS if alive else 0)
+            time.sleep(READING_SECONDS if alive else 0)
     cost.seconds = cost.ended - cost.began
-    while _look(cost, seen, process.pid) and time.time() < cost.ended + GONE_SECONDS:
-        time.sleep(LOOK_SECONDS)
+    while (
+        _record_usage(cost, ticks_by_process, process.pid)
+        and time.time() < cost.ended + MAX_EXIT_SECONDS
+    ):
+        time.sleep(READING_SECONDS)
     process.wait()
-    cost.cpu_seconds = cost.looks[-1][1]
+    cost.cpu_seconds = cost.readings[-1][1]
     if process.returncode:
         raise RuntimeError(
             f"exit code {process.returncode}: {' '.join(log.read_text().splitlines()[-6:])}"
@@ -108,46 +114,58 @@ def measure_command(
     return cost
 
 
-def _look(cost: Cost, seen: dict[tuple[int, str], int], command: int) -> int:
-    """Note what the processes below us have used so far, and bury dead orphans; how many live."""
-    parents, used, alive = {}, {}, 0
+def _record_usage(
+    cost: Cost, ticks_by_process: dict[tuple[int, str], int], command_pid: int
+) -> int:
+    """Add a reading of all processes below this one, and return how many of them are alive.
+
+    Orphans that have ended are reaped.
+    """
+    # Parent and processor ticks of every process on the machine
+    parents, usage, alive = {}, {}, 0
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
+                # Fields after the name, by proc(5): state, parent, ..., user and system ticks at
+                # 11 and 12, ..., start time at 19
                 fields = (path / "stat").read_text().rpartition(")")[2].split()
+                state, parent, user_ticks, system_ticks, start = (
+                    fields[index] for index in (0, 1, 11, 12, 19)
+                )
                 pid = int(path.name)
-                parents[pid] = int(fields[1])
-                used[pid] = (fields[19], int(fields[11]) + int(fields[12]), fields[0])
-    for pid, (born, ticks, state) in used.items():
-        above = pid
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        if above != os.getpid() or pid == above:
+                parents[pid] = int(parent)
+                usage[pid] = (start, int(user_ticks) + int(system_ticks), state)
+    # Processes that descend from this one
+    for pid, (start, ticks, state) in usage.items():
+        ancestor = pid
+        while ancestor in parents and ancestor != os.getpid():
+            ancestor = parents[ancestor]
+        if ancestor != os.getpid() or pid == ancestor:
             continue
-        seen[pid, born] = ticks
+        ticks_by_process[pid, start] = ticks  # a process id may be used again
         alive += state != "Z"
-        if state == "Z" and parents[pid] == os.getpid() and pid != command:
+        if state == "Z" and parents[pid] == os.getpid() and pid != command_pid:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-    cost.looks.append((time.time(), sum(seen.values()) / _TICKS))
+    cost.readings.append((time.time(), sum(ticks_by_process.values()) / _TICKS))
     return alive
 
 
-def together(
+def run_together(
     command: Sequence[object],
     numbers: Sequence[int],
     *,
     environment: Mapping[str, str] | None = None,
-    limit_seconds: float = LIMIT_SECONDS,
+    limit_seconds: float = TIMEOUT_SECONDS,
 ) -> tuple[list[float], float]:
     """Run several processes of a command at once and return the sums of their answers.
 
     Each process prints "ready", then a number for every line that it reads, and ends when there are
-    no more lines. All processes start first; those that are not used for a number wait.
+    no more lines. All processes start first; the processes that a round does not use wait.
 
     Args:
         command: Program and arguments.
-        numbers: Numbers of processes to use at a time.
+        numbers: Number of processes to use at once in each round.
         environment: Variables added to this process's environment.
         limit_seconds: Time limit for everything.
 
@@ -169,29 +187,17 @@ def together(
         try:
             for _ in range(max(numbers)):
                 errors: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
-                # A file, because a process blocks on a full pipe that nobody reads.
-                process = subprocess.Popen(
-                    list(map(str, command)),
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=errors,
-                    text=True,
-                    env={**os.environ, **(environment or {})},
-                )
-                started.append((process, errors))
+                started.append((_start_process(command, environment or {}, errors), errors))
             guard.start()
             for process, errors in started:
-                _answer(process, errors, began + limit_seconds)
+                _read_answer(process, errors, began + limit_seconds)
             start_seconds = time.monotonic() - began
             for number in numbers:
                 for process, _ in started[:number]:
-                    with contextlib.suppress(BrokenPipeError):  # reported as a missing answer
-                        assert process.stdin is not None
-                        process.stdin.write("go\n")
-                        process.stdin.flush()
+                    _send_line(process)
                 sums.append(
                     sum(
-                        float(_answer(process, errors, began + limit_seconds))
+                        float(_read_answer(process, errors, began + limit_seconds))
                         for process, errors in started[:number]
                     )
                 )
@@ -205,7 +211,32 @@ def together(
     return sums, start_seconds
 
 
-def _answer(process: subprocess.Popen[str], errors: IO[str], deadline: float) -> str:
+def _start_process(
+    command: Sequence[object], environment: Mapping[str, str], errors: IO[str]
+) -> subprocess.Popen[str]:
+    """Start a process that answers lines.
+
+    Its errors go to a file, because a process blocks on a full pipe that nobody reads.
+    """
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=errors,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def _send_line(process: subprocess.Popen[str]) -> None:
+    """Ask a process for its next answer; a process that has ended is noticed by the answer."""
+    with contextlib.suppress(BrokenPipeError):
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def _read_answer(process: subprocess.Popen[str], errors: IO[str], deadline: float) -> str:
     """Return the next line of a process that is killed at `deadline` (`time.monotonic()`)."""
     assert process.stdout is not None
     if line := process.stdout.readline():
@@ -217,17 +248,3 @@ def _answer(process: subprocess.Popen[str], errors: IO[str], deadline: float) ->
     raise RuntimeError(
         "\n".join([f"a process ended without an answer, {ended}: {lines[-1]}", *lines[:-1]])
     )
-
-
-def machine() -> dict[str, Any]:
-    """Return the processor, load and versions that a result file records."""
-    info = Path("/proc/cpuinfo").read_text()
-    named = re.search(r"model name\s*:\s*(.+)", info)
-    flags = set((re.search(r"flags\s*:\s*(.+)", info) or ["", ""])[1].split())
-    return {
-        "cpu": named[1] if named else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "bfloat16": sorted(flags & {"avx512_bf16", "amx_bf16"}),
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-    }

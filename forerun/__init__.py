@@ -9,10 +9,10 @@
 Enters:   tables of runs (files, or in memory), fits, study folders, frozen configs.
 Leaves:   the commands' output: numbers as attributes, the keys of `--json` in `body`, the text by
 `print`.
-Promises: importing it loads only the standard library; everything else is loaded at first use;
+Promises: `import forerun` loads only the standard library, and everything else at first use; the
 results are those of the commands.
-Refuses:  the input that the commands refuse, as a ValueError that names arguments (`flops=`), not
-options (`--flops`).
+Refuses:  the input that the commands refuse, with a ValueError that names arguments (`flops=`)
+instead of options (`--flops`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forerun._launcher.report.figures import plots
     from forerun.answers import (
         Allocation,
         Explanation,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     )
     from forerun.api import allocate, explain, fit, load, predict, transfer
     from forerun.errors import RequestError
-    from launcher.figures import plots
 
     __version__: str
 
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of `__all__`, or the version, and load it now."""
+    """Load an object of `__all__`, or the version, when it is first used."""
     if name not in (*__all__, "__version__"):
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     from importlib import import_module, metadata
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         value: object = metadata.version("forerun")
     elif name == "plots":
-        value = import_module("launcher.figures.plots")
+        value = import_module("forerun._launcher.report.figures.plots")
     else:
         value = getattr(import_module("forerun.api"), name)
     globals()[name] = value

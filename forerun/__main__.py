@@ -1,6 +1,25 @@
-"""`python -m forerun`: the command line."""
+"""Run the command line: `forerun`, and `python -m forerun`.
 
-from launcher.cli.cli import main
+This module imports only the standard library, because Ctrl-C may come before click is loaded.
+"""
+
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command line; an interrupt while it loads or ends is exit 130 and one line."""
+    try:
+        from forerun._launcher.main_run.terminal_layout import open_standard_streams
+
+        open_standard_streams()
+        from forerun._launcher.cli import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        print("forerun: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

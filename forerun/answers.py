@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from proxies.core.canon import Json
+    from forerun._proxies.core.canon import Json
 
 _Interval = tuple[float, float]
 PathText = str | os.PathLike[str]
@@ -27,6 +27,11 @@ class Answer:
     """Keys of the command's `--json`."""
     text: str
     """Text that the command prints."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings to read before the numbers are used."""
+        return list(self.body.get("warnings", ()))
 
     def __repr__(self) -> str:
         return self.text
@@ -54,31 +59,27 @@ class Fit(Answer):
         """Parameters by name; None if the runs do not identify one."""
         return dict(self.body["parameters"])
 
-    @property
-    def warnings(self) -> list[str]:
-        """What to know before the numbers are used."""
-        return list(self.body["warnings"])
-
     def write(self, path: PathText) -> None:
         """Write the file that `forerun predict` and `forerun allocate` read.
 
         Raises:
             OSError: The file cannot be written; the error names the path.
         """
-        from scaling_fits import fit_file
+        from forerun._scaling_fits import fit_file
 
-        fit_file.write(Path(path), self.file)
+        fit_file.write_fit(Path(path), self.file)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Prediction(Answer):
-    """The predicted loss of one new run. For a fit of another form, only `body` contains the
-    prediction.
+    """The prediction for one new run: its loss, if the fit is a law of the loss.
+
+    A fit of the form `isoflop`, `learning_rate`, or `batch` predicts other values; `body` has them.
     """
 
     @property
     def loss_nats(self) -> float:
-        """Nats per token."""
+        """Predicted loss in nats per token."""
         if "loss" not in self.body:
             raise AttributeError(f"this fit predicts no loss: `body` has {', '.join(self.body)}")
         return float(self.body["loss"])
@@ -88,17 +89,13 @@ class Prediction(Answer):
         """Interval of the loss, or of the hyperparameter's value; None without a bootstrap."""
         return _to_interval(self.body.get("interval"))
 
-    @property
-    def warnings(self) -> list[str]:
-        """What to know before the number is used."""
-        return list(self.body["warnings"])
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Predictions(Sequence[Prediction]):
     """The predictions for several runs, in the order of the arguments."""
 
     each: tuple[Prediction, ...]
+    """The predictions, one per run."""
 
     @overload
     def __getitem__(self, index: int) -> Prediction: ...
@@ -149,7 +146,7 @@ class Allocation(Answer):
 
     @property
     def params(self) -> float:
-        """Parameters, N."""
+        """Number of parameters."""
         return float(self.body["params"])
 
     @property
@@ -159,7 +156,7 @@ class Allocation(Answer):
 
     @property
     def tokens(self) -> float:
-        """Training tokens, D."""
+        """Number of training tokens."""
         return float(self.body["tokens"])
 
     @property
@@ -169,18 +166,13 @@ class Allocation(Answer):
 
     @property
     def loss_nats(self) -> float:
-        """Nats per token."""
+        """Predicted loss in nats per token."""
         return float(self.body["loss"])
 
     @property
     def interval(self) -> _Interval | None:
         """Interval of the loss, nats per token; None without a bootstrap."""
         return _to_interval(self.body["interval"])
-
-    @property
-    def warnings(self) -> list[str]:
-        """What to know before the numbers are used."""
-        return list(self.body["warnings"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -219,7 +211,7 @@ class Verdict(Answer):
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons for the outcome."""
+        """Sentences with the reasons for the outcome."""
         return list(self.body["reasons"])
 
 
@@ -234,8 +226,10 @@ class Explanation(Answer):
 
 
 def _to_interval(ends: Any) -> _Interval | None:
+    """Convert the two ends in a body of JSON to an interval."""
     return None if ends is None else (float(ends[0]), float(ends[1]))
 
 
 def _to_number(value: Any) -> float | None:
+    """Convert a number in a body of JSON, which may be null."""
     return None if value is None else float(value)

@@ -1,4 +1,6 @@
-"""The commands as Python functions, which take the commands' options and return their output."""
+"""The commands of `forerun` as Python functions, which take the options as arguments and return the
+output; `load` returns a study's runs.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +9,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from forerun._launcher.cli.verbs import allocate as allocate_verb
+from forerun._launcher.cli.verbs import predict as predict_verb
+from forerun._launcher.cli.verbs.explain import explain_fields
+from forerun._launcher.cli.verbs.fits import format_fit_body
+from forerun._launcher.main_run.frozen.config_names import find_frozen_config, find_study
+from forerun._launcher.report.answers.allocation_request import check_request
+from forerun._launcher.report.answers.law_fits import fit_runs_or_study, parse_fit, read_fit
+from forerun._launcher.report.answers.report_text import format_verdict
+from forerun._launcher.report.answers.transfer_verdict import judge_table
+from forerun._proxies.core.tables.table_files import Source, read_memory_table
 from forerun.answers import Allocation, Explanation, Fit, PathText, Prediction, Predictions, Verdict
 from forerun.errors import RequestError, as_value_error
-from launcher.answers.allocation_request import checked
-from launcher.answers.law_fits import fit_of, law_in, read_fit
-from launcher.answers.texts import verdict_text
-from launcher.answers.transfer_verdict import judge_table
-from launcher.base.study_names import frozen_named, study_named
-from launcher.verbs import allocate as allocate_verb
-from launcher.verbs import predict as predict_verb
-from launcher.verbs.explain import explained_fields
-from launcher.verbs.fits import body_text
-from proxies.core.tables.table_files import Source, cells_of
 
 if TYPE_CHECKING:
-    from proxies.core.canon import Json
-    from scaling_fits.compute.optima import FlopsSource
-    from scaling_fits.fit_file import Fit as FitRecord
-    from sweeps.store.view import StudyView
-    from transfer.question import Axis, Hyperparameter
+    from forerun._scaling_fits.compute.optima import FlopsSource
+    from forerun._scaling_fits.fit_file import Fit as FitRecord
+    from forerun._sweeps.store.view import StudyView
+    from forerun._transfer.question import Axis, Hyperparameter
 
 
 class Frame(Protocol):
@@ -44,7 +45,8 @@ memory from 0."""
 
 
 def _to_source(table: Table) -> Source:
-    return Path(table) if isinstance(table, str | os.PathLike) else cells_of(table)
+    """Return the path of a table file, or the columns of a table in memory."""
+    return Path(table) if isinstance(table, str | os.PathLike) else read_memory_table(table)
 
 
 @as_value_error
@@ -66,25 +68,29 @@ def fit(
     Args:
         table: Columns params, tokens, and loss (nats per token); or a study folder, whose ladder is
             fitted.
-        form: `auto` pools the laws of loss; a law by name; `isoflop`; `learning_rate` or `batch`.
+        form: What to fit. `auto`: the laws of the loss against N parameters and D tokens that the
+            runs and published studies leave possible; the name of a law: only this one; `isoflop`:
+            the best N and D for each compute budget; `learning_rate` or `batch`: the optimum of
+            this hyperparameter against N and D.
         bootstrap: Number of refits for the intervals; 0 for no intervals.
         level: Level of the intervals, between 0 and 1.
         seed: Seed of the bootstrap.
-        params_column: The column of N, like `columns={"params": ...}`; empty to recognize it by its
-            name.
+        params_column: Name of the table's column with the number of parameters, another way to
+            write `columns={"params": ...}`; empty to recognize the column by its name.
         columns: The table's column name by forerun's name, such as `{"loss": "val_bpb"}`.
-        compute_from: Source of a run's FLOPs for the form isoflop; None for the first of the three
-            that the table has.
+        compute_from: Source of a run's FLOPs for the form isoflop: the column `flops`, the column
+            `budget`, or `6nd` (6 * params * tokens). None for the first of these three that the
+            table provides.
 
     Raises:
         ValueError: The table or the options are invalid; all problems are listed. A fit that the
             runs do not identify is not an error: its `status` is `unidentified`.
     """
     options = {"bootstrap": bootstrap, "level": level, "seed": seed}
-    file, body = fit_of(
+    file, body = fit_runs_or_study(
         _to_source(table), form, params_column, options, columns=columns, compute_from=compute_from
     )
-    return Fit(body=body, text=body_text(body), file=file)
+    return Fit(body=body, text=format_fit_body(body), file=file)
 
 
 if TYPE_CHECKING:
@@ -124,61 +130,63 @@ def predict(
 
     Args:
         fit: A result of `fit`, or a file that it wrote.
-        params: N: a number, or numbers in a list, a NumPy array, or a pandas.Series.
-        tokens: D: likewise. A number beside an array applies to each of its elements.
-        flops: Budget, instead of sizes, for a fit of form isoflop: the best size and tokens are in
-            `body`.
+        params: Number of parameters: a number, or several in a list, a NumPy array, or a
+            pandas.Series.
+        tokens: Number of training tokens, in the same forms. If one of `params` and `tokens` is a
+            number and the other an array, the number applies to each element.
+        flops: Compute budget, instead of `params` and `tokens`, for a fit of form isoflop. The best
+            size and number of tokens are in `body`.
 
     Raises:
-        ValueError: The form of fit does not take these sizes, or the fit has no number there.
+        ValueError: The form of the fit needs other arguments, or the fit predicts nothing for these
+            sizes.
     """
-    from scaling_fits import fit_file
+    from forerun._scaling_fits import fit_file
 
-    file: Json = fit.file if isinstance(fit, Fit) else fit_file.read(Path(fit))
-    law = fit_file.from_file(file)
-    read = {
+    law = fit_file.from_json(fit.file if isinstance(fit, Fit) else fit_file.read_fit(Path(fit)))
+    sizes = {
         name: _read_sizes(name, size)
         for name, size in (("params", params), ("tokens", tokens), ("flops", flops))
     }
-    lengths = {name: len(size) for name, size in read.items() if isinstance(size, list)}
-    if not lengths:
-        return _predict_run(
-            law, {name: size for name, size in read.items() if not isinstance(size, list)}
-        )
+    lengths = {name: len(size) for name, size in sizes.items() if isinstance(size, list)}
     if len(set(lengths.values())) > 1:
         raise RequestError(
-            f"arrays of different lengths: {', '.join(f'{n} has {k}' for n, k in lengths.items())}"
+            "arrays of different lengths: "
+            f"{', '.join(f'{name} has {length}' for name, length in lengths.items())}"
         )
-    each = [
-        {name: size[place] if isinstance(size, list) else size for name, size in read.items()}
-        for place in range(next(iter(lengths.values())))
-    ]
-    return Predictions(each=tuple(_predict_run(law, sizes) for sizes in each))
+    predictions = tuple(
+        _predict_run(
+            law,
+            {name: size[run] if isinstance(size, list) else size for name, size in sizes.items()},
+        )
+        for run in range(next(iter(lengths.values()), 1))
+    )
+    return Predictions(each=predictions) if lengths else predictions[0]
 
 
 def _predict_run(law: FitRecord, sizes: dict[str, float | None]) -> Prediction:
-    body, text = predict_verb.predicted(law, sizes)
+    """Predict one run from its sizes, by name: params, tokens, flops."""
+    body, text = predict_verb.predict_from(law, sizes)
     return Prediction(body=body, text=text)
 
 
 def _read_sizes(name: str, size: Any) -> float | list[float | None] | None:
     """Convert a number to a float, and an array of one dimension to a list of floats."""
-    if size is None:
-        return None
-    plain = size.tolist() if hasattr(size, "tolist") else size
-    if isinstance(plain, Iterable) and not isinstance(plain, str | bytes | Mapping):
-        return [_read_size(f"{name}[{place}]", element) for place, element in enumerate(plain)]
-    return _read_size(name, plain)
+    value = size.tolist() if hasattr(size, "tolist") else size
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return [_read_size(f"{name}[{index}]", element) for index, element in enumerate(value)]
+    return None if value is None else _read_size(name, value)
 
 
 def _read_size(name: str, size: Any) -> float:
-    plain = size.item() if hasattr(size, "item") and getattr(size, "ndim", 0) == 0 else size
-    if isinstance(plain, bool) or not isinstance(plain, int | float):
+    """Convert a number of Python or NumPy to a float; `name` is its name in messages."""
+    value = size.item() if hasattr(size, "item") else size
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(
             f"{name} = {size!r}: must be a number, or an array of numbers with one dimension"
         )
     try:
-        return float(plain)
+        return float(value)
     except OverflowError as error:
         raise RequestError(f"{name}: an integer too large for a float") from error
 
@@ -209,47 +217,40 @@ def allocate(
         forerun.allocate(fit, usd=50_000, gpu="H100").params
 
     Args:
-        fit: A fit of a law; a file of one; or a study folder, whose plan has the budget.
+        fit: A fit of a law of the loss; a file with one; or a study folder with a planned budget.
         flops: Budget in FLOPs.
         gpu_hours: Budget in hours of `gpu`, instead of FLOPs.
         usd: Budget in dollars of `gpu` at `price_usd`, instead of FLOPs.
         gpu: Accelerator, such as H100.
-        mfu: Share of its dense BF16 peak that training reaches; None for that of published runs.
-        price_usd: Price of one GPU-hour; None for a published one.
+        mfu: Share of the GPU's dense BF16 peak that training reaches; None for a published share.
+        price_usd: Price of one hour of one GPU in dollars; None for a published price.
         gpus: Number of GPUs that run at once.
         deadline_days: Days until the run must end, on `gpus`.
         batch_tokens: Tokens per step.
         inference_tokens: Tokens served over the model's life; the budget pays for them too.
         unique_tokens: Unique tokens available; training beyond them repeats data.
-        shape: Whether to choose an integer shape, in `body`, by the next three options.
+        shape: Whether `body` gets a model shape too, which the next three arguments restrict.
         tp: Tensor-parallel degree.
         vocab: Vocabulary size.
         seq_len: Context length.
-        beyond: Whether to answer above 1e4 times the largest fitted FLOPs.
+        beyond: Whether to answer for a budget above 1e4 times the FLOPs of the largest fitted run.
 
     Raises:
-        ValueError: There is no budget, options conflict, or the fit determines nothing.
+        ValueError: There is no budget, arguments conflict, or the fit does not determine the best
+            size.
     """
-    budget = {"flops": flops, "gpu_hours": gpu_hours, "usd": usd, "deadline_days": deadline_days}
-    machine = {"gpu": gpu, "mfu": mfu, "price_usd": price_usd, "gpus": gpus}
-    data = {"inference_tokens": inference_tokens, "unique_tokens": unique_tokens}
-    run = {"batch_tokens": batch_tokens, "shape": shape, "tp": tp, "vocab": vocab}
-    return _allocate_budget(
-        fit, budget | machine | data | run | {"seq_len": seq_len, "beyond": beyond}
-    )
-
-
-def _allocate_budget(fit: Fit | PathText, options: dict[str, Any]) -> Allocation:
+    # Read first: `locals()` holds only the arguments here. They are the verb's options, by name.
+    options = {name: value for name, value in locals().items() if name != "fit"}
     for name in ("flops", "gpu_hours", "usd"):
         if isinstance(_read_sizes(name, options[name]), list):
             raise RequestError(f"{name}: must be one number; call allocate for each budget")
     if isinstance(fit, Fit):
-        request, (law, template) = checked(options), law_in(fit.file)
+        request, (law, template) = check_request(options), parse_fit(fit.file)
     else:
-        request = checked(allocate_verb.with_planned_budget(Path(fit), options))
+        request = check_request(allocate_verb.add_planned_budget(Path(fit), options))
         law, template = read_fit(Path(fit))
-    body = allocate_verb.allocation_body(law, request, template)
-    return Allocation(body=body, text=allocate_verb.allocation_text(body))
+    body = allocate_verb.build_allocation_body(law, request, template)
+    return Allocation(body=body, text=allocate_verb.format_allocation(body))
 
 
 @as_value_error
@@ -279,8 +280,8 @@ def transfer(
         base_size: Size where the value was tuned; None for the smallest.
         axis: Size that grows; None for the only size that varies.
         hyperparameter: Hyperparameter to judge; None for the learning rate, or the one that varies.
-        power: Exponent of the rule value * (target / base)^power; `measured` for that of the
-            optima.
+        power: Exponent of the transfer rule value * (target / base)^power; `measured` for the
+            exponent that is fitted to the optima.
         margin_nats: Regret that is allowed, nats per token.
         level: Level of every interval.
         columns: The table's column name by forerun's name, such as `{"loss": "val_bpb"}`.
@@ -302,7 +303,7 @@ def transfer(
         level=level,
         columns=columns,
     )
-    return Verdict(body=body, text=verdict_text(body))
+    return Verdict(body=body, text=format_verdict(body))
 
 
 def load(study: PathText | None = None) -> StudyView:
@@ -315,9 +316,9 @@ def load(study: PathText | None = None) -> StudyView:
     Raises:
         ValueError: There is no study, or it is damaged.
     """
-    import sweeps
+    from forerun import _sweeps
 
-    return sweeps.load(study_named(None if study is None else os.fspath(study)))
+    return _sweeps.load(find_study(None if study is None else os.fspath(study)))
 
 
 def explain(frozen: PathText | None = None, field: str | None = None) -> Explanation:
@@ -333,7 +334,7 @@ def explain(frozen: PathText | None = None, field: str | None = None) -> Explana
     Raises:
         ValueError: There is no such config or field, or the config was edited.
     """
-    body, text = explained_fields(
-        frozen_named(None if frozen is None else os.fspath(frozen)), field
+    body, text = explain_fields(
+        find_frozen_config(None if frozen is None else os.fspath(frozen)), field
     )
     return Explanation(body=body, text=text)

@@ -1,4 +1,4 @@
-"""Errors of the Python functions: the command line's messages, with arguments instead of
+"""Errors of the Python functions: messages of the command line that name arguments instead of
 options.
 """
 
@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from proxies.core.errors import InputError
+from forerun._proxies.core.errors import InputError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -21,10 +21,11 @@ class RequestError(InputError):
     """The arguments of a call are invalid, like a usage error of the command line."""
 
 
+# `--column loss=val_bpb`, which is `columns={'loss': 'val_bpb'}` in Python
 _COLUMN = re.compile(r"--column ([^\s=]+)=([^\s;,)]+)")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)")
 _ARGUMENTS = {"runs": "table", "json": "`problems`", "column": "columns", "beyond": "beyond=True"}
-"""Argument of each option whose name differs."""
+"""Text in a message for each option of the command line whose argument has another name."""
 
 
 def _replace_options(message: str) -> str:
@@ -33,6 +34,7 @@ def _replace_options(message: str) -> str:
     """
     parts = message.replace("Missing option", "Missing argument").split("`")
     for place, part in enumerate(parts):
+        # Every second part is between backticks
         if place % 2 and part.startswith("forerun "):
             continue
         columns = _COLUMN.sub(r"columns={'\1': '\2'}", part)

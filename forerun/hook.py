@@ -1,15 +1,15 @@
 """The hook with which your training script shows `forerun verify --prove` what it trains.
 
 Call `prove` once, after the optimizer is built and before the first step. You can also copy this
-file beside your script, since it needs nothing else:
+file into the folder of your script, since it needs nothing else:
 
     from forerun.hook import prove
     prove(model, optimizer, scheduler)
 
 In a normal run `prove` returns at once. Under `forerun verify --prove` it reports every parameter's
 shape, learning rate, decay, betas, eps, and initial values, and the schedule of all steps. It then
-watches at most five steps, and ends the process. Before that, only the standard library is
-imported.
+watches a few steps, and ends the process. This file imports only the standard library; it takes
+torch from your script.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "FORERUN_PROVE"
-"""Environment variable with the path of the request, a JSON file: path of the `report`, number of
-`steps` to watch, and the steps (`at`) at which to read rates."""
+"""Environment variable with the path of the request. The request is a JSON file with the path of
+the `report`, the number of `steps` to watch, and the steps (`at`) at which to read rates."""
 FORMAT = 1
+"""Version of the report's format."""
 
 
 def prove(
@@ -45,57 +46,55 @@ def prove(
         optimizer: A torch optimizer, or several.
         scheduler: A torch scheduler, or several, each stepped once per step of the optimizer; None
             if there is none.
-        rate: `rate(step)`, the learning rate that your loop sets at a step counted from 0, if it
-            sets it by hand: a number for all groups, or one for each.
+        rate: If your loop sets the learning rate by hand, a function of the step, counted from 0,
+            that returns it: one number for all groups, or a list with one for each.
         num_data_ranks: Number of ranks among which a batch is divided; None for all ranks.
-        factors: Intended deviations: by a part of a parameter's name, its learning rate as a
-            multiple of the parametrization's.
+        factors: Learning rates that differ from the parametrization's on purpose: the factor
+            between the two, by a part of the parameters' names.
     """
-    place = os.environ.get(VARIABLE)
-    if not place:
+    request_path = os.environ.get(VARIABLE)
+    if not request_path:
         return
-    request = json.loads(Path(place).read_text())
+    request = json.loads(Path(request_path).read_text())
+    report = {
+        "format": FORMAT,
+        "error": None,
+        "num_data_ranks": num_data_ranks,
+        "factors": dict(factors or {}),
+    }
     try:
-        _Watch(
-            request, model, optimizer, scheduler, rate, num_data_ranks, dict(factors or {})
-        ).begin()
+        _Watch(request, report, model, optimizer, scheduler).begin(rate)
     except Exception as error:
-        _write_report(
-            request["report"], {"format": FORMAT, "error": f"{type(error).__name__}: {error}"}
-        )
-        _exit_now(3)
+        error_report = {"format": FORMAT, "error": f"{type(error).__name__}: {error}"}
+        _end_process(request["report"], error_report, 3)
 
 
-def _exit_now(code: int) -> None:
-    """End the process at once, so that no `finally` of the script saves a checkpoint."""
+def _end_process(path: str, report: dict[str, Any], code: int) -> None:
+    """Write the report on the first rank, and end the process at once, so that no `finally` of the
+    script saves a checkpoint.
+    """
+    if int(os.environ.get("RANK", "0")) == 0:
+        part = Path(path + ".part")
+        part.write_text(json.dumps(report))
+        part.replace(path)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _write_report(path: str, body: dict[str, Any]) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:
-        part = Path(path + ".part")
-        part.write_text(json.dumps(body))
-        part.replace(path)
-
-
 class _Watch:
-    """The handling of one request, from the first look at the parameters to the last watched
-    step.
-    """
+    """The handler of one request: it describes the parameters, watches steps, and reports."""
 
     def __init__(
         self,
         request: dict[str, Any],
+        report: dict[str, Any],
         model: Any,
         optimizer: Any,
         scheduler: Any,
-        rate: Any,
-        num_data_ranks: int | None,
-        factors: dict[str, float],
     ) -> None:
-        self.request, self.rate = request, rate
+        self.torch: Any = sys.modules.get("torch")  # a script with a model has imported it
+        self.request, self.report = request, report
         self.models = _to_list(model)
         self.optimizers = [
             _unwrap(wrapped, "optimizer", "param_groups") for wrapped in _to_list(optimizer)
@@ -106,88 +105,77 @@ class _Watch:
         self.groups = [
             (optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups
         ]
-        self.report: dict[str, Any] = {
-            "format": FORMAT,
-            "error": None,
-            "world_size": _get_world_size(),
-            "num_data_ranks": num_data_ranks,
-            "factors": factors,
+        self.num_ids_by_table: dict[int, int] = {}
+        """Ids that each embedding table has looked up since the last step."""
+        self.clip: float | None = None
+        """Maximum gradient norm of the last clipping; None if nothing was clipped."""
+        self.num_steps = [0] * len(self.optimizers)
+        """Steps that each optimizer has taken."""
+
+    def begin(self, rate: Any) -> None:
+        """Record everything that does not change, then watch the steps."""
+        distributed = self.torch.distributed
+        is_distributed = distributed.is_available() and distributed.is_initialized()
+        rates, schedule_error = self._compute_rates(rate)
+        self.report |= {
+            "world_size": int(distributed.get_world_size()) if is_distributed else 1,
+            "parameters": self._describe_parameters(),
+            "groups": [_describe_group(optimizer, group) for optimizer, group in self.groups],
+            "rates": rates,
+            "schedule_error": schedule_error,
             "observed": [],
         }
-        self.ids: dict[int, int] = {}
-        self.clip: float | None = None
-        self.steps = [0] * len(self.optimizers)
-
-    def begin(self) -> None:
-        """Record everything that does not change, then watch the steps."""
-        self.report["parameters"] = self._describe_parameters()
-        self.report["groups"] = [
-            _describe_group(optimizer, group) for optimizer, group in self.groups
-        ]
-        self.report["rates"], self.report["schedule_error"] = self._compute_rates()
         if not self.request["steps"]:
-            self._end()
+            _end_process(self.request["report"], self.report, 0)
         self._hook_clip()
-        self._hook_ids()
+        self._hook_embeddings()
         for index, optimizer in enumerate(self.optimizers):
-            optimizer.register_step_pre_hook(
-                lambda *_, index=index: self._record_before_step(index)
-            )
-            optimizer.register_step_post_hook(lambda *_, index=index: self._end_after_step(index))
+            optimizer.register_step_pre_hook(lambda *_, index=index: self._record_step(index))
+            optimizer.register_step_post_hook(lambda *_: self._end_if_done())
+
+    # ---- Before the first step ----
 
     def _describe_parameters(self) -> list[dict[str, Any]]:
-        trained: dict[int, list[int]] = {}
+        """Return a row for each parameter; a shared parameter has one row with all its names."""
+        groups_by_id: dict[int, list[int]] = {}
         for number, (_, group) in enumerate(self.groups):
             for parameter in group["params"]:
-                trained.setdefault(id(parameter), []).append(number)
-        rows_by_id: dict[int, dict[str, Any]] = {}
-        for model in self.models:
-            for path, module in model.named_modules(remove_duplicate=False):
-                for last, parameter in module._parameters.items():
-                    if parameter is None:
-                        continue
-                    name = _clean_name(f"{path}.{last}" if path else last)
-                    row = rows_by_id.get(id(parameter)) or self._describe_parameter(
-                        name, parameter, trained.get(id(parameter), [])
-                    )
-                    row["modules"] += [type(module).__name__]
-                    row["names"] += [] if name in row["names"] else [name]
-                    rows_by_id[id(parameter)] = row
-        return list(rows_by_id.values())
+                groups_by_id.setdefault(id(parameter), []).append(number)
+        rows: dict[int, dict[str, Any]] = {}
+        modules = (
+            (path, module)
+            for model in self.models
+            for path, module in model.named_modules(remove_duplicate=False)
+        )
+        for path, module in modules:
+            for own_name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                name = _clean_name(f"{path}.{own_name}" if path else own_name)
+                if id(parameter) not in rows:
+                    groups = groups_by_id.get(id(parameter), [])
+                    rows[id(parameter)] = _describe_parameter(name, parameter, groups)
+                row = rows[id(parameter)]
+                row["modules"].append(type(module).__name__)
+                if name not in row["names"]:
+                    row["names"].append(name)
+        return list(rows.values())
 
-    def _describe_parameter(self, name: str, parameter: Any, groups: list[int]) -> dict[str, Any]:
-        values = _gather_tensor(parameter.detach()).float()
-        known = bool(values.numel()) and not values.is_meta
-        return {
-            "name": name,
-            "names": [name],
-            "modules": [],
-            "shape": list(parameter.shape),
-            "dtype": str(parameter.dtype),
-            "trained": bool(parameter.requires_grad),
-            "groups": groups,
-            "std": float(values.std(correction=0)) if known else 0.0,
-            "mean": float(values.mean()) if known else 0.0,
-        }
+    def _compute_rates(self, rate: Any) -> tuple[list[list[float]] | None, str]:
+        """Return the learning rate of each group at each requested step, and the error of a
+        scheduler that failed.
 
-    def _compute_rates(self) -> tuple[list[list[float]] | None, str]:
-        """Return the learning rate of each group at each requested step, by the scheduler alone,
-        which is then restored.
+        The schedulers run alone, and are then restored.
         """
-        at, rows = self.request["at"], []
-        if self.rate is not None:
-            for step in at:
-                rates = self.rate(step)
-                rows.append(
-                    [
-                        float(x)
-                        for x in (
-                            rates
-                            if isinstance(rates, (list, tuple))
-                            else [rates] * len(self.groups)
-                        )
-                    ]
-                )
+        steps: list[int] = self.request["at"]
+        if rate is not None:
+            num_groups = len(self.groups)
+            rows = []
+            for step in steps:
+                rates = rate(step)
+                if not isinstance(rates, (list, tuple)):
+                    rates = [rates] * num_groups
+                rows.append([float(group_rate) for group_rate in rates])
             return rows, ""
         if not self.schedulers:
             return None, ""
@@ -196,91 +184,102 @@ class _Watch:
             for _, group in self.groups
         ]
         states = [copy.deepcopy(scheduler.state_dict()) for scheduler in self.schedulers]
-        wanted, failed = set(at), ""
+        rows, error_text, step = [], "", 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for step in range(max(at) + 1):
-                if step in wanted:
-                    rows.append([float(group["lr"]) for _, group in self.groups])
-                if step == max(at):
-                    break
-                try:
-                    for scheduler in self.schedulers:
-                        scheduler.step()
-                except Exception as error:  # Some schedulers fail after their number of steps
-                    failed = f"after {step + 1} steps: {error}"
-                    break
+            try:
+                for step in range(max(steps) + 1):
+                    if step:
+                        for scheduler in self.schedulers:
+                            scheduler.step()
+                    if step in steps:
+                        rows.append([float(group["lr"]) for _, group in self.groups])
+            except Exception as error:  # some schedulers fail after their number of steps
+                error_text = f"after {step} steps: {error}"
             for scheduler, state in zip(self.schedulers, states, strict=True):
                 scheduler.load_state_dict(state)
         for (_, group), values in zip(self.groups, saved_groups, strict=True):
             group.update(values)
-        return rows, failed
+        return rows, error_text
+
+    # ---- At each step ----
 
     def _hook_clip(self) -> None:
-        torch = sys.modules["torch"]  # A script with a model has imported it
-        clip = torch.nn.utils.clip_grad_norm_
+        """Record the limit of every clipping. Torch has the function under two names; both are
+        replaced.
+        """
+        utils = self.torch.nn.utils
+        clip = utils.clip_grad_norm_
 
         def clip_and_record(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             self.clip = float(max_norm)
             return clip(parameters, max_norm, *args, **kwargs)
 
-        torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = clip_and_record
+        utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip_and_record
 
-    def _hook_ids(self) -> None:
+    def _hook_embeddings(self) -> None:
         """Count the ids that embedding tables look up in training, which are a step's tokens on
         this rank.
         """
-        torch = sys.modules["torch"]
 
         def count(module: Any, args: tuple[Any, ...]) -> None:
-            if module.training and torch.is_grad_enabled() and args:
-                self.ids[id(module)] = self.ids.get(id(module), 0) + int(args[0].numel())
+            if module.training and self.torch.is_grad_enabled() and args:
+                num_ids = self.num_ids_by_table.get(id(module), 0) + int(args[0].numel())
+                self.num_ids_by_table[id(module)] = num_ids
 
         for model in self.models:
             for module in model.modules():
-                if isinstance(module, torch.nn.Embedding):
+                if isinstance(module, self.torch.nn.Embedding):
                     module.register_forward_pre_hook(count)
 
-    def _record_before_step(self, index: int) -> None:
-        if index == 0 or not self.report["observed"]:
-            row = {
-                "ids": max(self.ids.values(), default=None),
-                "clip": self.clip,
-                "grad_norm": self._compute_grad_norm(),
-            }
-            self.report["observed"].append({**row, "rates": [None] * len(self.groups)})
-            self.ids.clear()
-        self.steps[index] += 1
-        rates = self.report["observed"][-1]["rates"]
+    def _record_step(self, index: int) -> None:
+        """Record the state before an optimizer's step; a step of the first one begins a new row."""
+        observed = self.report["observed"]
+        if index == 0 or not observed:
+            observed.append(
+                {
+                    "ids": max(self.num_ids_by_table.values(), default=None),
+                    "clip": self.clip,
+                    "grad_norm": self._compute_grad_norm(),
+                    "rates": [None] * len(self.groups),
+                }
+            )
+            self.num_ids_by_table.clear()
+        self.num_steps[index] += 1
         for number, (optimizer, group) in enumerate(self.groups):
             if optimizer is self.optimizers[index]:
-                rates[number] = float(group["lr"])
+                observed[-1]["rates"][number] = float(group["lr"])
 
-    def _end_after_step(self, index: int) -> None:
-        if min(self.steps) >= self.request["steps"]:
-            self._end()
+    def _end_if_done(self) -> None:
+        """End the process once every optimizer has taken the requested steps."""
+        if min(self.num_steps) >= self.request["steps"]:
+            _end_process(self.request["report"], self.report, 0)
 
     def _compute_grad_norm(self) -> float:
         """Compute the norm of the gradient that the optimizer receives, after any clipping."""
-        total = 0.0
-        for _, group in self.groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    total += float(_gather_tensor(parameter.grad).float().square().sum())
-        return float(total**0.5)
-
-    def _end(self) -> None:
-        _write_report(self.request["report"], self.report)
-        _exit_now(0)
+        squares = (
+            float(_gather_tensor(parameter.grad).float().square().sum())
+            for _, group in self.groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        )
+        return float(sum(squares) ** 0.5)
 
 
-def _to_list(given: Any) -> list[Any]:
-    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+def _to_list(value: Any) -> list[Any]:
+    """Return a list of one object, of several, or of none."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _unwrap(wrapped: Any, name: str, needed: str) -> Any:
-    """Return the object that Accelerate and others wrap, whose wrapper of an optimizer only looks
-    like one.
+    """Return the torch object inside the wrappers of Accelerate and similar libraries.
+
+    Args:
+        wrapped: The object or its wrapper.
+        name: Attribute in which a wrapper holds the wrapped object.
+        needed: Attribute that the torch object has.
     """
     while hasattr(getattr(wrapped, name, None), needed):
         wrapped = getattr(wrapped, name)
@@ -290,7 +289,7 @@ def _unwrap(wrapped: Any, name: str, needed: str) -> Any:
 
 
 def _clean_name(name: str) -> str:
-    """Return the script's own name of a parameter, without the prefixes of DDP and
+    """Return the script's own name of a parameter, without the prefixes of DDP, FSDP, and
     torch.compile.
     """
     parts = [part for part in name.split(".") if part not in ("_orig_mod", "_fsdp_wrapped_module")]
@@ -302,28 +301,37 @@ def _gather_tensor(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _get_world_size() -> int:
-    distributed = sys.modules["torch"].distributed
-    return (
-        int(distributed.get_world_size())
-        if distributed.is_available() and distributed.is_initialized()
-        else 1
-    )
+def _describe_parameter(name: str, parameter: Any, groups: list[int]) -> dict[str, Any]:
+    """Return a parameter's row of the report; `groups` are the numbers of its parameter groups."""
+    values = _gather_tensor(parameter.detach()).float()
+    has_values = bool(values.numel()) and not values.is_meta
+    return {
+        "name": name,
+        "names": [name],
+        "modules": [],
+        "shape": list(parameter.shape),
+        "dtype": str(parameter.dtype),
+        "trained": bool(parameter.requires_grad),
+        "groups": groups,
+        "std": float(values.std(correction=0)) if has_values else 0.0,
+        "mean": float(values.mean()) if has_values else 0.0,
+    }
 
 
 def _describe_group(optimizer: Any, group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of one parameter group as plain numbers."""
-    betas = group.get("betas") or (None, None)
-    given = {
+    beta1, beta2 = group.get("betas") or (None, None)
+    numbers = {
         "learning_rate": group["lr"],
         "weight_decay": group.get("weight_decay"),
         "eps": group.get("eps"),
-        "beta1": betas[0],
-        "beta2": betas[1],
+        "beta1": beta1,
+        "beta2": beta2,
     }
-    coupled = type(optimizer).__name__ == "Adam" and not group.get("decoupled_weight_decay", False)
+    name = type(optimizer).__name__
+    is_coupled = name == "Adam" and not group.get("decoupled_weight_decay", False)
     return {
-        "optimizer": type(optimizer).__name__,
-        "numbers": {name: float(value) for name, value in given.items() if value is not None},
-        "decay_in_gradient": bool(coupled and group.get("weight_decay")),
+        "optimizer": name,
+        "numbers": {key: float(value) for key, value in numbers.items() if value is not None},
+        "decay_in_gradient": bool(is_coupled and group.get("weight_decay")),
     }

@@ -1,4 +1,4 @@
-"""From verdict to frozen config, and the command line.
+"""The launcher leads from a plan to the main run, in four layers: main_run, study, report, cli.
 
 Enters:   a plan (TOML), and through it the results of every other room.
 Leaves:   a frozen launch config with its attestations, a trainer's own files, a report.

@@ -1,9 +1,13 @@
-"""The file format of a fit of any kind: its fields as plain JSON, with a digest that reveals later
-changes.
+"""The file of a fit of any kind, and the JSON form of the fit in it.
 
-`{"kind": "forerun.fit_file/1", "digest": ..., "fit": {"kind": ..., ...}}`; the digest is the sha256
-of the canonical JSON of `fit`, so white space and the order of keys do not matter. It detects
-accidents and edits, not forgery. Floats are written in full, so reading returns the same bits.
+`write_fit` and `read_fit` handle the file:
+`{"kind": "forerun.fit_file/1", "digest": ..., "fit": {"kind": ..., ...}}`. The digest is the sha256
+of the canonical JSON of `fit`, so white space and the order of keys do not matter. The digest
+detects accidents and edits, not forgery.
+
+`to_json` and `from_json` convert a fit to the JSON form under `fit` and back. Floats are written in
+full, so reading returns the same bits. The keys are the names of the fields of the fit's classes:
+renaming a field breaks the files of users.
 """
 
 from __future__ import annotations
@@ -14,18 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.errors import ExitCode, InputError
-from proxies.core.plain_files import read_plain
-from scaling_fits.allocation.shapes import Template
-from scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-from scaling_fits.compute.optima import ComputeFit
-from scaling_fits.forecast.population import Population
-from scaling_fits.forecast.posterior import Cells, LawPosterior
-from scaling_fits.forecast.uncertainty import FittedRuns
-from scaling_fits.laws.law import LawFit
-from scaling_fits.laws.solver import NUM_COORDINATES, Floats
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.errors import ExitCode, InputError
+from forerun._proxies.core.plain_files import read_plain
+from forerun._scaling_fits.allocation.shapes import Template
+from forerun._scaling_fits.compute.hyperparameter_laws import HyperparameterFit
+from forerun._scaling_fits.compute.optima import ComputeFit
+from forerun._scaling_fits.forecast.population import Population
+from forerun._scaling_fits.forecast.posterior import Cells, LawPosterior
+from forerun._scaling_fits.forecast.uncertainty import FittedRuns
+from forerun._scaling_fits.laws.law import LawFit
+from forerun._scaling_fits.laws.solver import NUM_COORDINATES, Floats
 
 FILE_KIND = "forerun.fit_file/1"
 _LAW_KIND = "forerun.fit/5"
@@ -53,14 +57,14 @@ class FitTamperedError(InputError):
     exit_code = ExitCode.CORRUPT
 
 
-def write(path: Path, fit: dict[str, Json]) -> None:
-    """Write a fit, as `to_file` returns it, atomically.
+def write_fit(path: Path, fit: dict[str, Json]) -> None:
+    """Write a fit, as `to_json` returns it, atomically.
 
     Raises:
         OSError: The path cannot be written; the error names it.
     """
-    content = canon.canonical(
-        {"kind": FILE_KIND, "digest": canon.content_id(fit), "fit": fit}
+    content = canon.to_canonical_json(
+        {"kind": FILE_KIND, "digest": canon.compute_content_id(fit), "fit": fit}
     ).encode()
     try:
         canon.write_atomic(path, content)
@@ -68,8 +72,8 @@ def write(path: Path, fit: dict[str, Json]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def can_write_to(path: Path) -> bool:
-    """Return whether `write` would replace only an earlier fit or an empty file."""
+def is_harmless_to_replace(path: Path) -> bool:
+    """Return whether `write_fit` would overwrite nothing but an earlier fit or an empty file."""
     if not path.is_file() or path.stat().st_size == 0:
         return True
     num_bytes = path.stat().st_size
@@ -78,8 +82,8 @@ def can_write_to(path: Path) -> bool:
     )
 
 
-def read(path: Path) -> dict[str, Json]:
-    """Read a fit that `write` wrote.
+def read_fit(path: Path) -> dict[str, Json]:
+    """Read a fit that `write_fit` wrote.
 
     Raises:
         FitFileError: The file cannot be read, is not a fit, or is from another version.
@@ -87,23 +91,18 @@ def read(path: Path) -> dict[str, Json]:
     """
     try:
         data = canon.parse(read_plain(path, MAX_FIT_BYTES))
-        actual = canon.content_id(data.get("fit")) if isinstance(data, dict) else ""
+        actual = canon.compute_content_id(data.get("fit")) if isinstance(data, dict) else ""
     except OSError as error:
         raise FitFileError(f"{path} cannot be read: {error.strerror or error}") from error
     except canon.CanonError as error:
         raise FitFileError(f"{path} is not a fit ({error}): {_WRITE_ONE}") from error
     kind = data.get("kind") if isinstance(data, dict) else None
-    if (
-        not isinstance(data, dict)
-        or not isinstance(kind, str)
-        or not kind.startswith("forerun.fit_file/")
-    ):
-        raise FitFileError(f"{path}: this is not a fit: {_WRITE_ONE}")
+    if not isinstance(data, dict) or not str(kind).startswith("forerun.fit_file/"):
+        raise FitFileError(f"{path} is not a fit: {_WRITE_ONE}")
     if kind != FILE_KIND:
         raise FitFileError(
             f"{path} is from another version ({kind}; this one reads {FILE_KIND}): `forerun fit "
-            f"RUNS --out {path}` "
-            "makes it anew"
+            f"RUNS --out {path}` makes it anew"
         )
     fit, digest = data.get("fit"), data.get("digest")
     if set(data) != {"kind", "digest", "fit"} or not isinstance(fit, dict):
@@ -119,7 +118,7 @@ def read(path: Path) -> dict[str, Json]:
     return fit
 
 
-def to_file(fit: Fit, template: Template | None = None) -> dict[str, Json]:
+def to_json(fit: Fit, template: Template | None = None) -> dict[str, Json]:
     """Convert a fit to plain JSON data. `template` is that of the study whose ladder was fitted."""
     body = _to_plain(fit)
     assert isinstance(body, dict)
@@ -135,20 +134,18 @@ def _to_plain(value: object) -> Json:
         return {
             field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
-    return (
-        [_to_plain(item) for item in value]
-        if isinstance(value, list | tuple)
-        else canon.to_json(value)
-    )
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in value]
+    return canon.to_json(value)
 
 
-def from_file(data: Json) -> Fit:
-    """Restore the fit that `to_file` converted. Raises the errors of `with_template`."""
-    return with_template(data)[0]
+def from_json(data: Json) -> Fit:
+    """Restore the fit that `to_json` converted. Raises the errors of `from_json_with_template`."""
+    return from_json_with_template(data)[0]
 
 
-def with_template(data: Json) -> tuple[Fit, Template | None]:
-    """Restore the fit that `to_file` converted, and the shape that its study's plan fixes, if it is
+def from_json_with_template(data: Json) -> tuple[Fit, Template | None]:
+    """Restore the fit that `to_json` converted, and the shape that its study's plan fixes, if it is
     from a study.
 
     Raises:
@@ -168,27 +165,30 @@ def with_template(data: Json) -> tuple[Fit, Template | None]:
 
 
 def _restore_law_fit(body: dict[str, Json]) -> FittedRuns:
+    """Restore the fit of a law. An array of several dimensions, such as draws, is restored here."""
     fit = LawFit(**_decode_fields(LawFit, body["fit"]))
     posterior = None
     if isinstance(body["posterior"], dict):
-        values = _decode_fields(LawPosterior, body["posterior"], besides=("cells", "population"))
+        values = _decode_fields(LawPosterior, body["posterior"], excluded=("cells", "population"))
         values["theta"] = values["theta"].reshape(-1, NUM_COORDINATES)
         cells = Cells(**_decode_fields(Cells, body["posterior"]["cells"]))
         population = canon.decode(Population, body["posterior"]["population"])
         posterior = LawPosterior(**values, cells=cells, population=population)
     optima = canon.decode(ComputeFit, body["optima"]) if isinstance(body["optima"], dict) else None
-    other_fields = _decode_fields(FittedRuns, body, besides=("fit", "posterior", "optima"))
+    other_fields = _decode_fields(FittedRuns, body, excluded=("fit", "posterior", "optima"))
     return FittedRuns(fit=fit, posterior=posterior, optima=optima, **other_fields)
 
 
-def _decode_fields(kind: type, data: Json, besides: tuple[str, ...] = ()) -> dict[str, typing.Any]:
-    """Return the fields of a record with arrays, as its constructor takes them. Missing fields keep
-    their defaults.
+def _decode_fields(kind: type, data: Json, excluded: tuple[str, ...] = ()) -> dict[str, typing.Any]:
+    """Return the fields of a dataclass with arrays, as its constructor takes them, except those in
+    `excluded`. Fields that are missing in the data keep their defaults.
     """
     assert isinstance(data, dict)
     hints = typing.get_type_hints(kind)
     names = [
-        field.name for field in dataclasses.fields(kind) if field.name in data.keys() - set(besides)
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.name in data.keys() - set(excluded)
     ]
     return {
         name: np.array(data[name], dtype=float)

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from scaling_fits.allocation.allocate import Allocation, ExactRun
-from scaling_fits.allocation.budgets import Assumption, BudgetMachine, ComputeBudget
-from scaling_fits.allocation.repeats import SOURCE, DataLimit
-from scaling_fits.allocation.shapes import ShapeChoice
-from scaling_fits.forecast import path as paths
-from scaling_fits.forecast.backtest import Backtest
-from scaling_fits.forecast.conclusive import fit_doubts, inconclusive
-from scaling_fits.forecast.uncertainty import FittedRuns, Prediction, draw_intervals, exponents
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._scaling_fits.allocation.allocate import Allocation, ExactRun
+from forerun._scaling_fits.allocation.budgets import Assumption, BudgetMachine, ComputeBudget
+from forerun._scaling_fits.allocation.repeats import SOURCE, DataLimit
+from forerun._scaling_fits.allocation.shapes import ShapeChoice
+from forerun._scaling_fits.forecast import path as paths
+from forerun._scaling_fits.forecast.backtest import Backtest
+from forerun._scaling_fits.forecast.conclusive import format_doubts, list_fit_doubts
+from forerun._scaling_fits.forecast.uncertainty import (
+    FittedRuns,
+    Prediction,
+    compute_exponents,
+    draw_intervals,
+)
 
 
-def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
+def summarize_fit(fitted: FittedRuns) -> dict[str, Json]:
     """Return the output of `fit --json`. Parameters that are not identified are null."""
     parameters, intervals = _summarize_parameters(fitted), draw_intervals(fitted) or {}
-    growth = exponents(fitted) if fitted.posterior is not None and fitted.path is None else None
-    empty: dict[str, Json] = {"value": None, "interval": None}
-    doubts = (
-        fit_doubts(fitted) if fitted.status == "converged" else (f"the fit is {fitted.status}",)
-    )
+    is_area = fitted.posterior is not None and fitted.path is None
+    growth = compute_exponents(fitted) if is_area else ((None, None), (None, None))
+    doubts = list_fit_doubts(fitted)
+    if fitted.status != "converged":
+        doubts = (f"the fit is {fitted.status}",)
     form = "compute" if fitted.path is not None else fitted.fit.form
     return {
         "form": fitted.form,
@@ -35,14 +40,14 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
         "intervals": {name: canon.to_json(intervals.get(name)) for name in parameters},
         "level": fitted.level,
         "exponents": {
-            "params_vs_flops": canon.to_json(growth[0]) if growth else empty,
-            "tokens_vs_flops": canon.to_json(growth[1]) if growth else empty,
+            f"{name}_vs_flops": {"value": value, "interval": canon.to_json(ends)}
+            for name, (value, ends) in zip(("params", "tokens"), growth, strict=True)
         },
         "num_runs": fitted.span.num_runs,
         "dropped": [{"row": row.row, "reason": row.reason} for row in fitted.dropped],
         "backtest": _summarize_backtest(fitted.backtest),
         "backtests": [_summarize_errors(each) for each in fitted.backtests],
-        "warnings": [*inconclusive(doubts), *fitted.warnings],
+        "warnings": [*format_doubts(doubts), *fitted.warnings],
         "objective": fitted.fit.objective,
         "residual_sd": fitted.fit.residual_sd,
         "record_scale": fitted.record_scale,
@@ -51,7 +56,7 @@ def fit_summary(fitted: FittedRuns) -> dict[str, Json]:
     }
 
 
-def prediction_summary(prediction: Prediction) -> dict[str, Json]:
+def summarize_prediction(prediction: Prediction) -> dict[str, Json]:
     """Return the output of `predict --json`."""
     return {
         "params": prediction.params,
@@ -61,11 +66,13 @@ def prediction_summary(prediction: Prediction) -> dict[str, Json]:
         "interval": canon.to_json(prediction.interval),
         "level": prediction.level,
         "extrapolation": prediction.extrapolation,
-        "warnings": [*inconclusive(prediction.doubts), *prediction.warnings],
+        "warnings": [*format_doubts(prediction.doubts), *prediction.warnings],
     }
 
 
-def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) -> dict[str, Json]:
+def summarize_allocation(
+    allocation: Allocation, batch_tokens: int | None = None
+) -> dict[str, Json]:
     """Return the output of `allocate --json`. An interval that does not determine the size is null,
     with a warning.
 
@@ -91,7 +98,7 @@ def allocation_summary(allocation: Allocation, batch_tokens: int | None = None) 
         },
         "level": allocation.level,
         "extrapolation": allocation.extrapolation,
-        "warnings": [*inconclusive(allocation.doubts), *allocation.warnings],
+        "warnings": [*format_doubts(allocation.doubts), *allocation.warnings],
     }
 
 
@@ -120,10 +127,13 @@ def _summarize_backtest(backtest: Backtest | None) -> Json:
         **_summarize_errors(backtest),
         "runs": [
             {
-                name.removesuffix("_nats"): canon.to_json(value)
-                for name, value in dataclasses.asdict(run).items()
+                "params": run.params,
+                "tokens": run.tokens,
+                "loss": run.loss_nats,
+                "predicted": run.predicted_nats,
+                "interval": canon.to_json(run.interval_nats),
+                "covered": run.covered,
             }
-            | {"covered": run.covered}
             for run in backtest.runs
         ],
     }
@@ -141,31 +151,26 @@ def _summarize_errors(backtest: Backtest) -> dict[str, Json]:
     }
 
 
-def budget_summary(budget: ComputeBudget, machine: BudgetMachine | None) -> dict[str, Json]:
+def summarize_budget(budget: ComputeBudget, machine: BudgetMachine | None) -> dict[str, Json]:
     """Return the `budget` object: FLOPs, hours, dollars, and days, with their assumptions."""
-    body: dict[str, Json] = {
-        each.name: canon.to_json(getattr(budget, each.name)) for each in dataclasses.fields(budget)
-    }
-    body["gpu"] = None
+    gpu: Json = None
     if machine is not None:
-        body["gpu"] = {
+        gpu = {
             "name": machine.name,
             "peak_flops": machine.peak_flops,
             "mfu": _summarize_assumption(machine.mfu),
             "mfu_convention": "six_nd",
-            "price_usd": None
-            if machine.price_usd is None
-            else _summarize_assumption(machine.price_usd),
+            "price_usd": _summarize_assumption(machine.price_usd),
         }
-    return body
+    return {**dataclasses.asdict(budget), "gpu": gpu}
 
 
-def data_summary(limit: DataLimit) -> dict[str, Json]:
+def summarize_data_limit(limit: DataLimit) -> dict[str, Json]:
     """Return the `data_limit` object: epochs, and the value of repeated tokens."""
     return {**dataclasses.asdict(limit), "source": SOURCE}
 
 
-def shape_summary(
+def summarize_shape(
     chosen: ShapeChoice, exact: ExactRun | None, allocation: Allocation
 ) -> dict[str, Json]:
     """Return `shape`, its exact counts and run (null if the budget pays for none), and the
@@ -189,7 +194,9 @@ def shape_summary(
     }
 
 
-def _summarize_assumption(assumption: Assumption) -> Json:
+def _summarize_assumption(assumption: Assumption | None) -> Json:
+    if assumption is None:
+        return None
     return {
         "value": assumption.value,
         "interval": [assumption.low, assumption.high],

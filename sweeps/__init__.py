@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sweeps.store.view import StudyView
+    from forerun._sweeps.store.view import StudyView
 
 
 def load(study: str | os.PathLike[str]) -> StudyView:
@@ -28,6 +28,6 @@ def load(study: str | os.PathLike[str]) -> StudyView:
     """
     from pathlib import Path
 
-    from sweeps.store.view import StudyView
+    from forerun._sweeps.store.view import StudyView
 
     return StudyView(Path(study))

@@ -1,13 +1,15 @@
-"""`pytest -m gpu` reads the test files with that mark alone: others import what a lent GPU machine
-may lack.
+"""Collection for `pytest -m gpu`, which imports only the files that have the mark.
+
+Other files import packages that a GPU machine may lack.
 """
 
 MARK = "@pytest.mark.gpu\n"
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Files without the mark, and folders without such a file, whose `conftest.py` is then not
-    imported either.
+    """Ignore files without the mark, and folders without such a file, under `pytest -m gpu`.
+
+    The `conftest.py` of an ignored folder is not imported either.
     """
     if config.option.markexpr != "gpu":
         return None

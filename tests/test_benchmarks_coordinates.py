@@ -1,6 +1,4 @@
-"""The benchmark of the coordinate check: its draws repeat, and a stopped run goes on where it
-was.
-"""
+"""Tests of the benchmark of the coordinate check: its random settings repeat, and it resumes."""
 
 import json
 from pathlib import Path
@@ -13,13 +11,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def benchmark(monkeypatch):
+    """The module `benchmarks/statistics/coordinate_checks.py`."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "statistics")
     import coordinate_checks
 
     return coordinate_checks
 
 
-def test_draws_repeat_and_cover_what_the_claim_names(benchmark):
+def test_random_settings_repeat_and_cover_every_option(benchmark):
     draws = [benchmark.draw("second", index) for index in range(benchmark.NUM_RIGHT)]
     assert draws == [benchmark.draw("second", index) for index in range(benchmark.NUM_RIGHT)]
     assert {draw.vocab_size for draw in draws} == {256, 512, 4096, 16384, 50257}
@@ -29,25 +28,28 @@ def test_draws_repeat_and_cover_what_the_claim_names(benchmark):
     assert all(max(draw.points) <= 128 for draw in draws if draw.vocab_size >= 4096)
     mistakes = set(get_args(benchmark.Mistake)) - {"none"}
     assert mistakes == set(benchmark.MISTAKE_NAMES)
+    # 400 checks without a mistake, and 20 of each mistake
     assert len(benchmark.list_jobs()) == 400 + 20 * len(mistakes)
 
 
-def test_a_stopped_run_is_resumed(benchmark, monkeypatch, tmp_path):
-    jobs, results, ran = benchmark.list_jobs()[:3], tmp_path / "results.jsonl", []
+def test_stopped_benchmark_resumes_without_repeating_a_check(benchmark, monkeypatch, tmp_path):
+    jobs = benchmark.list_jobs()[:3]
+    results = tmp_path / "results.jsonl"
+    checked = []
     monkeypatch.setattr(benchmark, "list_jobs", lambda: jobs)
     monkeypatch.setattr(benchmark, "open_corpus", lambda *arguments: None)
-    monkeypatch.setattr(benchmark, "describe", lambda *arguments: {"outcome": "passes"})
+    monkeypatch.setattr(benchmark, "make_row", lambda *arguments: {"outcome": "passes"})
 
     def run_check(setting, store):
-        if len(ran) == 2:
+        if len(checked) == 2:
             raise KeyboardInterrupt
-        ran.append(setting)
+        checked.append(setting)
 
     monkeypatch.setattr(benchmark, "run_check", run_check)
     with pytest.raises(KeyboardInterrupt):
-        benchmark.run("second", results, tmp_path)
+        benchmark.run_missing_checks("second", results, tmp_path)
     assert len(results.read_text().splitlines()) == 2
-    monkeypatch.setattr(benchmark, "run_check", lambda setting, store: ran.append(setting))
-    benchmark.run("second", results, tmp_path)
+    monkeypatch.setattr(benchmark, "run_check", lambda setting, store: checked.append(setting))
+    benchmark.run_missing_checks("second", results, tmp_path)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [(row["mistake"], row["index"]) for row in rows] == jobs and len(ran) == 3
+    assert [(row["mistake"], row["index"]) for row in rows] == jobs and len(checked) == 3

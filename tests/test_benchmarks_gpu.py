@@ -1,11 +1,15 @@
-"""`make gpu` and its benchmark, rehearsed on a CPU with a tiny model: they must not rot until a GPU
-is lent.
+"""Tests of `make gpu` and of the GPU benchmarks, rehearsed on a CPU with a tiny model.
+
+A GPU is rarely available, so the scripts must be known to work before they run on one. Programs of
+the GPU machine are replaced by small scripts: torchtitan, and the control program of MPS, CUDA's
+service that lets several processes share a GPU.
 """
 
 import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,132 +17,155 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_venv import interpreter
+from trainer_venv import require_interpreter
 
-from proxies.core.schedule import lr_multiplier
+from forerun._proxies.core.schedule import compute_lr_multiplier
 
 ROOT = Path(__file__).parents[1]
-REFUSING = """
+REFUSING_IMPORTS = """
 import sys
 
 class Refusing:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {"ray", "optuna", "wandb", "pydantic", "click"}:
-            raise ModuleNotFoundError(f"a lent machine lacks {name}", name=name)
+            raise ModuleNotFoundError(f"the GPU machine lacks {name}", name=name)
 
 sys.meta_path.insert(0, Refusing())
 """
-PRETENDING = f"""#!/bin/sh
+"""A sitecustomize module. Imports of packages that a GPU machine may lack fail with it."""
+QUICK_PYTHON = f"""#!/bin/sh
 case "$*" in
 -c*) ;;
 *) exec {sys.executable} "$@" --quick ;;
 esac
 """
-"""An interpreter on a CPU that has the recipe believe in a GPU."""
-CONTROL = """#!/bin/sh
+"""An interpreter that adds --quick to every script.
+
+It does nothing for `-c`, with which the recipe of `make gpu` checks whether there is a GPU.
+"""
+MPS_CONTROL = """#!/bin/sh
 case "$1" in -d) order=start ;; *) read -r order ;; esac
-echo "$order $CUDA_MPS_PIPE_DIRECTORY" >> {told}
+echo "$order $CUDA_MPS_PIPE_DIRECTORY" >> {log}
 case "$order" in
 start) {start} ;;
 get_server_list) {servers} ;;
 esac
 """
-"""A control program of MPS that notes what it was told."""
+"""A control program of MPS that logs its orders.
+
+An order is a line on its standard input, or `-d`, which starts the service. `{start}` and
+`{servers}` are the commands with which it answers.
+"""
 
 
 @pytest.fixture
-def bare(tmp_path):
-    """The environment of an interpreter that lacks what a lent machine may lack; its children lack
-    it too.
-    """
+def bare_environment(tmp_path):
+    """Environment variables with which Python cannot import packages a GPU machine may lack."""
     (tmp_path / "refusing").mkdir()
-    (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING)
-    # `MAKEFLAGS` would have our own `make` seen by the one that is asked here.
-    kept = {
+    (tmp_path / "refusing" / "sitecustomize.py").write_text(REFUSING_IMPORTS)
+    # MAKEFLAGS of the `make` that runs these tests would change the one that is tested.
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MAKE", "FORERUN_"))
     }
-    return {**kept, "PYTHONPATH": str(tmp_path / "refusing")}
+    return {**environment, "PYTHONPATH": str(tmp_path / "refusing")}
 
 
 @pytest.fixture
-def bench(monkeypatch):
-    """Imports a module of the benchmarks."""
+def import_benchmark(monkeypatch):
+    """Function that imports a module of the benchmarks by its name."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "gpu")
     return importlib.import_module
 
 
-def mps(folder, start="true", servers="echo 4321"):
-    """A folder with such a control program, and where it notes its orders."""
+def write_mps_control(folder, start="true", servers="echo 4321"):
+    """Create a folder with a fake control program of MPS, and return it and the program's log."""
     folder.mkdir()
     control = folder / "nvidia-cuda-mps-control"
-    control.write_text(CONTROL.format(told=folder / "told", start=start, servers=servers))
+    log = folder / "orders"
+    control.write_text(MPS_CONTROL.format(log=log, start=start, servers=servers))
     control.chmod(0o755)
-    return folder, folder / "told"
+    return folder, log
 
 
-def orders(told):
-    return [line.split()[0] for line in told.read_text().splitlines()] if told.exists() else []
+def read_orders(log):
+    """Return the orders that the fake control program received."""
+    return [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def command(*arguments):
-    return [sys.executable, ROOT / "benchmarks" / "gpu" / "gpu.py", *map(str, arguments)]
+def build_command(script, *arguments):
+    """Return the command of a script of the GPU benchmarks."""
+    return [sys.executable, ROOT / "benchmarks" / "gpu" / script, *map(str, arguments)]
 
 
-def benchmark(*arguments, **given):
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, **given)
+def run_script(script, *arguments, **options):
+    """Run a script of the GPU benchmarks to its end."""
+    command = build_command(script, *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-def steps_told(output):
+def list_measured_steps(output):
+    """Return the lines that report a measured step."""
     return [line for line in output.splitlines() if line.startswith("measured: ")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_nothing_is_measured(tmp_path):
-    done = benchmark("--json", tmp_path / "gpu.json")
+def test_benchmark_without_a_device_measures_nothing(tmp_path):
+    done = run_script("gpu_modes.py", "--json", tmp_path / "gpu_modes.json")
     assert (done.returncode, done.stderr) == (2, "needs a CUDA device; not measured\n")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_what_there_was_no_time_for_is_left_out(tmp_path, bare):
-    done = benchmark("--quick", "--seconds", 0, "--json", tmp_path / "gpu.json", env=bare)
+def test_benchmark_without_time_measures_only_the_peak_and_exits_with_3(tmp_path, bare_environment):
+    """The exit code 3 says that steps are left."""
+    options = ("--quick", "--seconds", 0, "--json", tmp_path / "gpu_modes.json")
+    done = run_script("gpu_modes.py", *options, env=bare_environment)
     assert done.returncode == 3, done.stderr
-    tiny = json.loads((tmp_path / "gpu.json").read_text())["models"]["tiny"]
+    tiny = json.loads((tmp_path / "gpu_modes.json").read_text())["models"]["tiny"]
     assert not tiny["cases"] and tiny["peak_flops"] > 0
 
 
 @pytest.mark.slow
-def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
-    out = tmp_path / "gpu.json"
-    elsewhere = {"machine": {"device": "another"}, "steps": {"peak": 1.0}}
-    out.write_text(json.dumps({"models": {"40M": "of an earlier run", "tiny": elsewhere}}))
-    asked = ("--quick", "--json", out)
-    with subprocess.Popen(command(*asked), stdout=subprocess.PIPE, text=True, env=bare) as killed:
-        before = killed.stdout.readline() + killed.stdout.readline()
-        killed.kill()
-        before += killed.stdout.read()
-    kept = json.loads(out.read_text())["models"]["tiny"]["steps"]
-    assert len(kept) >= 2 and kept.get("peak") != 1.0, "of another machine"
+def test_killed_benchmark_resumes_and_reports_every_figure(tmp_path, bare_environment):
+    out = tmp_path / "gpu_modes.json"
+    other_machine = {"machine": {"device": "another"}, "steps": {"peak": 1.0}}
+    out.write_text(json.dumps({"models": {"40M": "of an earlier run", "tiny": other_machine}}))
+    arguments = ("gpu_modes.py", "--quick", "--json", out)
 
-    done = benchmark(*asked, env=bare)
+    # Kill the benchmark after two steps.
+    command = build_command(*arguments)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=bare_environment
+    ) as process:
+        first_output = process.stdout.readline() + process.stdout.readline()
+        process.kill()
+        first_output += process.stdout.read()
+    first_steps = json.loads(out.read_text())["models"]["tiny"]["steps"]
+    assert len(first_steps) >= 2
+    assert first_steps.get("peak") != 1.0, "steps of another machine are dropped"
+
+    # The same command measures only the missing steps.
+    done = run_script(*arguments, env=bare_environment)
     assert done.returncode == 0, done.stderr
     models = json.loads(out.read_text())["models"]
     assert models["40M"] == "of an earlier run"
     steps = models["tiny"]["steps"]
-    assert kept == {name: steps[name] for name in kept}
-    assert len(steps_told(done.stdout)) == len(steps) - len(kept), (
-        "what was kept is not measured again"
-    )
-    assert not set(steps_told(before)) & set(steps_told(done.stdout))
+    assert first_steps == {name: steps[name] for name in first_steps}
+    measured = list_measured_steps(done.stdout)
+    assert len(measured) == len(steps) - len(first_steps)
+    assert not set(list_measured_steps(first_output)) & set(measured)
+
+    # Every figure is in the file and in the printed table.
     (case,) = models["tiny"]["cases"]
     modes = {mode["mode"]: mode for mode in case["modes"]}
     assert {"one slot", "2 slots"} <= modes.keys()
     assert case["chosen"] in modes
-    # A step of one slot: 6 FLOPs a weight of products and 6 * 16 * 16 of attention a token, 2
-    # sequences of 16.
+    # A step of one slot has 2 sequences of 16 tokens. A token takes 6 FLOPs for each weight in
+    # matrix products (attention, feed-forward and readout of one block) and 6 * 16 * 16 FLOPs for
+    # the attention logits and their use.
     step_flops = (6 * (4 * 16 * 16 + 3 * 16 * 32 + 64 * 16) + 6 * 16 * 16) * 2 * 16
     for mode in (modes["one slot"], modes["2 slots"]):
         assert not mode["refused"]
@@ -149,19 +176,21 @@ def test_a_killed_call_is_resumed_and_every_figure_is_told(tmp_path, bare):
     assert {"1 eager processes", "2 eager processes"} <= case["trials_per_hour"].keys()
     assert f"| {case['chosen']} |" in done.stdout
 
-    again = benchmark(*asked, env=bare)
-    assert again.returncode == 0 and not steps_told(again.stdout)
+    repeated = run_script(*arguments, env=bare_environment)
+    assert repeated.returncode == 0 and not list_measured_steps(repeated.stdout)
     assert json.loads(out.read_text())["models"] == models
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tmp_path, bare):
+def test_make_gpu_runs_without_the_environment_and_optional_packages(
+    tmp_path, bare_environment, import_benchmark
+):
     python, out = tmp_path / "python", tmp_path / "out"
-    python.write_text(PRETENDING)
+    python.write_text(QUICK_PYTHON)
     python.chmod(0o755)
 
-    def made(*settings):
+    def make_gpu(*settings):
         recipe = [
             "make",
             "-C",
@@ -172,147 +201,135 @@ def test_make_gpu_needs_neither_our_environment_nor_what_a_lent_machine_lacks(tm
             "VENV=/nowhere",
             *settings,
         ]
-        return subprocess.run(recipe, capture_output=True, text=True, check=False, env=bare)
+        return subprocess.run(
+            recipe, capture_output=True, text=True, check=False, env=bare_environment
+        )
 
-    short = made("GPU_SECONDS=0")
-    assert short.returncode == 2 and "Error 3" in short.stderr, short.stderr
-    whole = made()
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    marked = {
+    without_time = make_gpu("GPU_SECONDS=0")
+    # `make` itself exits with 2 if a recipe fails, and prints the recipe's code.
+    assert without_time.returncode == 2 and "Error 3" in without_time.stderr, without_time.stderr
+    done = make_gpu()
+    assert done.returncode == 0, done.stdout + done.stderr
+    gpu_test_files = {
         path.name
         for path in (ROOT / "tests").rglob("test_*.py")
         if "\n@pytest.mark.gpu\n" in path.read_text()
     }
-    assert marked and all(name in whole.stdout for name in marked)
-    (case,) = json.loads((out / "gpu.json").read_text())["models"]["tiny"]["cases"]
+    assert gpu_test_files and all(name in done.stdout for name in gpu_test_files)
+    (case,) = json.loads((out / "gpu_modes.json").read_text())["models"]["tiny"]["cases"]
     assert not any(mode["refused"] for mode in case["modes"])
     parts = json.loads((out / "gpu-core.json").read_text())["parts"]
-    assert len(parts) == 9 and {part["exit_code"] for part in parts.values()} == {0}
-    told = "torchtitan, compiled: " + (
-        "" if interpreter("torchtitan") else "left out: torchtitan is not installed\n"
-    )
-    assert told in whole.stdout
+    assert parts.keys() == import_benchmark("gpu_all").PARTS.keys()
+    assert {part["exit_code"] for part in parts.values()} == {0}
+    line = "torchtitan, compiled: "
+    if not require_interpreter("torchtitan"):
+        line += "left out: torchtitan is not installed\n"
+    assert line in done.stdout
     runs = json.loads((out / "gpu_transfer_published.json").read_text())["runs"].values()
-    assert len(runs) == 14 and all(run["loss"] > 0 for run in runs)
-    assert "gpu: " not in made().stdout, "what has ended well is not begun again"
+    # Two widths with seven rates
+    assert len(runs) == 2 * 7 and all(run["loss"] > 0 for run in runs)
+    assert "gpu: " not in make_gpu().stdout, "finished parts are not run again"
 
 
 @pytest.mark.slow
-def test_the_trainer_beside_the_proxy_is_rehearsed_resumed_and_told(tmp_path, bare):
-    script = [
-        sys.executable,
-        ROOT / "benchmarks" / "gpu" / "gpu_trainer.py",
-        "--out",
-        tmp_path,
-        "--quick",
-    ]
-
-    def called(*more):
-        return subprocess.run(
-            [*script, *more], capture_output=True, text=True, check=False, env=bare
+def test_trainer_benchmark_runs_resumes_and_reports_failures(tmp_path, bare_environment):
+    def run(*options):
+        return run_script(
+            "gpu_trainer.py", "--out", tmp_path, "--quick", *options, env=bare_environment
         )
 
-    late = called("--seconds", "0")
-    assert (late.returncode, steps_told(late.stdout)) == (3, ["measured: tiny, peak"]), late.stderr
-    done = called()
+    without_time = run("--seconds", "0")
+    assert without_time.returncode == 3, without_time.stderr
+    assert list_measured_steps(without_time.stdout) == ["measured: tiny, peak"]
+    done = run()
     assert done.returncode == 0, done.stdout + done.stderr
-    ways = [f"{who}, {how}" for how in ("eager", "compiled") for who in ("trainer", "proxy")]
-    assert steps_told(done.stdout) == [f"measured: tiny, {name}" for name in ways]
-    tiny = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]
-    eager = tiny["steps"]["proxy, eager"]["losses"]
-    assert len(eager) == 14
-    assert all(tiny["steps"][way]["losses"] == pytest.approx(eager, abs=0.01) for way in ways)
-    assert sum(" of the peak, " in line for line in tiny["findings"]) == 4
-    # Where a way failed, it is told, and the call fails.
-    content = json.loads((tmp_path / "gpu_trainer.json").read_text())
+    ways = [
+        f"{engine}, {mode}" for mode in ("eager", "compiled") for engine in ("trainer", "proxy")
+    ]
+    assert list_measured_steps(done.stdout) == [f"measured: tiny, {way}" for way in ways]
+
+    # Trainer and proxy have the same losses.
+    path = tmp_path / "gpu_trainer.json"
+    tiny = json.loads(path.read_text())["models"]["tiny"]
+    losses = tiny["steps"]["proxy, eager"]["losses"]
+    # 10 steps of warmup and 4 that are timed
+    assert len(losses) == 10 + 4
+    assert all(tiny["steps"][way]["losses"] == pytest.approx(losses, abs=0.01) for way in ways)
+    assert sum(" of the peak, " in line for line in tiny["findings"]) == len(ways)
+
+    # A failed way is reported, and the script fails.
+    content = json.loads(path.read_text())
     content["models"]["tiny"]["steps"]["trainer, eager"] = {"error": "RuntimeError: no kernel"}
-    (tmp_path / "gpu_trainer.json").write_text(json.dumps(content))
-    again = called()
-    assert (again.returncode, steps_told(again.stdout)) == (1, [])
-    assert "tiny, trainer, eager: FAILED: RuntimeError: no kernel" in again.stdout
+    path.write_text(json.dumps(content))
+    failed = run()
+    assert (failed.returncode, list_measured_steps(failed.stdout)) == (1, [])
+    assert "tiny, trainer, eager: FAILED: RuntimeError: no kernel" in failed.stdout
 
 
 @pytest.mark.slow
-def test_the_transfer_on_a_gpu_is_rehearsed_and_its_tables_are_judged(tmp_path, bare):
-    script = [
-        sys.executable,
-        ROOT / "benchmarks" / "gpu" / "gpu_transfer.py",
-        "--out",
-        tmp_path,
-        "--quick",
-        "--seeds",
-        "1",
-    ]
-    done = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
+def test_transfer_benchmark_runs_and_its_tables_are_judged(tmp_path, bare_environment):
+    arguments = ("gpu_transfer.py", "--out", tmp_path, "--quick", "--seeds", "1")
+    done = run_script(*arguments, env=bare_environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("width 16, rate") == 14, (
-        "at its base the standard parametrization is muP"
-    )
-    again = subprocess.run(script, capture_output=True, text=True, check=False, env=bare)
-    assert (again.returncode, again.stdout.count("\n")) == (0, 5), (
-        "nothing is trained again; a line a width"
-    )
+    # Seven rates with muP and with Muon; at its base width, SP has the runs of muP.
+    assert done.stdout.count("width 16, rate") == 2 * 7
+    repeated = run_script(*arguments, env=bare_environment)
+    assert repeated.returncode == 0
+    # Nothing is trained again. A line for each condition and width is left, without SP at its base.
+    assert repeated.stdout.count("\n") == 3 * 2 - 1
     for name in ("mup", "sp", "muon"):
-        table = [
-            "transfer",
-            "--runs",
-            tmp_path / f"gpu_transfer-{name}.csv",
-            "--target-width",
-            "64",
-            "--json",
-        ]
-        judged = subprocess.run(
-            [sys.executable, "-m", "launcher", *table], capture_output=True, text=True, check=False
+        table = tmp_path / f"gpu_transfer-{name}.csv"
+        options = ("--runs", table, "--target-width", "64", "--json")
+        verdict = subprocess.run(
+            [sys.executable, "-m", "forerun", "transfer", *options],
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert judged.returncode in (0, 3, 4), judged.stderr
-        assert [one["size"] for one in json.loads(judged.stdout)["optima"]] == [16, 32]
+        assert verdict.returncode in (0, 3, 4), verdict.stderr
+        assert [optimum["size"] for optimum in json.loads(verdict.stdout)["optima"]] == [16, 32]
 
 
 @pytest.mark.slow
-def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, bare):
-    folder, told = mps(tmp_path / "bin")
-    env = {**bare, "PATH": f"{folder}:{bare['PATH']}"}
+def test_workers_benchmark_compares_turns_with_mps_and_resumes(tmp_path, bare_environment):
+    folder, log = write_mps_control(tmp_path / "bin")
+    env = {**bare_environment, "PATH": f"{folder}:{bare_environment['PATH']}"}
     out = tmp_path / "workers.json"
-    script = [
-        sys.executable,
-        ROOT / "benchmarks" / "gpu" / "gpu_workers.py",
-        "--quick",
-        "--json",
-        out,
-    ]
 
-    def called(*more):
-        return subprocess.run(
-            [*script, *more], capture_output=True, text=True, check=False, env=env
-        )
+    def run(*options):
+        return run_script("gpu_workers.py", "--quick", "--json", out, *options, env=env)
 
-    late = called("--seconds", "0")
-    assert (late.returncode, steps_told(late.stdout)) == (3, []), late.stderr
-    done = called()
+    without_time = run("--seconds", "0")
+    assert without_time.returncode == 3, without_time.stderr
+    assert list_measured_steps(without_time.stdout) == []
+    done = run()
     assert done.returncode == 0, done.stdout + done.stderr
     ways = ("alone", "in turns", "by MPS")
-    assert steps_told(done.stdout) == [f"measured: tiny, 2 sequences, {way}" for way in ways]
+    steps = [f"measured: tiny, 2 sequences, {way}" for way in ways]
+    assert list_measured_steps(done.stdout) == steps
+
+    # The file has the speeds of one worker alone, and of one and two workers in turns and by MPS.
     tiny = json.loads(out.read_text())["models"]["tiny"]
     rates = {way: tiny["steps"][f"2 sequences, {way}"]["trial_steps_per_second"] for way in ways}
-    assert [len(rates[way]) for way in ways] == [1, 2, 2] and all(
-        rate > 0 for each in rates.values() for rate in each
-    )
-    over = rates["by MPS"][1] / rates["in turns"][0]
-    assert (
-        "tiny, 2 sequences, by MPS: " in done.stdout
-        and f"2: {rates['by MPS'][1]:.1f} ({over:.2f})\n" in done.stdout
-    )
-    assert orders(told) == ["start", "get_server_list", "quit"]
-    again = called()
+    assert [len(rates[way]) for way in ways] == [1, 2, 2]
+    assert all(rate > 0 for way_rates in rates.values() for rate in way_rates)
+    ratio = rates["by MPS"][1] / rates["in turns"][0]
+    assert "tiny, 2 sequences, by MPS: " in done.stdout
+    assert f"2: {rates['by MPS'][1]:.1f} ({ratio:.2f})\n" in done.stdout
+    assert read_orders(log) == ["start", "get_server_list", "quit"]
+
+    # A second call prints the findings again and measures nothing.
+    repeated = run()
     findings = "".join(
         line for line in done.stdout.splitlines(keepends=True) if not line.startswith("measured: ")
     )
-    assert (again.returncode, again.stdout, len(orders(told))) == (0, findings, 3)
+    assert (repeated.returncode, repeated.stdout) == (0, findings)
+    assert len(read_orders(log)) == 3
     assert json.loads(out.read_text())["models"]["tiny"] == tiny
 
 
 @pytest.mark.parametrize(
-    ("start", "servers", "failing", "refused", "told"),
+    ("start", "servers", "fails", "refused", "orders"),
     [
         ("true", "echo 4321", False, "", ["start", "get_server_list", "quit"]),
         (
@@ -340,200 +357,197 @@ def test_workers_by_turns_and_by_mps_are_rehearsed_resumed_and_told(tmp_path, ba
         (None, "", False, "nvidia-cuda-mps-control is not on PATH", []),
     ],
 )
-def test_mps_is_quit_whatever_happens_and_what_it_does_not_do_is_a_finding(
-    tmp_path, monkeypatch, bench, start, servers, failing, refused, told
+def test_mps_is_always_quit_and_its_failure_is_a_finding(
+    tmp_path, monkeypatch, import_benchmark, start, servers, fails, refused, orders
 ):
-    folder, log = mps(tmp_path / "bin", start or "", servers)
+    folder, log = write_mps_control(tmp_path / "bin", start or "", servers)
     if start is None:
         (folder / "nvidia-cuda-mps-control").unlink()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    seen = []
+    pipe_folders = []
 
-    def measured(environment):
-        seen.append(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]))
-        assert seen[0].is_dir()
-        if failing:
+    def measure(environment):
+        pipe_folders.append(Path(environment["CUDA_MPS_PIPE_DIRECTORY"]))
+        assert pipe_folders[0].is_dir()
+        if fails:
             raise RuntimeError("a process ended without an answer, exit code 1: no context")
         return {"trial_steps_per_second": [1.0]}
 
-    found = bench("gpu_workers").by_mps(measured)
-    assert refused in found.get("refused", "") and ("refused" in found) == bool(refused)
-    assert "not_quit" not in found
-    assert orders(log) == told
-    assert not any(place.exists() for place in seen), "its folder was temporary"
+    finding = import_benchmark("gpu_workers").measure_with_mps(measure)
+    assert refused in finding.get("refused", "") and ("refused" in finding) == bool(refused)
+    assert "not_quit" not in finding
+    assert read_orders(log) == orders
+    assert not any(folder.exists() for folder in pipe_folders), "the folder is temporary"
 
 
 @pytest.fixture
-def first_mps(tmp_path, bare, bench):
-    """Starts the benchmark where only its processes under MPS are left; with the program's
-    orders.
-    """
-    folder, told = mps(tmp_path / "bin")
-    done = {
+def mps_job(tmp_path, bare_environment, import_benchmark):
+    """The running benchmark, with only the steps under MPS left, and the log of MPS's orders."""
+    folder, log = write_mps_control(tmp_path / "bin")
+    measured_steps = {
         f"2 sequences, {way}": {"trial_steps_per_second": [1.0, 2.0]}
         for way in ("alone", "in turns")
     }
-    tiny = {"machine": bench("gpu_runs").machine(), "steps": done}
+    tiny = {"machine": import_benchmark("gpu_runs").describe_device(), "steps": measured_steps}
     (tmp_path / "workers.json").write_text(json.dumps({"models": {"tiny": tiny}}))
-    script = [
-        sys.executable,
-        ROOT / "benchmarks" / "gpu" / "gpu_workers.py",
-        "--quick",
-        "--json",
-        tmp_path / "workers.json",
-    ]
-    env = {**bare, "PATH": f"{folder}:{bare['PATH']}"}
-    with subprocess.Popen(script, env=env, stdout=subprocess.PIPE, text=True) as job:
-        yield job, told
+    command = build_command("gpu_workers.py", "--quick", "--json", tmp_path / "workers.json")
+    env = {**bare_environment, "PATH": f"{folder}:{bare_environment['PATH']}"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as job:
+        yield job, log
         job.kill()
 
 
 @pytest.mark.slow
-def test_a_call_that_is_ended_ends_mps_too(first_mps):
-    job, told = first_mps
-    while not told.exists():
+def test_terminated_benchmark_quits_mps(mps_job):
+    job, log = mps_job
+    while not log.exists():
         assert job.poll() is None
         time.sleep(0.05)
     job.terminate()
-    assert job.wait(60) == 143 and orders(told) == ["start", "quit"]
+    assert job.wait(60) == 128 + signal.SIGTERM and read_orders(log) == ["start", "quit"]
 
 
-def test_mps_that_was_not_to_be_had_is_not_tried_again(bench, monkeypatch, tmp_path, capsys):
-    """Neither for the next batch nor in the next call."""
-    workers, gpu, tried = bench("gpu_workers"), bench("gpu"), []
-    monkeypatch.setattr(workers, "processes", lambda *_: {"trial_steps_per_second": [1.0, 2.0]})
+def test_mps_that_is_refused_is_not_tried_again(import_benchmark, monkeypatch, tmp_path, capsys):
+    """The finding holds for the next batch size and for the next call of the benchmark."""
+    workers, gpu = import_benchmark("gpu_workers"), import_benchmark("gpu_modes")
+    attempts = []
+
+    def refuse(run):
+        attempts.append(run)
+        return {"refused": "it hangs"}
+
     monkeypatch.setattr(
-        workers, "by_mps", lambda run: (tried.append(run), {"refused": "it hangs"})[1]
+        workers, "measure_processes", lambda *_: {"trial_steps_per_second": [1.0, 2.0]}
     )
-    settings = gpu.quick(gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60))
-    settings, file = dataclasses.replace(settings, batches=(2, 4)), {"models": {"tiny": {}}}
-    for call in ("first", "second"):
+    monkeypatch.setattr(workers, "measure_with_mps", refuse)
+    settings = gpu.shrink_settings(
+        gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60)
+    )
+    settings = dataclasses.replace(settings, batches=(2, 4))
+    content, calls = {"models": {"tiny": {}}}, ("first", "second")
+    for call in calls:
         (tmp_path / call).mkdir()
-        workers.workers(settings, tmp_path / call, file, lambda: None)
-    assert len(tried) == 1 and capsys.readouterr().out.count("by MPS: left out: it hangs") == 4
+        workers.measure_workers(settings, tmp_path / call, content, lambda: None)
+    assert len(attempts) == 1
+    num_findings = len(settings.batches) * len(calls)
+    assert capsys.readouterr().out.count("by MPS: left out: it hangs") == num_findings
 
 
-def test_a_process_that_fails_or_hangs_is_told_with_its_last_words(bench):
-    together = bench("process_tree").together
+def test_process_that_fails_or_hangs_is_reported_with_its_last_output(import_benchmark):
+    together = import_benchmark("process_tree").run_together
 
     def program(text):
         return [sys.executable, "-c", text]
 
-    saying = "import sys; print('ready', flush=True)\nfor _ in sys.stdin: print({}, flush=True)"
-    rates, start_seconds = together(program(saying.format("2.5")), [1, 3])
+    answering = "import sys; print('ready', flush=True)\nfor _ in sys.stdin: print({}, flush=True)"
+    rates, start_seconds = together(program(answering.format("2.5")), [1, 3])
     assert rates == [2.5, 7.5] and start_seconds > 0
     with pytest.raises(RuntimeError, match=r"answer, exit code 1: ValueError: no kernel\n"):
         together(program("raise ValueError('no kernel')"), [2])
     with pytest.raises(RuntimeError, match="exit code 1: ZeroDivisionError"):
-        together(program(saying.format("1 / 0")), [2])
-    began = time.monotonic()
+        together(program(answering.format("1 / 0")), [2])
+    start = time.monotonic()
     with pytest.raises(RuntimeError, match="killed at the time limit: no output"):
         together(program("import time; time.sleep(60)"), [1], limit_seconds=0.5)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
 
 
-def test_a_step_whose_processes_fail_makes_the_call_fail(tmp_path, bench, capsys):
-    gpu = bench("gpu")
-    settings = gpu.quick(gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60))
-    steps = gpu.Steps(model="tiny", body={}, deadline=0.0, save=lambda: None)
-    failing = lambda: gpu.processes(settings, "tiny", 2, tmp_path / "nowhere", [1], settings.plain)  # noqa: E731
-    found = steps.once("2 sequences, 1 processes", lambda: gpu.attempt(failing), needed=True)
-    assert "nowhere" in found["error"] and gpu.exit_code([steps]) == 1
-    assert (
-        "tiny, 2 sequences, 1 processes: FAILED: RuntimeError: a process ended"
-        in capsys.readouterr().out
+def test_failed_processes_of_a_step_fail_the_benchmark(tmp_path, import_benchmark, capsys):
+    gpu = import_benchmark("gpu_modes")
+    settings = gpu.shrink_settings(
+        gpu.Settings(device="cpu", plain=gpu.Numerics(), models={}, seconds=60)
     )
+    steps = gpu.Steps(model="tiny", body={}, deadline=0.0, save=lambda: None)
+
+    def run_processes():
+        return gpu.measure_processes(settings, "tiny", 2, tmp_path / "nowhere", [1], settings.plain)
+
+    result = steps.measure_once(
+        "2 sequences, 1 processes", lambda: gpu.run_step(run_processes), needed=True
+    )
+    assert "nowhere" in result["error"] and gpu.report_exit_code([steps]) == 1
+    line = "tiny, 2 sequences, 1 processes: FAILED: RuntimeError: a process ended"
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_torchtitan_is_rehearsed_beside_the_embedded_trainer(tmp_path, bare):
-    python = interpreter("torchtitan")
-    script = [
-        sys.executable,
-        ROOT / "benchmarks" / "gpu" / "gpu_trainer.py",
-        "--out",
-        tmp_path,
-        "--quick",
-    ]
-    env = {**bare, "FORERUN_TORCHTITAN_PYTHON": str(python)}
+def test_torchtitan_has_the_losses_of_the_embedded_trainer(tmp_path, bare_environment):
+    env = {**bare_environment, "FORERUN_TORCHTITAN_PYTHON": str(require_interpreter("torchtitan"))}
 
-    def called(ways):
-        return subprocess.run(
-            [*script, "--ways", ways], capture_output=True, text=True, check=False, env=env
-        )
+    def run(ways):
+        options = ("--out", tmp_path, "--quick", "--ways", ways)
+        return run_script("gpu_trainer.py", *options, env=env)
 
-    assert called("trainer,proxy").returncode == 0
+    assert run("trainer,proxy").returncode == 0
     env["PYTHONPATH"] = ""
-    done = called("torchtitan")
+    done = run("torchtitan")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert steps_told(done.stdout) == [
-        f"measured: tiny, torchtitan, {how}" for how in ("eager", "compiled")
-    ]
-    tiny = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]["steps"]
-    for how in ("eager", "compiled"):
-        assert tiny[f"torchtitan, {how}"]["losses"] == pytest.approx(
-            tiny["trainer, eager"]["losses"], abs=1e-4
-        )
-        assert min(tiny[f"torchtitan, {how}"]["seconds"]) > 0
-    assert called("torchtitan").returncode == 0
+    modes = ("eager", "compiled")
+    lines = [f"measured: tiny, torchtitan, {mode}" for mode in modes]
+    assert list_measured_steps(done.stdout) == lines
+    steps = json.loads((tmp_path / "gpu_trainer.json").read_text())["models"]["tiny"]["steps"]
+    expected = pytest.approx(steps["trainer, eager"]["losses"], abs=1e-4)
+    for mode in modes:
+        assert steps[f"torchtitan, {mode}"]["losses"] == expected
+        assert min(steps[f"torchtitan, {mode}"]["seconds"]) > 0
+    assert run("torchtitan").returncode == 0
 
 
 @pytest.fixture
-def titan(tmp_path, monkeypatch, bench):
-    """What a program in place of torchtitan's gives."""
-    trainer = bench("gpu_trainer")
-    monkeypatch.setattr(trainer, "MAIN", program := tmp_path / "program.py")
-    monkeypatch.setattr(trainer, "LIMIT_SECONDS", 20.0)
-    monkeypatch.setattr(trainer, "torchtitan_python", lambda: Path(sys.executable))
+def run_as_torchtitan(tmp_path, monkeypatch, import_benchmark):
+    """Function that runs a Python program in place of torchtitan and returns the finding."""
+    trainer = import_benchmark("gpu_trainer")
+    program = tmp_path / "program.py"
+    monkeypatch.setattr(trainer, "TORCHTITAN_MAIN", program)
+    monkeypatch.setattr(trainer, "TIMEOUT_SECONDS", 20.0)
+    monkeypatch.setattr(trainer, "find_torchtitan_python", lambda: Path(sys.executable))
     monkeypatch.setattr(trainer.torchtitan, "export", lambda decision, folder: None)
 
-    def found(text):
+    def run(text):
         program.write_text(text)
-        return trainer.by_torchtitan(trainer.quick(trainer.Settings(sizes={})), tmp_path, None)
+        return trainer.train_with_torchtitan(
+            trainer.shrink_settings(trainer.Settings(sizes={})), tmp_path, None
+        )
 
-    return found
+    return run
 
 
 @pytest.mark.slow
-def test_a_torchtitan_that_hangs_leaves_the_gpu(tmp_path, titan):
-    told = tmp_path / "pid"
+def test_torchtitan_that_hangs_is_killed(tmp_path, run_as_torchtitan):
+    path = tmp_path / "pid"
     with pytest.raises(subprocess.TimeoutExpired):
-        titan(f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(100)")
-    assert not Path("/proc", told.read_text()).exists()
+        run_as_torchtitan(
+            f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
+        )
+    assert not Path("/proc", path.read_text()).exists()
 
 
-def test_a_torchtitan_that_does_not_load_is_a_finding_and_one_that_fails_is_told(titan):
-    found = titan("from os import DataParallelMeshDims")
-    assert (
-        "torchtitan does not load here: ImportError: cannot import name 'DataPar"
-        in found["refused"]
-    )
+def test_torchtitan_that_does_not_load_is_a_finding(run_as_torchtitan):
+    finding = run_as_torchtitan("from os import DataParallelMeshDims")
+    message = "torchtitan does not load here: ImportError: cannot import name 'DataPar"
+    assert message in finding["refused"]
+
+
+def test_torchtitan_that_fails_after_it_loaded_raises(run_as_torchtitan):
     with pytest.raises(RuntimeError, match=r"torchtitan: exit code 1: \['ValueError: no kernel'\]"):
-        titan("raise ValueError('no kernel')")
+        run_as_torchtitan("raise ValueError('no kernel')")
+    # A program that has written losses has loaded.
+    text = "import os; open(os.environ['LOSSES'], 'w'); raise ImportError('amid the steps')"
     with pytest.raises(RuntimeError, match="ImportError"):
-        titan("import os; open(os.environ['LOSSES'], 'w'); raise ImportError('amid the steps')")
+        run_as_torchtitan(text)
 
 
-def test_the_published_protocol_is_that_of_its_scripts(bench):
-    transfer = bench("gpu_transfer")
+def test_published_protocol_has_the_settings_of_its_scripts(import_benchmark):
+    transfer = import_benchmark("gpu_transfer")
     protocol, rate = transfer.PROTOCOLS["published"], 2.0**-8
-    spec = transfer.spec_of(protocol, transfer.CONDITIONS["mup"], 2048, rate, 1, "0" * 64)
+    spec = transfer.make_spec(protocol, transfer.CONDITIONS["mup"], 2048, rate, 1, "0" * 64)
     shape, hparams = spec.shape, spec.hparams
-    assert (shape.num_layers, shape.num_heads, shape.ffn_width, shape.seq_len) == (
-        2,
-        32,
-        8192,
-        1024,
-    )
+    assert (shape.num_layers, shape.num_heads) == (2, 32)
+    assert (shape.ffn_width, shape.seq_len) == (8192, 1024)
     assert (spec.base_shape.width, spec.batch_sequences, spec.schedule.num_steps) == (256, 32, 1000)
-    assert (hparams.beta1, hparams.beta2, hparams.weight_decay, hparams.clip_norm) == (
-        0.9,
-        0.95,
-        0.1,
-        1.0,
-    )
-    # 2,000 steps of warmup in a run of 1,000.
-    assert lr_multiplier(spec.schedule, 499) * hparams.learning_rate == pytest.approx(
-        rate * 500 / 2000
-    )
-    assert lr_multiplier(spec.schedule, 999) * hparams.learning_rate == pytest.approx(rate / 2)
+    assert (hparams.beta1, hparams.beta2) == (0.9, 0.95)
+    assert (hparams.weight_decay, hparams.clip_norm) == (0.1, 1.0)
+    # The warmup of 2,000 steps is longer than the run of 1,000.
+    for step, expected in ((499, rate * 500 / 2000), (999, rate / 2)):
+        learning_rate = compute_lr_multiplier(spec.schedule, step) * hparams.learning_rate
+        assert learning_rate == pytest.approx(expected)

@@ -1,5 +1,6 @@
-"""Public families: what is fetched is checked before it is used, what is not there is left out,
-nothing is mixed up.
+"""Tests of the public data sets of the benchmarks: downloads are checked, and families are correct.
+
+A family is a table of published runs; it is left out if its files are not on this machine.
 """
 
 import importlib.util
@@ -11,14 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaling_fits.laws import law
+from forerun._scaling_fits.laws import law
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def modules():
-    """`benchmarks/statistics/datasets.py` and the module it imports, under names no library has."""
+    """The benchmarks' modules `datasets` and `downloads`.
+
+    `datasets` gets another name, because a library has the same name.
+    """
     sys.path.insert(0, str(ROOT / "benchmarks" / "statistics"))
     try:
         spec = importlib.util.spec_from_file_location(
@@ -34,7 +38,8 @@ def modules():
         sys.modules.pop("downloads", None)
 
 
-def _source(downloads, contents):
+def make_source(downloads, contents):
+    """Return a source of two files with these contents."""
     paths = ("a/one=1.csv", "a/two.csv")
     digests = {
         path: downloads.compute_digest(content)
@@ -45,79 +50,80 @@ def _source(downloads, contents):
     )
 
 
-def test_files_are_fetched_once_and_kept(modules, tmp_path):
+def test_files_are_downloaded_once(modules, tmp_path):
     _, downloads = modules
     contents = [b"one", b"two"]
-    toy, requested = _source(downloads, contents), []
+    source = make_source(downloads, contents)
+    requested = []
 
     def read(url, digest):
         requested.append(url)
         return contents[len(requested) - 1]
 
-    assert downloads.download(toy, tmp_path, read) is None
-    assert downloads.is_here(toy, tmp_path)
-    assert (
-        requested[0] == f"https://raw.githubusercontent.com/someone/runs/{'0' * 40}/a/one%3D1.csv"
-    )
-    assert downloads.download(toy, tmp_path, read) is None
+    assert downloads.download(source, tmp_path, read) is None
+    assert downloads.is_here(source, tmp_path)
+    folder_url = f"https://raw.githubusercontent.com/someone/runs/{'0' * 40}/a"
+    assert requested[0] == f"{folder_url}/one%3D1.csv"
+    assert downloads.download(source, tmp_path, read) is None
     assert len(requested) == 2
     assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["one=1.csv", "two.csv"]
 
 
-def test_files_of_another_digest_are_not_kept(modules, tmp_path):
+def test_files_with_a_wrong_digest_are_refused(modules, tmp_path):
     _, downloads = modules
-    toy = _source(downloads, [b"one", b"two"])
-    problem = downloads.download(toy, tmp_path, lambda url, digest: b"three")
+    source = make_source(downloads, [b"one", b"two"])
+    problem = downloads.download(source, tmp_path, lambda url, digest: b"three")
     assert "sha256" in problem
     assert list(tmp_path.iterdir()) == []
     swapped = iter([b"two", b"one"])
-    assert downloads.download(toy, tmp_path, lambda url, digest: next(swapped)) is not None
+    assert downloads.download(source, tmp_path, lambda url, digest: next(swapped)) is not None
 
 
-def test_a_changed_file_is_not_used_and_is_fetched_again(modules, tmp_path):
+def test_changed_file_is_downloaded_again(modules, tmp_path):
     _, downloads = modules
 
     def read(url, digest):
         return b"two" if "two" in url else b"one"
 
-    toy = _source(downloads, [b"one", b"two"])
-    downloads.download(toy, tmp_path, read)
+    source = make_source(downloads, [b"one", b"two"])
+    downloads.download(source, tmp_path, read)
     (tmp_path / "toy" / "two.csv").write_bytes(b"2")
-    assert not downloads.is_here(toy, tmp_path)
-    assert downloads.download(toy, tmp_path, read) is None
-    assert downloads.is_here(toy, tmp_path)
+    assert not downloads.is_here(source, tmp_path)
+    assert downloads.download(source, tmp_path, read) is None
+    assert downloads.is_here(source, tmp_path)
 
 
 def test_files_are_taken_from_a_folder_by_digest(modules, tmp_path):
-    """Neither names nor places matter; a source of which one file is missing is not taken."""
+    """Names and folders do not matter, and a source with a missing file is not taken."""
     _, downloads = modules
-    toy = _source(downloads, [b"one", b"two"])
+    source = make_source(downloads, [b"one", b"two"])
     folder, target = tmp_path / "folder", tmp_path / "data"
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "x.bin").write_bytes(b"one")
     (folder / "two.csv").write_bytes(b"not two")
-    problem = downloads.download(toy, target, downloads.index_folder(folder))
+    problem = downloads.download(source, target, downloads.index_folder(folder))
     assert "two.csv" in problem and downloads.compute_digest(b"two") in problem
     assert not target.exists()
     (folder / "y").write_bytes(b"two")
     os.mkfifo(folder / "pipe")
-    assert downloads.download(toy, target, downloads.index_folder(folder)) is None
+    assert downloads.download(source, target, downloads.index_folder(folder)) is None
     assert (target / "toy" / "two.csv").read_bytes() == b"two"
     with pytest.raises(OSError, match="nowhere"):
         downloads.index_folder(tmp_path / "nowhere")
 
 
-def test_every_source_has_digests_and_names_that_differ(modules):
+def test_every_source_has_digests_and_unique_names(modules):
     _, downloads = modules
     manifest = downloads.read_manifest()
-    assert set(manifest) == {each.name for each in downloads.SOURCES}
-    for each in downloads.SOURCES:
-        files = each.list_files(Path())
-        assert len({path for _, path, _ in files}) == len(files) > 0, each.name
-        assert all(len(digest) == 64 and each.commit in url for url, _, digest in files), each.name
+    assert set(manifest) == {source.name for source in downloads.SOURCES}
+    for source in downloads.SOURCES:
+        files = source.list_files(Path())
+        assert len({path for _, path, _ in files}) == len(files) > 0, source.name
+        for url, _, digest in files:
+            assert len(digest) == 64 and source.commit in url, source.name
 
 
-def test_a_missing_folder_is_a_usage_error(tmp_path):
+def test_missing_folder_is_a_usage_error(tmp_path):
     command = [
         sys.executable,
         ROOT / "benchmarks" / "statistics" / "datasets.py",
@@ -128,85 +134,83 @@ def test_a_missing_folder_is_a_usage_error(tmp_path):
     assert result.returncode == 2 and "nowhere" in result.stderr
 
 
-def test_families_beside_the_checkout(modules, tmp_path):
+def test_shared_families_have_the_published_runs(modules, tmp_path):
     datasets, _ = modules
     if not datasets.SHARED.is_dir():
         pytest.skip(f"no public data at {datasets.SHARED}")
-    found = {each.name: each for each in datasets.families(downloaded=tmp_path)}
-    assert len(found) == 22
-    assert {each.group for each in found.values()} == {
+    families = {family.name: family for family in datasets.load_families(downloaded=tmp_path)}
+    # The numbers of families and runs are counted in the files.
+    assert len(families) == 22
+    assert {family.group for family in families.values()} == {
         "gemstones",
         "open_lm",
         "refined_web",
         "datablations",
     }
-    assert found["gemstones_cool_end"].table.num_runs == 199
-    assert found["datablations_fresh"].table.num_runs == 41
-    web = found["refined_web_tuned_short_const_standard_val"].table
+    assert families["gemstones_cool_end"].table.num_runs == 199
+    assert families["datablations_fresh"].table.num_runs == 41
+    web = families["refined_web_tuned_short_const_standard_val"].table
     assert web.budget is not None and len(np.unique(web.budget)) >= 7
-    assert np.allclose(found["open_lm_red_pajama_on_c4"].table.loss.min(), 2.54, atol=0.3)
+    assert np.allclose(families["open_lm_red_pajama_on_c4"].table.loss.min(), 2.54, atol=0.3)
 
 
 @pytest.fixture(scope="module")
-def fetched_families(modules, tmp_path_factory):
-    """Families of the fetched sources by name; only where `make data` has been run."""
+def downloaded_families(modules, tmp_path_factory):
+    """Families by name from the files that `make data` downloads; skipped without them."""
     datasets, downloads = modules
-    if not all(downloads.is_here(each) for each in downloads.SOURCES):
+    if not all(downloads.is_here(source) for source in downloads.SOURCES):
         pytest.skip(f"`make data` has not filled {downloads.FOLDER.name}")
-    return {each.name: each for each in datasets.families(shared=tmp_path_factory.mktemp("empty"))}
+    no_shared_data = tmp_path_factory.mktemp("empty")
+    return {family.name: family for family in datasets.load_families(shared=no_shared_data)}
 
 
-def test_families_that_were_fetched(fetched_families):
-    """Numbers published for these sets, or counted in their files."""
-    found = fetched_families
-    assert found["chinchilla"].table.num_runs == 240
-    fit = law.fit_law(found["chinchilla"].table, "chinchilla")
-    # the optimum of arXiv 2404.10102's objective
+def test_downloaded_families_have_the_published_numbers(downloaded_families):
+    """The numbers are published, or counted in the files. A reader that changes them is wrong."""
+    families = downloaded_families
+    assert families["chinchilla"].table.num_runs == 240
+    fit = law.fit_law(families["chinchilla"].table, "chinchilla")
+    # The minimum of the objective in arXiv 2404.10102.
     assert fit.objective == pytest.approx(0.00101827401780, rel=1e-6)
-    counts = {
-        name: found[name].table.num_runs
-        for name in (
-            "steplaw",
-            "misfitting",
-            "loss_to_loss_starcoder",
-            "marin_nemotron",
-            "olmo_ladder_on_c4",
-            "open_lm_rw_on_c4",
-        )
+    num_runs_by_name = {
+        "steplaw": 17,
+        "misfitting": 81,
+        "loss_to_loss_starcoder": 84,
+        "marin_nemotron": 96,
+        "olmo_ladder_on_c4": 25,
+        "open_lm_rw_on_c4": 35,
     }
-    assert list(counts.values()) == [17, 81, 84, 96, 25, 35]
-    sweep = found["loss_to_loss_starcoder"].table
+    for name, num_runs in num_runs_by_name.items():
+        assert families[name].table.num_runs == num_runs, name
+    sweep = families["loss_to_loss_starcoder"].table
     assert np.allclose(sweep.flops, sweep.budget)
-    assert all(
-        each.licence.startswith("none")
-        for each in found.values()
-        if each.group in ("chinchilla", "steplaw")
-    )
+    for family in families.values():
+        if family.group in ("chinchilla", "steplaw"):
+            assert family.licence.startswith("none"), family.name
 
 
 LATER_STUDIES = {"routing", "quest", "xlstm", "supercollapse", "opt", "mixing_laws"}
+"""Groups of the families that were added after the first ones."""
 
 
-def test_later_families_that_were_fetched(fetched_families):
-    """Counts and losses of the published tables."""
-    found = fetched_families
+def test_downloaded_families_of_later_studies_have_the_published_numbers(downloaded_families):
+    families = downloaded_families
     later = [
-        each
-        for each in found.values()
-        if each.group in LATER_STUDIES or each.name.startswith("openwebtext2")
+        family
+        for family in families.values()
+        if family.group in LATER_STUDIES or family.name.startswith("openwebtext2")
     ]
     assert len(later) == 33
-    assert {each.group for each in later} == LATER_STUDIES | {"refined_web"}
+    assert {family.group for family in later} == LATER_STUDIES | {"refined_web"}
     # arXiv 2202.01169: 1.3B dense parameters after 130B tokens.
-    assert found["routing_dense"].table.loss.min() == pytest.approx(2.242, abs=0.001)
-    # arXiv 2502.05003: 100 tokens a parameter.
-    ratio = found["quest_bf16"].table.tokens / found["quest_bf16"].table.params
+    assert families["routing_dense"].table.loss.min() == pytest.approx(2.242, abs=0.001)
+    # arXiv 2502.05003: 100 tokens per parameter.
+    ratio = families["quest_bf16"].table.tokens / families["quest_bf16"].table.params
     assert np.allclose(ratio, 100, rtol=0.05)
-    budgets = found["xlstm_llama_ctx8192"].table.budget
+    budgets = families["xlstm_llama_ctx8192"].table.budget
     assert len(np.unique(budgets)) == 4
-    assert np.allclose(found["xlstm_llama_ctx8192"].table.flops / budgets, 1, atol=0.15)
-    # The measured end of the OpenWebText2 ladder with a short warmup.
-    short = found["openwebtext2_base_short_chinchilla_standard_val"].table
+    assert np.allclose(families["xlstm_llama_ctx8192"].table.flops / budgets, 1, atol=0.15)
+    # The largest run of the OpenWebText2 ladder with a short warmup.
+    short = families["openwebtext2_base_short_chinchilla_standard_val"].table
     index = np.argmin(np.abs(np.log(short.params / 9.02e8)) + np.abs(np.log(short.tokens / 4.73e9)))
     assert short.loss[index] == pytest.approx(2.660, abs=0.001)
-    assert len(np.unique(found["opt_curve"].table.params)) == 6
+    assert len(np.unique(families["opt_curve"].table.params)) == 6

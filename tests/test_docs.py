@@ -1,6 +1,4 @@
-"""Pages lead somewhere: each link and anchor of README, docs and their fellows, each page in the
-site's navigation.
-"""
+"""Tests of the documentation: links and anchors resolve, and the navigation has every page."""
 
 import importlib.util
 import os
@@ -12,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 from reference_pages.writing import PAGES
-from site_hook import ABOVE, LINK, PICTURE, slug
+from site_hook import LINK, PAGES_ABOVE_DOCS, PICTURE, make_anchor
 
 ROOT = Path(__file__).parents[1]
-WRITTEN = (
+ROOT_PAGES = (
     "README.md",
     "AGENTS.md",
     "CONTRIBUTING.md",
@@ -26,119 +24,121 @@ WRITTEN = (
 FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
 
 
-def all_pages(root):
+def list_pages(root):
+    """Return the documentation's pages."""
     return [
-        *(root / name for name in WRITTEN if (root / name).exists()),
+        *(root / name for name in ROOT_PAGES if (root / name).exists()),
         *sorted((root / "docs").rglob("*.md")),
     ]
 
 
-def anchors(page):
-    """As GitHub makes them: a heading's second copy gets a number."""
-    found = []
+def list_anchors(page):
+    """Return a page's anchors as GitHub creates them: a repeated heading gets a number."""
+    anchors = []
     for title in re.findall(r"^#+ (.+?)#*$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M):
-        plain = slug(LINK.sub(r"\1", title))
-        found.append(f"{plain}-{found.count(plain)}" if plain in found else plain)
-    return set(found)
+        anchor = make_anchor(LINK.sub(r"\1", title))
+        anchors.append(f"{anchor}-{anchors.count(anchor)}" if anchor in anchors else anchor)
+    return set(anchors)
 
 
-def dead_links(root):
-    """Relative links whose file is not there, and anchors that no heading has."""
+def find_dead_links(root):
+    """Return the relative links without a file, and the anchors without a heading."""
     problems = []
-    for page in all_pages(root):
+    for page in list_pages(root):
         text = FENCE.sub("", page.read_text(encoding="utf-8"))
-        for _, path, anchor in [
-            *LINK.findall(text),
-            *((words, path, "") for words, path in PICTURE.findall(text)),
-        ]:
+        pictures = [(words, path, "") for words, path in PICTURE.findall(text)]
+        for _, path, anchor in LINK.findall(text) + pictures:
             if re.match(r"[a-z]+:", path):
                 continue
             target = page.parent / path if path else page
             name = f"{page.relative_to(root)}: {path}{anchor}"
             if path.startswith("/") or not target.exists():
                 problems.append(f"{name}: there is no such file")
-            elif anchor and anchor[1:] not in anchors(target):
+            elif anchor and anchor[1:] not in list_anchors(target):
                 problems.append(f"{name}: no such heading")
     return problems
 
 
-def listed(entry):
-    """Pages in a part of the navigation."""
+def list_nav_pages(entry):
+    """Return the pages in a part of the navigation."""
     if isinstance(entry, str):
         return [entry]
-    return [
-        page
-        for inner in (entry.values() if isinstance(entry, dict) else entry)
-        for page in listed(inner)
-    ]
+    children = entry.values() if isinstance(entry, dict) else entry
+    return [page for child in children for page in list_nav_pages(child)]
 
 
-def wrong_nav(root):
-    """Pages that no menu shows, entries that no page has, pages shown twice."""
-    nav = listed(yaml.safe_load((root / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    there = {
-        path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")
-    } | {*ABOVE.values()}
-    return [
-        *(f"{page} is not in mkdocs.yml's nav" for page in sorted(there - {*nav})),
-        *(f"mkdocs.yml's nav has {page}: there is no such page" for page in sorted({*nav} - there)),
-        *(
-            f"mkdocs.yml's nav has {page} twice"
-            for page in sorted({page for page in nav if nav.count(page) > 1})
-        ),
-    ]
+def find_nav_problems(root):
+    """Return the pages that are not in the navigation, and its missing and repeated pages."""
+    nav = list_nav_pages(yaml.safe_load((root / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    docs = root / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    pages.update(PAGES_ABOVE_DOCS.values())
+    problems = [f"{page} is not in mkdocs.yml's nav" for page in sorted(pages - set(nav))]
+    for page in sorted(set(nav)):
+        if page not in pages:
+            problems.append(f"mkdocs.yml's nav has {page}: there is no such page")
+        elif nav.count(page) > 1:
+            problems.append(f"mkdocs.yml's nav has {page} twice")
+    return problems
 
 
-def test_no_link_is_dead():
-    assert dead_links(ROOT) == []
-    assert sum(len(LINK.findall(page.read_text())) for page in all_pages(ROOT)) > 100
+def test_every_link_and_anchor_resolves():
+    assert find_dead_links(ROOT) == []
+    # The search finds links at all.
+    assert sum(len(LINK.findall(page.read_text())) for page in list_pages(ROOT)) > 100
 
 
 def test_every_page_is_in_the_navigation():
-    assert wrong_nav(ROOT) == []
+    assert find_nav_problems(ROOT) == []
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_reference_is_what_the_code_says(name):
-    there = ROOT / "docs" / "reference" / name
-    assert there.exists() and there.read_text(encoding="utf-8") == PAGES[name](), (
-        "`make reference` writes it anew"
+def test_reference_page_is_generated_from_the_code(name):
+    path = ROOT / "docs" / "reference" / name
+    assert path.exists() and path.read_text(encoding="utf-8") == PAGES[name](), (
+        "run `make reference`"
     )
 
 
 PAGE = "# A page\n\n## One more `--thing`\n\n"
-PLANTED = [
-    ("[x](gone.md)", dead_links, "docs/a.md: gone.md: there is no such file"),
-    ("[x](#no-such)", dead_links, "docs/a.md: #no-such: no such heading"),
-    ("[x](b.md#a-pages)", dead_links, "docs/a.md: b.md#a-pages: no such heading"),
-    ("[x](../README.md#gone)", dead_links, "docs/a.md: ../README.md#gone: no such heading"),
-    ("", wrong_nav, "c.md is not in mkdocs.yml's nav"),
+"""Text of each page in a small tree of documentation."""
+PLANTED_FAULTS = [
+    ("[x](gone.md)", find_dead_links, "docs/a.md: gone.md: there is no such file"),
+    ("[x](#no-such)", find_dead_links, "docs/a.md: #no-such: no such heading"),
+    ("[x](b.md#a-pages)", find_dead_links, "docs/a.md: b.md#a-pages: no such heading"),
+    ("[x](../README.md#gone)", find_dead_links, "docs/a.md: ../README.md#gone: no such heading"),
+    ("", find_nav_problems, "c.md is not in mkdocs.yml's nav"),
 ]
+"""Faulty link, function that must find the fault, and the problem that it must report.
+
+Without a link, the fault is a page that the navigation lacks.
+"""
 
 
-@pytest.mark.parametrize(("text", "rule", "said"), PLANTED)
-def test_a_planted_fault_is_found(tmp_path, text, rule, said):
+@pytest.mark.parametrize(("text", "rule", "problem"), PLANTED_FAULTS)
+def test_planted_fault_is_found(tmp_path, text, rule, problem):
+    # Without the fault, no problem is found.
     (tmp_path / "docs").mkdir()
     for name in ("README.md", "docs/a.md", "docs/b.md", "docs/c.md"):
-        (tmp_path / name).write_text(PAGE + "[x](b.md#one-more---thing)\n" * name.endswith("a.md"))
-    nav = "nav: [{x: a.md}, {y: [b.md, {z: c.md}]}, " + ", ".join(ABOVE.values()) + "]\n"
+        link = "[x](b.md#one-more---thing)\n" if name == "docs/a.md" else ""
+        (tmp_path / name).write_text(PAGE + link)
+    nav = "nav: [{x: a.md}, {y: [b.md, {z: c.md}]}, " + ", ".join(PAGES_ABOVE_DOCS.values()) + "]\n"
     (tmp_path / "mkdocs.yml").write_text(nav)
-    assert (dead_links(tmp_path), wrong_nav(tmp_path)) == ([], []), (
-        "without a fault nothing is found"
-    )
+    assert find_dead_links(tmp_path) == [] and find_nav_problems(tmp_path) == []
+
+    # Plant the fault, in the page or in the navigation.
     (tmp_path / "docs" / "a.md").write_text(PAGE + text)
-    (tmp_path / "mkdocs.yml").write_text(
-        nav.replace(", {z: c.md}", "") if rule is wrong_nav else nav
-    )
-    assert rule(tmp_path) == [said]
+    if rule is find_nav_problems:
+        (tmp_path / "mkdocs.yml").write_text(nav.replace(", {z: c.md}", ""))
+    assert rule(tmp_path) == [problem]
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("material") is None,
     reason="mkdocs-material: pip install 'forerun[docs]'",
 )
-def test_the_site_is_built_strictly_and_asks_nobody_else(tmp_path):
-    """As `make docs` does; whatever a page would load comes with the site."""
+def test_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path):
+    """Build the site as `make docs` does; scripts, images, and styles must be part of it."""
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "--site-dir", tmp_path],
@@ -150,20 +150,19 @@ def test_the_site_is_built_strictly_and_asks_nobody_else(tmp_path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    built = {path: path.read_text() for path in tmp_path.rglob("*.html")}
-    assert tmp_path / "index.html" in built and tmp_path / "reference" / "cli.html" in built
+    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    assert tmp_path / "index.html" in pages and tmp_path / "reference" / "cli.html" in pages
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//[^>]*stylesheet"
     )
-    assert [path.name for path, text in built.items() if loads.search(text)] == []
-    assert not any('class="mermaid"' in text for text in built.values()), (
-        "its program comes from elsewhere"
-    )
+    assert [path.name for path, text in pages.items() if loads.search(text)] == []
+    # The Mermaid library would be loaded from a content delivery network.
+    assert not any('class="mermaid"' in text for text in pages.values())
     outside = re.compile(r"@import|url\([\"']?(?:https?:)?//")
     assert [path.name for path in tmp_path.rglob("*.css") if outside.search(path.read_text())] == []
 
 
-def test_the_changelog_is_one_page_until_the_first_release():
+def test_changelog_is_short_and_has_one_section_until_the_first_release():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.+)$", text, re.M)
     assert headings == ["0.1.0 (unreleased)"]

@@ -1,5 +1,7 @@
-"""What the pages tell a reader to type is there: verbs, options, plan keys, plans, make targets,
-scripts, tests.
+"""Tests of the code in the documentation: the commands and names on its pages exist.
+
+They check the verbs of `forerun` (its subcommands) and their options, plans and their keys, make
+targets, scripts, tests, and file names.
 """
 
 import functools
@@ -11,51 +13,51 @@ from pathlib import Path
 
 import click
 import pytest
-from reference_pages.command_line import commands
+from reference_pages.commands_and_exit_codes import load_commands
 
-from launcher.cli.names import Named
-from launcher.plan.file import PlanError, load_plan
-from launcher.plan.plan import Plan
+from forerun._launcher.cli.names import NameParameter
+from forerun._launcher.study.plan.file import PlanError, load_plan
+from forerun._launcher.study.plan.plan import Plan
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^( *)```.*?^\1```", re.M | re.S)
 NOT_A_PLAN = "<!-- not a plan -->"
-"""On the line before a block of TOML that is somebody else's."""
-PLACE = re.compile(r"[<{\[]?[A-Z][A-Z0-9_./@:|=+,-]*[>}\]]?|.*\.\.\..*|.*[$*].*")
-"""What stands for a value: FROZEN, STUDY/frozen/DIGEST, N."""
+"""Mark on the line before a TOML block that is not a plan."""
+PLACEHOLDER = re.compile(r"[<{\[]?[A-Z][A-Z0-9_./@:|=+,-]*[>}\]]?|.*\.\.\..*|.*[$*].*")
+"""Word that stands for a value, such as FROZEN, STUDY/frozen/DIGEST, or N."""
 SECTIONS = {name: field.annotation for name, field in Plan.model_fields.items()}
+"""Class of each section of a plan, by its name."""
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "AGENTS", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-# made from the code: tests/test_docs.py
+# The pages of the reference are generated from the code; tests/test_docs.py checks them.
 PAGES = [page for page in PAGES if page.parent.name != "reference"]
 
 
 class Page:
-    """A page's code: blocks by language (indented ones have none), and spans in its text."""
+    """The code of a page: blocks with their language, and code spans in the prose.
+
+    An indented block has no language. `num_foreign` counts the blocks marked as no plan.
+    """
 
     def __init__(self, text):
-        self.blocks, self.foreign = [], 0
+        self.blocks, self.num_foreign = [], 0
         for block in FENCE.finditer(text):
             head, _, body = block[0].partition("\n")
-            before = text[: block.start()].rstrip().rpartition("\n")[2].strip()
-            if before == NOT_A_PLAN:
-                self.foreign += 1
+            line_before = text[: block.start()].rstrip().rpartition("\n")[2].strip()
+            if line_before == NOT_A_PLAN:
+                self.num_foreign += 1
                 continue
             body = "\n".join(line.removeprefix(block[1]) for line in body.splitlines()[:-1])
             self.blocks.append((head.strip().strip("`"), body))
-        rest = FENCE.sub("", text)
-        self.blocks += [
-            ("", re.sub(r"^    ", "", block, flags=re.M))
-            for block in re.findall(r"(?<=\n\n)((?:    .*(?:\n|$)|\n(?=    ))+)", rest)
-        ]
-        self.spans = [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", rest)]
+        prose = FENCE.sub("", text)
+        for block in re.findall(r"(?<=\n\n)((?:    .*(?:\n|$)|\n(?=    ))+)", prose):
+            self.blocks.append(("", re.sub(r"^    ", "", block, flags=re.M)))
+        self.spans = [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
 
-    def lines(self):
-        """Lines of shell: those of blocks, whole again where they were broken, and whether they are
-        whole commands.
-        """
+    def list_shell_lines(self):
+        """Yield the lines of shell code, and whether each must be a complete command."""
         for language, body in self.blocks:
             if language in ("", "sh", "bash", "shell", "console"):
                 for line in re.sub(r"\\\n\s*", " ", body).splitlines():
@@ -63,102 +65,101 @@ class Page:
         for span in self.spans:
             yield span, False
 
-    def called(self, program):
-        """Words after each call of a program, up to a pipe or the like, and whether the command is
-        whole.
-        """
-        for line, whole in self.lines():
-            said = re.sub(r"(?<=\s)#.*", "", line)
-            # [--mfu F | --price-usd U]
-            said = re.sub(r"\[--[^\]]*\]", lambda choice: choice[0].replace("|", ""), said)
-            for part in re.split(r"\s(?:\||&&|;|>>?|2>)\s|;\s|\$\(|`", said):
-                found = re.match(rf"(?:[A-Z_]+=\S+ +)*(?:\S*/)?{program}(?: +(.*)|$)", part.strip())
-                if found:
-                    # else it is what a command printed
-                    yield words_of(found[1] or ""), whole and "`" not in said
+    def find_calls(self, program):
+        """Yield the words after each call of a program, and whether the command is complete."""
+        for line, is_block in self.list_shell_lines():
+            text = re.sub(r"(?<=\s)#.*", "", line)
+            # The bar in a choice of options is not a pipe: [--mfu F | --price-usd U]
+            text = re.sub(r"\[--[^\]]*\]", lambda choice: choice[0].replace("|", ""), text)
+            for part in re.split(r"\s(?:\||&&|;|>>?|2>)\s|;\s|\$\(|`", text):
+                call = re.match(rf"(?:[A-Z_]+=\S+ +)*(?:\S*/)?{program}(?: +(.*)|$)", part.strip())
+                if call:
+                    # A line with backquotes is a printed message, whose command may be shortened.
+                    yield split_words(call[1] or ""), is_block and "`" not in text
 
 
-def words_of(text):
-    # of $(...); of what may be left away
+def split_words(text):
+    """Split a command into words, without the brackets of $(...) and of optional options."""
     text = re.sub(r"\[(--[^\]]*)\]", r"\1", re.sub(r"\)\"?\s*$", "", text))
     try:
         return shlex.split(text)
-    except ValueError:  # a quote of the prose around it
+    except ValueError:  # a quotation mark of the surrounding prose
         return text.split()
 
 
 @functools.cache
-def verbs():
-    return commands()
+def load_verbs():
+    """Return the click command of each verb."""
+    return load_commands()
 
 
-def wrong_line(words, whole=True):
-    """What click finds wrong in the words after `forerun`; nothing runs."""
+def check_forerun_call(words, is_complete=True):
+    """Return what click finds wrong in the words after `forerun`, or "" if they are right."""
     while words and words[0].startswith("-"):
         words = words[1:]
-    if not words or PLACE.fullmatch(words[0]):
+    if not words or PLACEHOLDER.fullmatch(words[0]):
         return ""
-    verb, *given = words
-    if verb not in verbs():
-        return f"no verb {verb!r}" if whole or given else ""
-    context = click.Context(verbs()[verb], resilient_parsing=False)
+    verb, *arguments = words
+    if verb not in load_verbs():
+        return f"no verb {verb!r}" if is_complete or arguments else ""
+    command = load_verbs()[verb]
+    # Prose may name an option without its value.
+    if not is_complete and arguments and needs_value(command, arguments[-1]):
+        arguments = [*arguments, "VALUE"]
     try:
-        # an option named in a sentence, without its value
-        if not whole and given and given[-1].startswith("-"):
-            given = [*given, *["VALUE"] * needs_value(verbs()[verb], given[-1])]
-        values, rest, _ = verbs()[verb].make_parser(context).parse_args([*given])
-        if rest:
-            return f"forerun {verb} takes no {rest[0]!r}"
-        for param in verbs()[verb].params:
-            for value in flat(values.get(param.name)):
-                if (
-                    isinstance(value, str)
-                    and not PLACE.fullmatch(value)
-                    and not isinstance(param.type, Named)
-                ):
-                    param.type.convert(value, param, context)
-                    if param.name == "overrides" and (said := wrong_key(value.partition("=")[0])):
-                        return said
-            absent = param.name not in values or not isinstance(
-                values[param.name], str | list | tuple
-            )
-            if whole and param.required and absent and verb != "completion":
-                return f"forerun {verb} lacks {param.opts[0]}"
+        return check_arguments(verb, command, arguments, is_complete)
     except click.ClickException as error:
         return f"forerun {verb}: {error.format_message()}"
+
+
+def check_arguments(verb, command, arguments, is_complete):
+    """Return what is wrong in a verb's arguments, or ""; click's errors are raised."""
+    context = click.Context(command, resilient_parsing=False)
+    values, extra_words, _ = command.make_parser(context).parse_args([*arguments])
+    if extra_words:
+        return f"forerun {verb} takes no {extra_words[0]!r}"
+    for param in command.params:
+        for value in flatten(values.get(param.name)):
+            is_checked = isinstance(value, str) and not isinstance(param.type, NameParameter)
+            if is_checked and not PLACEHOLDER.fullmatch(value):
+                param.type.convert(value, param, context)
+                if param.name == "overrides":
+                    problem = check_key(value.partition("=")[0])
+                    if problem:
+                        return problem
+        is_absent = not isinstance(values.get(param.name), str | list | tuple)
+        if is_complete and param.required and is_absent and verb != "completion":
+            return f"forerun {verb} lacks {param.opts[0]}"
     return ""
 
 
 def needs_value(command, name):
-    return any(
+    """Return whether a word is an option of the command that takes a value."""
+    return name.startswith("-") and any(
         name in param.opts and not getattr(param, "is_flag", False) for param in command.params
     )
 
 
-def flat(value):
-    return (
-        [inner for item in value for inner in flat(item)]
-        if isinstance(value, list | tuple)
-        else [value]
-    )
+def flatten(value):
+    """Return the values in nested lists and tuples."""
+    if not isinstance(value, list | tuple):
+        return [value]
+    return [inner for item in value for inner in flatten(item)]
 
 
-def wrong_key(dotted):
-    """Of `section.key`, or of less or more than that."""
+def check_key(dotted):
+    """Return what is wrong in a plan key `section.key`, or in a section or a nested key."""
     section, _, key = dotted.strip().partition(".")
     if section not in SECTIONS:
         return f"no section {section!r}"
     name = key.split(".")[0].split(" ")[0]
-    known = SECTIONS[section].model_fields
-    return (
-        ""
-        if not name or name in known or PLACE.fullmatch(name)
-        else f"[{section}] has no key {name!r}"
-    )
+    if not name or name in SECTIONS[section].model_fields or PLACEHOLDER.fullmatch(name):
+        return ""
+    return f"[{section}] has no key {name!r}"
 
 
-def wrong_plan(text, folder):
-    """A block of TOML as a plan: what is wrong with it."""
+def check_plan(text, folder):
+    """Return the problems of a TOML block as a plan, or "" if there are none."""
     path = folder / "plan.toml"
     path.write_text(text, encoding="utf-8")
     try:
@@ -168,96 +169,106 @@ def wrong_plan(text, folder):
     return ""
 
 
-def wrong_span(span):
-    """Plan keys that a sentence names: `proxy.num_slots`, `[proxy] num_slots = 4`, `[transfer]`."""
-    if dotted := re.match(r"([a-z]+)\.([a-z_]+)(?:\.[a-z_]+)?(?: = .*)?$", span):
-        known = dotted[1] in SECTIONS and dotted[2] not in ("json", "py", "md", "parquet", "toml")
-        return wrong_key(f"{dotted[1]}.{dotted[2]}") if known else ""
-    if head := re.match(r"\[([a-z]+)\](?: (.*))?$", span):
-        text = head[2] or ""
-        if re.match(r"\w+ = \S", text) and "..." not in text:
-            try:
-                keys = [*tomllib.loads(text)]
-            except tomllib.TOMLDecodeError as error:
-                return f"no TOML: {error}"
-        else:
-            keys = re.findall(r"[a-z_]+\b(?= =|,|$)", text)
-        return next(filter(None, (wrong_key(f"{head[1]}.{key}") for key in keys or [""])), "")
-    return ""
+def check_span(span):
+    """Return what is wrong in the plan keys of a code span, or "".
 
-
-def wrong_script(words):
-    """A call of Python: the script is there and knows its options."""
-    if (
-        not words
-        or not words[0].endswith(".py")
-        or "/" not in words[0]
-        or PLACE.fullmatch(words[0])
-    ):
+    A span may be `proxy.num_slots`, `[proxy] num_slots = 4`, or `[transfer]`.
+    """
+    dotted = re.match(r"([a-z]+)\.([a-z_]+)(?:\.[a-z_]+)?(?: = .*)?$", span)
+    if dotted:
+        is_file = dotted[2] in ("json", "py", "md", "parquet", "toml")
+        is_key = dotted[1] in SECTIONS and not is_file
+        return check_key(f"{dotted[1]}.{dotted[2]}") if is_key else ""
+    head = re.match(r"\[([a-z]+)\](?: (.*))?$", span)
+    if not head:
         return ""
-    path = ROOT / words[0]
-    if not words[0].startswith(("benchmarks/", "examples/", "tests/", "docs/")):
-        return ""  # a reader's own
+    text = head[2] or ""
+    if re.match(r"\w+ = \S", text) and "..." not in text:
+        try:
+            keys = list(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            return f"no TOML: {error}"
+    else:
+        keys = re.findall(r"[a-z_]+\b(?= =|,|$)", text)
+    problems = [check_key(f"{head[1]}.{key}") for key in keys or [""]]
+    return next(filter(None, problems), "")
+
+
+def check_script_call(words):
+    """Return what is wrong in a call of Python, or "": a missing script or an unknown option."""
+    if not words or not words[0].endswith(".py") or PLACEHOLDER.fullmatch(words[0]):
+        return ""
+    script, *arguments = words
+    if not script.startswith(("benchmarks/", "examples/", "tests/", "docs/")):
+        return ""  # the reader's own script
+    path = ROOT / script
     if not path.is_file():
-        return f"no script {words[0]}"
-    known = set(re.findall(r"[\"'](--?[a-z][\w-]*)[\"']", path.read_text(encoding="utf-8")))
-    wrong = [
+        return f"no script {script}"
+    options = set(re.findall(r"[\"'](--?[a-z][\w-]*)[\"']", path.read_text(encoding="utf-8")))
+    unknown = [
         word
-        for word in words[1:]
-        if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known
+        for word in arguments
+        if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in options
     ]
-    return f"{words[0]} has no {', '.join(wrong)}" if wrong else ""
+    return f"{script} has no {', '.join(unknown)}" if unknown else ""
 
 
-def wrong_test(words):
-    """A call of pytest: its paths are there, a test has each word of -k, a mark each of -m."""
-    paths = [word for word in words if re.match(r"tests\b", word) and not PLACE.fullmatch(word)]
-    gone = [word for word in paths if not [*ROOT.glob(word.partition("::")[0])]]
-    if gone:
-        return f"no tests at {', '.join(gone)}"
-    sources = [
-        file for word in paths or ["tests"] for file in files_of(ROOT / word.partition("::")[0])
+def check_pytest_call(words):
+    """Return what is wrong in a call of pytest, or "": a missing path, test, or mark."""
+    paths = [
+        word for word in words if re.match(r"tests\b", word) and not PLACEHOLDER.fullmatch(word)
     ]
-    text = "".join(file.read_text(encoding="utf-8") + file.name for file in sources)
-    named = [name for word in paths for name in word.split("::")[1:]]
+    missing = [word for word in paths if not [*ROOT.glob(word.partition("::")[0])]]
+    if missing:
+        return f"no tests at {', '.join(missing)}"
+    text = ""
+    for word in paths or ["tests"]:
+        for file in list_python_files(ROOT / word.partition("::")[0]):
+            text += file.read_text(encoding="utf-8") + file.name
+
+    # Names after :: and in -k, and marks in -m.
+    names = [name for word in paths for name in word.split("::")[1:]]
     options = dict(pairwise(words))
-    named += re.findall(r"\b(?!and\b|or\b|not\b)\w+", options.get("-k", ""))
+    names += re.findall(r"\b(?!and\b|or\b|not\b)\w+", options.get("-k", ""))
     marks = re.findall(r"\b(?!and\b|or\b|not\b)\w+", options.get("-m", ""))
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"][
-        "ini_options"
-    ]["markers"]
-    known = {mark.partition(":")[0] for mark in declared}
-    wrong = [name for name in named if name.partition("[")[0] not in text] + [
-        mark for mark in marks if mark not in known
-    ]
-    return f"no test or mark {', '.join(wrong)}" if wrong else ""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    declared = pyproject["tool"]["pytest"]["ini_options"]["markers"]
+    known_marks = {mark.partition(":")[0] for mark in declared}
+    unknown = [name for name in names if name.partition("[")[0] not in text]
+    unknown += [mark for mark in marks if mark not in known_marks]
+    return f"no test or mark {', '.join(unknown)}" if unknown else ""
 
 
-def files_of(path):
+def list_python_files(path):
+    """Return a file, or the Python files below a folder."""
     return [*path.rglob("*.py")] if path.is_dir() else [path]
 
 
 @functools.cache
-def targets():
-    made = re.findall(
-        r"^([\w %/.{}$()-]+?):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M
-    )
-    return {target for line in made for target in line.split()}
+def read_make_targets():
+    """Return the targets of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lines = re.findall(r"^([\w %/.{}$()-]+?):(?!=)", makefile, re.M)
+    return {target for line in lines for target in line.split()}
 
 
-def wrong_make(words, whole):
-    """A call of make, where the words are targets and variables: prose has `make` too."""
-    plain = [
+def check_make_call(words):
+    """Return the unknown targets in a call of make, or ""."""
+    targets = [
         word
         for word in words
-        if "=" not in word and not PLACE.fullmatch(word) and not word.startswith("-")
+        if "=" not in word and not PLACEHOLDER.fullmatch(word) and not word.startswith("-")
     ]
-    wrong = [word for word in plain if word not in targets() and re.fullmatch(r"[a-z-]+", word)]
-    return f"no make target {', '.join(wrong)}" if wrong else ""
+    unknown = [
+        target
+        for target in targets
+        if target not in read_make_targets() and re.fullmatch(r"[a-z-]+", target)
+    ]
+    return f"no make target {', '.join(unknown)}" if unknown else ""
 
 
-def wrong_path(span):
-    """A file of ours that a sentence names."""
+def check_path(span):
+    """Return the problem of a code span that names a missing file of the repository, or ""."""
     path = re.fullmatch(
         r"((?:benchmarks|tests|docs|examples|trainers|proxies|sweeps|transfer|scaling_fits|launcher)/[\w./-]+)",
         span,
@@ -267,28 +278,30 @@ def wrong_path(span):
     return "" if (ROOT / path[1]).exists() else f"no file {span}"
 
 
-def wrong(text, folder):
-    """Everything that is wrong on a page."""
-    page, found = Page(text), []
-    found += [wrong_line(words, whole) for words, whole in page.called("forerun")]
-    set_in_prose = {
-        key for key in re.findall(r"--set[ =\n]+([a-z]+\.[a-z_]+)", text) if key != "section.key"
-    }
-    found += [wrong_key(key) for key in sorted(set_in_prose)] if not any(found) else []
-    found += [wrong_plan(body, folder) for language, body in page.blocks if language == "toml"]
-    found += [wrong_span(span) or wrong_path(span) for span in page.spans]
-    found += [wrong_script(words) for words, _ in page.called("python3?")]
-    found += [wrong_test(words) for words, _ in page.called("pytest")]
-    found += [wrong_make(words, whole) for words, whole in page.called("make")]
-    return [problem for problem in found if problem]
+def find_problems(text, folder):
+    """Return every problem of a page's code; the folder is for the plans on the page."""
+    page = Page(text)
+    problems = [
+        check_forerun_call(words, is_complete) for words, is_complete in page.find_calls("forerun")
+    ]
+    # Check the keys after --set. A wrong key in a complete call has been reported already.
+    if not any(problems):
+        keys = set(re.findall(r"--set[ =\n]+([a-z]+\.[a-z_]+)", text)) - {"section.key"}
+        problems += [check_key(key) for key in sorted(keys)]
+    problems += [check_plan(body, folder) for language, body in page.blocks if language == "toml"]
+    problems += [check_span(span) or check_path(span) for span in page.spans]
+    problems += [check_script_call(words) for words, _ in page.find_calls("python3?")]
+    problems += [check_pytest_call(words) for words, _ in page.find_calls("pytest")]
+    problems += [check_make_call(words) for words, _ in page.find_calls("make")]
+    return [problem for problem in problems if problem]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_what_a_page_tells_to_type_is_there(page, tmp_path):
-    assert wrong(page.read_text(encoding="utf-8"), tmp_path) == []
+def test_code_on_a_page_is_right(page, tmp_path):
+    assert find_problems(page.read_text(encoding="utf-8"), tmp_path) == []
 
 
-PLANTED = [
+PLANTED_FAULTS = [
     ("```\nforerun run plan.toml --no-such 4\n```", "--no-such"),
     ("```\nforerun rnu plan.toml\n```", "no verb 'rnu'"),
     ("text\n\n    $ forerun flops --layers many\n", "not a valid integer"),
@@ -313,15 +326,16 @@ PLANTED = [
     ("```\npytest -m slwo\n```", "slwo"),
     ("in `launcher/gone.py`", "no file"),
 ]
+"""Code of a page with a fault, and a part of the problem that must be reported."""
 
 
-@pytest.mark.parametrize(("text", "said"), PLANTED)
-def test_a_planted_fault_is_found(tmp_path, text, said):
-    (problem,) = wrong(f"# A page\n\n{text}\n", tmp_path)
-    assert said in problem
+@pytest.mark.parametrize(("text", "phrase"), PLANTED_FAULTS)
+def test_planted_fault_is_found(tmp_path, text, phrase):
+    (problem,) = find_problems(f"# A page\n\n{text}\n", tmp_path)
+    assert phrase in problem
 
 
-def test_what_is_right_or_somebody_elses_is_let_through(tmp_path):
+def test_correct_and_foreign_code_has_no_problem(tmp_path):
     text = f"""
 ```
 A=1 forerun run plan.toml --set cluster.max_usd=50 | tee log   # a comment
@@ -334,5 +348,5 @@ x = 1
 ```
 `forerun export FROZEN --to torchtitan`, `make trainers TRAINERS=torchtitan`, `launch.json`, `[transfer]`
 """  # noqa: E501
-    assert wrong(text, tmp_path) == []
-    assert Page(text).foreign == 1
+    assert find_problems(text, tmp_path) == []
+    assert Page(text).num_foreign == 1

@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""Tests of the examples: valid plans, real runs of a user's trainer, and full studies (slow)."""
 
 import dataclasses
 import json
@@ -10,22 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainer_venv import interpreter
+from trainer_venv import require_interpreter
 
-from launcher.plan.file import load_plan
-from launcher.study.stages import bank_key
-from launcher.study.study_folder import plan_study
-from launcher.workers.host import HostFactory
-from proxies.core import canon
-from proxies.core.spec import RunResult
-from sweeps.run.pool import HostCall
+from forerun._launcher.study.plan.file import load_plan
+from forerun._launcher.study.stages.stages import build_bank_key
+from forerun._launcher.study.stages.study_folder import read_study
+from forerun._launcher.study.workers.host import HostFactory
+from forerun._proxies.core import canon
+from forerun._sweeps.run.pool import HostCall
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+UNIFORM_LOSS_NATS = math.log(128)
+"""Loss of a uniform guess among the 128 tokens that the examples' trainers train on."""
 
 
 @pytest.fixture
-def own_python(monkeypatch):
-    """The example says `python`: this one."""
+def python_on_path(monkeypatch):
+    """The interpreter of the tests as `python`, which the examples' commands call."""
     monkeypatch.setenv(
         "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
@@ -34,14 +35,13 @@ def own_python(monkeypatch):
 @pytest.mark.parametrize(
     "plan", sorted(EXAMPLES.glob("*/plan.toml")), ids=lambda path: path.parent.name
 )
-def test_every_plan_is_a_plan(plan):
+def test_plan_of_the_example_is_valid(plan):
     load_plan(plan)
 
 
-@pytest.mark.usefixtures("own_python")
-def test_own_trainer(tmp_path):
-    """Two runs of the plan for real: both widths learn, and log what they should."""
-    study = plan_study(EXAMPLES / "own_trainer" / "plan.toml", tmp_path)
+@pytest.mark.usefixtures("python_on_path")
+def test_own_trainer_learns_at_both_widths(tmp_path):
+    study = read_study(EXAMPLES / "own_trainer" / "plan.toml", tmp_path)
     seconds = study.plan.proxy.timeout_seconds
     host = HostFactory(
         study_dir=str(tmp_path), code_dir=str(study.code_dir), corpus="", timeout_seconds=seconds
@@ -49,40 +49,45 @@ def test_own_trainer(tmp_path):
     point = {"learning_rate": 2**-6, "warmup_fraction": 0.1, "clip_norm": 1.0}
     losses = []
     for width in study.plan.transfer.widths:
-        spec = study.run(
-            shape=study.shape(width), point=point, seed=0, num_steps=study.plan.proxy.num_steps
+        spec = study.build_run(
+            shape=study.build_shape(width),
+            point=point,
+            seed=0,
+            num_steps=study.plan.proxy.num_steps,
         )
         call = HostCall(
-            bank_key=bank_key(spec), num_slots=1, admit=((0, canon.to_json(spec)),), seconds=60.0
+            bank_key=build_bank_key(spec),
+            num_slots=1,
+            admit=((0, canon.to_json(spec)),),
+            seconds=60.0,
         )
         while not (finished := host.advance(call).finished):
             call = dataclasses.replace(call, admit=())
-        result = canon.decode(RunResult, finished[0].result)
-        assert (
-            result.status == "finished"
-            and len(finished[0].curve["grad_norm"]) == spec.schedule.num_steps
-        )
+        result = finished[0].result
+        assert result.status == "finished"
+        assert len(finished[0].curve.grad_norm) == spec.schedule.num_steps
         losses.append(result.loss_nats)
-    assert max(losses) < 3.5 < math.log(128) and losses[0] != losses[1]
+    # Losses well below a guess, which differ because the widths do
+    assert max(losses) < 3.5 < UNIFORM_LOSS_NATS and losses[0] != losses[1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["own_trainer", "muon_experts", "huggingface"])
-@pytest.mark.usefixtures("own_python")
-def test_a_trainer_of_ones_own_from_the_plan_to_the_concluded_run(name, tmp_path, monkeypatch):
-    """Every command of the example's README, on its own files."""
+@pytest.mark.usefixtures("python_on_path")
+def test_user_trainer_runs_from_the_plan_to_the_concluded_main_run(name, tmp_path, monkeypatch):
+    """Run every command of the example's README on the example's files."""
     folder = tmp_path / name
     if name == "huggingface":
         monkeypatch.setenv(
-            "PATH", os.pathsep.join([str(interpreter(name).parent), os.environ["PATH"]])
+            "PATH", os.pathsep.join([str(require_interpreter(name).parent), os.environ["PATH"]])
         )
     shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("study"))
 
     def forerun(*words):
         path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            [sys.executable, "-m", "launcher", *words, "--json"],
+            [sys.executable, "-m", "forerun", *words, "--json"],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
@@ -95,25 +100,23 @@ def test_a_trainer_of_ones_own_from_the_plan_to_the_concluded_run(name, tmp_path
         return json.loads(done.stdout)
 
     gates = forerun("run", "plan.toml")["gates"]
-    accept = [
-        word for gate in gates if gate["outcome"] != "passed" for word in ("--accept", gate["name"])
-    ]
-    frozen = "study/frozen/" + forerun("freeze", "study", *accept, "--reason", "a test")["digest"]
-    assert any(
-        "your own trainer" in done for done in forerun("verify", frozen, "--prove")["verified"]
-    )
+    not_passed = [gate["name"] for gate in gates if gate["outcome"] != "passed"]
+    accept_options = [word for name in not_passed for word in ("--accept", name)]
+    digest = forerun("freeze", "study", *accept_options, "--reason", "a test")["digest"]
+    frozen = f"study/frozen/{digest}"
+    verified = forerun("verify", frozen, "--prove")["verified"]
+    assert any("your own trainer" in line for line in verified)
     if "rehearse" in (folder / "README.md").read_text():
         assert forerun("rehearse", frozen)["outcome"] == "passed"
     assert forerun("launch", frozen)["event"] == "finished"
     score = forerun("watch", frozen, "--conclude")
-    assert score["actual_nats"] < math.log(128)
+    assert score["actual_nats"] < UNIFORM_LOSS_NATS
 
 
 @pytest.mark.slow
-def test_the_llama_trains_alike_under_trainer_and_accelerate(tmp_path):
-    """Both scripts of the example, and the second stopped short and resumed."""
-    python, folder = interpreter("huggingface"), EXAMPLES / "huggingface"
-    sizes = {
+def test_llama_has_the_same_losses_under_trainer_and_accelerate_and_resumes(tmp_path):
+    python, folder = require_interpreter("huggingface"), EXAMPLES / "huggingface"
+    values_by_option = {
         "lr": 0.02,
         "warmup-steps": 4,
         "clip-norm": 1.0,
@@ -126,9 +129,12 @@ def test_the_llama_trains_alike_under_trainer_and_accelerate(tmp_path):
         "seq-len": 32,
         "batch-sequences": 8,
     }
-    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    options = []
+    for name, value in values_by_option.items():
+        options += [f"--{name}", str(value)]
 
-    def losses(script, out, *more):
+    def train(script, out, *more):
+        """Run a script and return its training losses by step and its validation loss."""
         out.mkdir(exist_ok=True)
         environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
         command = [python, script, *options, "--out", out, *more]
@@ -137,17 +143,20 @@ def test_the_llama_trains_alike_under_trainer_and_accelerate(tmp_path):
         )
         assert done.returncode == 0, done.stderr[-3000:]
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        return {line["step"]: line["train_loss"] for line in lines if "train_loss" in line}, lines[
-            -1
-        ]["val_loss"]
+        losses = {line["step"]: line["train_loss"] for line in lines if "train_loss" in line}
+        return losses, lines[-1]["val_loss"]
 
-    trainer, held = losses("with_trainer.py", tmp_path / "trainer")
-    loop, again = losses("with_accelerate.py", tmp_path / "loop")
-    assert trainer == pytest.approx(loop, abs=1e-4) and held == pytest.approx(again, abs=1e-4)
-    (tmp_path / "loop" / "metrics.jsonl").unlink()  # its state after 100 steps is there
-    resumed, last = losses("with_accelerate.py", tmp_path / "loop", "--resume")
-    assert (
-        min(resumed) == 101
-        and resumed[120] == pytest.approx(loop[120], abs=1e-6)
-        and last == pytest.approx(again)
+    trainer_losses, trainer_validation_loss = train("with_trainer.py", tmp_path / "trainer")
+    losses, validation_loss = train("with_accelerate.py", tmp_path / "accelerate")
+    assert trainer_losses == pytest.approx(losses, abs=1e-4)
+    assert trainer_validation_loss == pytest.approx(validation_loss, abs=1e-4)
+
+    # The second script saved its state after 100 steps and resumes from there.
+    (tmp_path / "accelerate" / "metrics.jsonl").unlink()
+    resumed_losses, resumed_validation_loss = train(
+        "with_accelerate.py", tmp_path / "accelerate", "--resume"
     )
+    last_step = values_by_option["num-steps"]
+    assert min(resumed_losses) == 101
+    assert resumed_losses[last_step] == pytest.approx(losses[last_step], abs=1e-6)
+    assert resumed_validation_loss == pytest.approx(validation_loss)

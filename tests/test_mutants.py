@@ -1,8 +1,7 @@
-"""Wrong lines planted in a copy of the core, one at a time: the fast tests named beside each must
-see it.
+"""Mutation tests: wrong lines are planted in a copy of the source, and the fast tests must fail.
 
-Each is a mistake that would cost a user's main run or the trust in a study, and that no exception
-would tell.
+Each wrong line is a mistake that could spoil a user's main run without raising an exception. m_N is
+the ratio of a model's width to the base's.
 """
 
 import os
@@ -14,43 +13,44 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("proxies", "sweeps", "transfer", "scaling_fits", "launcher", "tests")
+COPIED = ("forerun", "proxies", "sweeps", "transfer", "scaling_fits", "launcher", "tests")
+"""Folders that are copied, so that a mistake can be planted."""
 MUTANTS = {
-    "hidden matrices learn as m_N^-1/2": (
+    "the hidden matrices' rate scales as m_N^-1/2, not m_N^-1": (
         "proxies/core/rules.py",
         "rate_width = -1.0 if as_hidden",
         "rate_width = -0.5 if as_hidden",
-        "tests/proxies/test_rules.py",
+        "tests/proxies/core/test_rules.py",
     ),
-    "a warmup's first update is none": (
+    "the first step of a warmup has a rate of 0": (
         "proxies/core/schedule.py",
         "return (step + 1) / schedule.warmup_steps",
         "return step / schedule.warmup_steps",
-        "tests/proxies/test_schedule.py",
+        "tests/proxies/core/test_schedule.py",
     ),
     "attention's FLOPs count twice": (
         "proxies/core/flops.py",
         "6 * (params.hidden + table) + square // 2",
         "6 * (params.hidden + table) + square",
-        "tests/proxies/test_flops.py",
+        "tests/proxies/core/test_flops.py",
     ),
     "weight decay ignores the schedule": (
         "proxies/model/bank_adamw.py",
-        "1 - peak_lr_KS * share_K1.to(dtype) * decay_KS",
+        "1 - peak_lr_KS * lr_multiplier_K1.to(dtype) * decay_KS",
         "1 - peak_lr_KS * decay_KS",
-        "tests/proxies/test_bank_alone.py",
+        "tests/proxies/training/test_bank_matches_single_trial.py",
     ),
-    "a verdict goes by its estimate, not by its bound": (
+    "a verdict uses the estimate of the regret, not its upper bound": (
         "transfer/verdict/verdict.py",
         "if regret.high < margin_nats:",
-        "if regret.value < margin_nats:",
-        "tests/transfer/test_verdict.py",
+        "if regret.estimate < margin_nats:",
+        "tests/transfer/verdict/test_verdict.py",
     ),
     "runs far from the frontier weigh most": (
         "scaling_fits/forecast/posterior.py",
-        "variance = (1.0 + (excess(table)[order] / population.near) ** 2)",
-        "variance = 1.0 / (1.0 + (excess(table)[order] / population.near) ** 2)",
-        "tests/scaling_fits/test_weights.py",
+        "(1.0 + (compute_excess(table)[order] / population.near) ** 2) *",
+        "1.0 / (1.0 + (compute_excess(table)[order] / population.near) ** 2) *",
+        "tests/scaling_fits/laws/test_weights.py",
     ),
     "tokens are chosen for twice the budget": (
         "scaling_fits/allocation/allocate.py",
@@ -58,59 +58,63 @@ MUTANTS = {
         "3 * self.params * self.tokens",
         "tests/scaling_fits/allocation",
     ),
-    "a record's hash leaves the one before out": (
+    "a record's hash does not cover the previous record's hash": (
         "sweeps/store/chain.py",
-        "canon.content_id([seq, kind, key, text, prev_hash])",
-        "canon.content_id([seq, kind, key, text])",
-        "tests/sweeps/test_chain.py",
+        "canon.compute_content_id([seq, kind, key, text, prev_hash])",
+        "canon.compute_content_id([seq, kind, key, text])",
+        "tests/sweeps/store/test_chain.py",
     ),
-    "a run has two outcomes": (
+    "a run may get a second outcome": (
         "sweeps/store/ledger.py",
         "kind in OUTCOMES and key in self._results",
         "False",
-        "tests/sweeps/test_ledger.py",
+        "tests/sweeps/store/test_ledger.py",
     ),
-    "a suggestion sees a trial that may not have ended": (
+    "a suggestion uses a trial that may still be running": (
         "sweeps/search/past_trials.py",
         "index - self.parallelism + 1",
         "index - self.parallelism + 2",
-        "tests/sweeps/test_suggest.py",
+        "tests/sweeps/search/test_suggest.py",
     ),
     "an edited launch config keeps its digest": (
-        "launcher/frozen/launch_file.py",
-        "if actual != digest:",
-        "if not digest:",
-        "tests/launcher/test_frozen.py",
+        "launcher/main_run/frozen/launch_file.py",
+        'if actual != value["digest"]:',
+        'if not value["digest"]:',
+        "tests/launcher/main_run/frozen/test_launch_file.py",
     ),
     "one axis that drifts does not fail the gate": (
-        "launcher/study/gates.py",
-        'order: tuple[CheckOutcome, ...] = ("failed", "cannot_tell")',
-        'order: tuple[CheckOutcome, ...] = ("cannot_tell",)',
-        "tests/launcher/test_gates.py",
+        "launcher/study/stages/gates.py",
+        'if any(word != "cannot_tell" for word in words):',
+        "if False:",
+        "tests/launcher/study/stages/test_gates.py",
     ),
 }
-"""By what goes wrong: the file, its line's part, what stands there then, and the tests that
-see it."""
+"""File, a part of its line, the wrong replacement, and the tests that must fail, by mistake."""
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The packages and their tests; what the tests read beside them is linked."""
+def source_copy(tmp_path_factory):
+    """Copy of the packages and their tests; other files that the tests read are linked."""
     root = tmp_path_factory.mktemp("mutants")
     for entry in ROOT.iterdir():
         if entry.name in COPIED:
-            shutil.copytree(entry, root / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                entry,
+                root / entry.name,
+                symlinks=True,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
         elif not entry.name.startswith("."):
             (root / entry.name).symlink_to(entry)
     return root
 
 
-def do_fail(copy, *tests):
-    """Whether some of them do; anything but that or all passing is an error of the run itself."""
+def do_tests_fail(source_copy, *tests):
+    """Return whether a test fails in the copy. Other exit codes of pytest raise an error."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-        cwd=copy,
-        env=os.environ | {"PYTHONPATH": str(copy)},
+        cwd=source_copy,
+        env=os.environ | {"PYTHONPATH": str(source_copy)},
         capture_output=True,
         text=True,
         check=False,
@@ -120,19 +124,19 @@ def do_fail(copy, *tests):
 
 
 @pytest.mark.slow
-def test_the_copy_is_sound(copy):
-    assert not do_fail(copy, *sorted({tests for *_, tests in MUTANTS.values()}))
+def test_tests_pass_in_the_unchanged_copy(source_copy):
+    assert not do_tests_fail(source_copy, *sorted({tests for *_, tests in MUTANTS.values()}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", MUTANTS)
-def test_a_wrong_line_is_seen(copy, what):
-    file, right, wrong, tests = MUTANTS[what]
-    path = copy / file
+@pytest.mark.parametrize("mistake", MUTANTS)
+def test_planted_mistake_fails_its_tests(source_copy, mistake):
+    file, right, wrong, tests = MUTANTS[mistake]
+    path = source_copy / file
     text = path.read_text()
-    assert text.count(right) == 1, f"{file} has no such line any more, or several: name it anew"
+    assert text.count(right) == 1, f"{file} must have {right!r} once: update MUTANTS"
     path.write_text(text.replace(right, wrong))
     try:
-        assert do_fail(copy, tests)
+        assert do_tests_fail(source_copy, tests)
     finally:
         path.write_text(text)

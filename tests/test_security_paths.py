@@ -1,27 +1,34 @@
-"""No name leads out of the folder it is a name in, and no link in a study's folder has other files
-written to.
+"""Tests that forerun writes only where it should, whatever names and links it is given.
+
+No name of a run, source, shard or trainer leads out of its folder, and no link in a study's folder
+makes forerun write elsewhere.
 """
 
 import shutil
 
 import pytest
-from tiny_study import forerun, write_plan
+from tiny_study import run_forerun, write_plan
 
-from launcher.plan.file import PlanError, load_plan
-from launcher.plan.plan import Plan
-from launcher.study.study_folder import LinksOutError, refuse_links_out
-from proxies.core.checks import SpecError
-from proxies.data.corpus import tokenize
-from proxies.data.tokens import DataError, Shard, read_manifest
-from sweeps.store.checkpoints import checkpoint_dir, drop_checkpoints, drop_stale_checkpoints
-from sweeps.store.curves import curve_path
+from forerun._launcher.study.plan.file import PlanError, load_plan
+from forerun._launcher.study.plan.plan import Plan
+from forerun._launcher.study.stages.study_folder import LinksOutError, refuse_links_out
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.data.corpus import tokenize
+from forerun._proxies.data.tokens import DataError, Shard, read_manifest
+from forerun._sweeps.store.checkpoints import (
+    drop_checkpoints,
+    drop_stale_checkpoints,
+    get_checkpoint_dir,
+)
+from forerun._sweeps.store.curves import get_curve_path
 
-ID = "0123456789abcdef" * 4
-BAD = {
+RUN_ID = "0123456789abcdef" * 4
+"""A valid id of a run."""
+BAD_NAMES = {
     "up": "../x",
     "absolute": "/etc/passwd",
     "up later": "a/../../b",
-    "of Windows": "..\\x",
+    "Windows": "..\\x",
     "zero byte": "a\0b",
     "two lines": "a\nb",
     "line's end": "a\n",
@@ -31,18 +38,20 @@ BAD = {
     "space": " ",
     "colon": "a:b",
 }
-LONG = "x" * 300
+"""Names that no run, source, shard or trainer may have, by what is wrong with them."""
+LONG_NAME = "x" * 300
+"""A name that is longer than a file system allows."""
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    """A plan and its corpus; nobody writes here."""
+def plan_path(tmp_path_factory):
+    """The path of a plan with its corpus, which no test may change."""
     return write_plan(tmp_path_factory.mktemp("planned"))
 
 
 @pytest.fixture
 def outside(tmp_path):
-    """What must not change: a folder with a file, and a file."""
+    """A folder outside of the study with one file, which must not change."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "kept").write_text("kept")
@@ -56,8 +65,8 @@ LINKS = {
         "external",
         "wandb",
         "frozen",
-        f"checkpoints/{ID}",
-        f"frozen/{ID}",
+        f"checkpoints/{RUN_ID}",
+        f"frozen/{RUN_ID}",
     ],
     "files": [
         "ledger.db",
@@ -67,38 +76,39 @@ LINKS = {
         "live.tmp",
         "report.html",
         "report.json",
-        f"curves/{ID}.parquet",
+        f"curves/{RUN_ID}.parquet",
         "wandb/index.json",
         "wandb/workspace.json",
     ],
 }
+"""Entries of a study's folder that the tests replace by links."""
 
 
 @pytest.mark.parametrize("name", [*LINKS["folders"], *LINKS["files"]])
-def test_a_link_that_leads_out_of_a_study_is_refused_by_whatever_writes(
-    planned, tmp_path, outside, name
+def test_link_out_of_a_study_is_refused_by_every_verb_that_writes(
+    plan_path, tmp_path, outside, name
 ):
     study = tmp_path / "study"
     (study / name).parent.mkdir(parents=True)
     (study / name).symlink_to(outside if name in LINKS["folders"] else outside / "kept")
     for arguments in (
-        ("sweep", planned, "--study", study),
-        ("run", planned, "--study", study),
+        ("sweep", plan_path, "--study", study),
+        ("run", plan_path, "--study", study),
         ("report", study),
         ("dashboards", study),
         ("freeze", study),
     ):
-        code, _, said = forerun(*arguments)
-        assert (code == 2 and f"{name} -> " in said) or (
-            arguments[0] == "freeze" and code in (2, 5)
-        ), said
+        code, _, output = run_forerun(*arguments)
+        is_link_named = code == 2 and f"{name} -> " in output
+        # `freeze` may notice first that the study has no records.
+        assert is_link_named or (arguments[0] == "freeze" and code in (2, 5)), output
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"kept": "kept"}
     assert sorted(
         path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_symlink()
     ) == [name]
 
 
-def test_links_within_a_study_and_of_its_whole_folder_are_fine(tmp_path):
+def test_links_within_a_study_and_to_its_folder_are_allowed(tmp_path):
     real, study = tmp_path / "scratch" / "real", tmp_path / "study"
     (real / "curves").mkdir(parents=True)
     (real / "latest").symlink_to("curves")
@@ -111,58 +121,59 @@ def test_links_within_a_study_and_of_its_whole_folder_are_fine(tmp_path):
         refuse_links_out(study)
 
 
-def test_what_a_users_own_trainer_links_to_is_its_business(tmp_path):
-    (tmp_path / "external" / ID).mkdir(parents=True)
-    (tmp_path / "external" / ID / "data").symlink_to("/")
+def test_links_of_a_users_own_trainer_are_allowed(tmp_path):
+    (tmp_path / "external" / RUN_ID).mkdir(parents=True)
+    (tmp_path / "external" / RUN_ID / "data").symlink_to("/")
     refuse_links_out(tmp_path)
 
 
-def test_states_are_never_removed_through_a_link(tmp_path, outside):
+def test_checkpoints_are_not_removed_through_a_link(tmp_path, outside):
     (tmp_path / "study" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "study" / "checkpoints" / ID).symlink_to(outside)
-    drop_checkpoints(tmp_path / "study", ID)
-    drop_stale_checkpoints(tmp_path / "study", {ID})
+    (tmp_path / "study" / "checkpoints" / RUN_ID).symlink_to(outside)
+    drop_checkpoints(tmp_path / "study", RUN_ID)
+    drop_stale_checkpoints(tmp_path / "study", {RUN_ID})
     assert (outside / "kept").read_text() == "kept"
 
 
 @pytest.mark.parametrize(
-    "name", [*BAD.values(), LONG, ID.upper(), ID[:-1], f"{ID}\n", f"../{ID}"], ids=repr
+    "name",
+    [*BAD_NAMES.values(), LONG_NAME, RUN_ID.upper(), RUN_ID[:-1], f"{RUN_ID}\n", f"../{RUN_ID}"],
+    ids=repr,
 )
-def test_no_other_name_is_a_runs(tmp_path, name):
-    for path_of in (curve_path, checkpoint_dir):
+def test_invalid_run_id_is_refused(tmp_path, name):
+    for get_path in (get_curve_path, get_checkpoint_dir):
         with pytest.raises(ValueError, match="64 hex digits"):
-            path_of(tmp_path, name)
+            get_path(tmp_path, name)
 
 
-@pytest.mark.parametrize("name", [*BAD.values(), LONG], ids=repr)
-def test_no_other_name_is_a_sources(tmp_path, name):
+@pytest.mark.parametrize("name", [*BAD_NAMES.values(), LONG_NAME], ids=repr)
+def test_invalid_source_name_is_refused(tmp_path, name):
     (tmp_path / "text").mkdir()
     for number in range(20):
         (tmp_path / "text" / f"{number}.txt").write_text(f"some words {number}")
     with pytest.raises(DataError):
         tokenize({name: [tmp_path / "text"]}, tmp_path / "corpus")
-    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "text"]
-    assert [path for path in left if path.suffix == ".bin"] == []
+    assert [path for path in tmp_path.rglob("*") if path.suffix == ".bin"] == []
 
 
 @pytest.mark.parametrize(
-    "name", [*BAD.values(), "x.bin/../../y.bin", "/etc/x.bin", "a\n.bin"], ids=repr
+    "name", [*BAD_NAMES.values(), "x.bin/../../y.bin", "/etc/x.bin", "a\n.bin"], ids=repr
 )
-def test_no_other_name_is_a_shards(name):
+def test_invalid_shard_name_is_refused(name):
     with pytest.raises(SpecError, match=r"\.bin"):
-        Shard(file=name, num_tokens=1, max_id=1, sha256=ID)
+        Shard(file=name, num_tokens=1, max_id=1, sha256=RUN_ID)
 
 
-@pytest.mark.parametrize("name", [*BAD.values(), LONG], ids=repr)
-def test_no_other_name_is_a_trainers(tmp_path, name):
+@pytest.mark.parametrize("name", [*BAD_NAMES.values(), LONG_NAME], ids=repr)
+def test_invalid_trainer_name_is_refused(tmp_path, name):
     (tmp_path / "launch.json").write_text("{}")
-    code, _, said = forerun("export", tmp_path, "--to", name, "--out", tmp_path / "out")
-    assert code == 2 and "must be one of" in said
+    code, _, output = run_forerun("export", tmp_path, "--to", name, "--out", tmp_path / "out")
+    assert code == 2 and "must be one of" in output
     assert [path.name for path in tmp_path.iterdir()] == ["launch.json"]
 
 
-def texts_of_a_plan():
-    """Every key of a plan that takes any text."""
+def list_text_keys():
+    """Return every key of a plan whose value is a free text."""
     return [
         f"{section}.{key}"
         for section, field in Plan.model_fields.items()
@@ -171,39 +182,39 @@ def texts_of_a_plan():
     ]
 
 
-@pytest.mark.parametrize("key", texts_of_a_plan())
-def test_no_text_of_a_plan_holds_a_zero_byte(tmp_path, key):
+@pytest.mark.parametrize("key", list_text_keys())
+def test_zero_byte_in_a_plan_is_refused(tmp_path, key):
     (tmp_path / "plan.toml").write_text("")
     with pytest.raises(PlanError, match=f"{key} holds a zero byte"):
         load_plan(tmp_path / "plan.toml", (f'{key}="a\\u0000b"',))
 
 
 @pytest.mark.parametrize("key", ["data.path", "proxy.code_path"])
-@pytest.mark.parametrize("value", [LONG, "../../../x", "/proc/self/mem", "a\\nb"])
-def test_a_path_of_a_plan_that_is_none_ends_in_words(planned, tmp_path, key, value):
-    code, _, said = forerun(
-        "validate", planned, "--set", f'{key}="{value}"', "--set", 'proxy.factory="mine:build"'
+@pytest.mark.parametrize("value", [LONG_NAME, "../../../x", "/proc/self/mem", "a\\nb"])
+def test_invalid_path_in_a_plan_is_a_named_error(plan_path, tmp_path, key, value):
+    code, _, output = run_forerun(
+        "validate", plan_path, "--set", f'{key}="{value}"', "--set", 'proxy.factory="mine:build"'
     )
-    assert code == 2 and "bug" not in said, said
+    assert code == 2 and "bug" not in output, output
 
 
 @pytest.mark.parametrize(
     "verb", ["status", "report", "freeze", "dashboards", "repair", "verify", "sweep", "fit"]
 )
 @pytest.mark.parametrize(
-    "path", [LONG, "../absent", "/proc/self/mem", "a\nb", "/dev/null/x"], ids=repr
+    "path", [LONG_NAME, "../absent", "/proc/self/mem", "a\nb", "/dev/null/x"], ids=repr
 )
-def test_a_study_or_a_file_that_is_none_ends_in_words(verb, path, tmp_path, monkeypatch):
+def test_invalid_study_or_file_is_a_named_error(verb, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, _, said = forerun(verb, path)
-    assert code in (2, 5) and "bug" not in said and "Traceback" not in said, said
+    code, _, output = run_forerun(verb, path)
+    assert code in (2, 5) and "bug" not in output and "Traceback" not in output, output
     assert not list(tmp_path.iterdir())
 
 
-def test_a_manifest_may_not_name_files_elsewhere(planned, tmp_path):
-    shutil.copytree(planned.parent / "corpus", tmp_path / "corpus")
+def test_manifest_with_files_elsewhere_is_refused(plan_path, tmp_path):
+    shutil.copytree(plan_path.parent / "corpus", tmp_path / "corpus")
     manifest = tmp_path / "corpus" / "manifest.json"
-    for name in ("../../etc/passwd", "/etc/passwd", f"{LONG}/x.bin"):
+    for name in ("../../etc/passwd", "/etc/passwd", f"{LONG_NAME}/x.bin"):
         text = manifest.read_text()
         file = next(part for part in text.split('"') if part.endswith(".bin"))
         manifest.write_text(text.replace(file, name))

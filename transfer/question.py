@@ -1,7 +1,10 @@
-"""A transfer question, and the runs that answer it. Standard library only.
+"""A transfer question, and the runs that answer it.
 
-Sizes along an axis are compared in doublings and hyperparameters in octaves. All quantities are
-log2 against log2, so a drift is the exponent of a power law.
+The question is whether the best value of a hyperparameter, found at a base size, can be used at a
+larger target size. Differences between sizes are measured in doublings, and differences between
+values of the hyperparameter in octaves (factors of two). The drift is the number of octaves by
+which the best value moves per doubling of the size. The drift is therefore the exponent of a power
+law: the best value grows as size^drift.
 """
 
 from __future__ import annotations
@@ -11,18 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from proxies.core.checks import Checks
-from proxies.core.errors import InputError
-from proxies.core.hyperparameters import LEARNING_RATE, hyperparameter_named
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.hyperparameters import LEARNING_RATE, get_hyperparameter
 
 Axis = Literal["width", "depth", "batch", "duration", "params"]
 """The size that grows: model width, number of layers, tokens per step (at a constant total number
 of tokens), total tokens, or parameters."""
 Hyperparameter = str
-"""Name of a hyperparameter: one of `proxies.core.hyperparameters`, or one that a plan declares."""
+"""Name of a hyperparameter: one of `forerun._proxies.core.hyperparameters`, or one that a plan
+declares.
+"""
 AXES: tuple[Axis, ...] = get_args(Axis)
 
-_SIZE = {
+_SIZE_FORMATS = {
     "width": "width {}",
     "depth": "{} layers",
     "batch": "{} tokens a step",
@@ -39,9 +44,10 @@ class TransferError(InputError):
         super().__init__("; ".join(self.problems))
 
 
-def at_size(axis: Axis, size: int) -> str:
+def format_size(axis: Axis, size: int) -> str:
     """Return a size with its unit, such as `width 64` or `204,800 tokens`."""
-    return _SIZE[axis].format(size if axis in ("width", "depth") else f"{size:,}")
+    # Widths and numbers of layers are small: they have no separators of thousands
+    return _SIZE_FORMATS[axis].format(size if axis in ("width", "depth") else f"{size:,}")
 
 
 def to_log2(hyperparameter: Hyperparameter, value: float) -> float:
@@ -51,17 +57,17 @@ def to_log2(hyperparameter: Hyperparameter, value: float) -> float:
         TransferError: The value has no logarithm.
     """
     try:
-        return hyperparameter_named(hyperparameter).to_log2(value)
+        return get_hyperparameter(hyperparameter).to_log2(value)
     except ValueError as error:
         raise TransferError([str(error)]) from error
 
 
 def from_log2(hyperparameter: Hyperparameter, log2_value: float) -> float:
     """Return the value whose log2 is given; the inverse of `to_log2`."""
-    return hyperparameter_named(hyperparameter).from_log2(log2_value)
+    return get_hyperparameter(hyperparameter).from_log2(log2_value)
 
 
-def written(hyperparameter: Hyperparameter, log2_value: float) -> str:
+def format_value(hyperparameter: Hyperparameter, log2_value: float) -> str:
     """Format a value for people: a learning rate as a power of two (`2^-6`, `2^-5.58`), others as
     plain numbers.
     """
@@ -72,11 +78,6 @@ def written(hyperparameter: Hyperparameter, log2_value: float) -> str:
 
 Outcome = Literal["holds", "drifts", "cannot_tell"]
 """Outcome of a verdict."""
-
-
-CORNERS = ((1, 1), (-1, -1), (1, -1), (-1, 1))
-"""Corners of a test of two values together, in octaves from the base values
-(`transfer.verdict.pair_verdict`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,32 +95,34 @@ class Point:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("size")
-        checks.number("log2_value")
+        checks.require_whole("size")
+        checks.require_number("log2_value")
         if self.loss_nats is not None:
-            checks.number("loss_nats")
-        checks.whole("seed", least=0)
+            checks.require_number("loss_nats")
+        checks.require_whole("seed", least=0)
         if checks.problems:
             raise TransferError(checks.problems)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """The question whether a value set at the base size can be used at the target size."""
+    """The question of a verdict: which hyperparameter, over which axis, from which size to which.
+
+    It asks whether a value that is set at the base size can be used at the target size.
+    """
 
     target_size: int
     base_size: int
     axis: Axis = "width"
     hyperparameter: Hyperparameter = LEARNING_RATE
     transferred_log2: float | None = None
-    """Log2 of the value set at the base; None for the fitted optimum there."""
+    """Log2 of the value set at the base; None to use the optimum fitted to the runs there."""
     power: float | None = 0.0
     """Exponent of the transfer rule: the value at the target is the base's value times (target /
-    base)^power, beyond what `built_in` does. None: the exponent is measured, and the measured one
-    is used."""
+    base)^power, in addition to `built_in`. None to use the exponent that the runs measure."""
     built_in: float = 0.0
-    """Exponent by which the runs' own parametrization already moves the value. An absolute exponent
-    is the sum of this and `power`."""
+    """Exponent by which the parametrization of the runs, such as muP, already scales the value with
+    size. The total exponent is the sum of this and `power`."""
     margin_nats: float = 0.01
     """Largest regret that is allowed, nats per token."""
     level: float = 0.9
@@ -130,23 +133,23 @@ class Question:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("axis", AXES)
+        checks.require_one_of("axis", AXES)
         has_optimum = (
-            bool(self.hyperparameter) and hyperparameter_named(self.hyperparameter).has_optimum
+            bool(self.hyperparameter) and get_hyperparameter(self.hyperparameter).has_optimum
         )
-        checks.that(
+        checks.require(
             has_optimum,
             f"hyperparameter = {self.hyperparameter!r}: has no optimum that could transfer",
         )
-        checks.whole("target_size", "base_size")
+        checks.require_whole("target_size", "base_size")
         for name in ("transferred_log2", "power"):
             if getattr(self, name) is not None:
-                checks.number(name)
-        checks.number("built_in")
-        checks.number("margin_nats", above=0)
-        checks.number("level", above=0, below=1)
+                checks.require_number(name)
+        checks.require_number("built_in")
+        checks.require_number("margin_nats", above=0)
+        checks.require_number("level", above=0, below=1)
         if self.untrained_nats is not None:
-            checks.number("untrained_nats", above=0)
+            checks.require_number("untrained_nats", above=0)
         if checks.problems:
             raise TransferError(checks.problems)
 
@@ -155,7 +158,7 @@ class Question:
         """Doublings of size from the base to the target."""
         return math.log2(self.target_size) - math.log2(self.base_size)
 
-    def most_nats(self, points: Sequence[Point]) -> float:
+    def compute_max_regret(self, points: Sequence[Point]) -> float:
         """Return the largest possible regret: from the lowest loss of the runs to that of a model
         that has learned nothing.
 

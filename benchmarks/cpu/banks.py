@@ -1,32 +1,34 @@
-"""Trials per second against K and width: one after another, in a bank, by vmap, and each compiled.
+"""Training speed of one trial at a time, of a bank of trials, and of torch's vmap, on one thread.
 
     python benchmarks/cpu/banks.py --json benchmarks/results/banks.json
 
-The demo's shape (2 layers, head dim 16, feed-forward twice the width, 256 tokens of vocabulary, 16
-x 64 tokens a step) at widths 32 to 256 on random tokens, one thread. A figure is trial-steps per
-CPU second. What is compared takes turns within a round, and a ratio is taken within a round: the
-median over the rounds is told, with the least and the largest. `share` is the achieved FLOP/s
-(`proxies.core.flops`, causal) over the rate of a 1024 x 1024 x 1024 float32 product timed in the
-same round; `bfloat16_share` over that of a bfloat16 one.
+The model is the demo's: 2 layers, heads of 16, a feed-forward layer of twice the width, and 256
+tokens of vocabulary. It trains on random tokens, 16 sequences of 64 tokens a step, at widths 32 to
+256. A bank trains K trials of one shape as one batched model, for K = 1, 2, 4 and 8; the place of a
+trial in the bank is a slot. The trials are trained in these ways:
 
-- `solo`: K trials one after another, the same engine for all (`proxies.training.solo`). K = 1: what
-  the others are held against.
-- `bank`: `proxies.training.bank`, K slots.
-- `vmap`: the model of one trial under torch.func (functional_call, grad_and_value, vmap), and AdamW
-  as plain tensor code of the stacked weights, one rate for all and no clipping: less than what a
-  bank does.
-- `compiled`: each under `torch.compile` (inductor); `fused loss`, `medium` (products of float32
-  through bfloat16) and `bfloat16`: of the bank and the trial alone.
+- `solo`: one trial alone (`forerun._proxies.training.single_trial`). K trials one after another
+  take K times as long, so all ratios are to this way.
+- `bank`: `forerun._proxies.training.bank` with K slots.
+- `vmap`: K copies of the model under torch.func (functional_call, grad_and_value, vmap), with AdamW
+  written as plain tensor code. It has one learning rate for all trials and no clipping, so it does
+  less than a bank.
+- `compiled`, `fused loss`, `medium` (float32 products computed through bfloat16) and `bfloat16`:
+  the same with these settings; only `compiled` also applies to vmap.
 
-Compiling takes most of the time: some 25 minutes of one core in all; `--quick` takes two widths,
-two K and three modes, nothing compiled, in a minute or two.
+The script prints a line for each width and way, and writes: trial-steps per CPU second; the ratio
+to `solo`, as median and range over rounds in which all ways take turns; and `share`, which is the
+achieved FLOP/s (`forerun._proxies.core.flops`, causal) over the rate of a 1024 x 1024 x 1024
+float32 product in the same round (`bfloat16_share`: of a bfloat16 product).
+
+It takes about 25 minutes of one core, most of it for compiling. `--quick` takes one or two minutes:
+two widths, two values of K and three modes, none of them compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
@@ -44,29 +46,30 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import machine
+from result_files import describe_machine, write_result
 
-from proxies.core.flops import flops_per_token
-from proxies.core.hyperparameters import Hparams
-from proxies.core.rules import named
-from proxies.core.schedule import Schedule
-from proxies.core.shape import Shape
-from proxies.core.spec import Numerics, RunSpec
-from proxies.data.corpus import tokenize
-from proxies.data.tokens import TokenStore
-from proxies.model import decoder
-from proxies.training.bank import Bank
-from proxies.training.solo import Solo
-from proxies.training.trainable_model import our_model
+from forerun._proxies.core.flops import compute_flops_per_token
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.rules import get_parametrization
+from forerun._proxies.core.schedule import Schedule
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.core.spec import Numerics, RunSpec
+from forerun._proxies.data.corpus import tokenize
+from forerun._proxies.data.tokens import TokenStore
+from forerun._proxies.model import rotary
+from forerun._proxies.training.bank import Bank
+from forerun._proxies.training.single_trial import SingleTrialEngine
+from forerun._proxies.training.trainable_model import build_decoder
 
 WIDTHS, SLOTS = (32, 64, 128, 256), (1, 2, 4, 8)
 BATCH_TOKENS, SEQ_LEN = 1024, 64
 COMPILED_SLOTS = (1, 4)
 ENDLESS_STEPS = 10**6
 ROUND_SECONDS = 0.4
-"""Of CPU time, that one figure of one round takes at least."""
+"""CPU seconds, approximately, of one measurement of one way in one round."""
 
 Steps = Callable[[int], None]
+"""Function that trains a number of steps."""
 MODES: dict[str, dict[str, Any]] = {
     "": {},
     "fused loss": {"fused_loss": True},
@@ -77,10 +80,11 @@ MODES: dict[str, dict[str, Any]] = {
     "compiled, fused loss": {"compiled": True, "fused_loss": True},
     "compiled, bfloat16": {"compiled": True, "dtype": "bfloat16"},
 }
+"""Changes to the numerics, by mode."""
 
 
-def corpus(folder: Path) -> TokenStore:
-    """Some random text."""
+def write_random_corpus(folder: Path) -> TokenStore:
+    """Write random text and return it tokenized."""
     rng = np.random.default_rng(0)
     (folder / "texts").mkdir()
     for number in range(40):
@@ -90,8 +94,8 @@ def corpus(folder: Path) -> TokenStore:
     return TokenStore(folder / "tokens")
 
 
-def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunSpec:
-    """A run of the demo's shape that never ends."""
+def make_spec(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunSpec:
+    """Return the spec of a run of the demo's model that never ends."""
     base = Shape(
         num_layers=2,
         width=32,
@@ -105,7 +109,7 @@ def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunS
         optimizer="adamw",
         shape=base.at_width(width),
         base_shape=base,
-        parametrization=named("mup"),
+        parametrization=get_parametrization("mup"),
         hparams=Hparams(learning_rate=2.0**-7),
         schedule=Schedule(kind="constant", num_steps=ENDLESS_STEPS),
         batch_tokens=BATCH_TOKENS,
@@ -115,131 +119,146 @@ def run_of(store: TokenStore, width: int, seed: int, numerics: Numerics) -> RunS
     )
 
 
-def engine(store: TokenStore, width: int, num_slots: int, **mode: Any) -> Steps:
-    """Steps of a bank of K, or of one trial alone: K of them one after another cost K times as
-    much.
-    """
+def make_engine_steps(store: TokenStore, width: int, num_slots: int, **mode: Any) -> Steps:
+    """Return a function that trains a bank, or one trial alone if `num_slots` is 0."""
     numerics = Numerics(num_slots=max(1, num_slots), **mode)
-    spec = run_of(store, width, 0, numerics)
-    # Process-wide: torch would keep the last engine's.
+    spec = make_spec(store, width, 0, numerics)
+    # These settings belong to the process: set them again before each measurement.
     precision, threads = numerics.matmul_precision, numerics.num_threads
-    one: Solo | Bank = (
-        Solo(store, device="cpu")
+    trainer: SingleTrialEngine | Bank = (
+        SingleTrialEngine(store, device="cpu")
         if num_slots == 0
         else Bank(spec.shape, BATCH_TOKENS, numerics, store, optimizer="adamw", device="cpu")
     )
     for slot in range(max(1, num_slots)):
-        one.admit(slot, dataclasses.replace(spec, seed=slot))
+        trainer.admit(slot, dataclasses.replace(spec, seed=slot))
 
-    def steps(count: int) -> None:
+    def train_steps(count: int) -> None:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-        one.advance(count)
+        trainer.advance(count)
 
-    return steps
+    return train_steps
 
 
-def vmapped(store: TokenStore, width: int, num_slots: int, *, compiled: bool) -> Steps:
-    """K models of one trial under vmap, with a plain functional AdamW."""
-    built = [our_model(run_of(store, width, seed, Numerics())) for seed in range(num_slots)]
-    weights, _ = stack_module_state([one.module for one in built])
-    module, multipliers = built[0].module, built[0].multipliers
+def make_vmap_steps(store: TokenStore, width: int, num_slots: int, *, compiled: bool) -> Steps:
+    """Return a function that trains K models under vmap with a plain functional AdamW."""
+    models = [build_decoder(make_spec(store, width, seed, Numerics())) for seed in range(num_slots)]
+    weights, _ = stack_module_state([model.module for model in models])
+    module, multipliers = models[0].module, models[0].multipliers
     weights = {name: weight.detach() for name, weight in weights.items()}
-    first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-    rates = {n.name: (n.learning_rate, n.settings["eps"]) for n in built[0].numbers}
+    first_moments, second_moments = (
+        {name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2)
+    )
+    settings = {
+        numbers.name: (numbers.learning_rate, numbers.settings["eps"])
+        for numbers in models[0].numbers
+    }
 
-    def loss(one: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
-        return functional_call(module, one, (ids_BT[:, :-1], multipliers, ids_BT[:, 1:]))
+    def compute_loss(weights: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+        return functional_call(module, weights, (ids_BT[:, :-1], multipliers, ids_BT[:, 1:]))
 
-    gradients_of = vmap(grad_and_value(loss))
+    gradients_of = vmap(grad_and_value(compute_loss))
     if compiled:
         gradients_of = torch.compile(gradients_of, fullgraph=True, dynamic=False)
-    head_dim, done = 16, 0
-    tables = decoder._rotary_tables(
+    head_dim = 16
+    beta1, beta2 = 0.9, 0.95
+    num_done = 0
+    tables = rotary._compute_tables(
         SEQ_LEN, width // head_dim, head_dim, torch.device("cpu"), torch.float32
     )
-    fixed = lambda *_: tables  # noqa: E731 (a constant of a compiled graph cannot pass through vmap)
+    get_tables = lambda *_: tables  # noqa: E731 (a constant of a compiled graph cannot pass through vmap)
 
-    def steps(count: int) -> None:
+    def train_steps(count: int) -> None:
         torch.set_float32_matmul_precision("highest")
-        with mock.patch.object(decoder, "_constant_tables", fixed):
+        with mock.patch.object(rotary, "_get_constant_tables", get_tables):
             for _ in range(count):
                 step()
 
     def step() -> None:
-        nonlocal done
+        nonlocal num_done
         batches = [
-            store.train_batch(
+            store.read_train_batch(
                 seed=seed,
-                first_sequence=done * (BATCH_TOKENS // SEQ_LEN),
+                first_sequence=num_done * (BATCH_TOKENS // SEQ_LEN),
                 num_sequences=BATCH_TOKENS // SEQ_LEN,
                 seq_len=SEQ_LEN,
             )
             for seed in range(num_slots)
         ]
         gradients, losses = gradients_of(weights, torch.from_numpy(np.stack(batches)))
-        done += 1
+        num_done += 1
+        # AdamW without weight decay: moments, bias correction, update
         with torch.no_grad():
-            for name, (rate, eps) in rates.items():
-                first[name].lerp_(gradients[name], 0.1)
-                second[name].lerp_(gradients[name].square(), 0.05)
-                root = (second[name] / (1 - 0.95**done)).sqrt_().add_(eps)
-                weights[name].addcdiv_(first[name], root, value=-rate / (1 - 0.9**done))
+            for name, (learning_rate, eps) in settings.items():
+                first_moments[name].lerp_(gradients[name], 1 - beta1)
+                second_moments[name].lerp_(gradients[name].square(), 1 - beta2)
+                root = (second_moments[name] / (1 - beta2**num_done)).sqrt_().add_(eps)
+                weights[name].addcdiv_(
+                    first_moments[name], root, value=-learning_rate / (1 - beta1**num_done)
+                )
         losses.tolist()
 
-    return steps
+    return train_steps
 
 
-def product_rate(dtype: torch.dtype) -> float:
-    """FLOP/s of a square product, the best of a few."""
-    a, b = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
+def measure_product_rate(dtype: torch.dtype) -> float:
+    """Return the best FLOP/s of several products of two square matrices."""
+    size = 1024
+    a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(6):
         began = time.process_time()
         a @ b
         best = min(best, time.process_time() - began)
-    return 2 * 1024**3 / best
+    return 2 * size**3 / best
 
 
-def rate(steps: Steps, count: int, num_trials: int) -> float:
-    """Trial-steps per CPU second."""
+def measure_rate(steps: Steps, count: int, num_trials: int) -> float:
+    """Train and return the trial-steps per CPU second."""
     began = time.process_time()
     steps(count)
     return count * num_trials / (time.process_time() - began)
 
 
-def table(
-    store: TokenStore, width: int, arms: dict[str, tuple[int, Callable[[], Steps]]], num_rounds: int
+def measure_width(
+    store: TokenStore, width: int, ways: dict[str, tuple[int, Callable[[], Steps]]], num_rounds: int
 ) -> Any:
-    """Every arm's rate, as a ratio to the first one's and as a share of the machine's, in turns."""
-    built: dict[str, tuple[int, Steps, int]] = {}
-    for name, (num_trials, make) in arms.items():
-        steps = make()
+    """Measure all ways at one width in turns, print a line for each, and return the rows."""
+    # Build and warm up each way, and choose how many steps make one measurement
+    prepared: dict[str, tuple[int, Steps, int]] = {}
+    for name, (num_trials, build) in ways.items():
+        steps = build()
         steps(2)
-        spent = num_trials * 2 / rate(steps, 2, num_trials)
-        built[name] = (num_trials, steps, max(1, round(2 * ROUND_SECONDS / spent)))
-    rates: dict[str, list[float]] = {name: [] for name in built}
-    products, rounded = [], []
+        step_seconds = num_trials / measure_rate(steps, 2, num_trials)
+        prepared[name] = (num_trials, steps, max(1, round(ROUND_SECONDS / step_seconds)))
+    rates: dict[str, list[float]] = {name: [] for name in prepared}
+    products, bfloat16_products = [], []
+    # All ways in turns
     for _ in range(num_rounds):
         torch.set_float32_matmul_precision("highest")
-        products.append(product_rate(torch.float32))
-        rounded.append(product_rate(torch.bfloat16))
-        for name, (num_trials, steps, count) in built.items():
-            rates[name].append(rate(steps, count, num_trials))
-    flops = flops_per_token(run_of(store, width, 0, Numerics()).shape) * BATCH_TOKENS
-    alone = rates[next(iter(built))]
+        products.append(measure_product_rate(torch.float32))
+        bfloat16_products.append(measure_product_rate(torch.bfloat16))
+        for name, (num_trials, steps, count) in prepared.items():
+            rates[name].append(measure_rate(steps, count, num_trials))
+    # Shares of the machine's rate, and ratios to one trial alone, within each round
+    flops = compute_flops_per_token(make_spec(store, width, 0, Numerics()).shape) * BATCH_TOKENS
+    solo_rates = rates["solo"]
     rows = []
-    for name, found in rates.items():
-        ratios = [ours / theirs for ours, theirs in zip(found, alone, strict=True)]
+    for name, way_rates in rates.items():
+        ratios = [way / solo for way, solo in zip(way_rates, solo_rates, strict=True)]
         row = {
             "width": width,
             "arm": name,
-            "trial_steps_per_cpu_second": statistics.median(found),
+            "trial_steps_per_cpu_second": statistics.median(way_rates),
             "to_solo": statistics.median(ratios),
             "to_solo_range": [min(ratios), max(ratios)],
-            "share": statistics.median(r * flops / p for r, p in zip(found, products, strict=True)),
+            "share": statistics.median(
+                rate * flops / product for rate, product in zip(way_rates, products, strict=True)
+            ),
             "bfloat16_share": statistics.median(
-                r * flops / p for r, p in zip(found, rounded, strict=True)
+                rate * flops / product
+                for rate, product in zip(way_rates, bfloat16_products, strict=True)
             ),
         }
         rows.append(row)
@@ -253,38 +272,54 @@ def table(
     return rows
 
 
-def arms_of(
+def list_ways(
     store: TokenStore,
     width: int,
     slots: Sequence[int],
     modes: Sequence[str],
     compiled_slots: Sequence[int],
 ) -> dict[str, tuple[int, Callable[[], Steps]]]:
-    """Trials of each arm, and what makes it."""
-    arms: dict[str, tuple[int, Callable[[], Steps]]] = {}
+    """Return the ways to train, by name: the number of trials, and a function that builds the
+    steps. The first way is `solo`.
+
+    Args:
+        store: corpus.
+        width: width of the model.
+        slots: numbers of slots of the plain banks and of vmap.
+        modes: keys of `MODES`.
+        compiled_slots: numbers of slots of the banks in all other modes, and of compiled vmap.
+    """
+    ways: dict[str, tuple[int, Callable[[], Steps]]] = {}
     for mode in modes:
         options, compiled = MODES[mode], "compiled" in mode
         label = f", {mode}" if mode else ""
-        arms[f"solo{label}"] = (1, lambda options=options: engine(store, width, 0, **options))
+        ways[f"solo{label}"] = (
+            1,
+            lambda options=options: make_engine_steps(store, width, 0, **options),
+        )
         for k in compiled_slots if compiled or mode else slots:
-            arms[f"bank K={k}{label}"] = (
+            ways[f"bank K={k}{label}"] = (
                 k,
-                lambda k=k, options=options: engine(store, width, k, **options),
+                lambda k=k, options=options: make_engine_steps(store, width, k, **options),
             )
     for k in slots:
         if k > 1:
-            arms[f"vmap K={k}"] = (k, lambda k=k: vmapped(store, width, k, compiled=False))
+            ways[f"vmap K={k}"] = (k, lambda k=k: make_vmap_steps(store, width, k, compiled=False))
     for k in compiled_slots if "compiled" in modes else ():
-        arms[f"vmap K={k}, compiled"] = (k, lambda k=k: vmapped(store, width, k, compiled=True))
-    return arms
+        ways[f"vmap K={k}, compiled"] = (
+            k,
+            lambda k=k: make_vmap_steps(store, width, k, compiled=True),
+        )
+    return ways
 
 
 def main() -> None:
+    """Measure all widths, and write the result after each of them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="Where the numbers go.")
-    parser.add_argument("--widths", help="Some others than 32,64,128,256.")
+    parser.add_argument("--json", type=Path, help="Result file.")
+    parser.add_argument("--widths", help="Widths, such as 32,64; default 32,64,128,256.")
     parser.add_argument(
         "--quick", action="store_true", help="Two widths, two K, three modes, two rounds."
     )
@@ -297,22 +332,22 @@ def main() -> None:
     modes = ["", "fused loss", "bfloat16"] if options.quick else list(MODES)
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
-        store = corpus(Path(folder))
+        store = write_random_corpus(Path(folder))
         for width in widths:
-            rows += table(
+            rows += measure_width(
                 store,
                 width,
-                arms_of(store, width, slots, modes, COMPILED_SLOTS),
+                list_ways(store, width, slots, modes, COMPILED_SLOTS),
                 2 if options.quick else 7,
             )
-            body = {
+            result = {
                 "rows": rows,
                 "quick": options.quick,
-                "machine": {**machine(), "torch": str(torch.__version__)},
+                "machine": {**describe_machine(), "torch": str(torch.__version__)},
                 "seconds": time.monotonic() - began,
             }
-            if options.json:  # after each width: the wide ones take most of the time
-                options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+            # After each width, because the large widths take most of the time
+            write_result(options.json, result)
 
 
 if __name__ == "__main__":

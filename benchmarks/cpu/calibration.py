@@ -1,13 +1,17 @@
-"""Choices of repeated calibrations on this machine, and the time that they take.
+"""The mode that repeated calibrations choose on this machine, and the seconds that they take.
 
     python benchmarks/cpu/calibration.py --json benchmarks/results/calibration.json
 
-The plan of `forerun init`, at base widths of 32 to 256 and two batch sizes, is calibrated
-repeatedly by one pool of Ray workers, one per core, as before the first trial of a study. Nothing
-is skipped or recorded. For each width and batch size the results have the choices with their
-counts, the modes' rates over that of one slot (smallest, median and largest over the calibrations),
-and the seconds. It takes about 15 minutes of two cores; `--quick` takes 2. `--compiled` also tries
-torch.compile, which takes some minutes per calibration.
+Before the first trial of a study, forerun measures how fast the proxy trains in several modes, and
+chooses the fastest. A mode is a number of slots (trials that a worker trains as one batched model),
+with or without torch.compile. This script repeats that calibration for the plan of
+`forerun init`, at base widths of 32 to 256 and with two batch sizes, on one pool of Ray workers
+(one per core). Each calibration runs in full, and no study records it.
+
+The script prints a row for each width and batch size, and writes the rows: the chosen modes with
+their counts; the rate of each mode over that of one slot (minimum, median and maximum over the
+calibrations); and the seconds. It takes about 15 minutes of two cores; `--quick` takes 2 minutes.
+`--compiled` also tries torch.compile, which takes some minutes per calibration.
 """
 
 from __future__ import annotations
@@ -29,23 +33,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import machine
+from result_files import describe_machine, write_result
 
-from launcher.calibration.mode_choice import Bench, choose
-from launcher.calibration.procedure import asking, groups_of
-from launcher.plan.calibration_records import Calibration, PlannedWork, mode_name
-from launcher.plan.study import Study
-from launcher.study.pools import start_pool
-from launcher.study.study_folder import plan_study
-from sweeps.run.kinds import kinds_of
+from forerun._launcher.study.calibration.mode_choice import ModeMeasurements, choose_mode
+from forerun._launcher.study.calibration.procedure import group_runs, make_measure_modes
+from forerun._launcher.study.plan.calibration_records import Calibration, PlannedWork, describe_mode
+from forerun._launcher.study.plan.study import Study
+from forerun._launcher.study.stages.study_folder import read_study
+from forerun._launcher.study.stages.worker_pools import start_pool
+from forerun._sweeps.run.device_kinds import ask_device_kinds
 
+MODE_SECONDS = 2.0
+"""Seconds for which a mode is measured."""
 NUM_TIMES, WIDTHS, BATCHES = 20, (32, 64, 128, 256), (128, 1024)
-"""Batches in tokens: two sequences of 64, where launching costs most, and the plan's own."""
+"""Calibrations per case, base widths, and tokens per step: two sequences of 64, where the overhead
+of a step is largest, and the plan's own batch.
+"""
 
 
-def study_of(folder: Path, width: int, batch_tokens: int, compiled: bool) -> Study:
-    """The plan of `init` at another base width."""
-    given = {
+def make_study(folder: Path, width: int, batch_tokens: int, compiled: bool) -> Study:
+    """Return a study with the plan of `init` at another base width and batch size."""
+    plan_values = {
         "data.path": "corpus",
         "proxy.base_width": width,
         "proxy.batch_tokens": batch_tokens,
@@ -57,91 +65,109 @@ def study_of(folder: Path, width: int, batch_tokens: int, compiled: bool) -> Stu
     }
     plan = folder / f"{width}-{batch_tokens}.toml"
     settings = [
-        part for key, value in given.items() for part in ("--set", f"{key}={json.dumps(value)}")
+        part
+        for key, value in plan_values.items()
+        for part in ("--set", f"{key}={json.dumps(value)}")
     ]
     subprocess.run(
-        [sys.executable, "-m", "launcher", "init", "--out", str(plan), *settings], check=True
+        [sys.executable, "-m", "forerun", "init", "--out", str(plan), *settings], check=True
     )
-    return plan_study(plan, folder / "study")
+    return read_study(plan, folder / "study")
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print, write."""
+    """Measure all cases and write the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--times", type=int, default=NUM_TIMES)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="Three times, at two widths.")
-    asked = parser.parse_args(arguments)
-    times, widths = (3, WIDTHS[:2]) if asked.quick else (asked.times, WIDTHS)
+    parser.add_argument("--json", type=Path, help="Result file.")
+    parser.add_argument("--times", type=int, default=NUM_TIMES, help="Calibrations per case.")
+    parser.add_argument("--compiled", action="store_true", help="Also try torch.compile.")
+    parser.add_argument(
+        "--quick", action="store_true", help="Calibrate three times, at two widths."
+    )
+    options = parser.parse_args(arguments)
+    times, widths = (3, WIDTHS[:2]) if options.quick else (options.times, WIDTHS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = Path(sysconfig.get_paths()["stdlib"], "asyncio")
-        tokenized = ["tokenize", str(library), "--out", str(folder / "corpus"), "--suffix", ".py"]
-        subprocess.run([sys.executable, "-m", "launcher", *tokenized], check=True)
-        studies = [
-            study_of(folder, width, batch, asked.compiled) for width in widths for batch in BATCHES
+        tokenize_options = [
+            "tokenize",
+            str(library),
+            "--out",
+            str(folder / "corpus"),
+            "--suffix",
+            ".py",
         ]
-        rows = [measured(study, times) for study in studies]
-    body = {
+        subprocess.run([sys.executable, "-m", "forerun", *tokenize_options], check=True)
+        studies = [
+            make_study(folder, width, batch, options.compiled)
+            for width in widths
+            for batch in BATCHES
+        ]
+        rows = [repeat_calibration(study, times) for study in studies]
+    result = {
         "rows": rows,
-        "machine": machine(),
+        "machine": describe_machine(),
         "versions": {name: importlib.metadata.version(name) for name in ("ray", "torch")},
     }
-    if asked.json:
-        asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+    write_result(options.json, result)
     return 0
 
 
-def measured(study: Study, times: int) -> dict[str, Any]:
-    """So many calibrations of the base width's group."""
+def repeat_calibration(study: Study, times: int) -> dict[str, Any]:
+    """Calibrate the group of the base width several times, print its row, and return it."""
     pool = start_pool(study, lambda: None)
     try:
-        found, seconds = [], []
+        calibrations, seconds = [], []
         for _ in range(times):
             began = time.monotonic()
-            found.append(one(study, pool))
+            calibrations.append(calibrate(study, pool))
             seconds.append(time.monotonic() - began)
     finally:
         pool.close()
-    row = row_of(found, seconds)
+    row = summarize(calibrations, seconds)
     print(json.dumps(row), flush=True)
     return row
 
 
-def one(study: Study, pool: Any) -> Calibration:
-    """One calibration, as `launcher.calibration.procedure` makes it for a group with a minute of
-    work or so.
+def calibrate(study: Study, pool: Any) -> Calibration:
+    """Calibrate once, for a group of runs with about a minute of work.
+
+    The steps are those of `forerun._launcher.study.calibration.procedure`.
     """
-    group = next(group for group in groups_of(study) if group.asked.part == "proxy")
-    kinds = kinds_of(pool, lambda: None)
+    group = next(group for group in group_runs(study) if group.asked.part == "proxy")
+    kinds = ask_device_kinds(pool, lambda: None)
     work = PlannedWork(kinds=kinds, phases=group.phases)
-    bench = Bench(group.asked.given, asking(study, group.example, pool, kinds, 2.0, lambda: None))
-    return choose(group.asked, work, bench)
+    measurements = ModeMeasurements(
+        group.asked.given,
+        make_measure_modes(study, group.example, pool, kinds, MODE_SECONDS, lambda: None),
+    )
+    return choose_mode(group.asked, work, measurements)
 
 
-def row_of(found: list[Calibration], seconds: list[float]) -> dict[str, Any]:
-    """What came of all."""
-    asked = found[0].asked
+def summarize(calibrations: list[Calibration], seconds: list[float]) -> dict[str, Any]:
+    """Return the row of one study's calibrations."""
+    request = calibrations[0].asked
     ratios = collections.defaultdict(list)
-    for calibration in found:
-        for figure in calibration.figures:
-            ratios[mode_name(figure.mode, asked.given)].append(figure.ratio)
+    for calibration in calibrations:
+        for measured_mode in calibration.figures:
+            mode_name = describe_mode(measured_mode.mode, request.given)
+            ratios[mode_name].append(measured_mode.ratio)
     chosen = collections.Counter(
-        mode_name(calibration.chosen, asked.given) for calibration in found
+        describe_mode(calibration.chosen, request.given) for calibration in calibrations
     )
     return {
-        "width": asked.shape.width,
-        "batch_tokens": asked.batch_tokens,
-        "times": len(found),
+        "width": request.shape.width,
+        "batch_tokens": request.batch_tokens,
+        "times": len(calibrations),
         "chosen": dict(chosen),
         "ratios": {
-            mode: [min(each), statistics.median(each), max(each)] for mode, each in ratios.items()
+            mode: [min(mode_ratios), statistics.median(mode_ratios), max(mode_ratios)]
+            for mode, mode_ratios in ratios.items()
         },
         "seconds": [min(seconds), statistics.median(seconds), max(seconds)],
-        "last": [dataclasses.asdict(figure) for figure in found[-1].figures],
+        "last": [dataclasses.asdict(measured) for measured in calibrations[-1].figures],
     }
 
 

@@ -1,19 +1,22 @@
-"""Recovery of a real `forerun run` on real Ray after its parts are killed.
+"""Recovery of a real `forerun run` on real Ray after one of its processes is killed.
 
     python benchmarks/cpu/kills.py --json benchmarks/results/kills.json
 
 The tiny study of the tests (about 80 short runs) is run once without a kill and frozen. Then it is
-run again and again with one kill each: a part is killed at a given number of outcomes, the study is
-resumed if it stopped, and it is frozen. The columns are: seconds until the driver reported the kill
-or was gone, and from then until none of its processes was left; the driver's exit code; the number
-of drivers; executions that started more than once per run; and whether the frozen digest is the
-same. It takes about 15 minutes of two cores; `--quick` kills each part once.
+run again and again with one kill each: a process is killed after a given number of outcomes, the
+study is resumed if it stopped, and it is frozen.
+
+The script prints and writes a table with one row per kill. Its columns are: seconds until the
+driver reported the kill or was gone; seconds from then until none of its processes was left; the
+driver's exit code; the number of drivers; executions beyond one per run; and whether the frozen
+digest is that of the study without a kill. The exit code is 1 if a digest differs.
+
+It takes about 15 minutes of two cores; `--quick` kills each process once.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -22,25 +25,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "launcher"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "launcher"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kill_case import frozen_digest, kill
-from tiny_study import ask, write_plan
+from kill_case import freeze_accepting_gates, kill
+from result_files import write_result
+from tiny_study import run_json, write_plan
 
 KILLS = ("worker", "driver", "raylet", "gcs_server", "SIGTERM", "SIGINT", "SIGINT twice", "SIGSTOP")
+"""Processes to kill, and signals to send to the driver."""
 MOMENTS = (30, 2)
+"""Numbers of outcomes after which the kill happens."""
 
 
-def row_of(folder: Path, what: str, at_outcomes: int, whole: str) -> dict[str, Any]:
-    """One kill in a study of its own; what it did, and whether the digest is that of `whole`."""
-    study = folder / f"{what.replace(' ', '-')}-{at_outcomes}"
-    row = kill(folder / "plan.toml", study, what, at_outcomes)
+def run_with_kill(folder: Path, target: str, at_outcomes: int, digest: str) -> dict[str, Any]:
+    """Run one study with one kill and return its row."""
+    study = folder / f"{target.replace(' ', '-')}-{at_outcomes}"
+    row = kill(folder / "plan.toml", study, target, at_outcomes)
     row.pop("said")
-    return {**row, "digest_equal": frozen_digest(study) == whole}
+    return {**row, "digest_equal": freeze_accepting_gates(study) == digest}
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """A row of the table, as Markdown."""
+def format_row(row: dict[str, Any]) -> str:
+    """Return a row of the table as Markdown."""
     cells = [
         row["what"],
         row["at_outcomes"],
@@ -55,36 +62,35 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Print the table, write it, and fail if a digest differs."""
+    """Print the table, write it, and return 1 if a digest differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="Result file.")
+    parser.add_argument("--quick", action="store_true", help="Kill each process once.")
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     began, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        code, _ = ask("run", write_plan(folder), "--study", folder / "whole")
+        code, _ = run_json("run", write_plan(folder), "--study", folder / "whole")
         assert code == 0
-        whole = frozen_digest(folder / "whole")
+        digest = freeze_accepting_gates(folder / "whole")
         print(
             "| killed | after outcomes | noticed (s) | gone (s) | exit | drivers | repeated | same "
             "digest |"
         )
         print("|" + " --- |" * 8)
-        for what in KILLS:
-            for moment in MOMENTS[: 1 if asked.quick else None]:
-                rows.append(row_of(folder, what, moment, whole))
-                print(line_of(rows[-1]), flush=True)
-    if asked.json:
-        body = {
-            "rows": rows,
-            "seconds": round(time.monotonic() - began),
-            "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        }
-        asked.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+        for target in KILLS:
+            for at_outcomes in MOMENTS[: 1 if options.quick else None]:
+                rows.append(run_with_kill(folder, target, at_outcomes, digest))
+                print(format_row(rows[-1]), flush=True)
+    result = {
+        "rows": rows,
+        "seconds": round(time.monotonic() - began),
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+    }
+    write_result(options.json, result)
     return 0 if all(row["digest_equal"] for row in rows) else 1
 
 

@@ -1,6 +1,7 @@
-"""The objective of `peers_tune.py` and `peers_optuna.py`: a plan's proxy, or nothing to train.
+"""The objective that Ray Tune and Optuna minimize in `peers.py`: train a proxy, or train nothing.
 
-forerun's engine for one trial trains the proxy.
+`peers_tune.py` and `peers_optuna.py` import this module; it is not a program. forerun's engine for
+one trial trains the proxy.
 """
 
 from __future__ import annotations
@@ -12,47 +13,51 @@ from pathlib import Path
 from typing import Any
 
 RANGES = {"learning_rate": (2**-12, 2**-2), "warmup_fraction": (0.0, 0.3), "clip_norm": (0.25, 4.0)}
-"""Of the objective that costs nothing; as `peers.py` has them."""
+"""Ranges of the objective that trains nothing; `peers.py` uses the same."""
 DIVERGED_OVER_NATS = 1.0
+"""Nats above the loss of a uniform guess that a diverged run is given."""
 
 Objective = Callable[[dict[str, float]], float]
-"""From a point to its loss in nats."""
+"""Function from a point of the search to its loss in nats."""
 
 
-def trivial(config: dict[str, float]) -> float:
-    """A loss, at once."""
-    return 2.0 + 0.02 * (math.log2(config["learning_rate"]) + 6) ** 2
+def compute_trivial_loss(point: dict[str, float]) -> float:
+    """Return a loss without training: a parabola in the log of the learning rate."""
+    return 2.0 + 0.02 * (math.log2(point["learning_rate"]) + 6) ** 2
 
 
-def trained(config: dict[str, float], study: Any) -> float:
-    """The validation loss at a point of the search; of a run that diverged, what no run is
-    above.
+def train_proxy(point: dict[str, float], study: Any) -> float:
+    """Train the proxy at a point and return its validation loss.
+
+    A diverged run returns a loss above that of every finished run.
     """
-    from proxies.data.tokens import TokenStore
-    from proxies.training.solo import Solo
+    from forerun._proxies.data.tokens import TokenStore
+    from forerun._proxies.training.single_trial import SingleTrialEngine
 
     store = TokenStore(study.corpus, trusted=True)
-    solo, ended = Solo(store), []
-    solo.admit(0, study.trial(config))
+    engine = SingleTrialEngine(store)
+    ended: list[Any] = []
+    engine.admit(0, study.build_trial(point))
     while not ended:
-        ended = solo.advance(50)
+        ended = engine.advance(50)
     loss = ended[0][1].loss_nats
     return math.log(store.manifest.vocab_size) + DIVERGED_OVER_NATS if loss is None else loss
 
 
-def objective(asked: dict[str, Any]) -> tuple[Objective, dict[str, tuple[float, float]], int]:
-    """What to call with a point, the ranges, and the search's seed."""
-    if asked["plan"] is None:
-        return trivial, RANGES, 0
-    from launcher.study.study_folder import plan_study
+def load_objective(
+    request: dict[str, Any],
+) -> tuple[Objective, dict[str, tuple[float, float]], int]:
+    """Return the objective of a request, its ranges, and the seed of the search."""
+    if request["plan"] is None:
+        return compute_trivial_loss, RANGES, 0
+    from forerun._launcher.study.stages.study_folder import read_study
 
-    study = plan_study(
-        Path(asked["plan"]), Path(asked["study"]), ("proxy.num_slots=1", "proxy.compiled=false")
+    study = read_study(
+        Path(request["plan"]), Path(request["study"]), ("proxy.num_slots=1", "proxy.compiled=false")
     )
     search = study.plan.search
-    names = ("learning_rate", "warmup_fraction", "clip_norm")
     return (
-        functools.partial(trained, study=study),
-        {name: getattr(search, name) for name in names},
+        functools.partial(train_proxy, study=study),
+        {name: getattr(search, name) for name in RANGES},
         search.seed,
     )

@@ -1,7 +1,10 @@
-"""A search by Optuna as its manual has it run side by side: processes that share a study in SQLite
-(`peers.py`).
+"""One search by Optuna's TPE in several processes that share a study in SQLite.
 
-python benchmarks/cpu/peers_optuna.py ASKED.json            # as `peers_tune.py`; writes the same
+    python benchmarks/cpu/peers_optuna.py REQUEST
+
+`peers.py` runs this program and measures its cost. REQUEST and the result file are those of
+`peers_tune.py`, except that the result has no peak memory. The processes are set up as Optuna's
+manual describes for searches on one machine.
 """
 
 from __future__ import annotations
@@ -17,54 +20,58 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import optuna
-from peers_objective import objective
+from peers_objective import load_objective
 
 
-def work(asked: dict[str, Any], number: int) -> None:
-    """One process: trials until the study has them all."""
+def run_trials(request: dict[str, Any], worker_index: int) -> None:
+    """Run trials in this process until the study has all of them."""
     import torch
 
     torch.set_num_threads(1)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    call, ranges, seed = objective(asked)
+    objective, ranges, seed = load_objective(request)
 
-    def loss_of(trial: optuna.Trial) -> float:
+    def evaluate(trial: optuna.Trial) -> float:
         point = {
             name: trial.suggest_float(name, *ends, log=name != "warmup_fraction")
             for name, ends in ranges.items()
         }
-        loss = call(point)
+        loss = objective(point)
         trial.set_user_attr("ended", time.time())
         return loss
 
     study = optuna.load_study(
         study_name="peer",
-        storage=f"sqlite:///{asked['study']}/optuna.db",
-        sampler=optuna.samplers.TPESampler(seed=100 * seed + number),
+        storage=f"sqlite:///{request['study']}/optuna.db",
+        sampler=optuna.samplers.TPESampler(seed=100 * seed + worker_index),
     )
     states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.RUNNING)
     study.optimize(
-        loss_of, callbacks=[optuna.study.MaxTrialsCallback(asked["num_trials"], states=states)]
+        evaluate, callbacks=[optuna.study.MaxTrialsCallback(request["num_trials"], states=states)]
     )
 
 
 def main(path: Path) -> None:
-    """Start the processes, wait, and write what came of it."""
-    asked = json.loads(path.read_text())
-    os.makedirs(asked["study"], exist_ok=True)  # noqa: PTH103
+    """Start the worker processes, wait for them, and write the result."""
+    request = json.loads(path.read_text())
+    os.makedirs(request["study"], exist_ok=True)  # noqa: PTH103
     ready = time.time()
-    # Before its processes, which would make the tables of the database at one time, and fail.
-    study = optuna.create_study(study_name="peer", storage=f"sqlite:///{asked['study']}/optuna.db")
+    # Create the study first: two processes that create the database's tables at once fail.
+    study = optuna.create_study(
+        study_name="peer", storage=f"sqlite:///{request['study']}/optuna.db"
+    )
     command = [sys.executable, __file__, str(path)]
-    workers = [subprocess.Popen([*command, str(number)]) for number in range(asked["num_workers"])]
+    workers = [
+        subprocess.Popen([*command, str(number)]) for number in range(request["num_workers"])
+    ]
     if sum(abs(worker.wait()) for worker in workers):
-        raise SystemExit("a worker failed")
+        raise SystemExit("a worker process failed; its error is in the output above")
     ended = sorted(
         (trial.user_attrs["ended"], trial.value)
         for trial in study.trials
         if trial.value is not None
     )
-    Path(asked["out"]).write_text(
+    Path(request["out"]).write_text(
         json.dumps(
             {
                 "ready": ready,
@@ -77,8 +84,8 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    asked_path = Path(sys.argv[1])
+    request_path = Path(sys.argv[1])
     if len(sys.argv) > 2:
-        work(json.loads(asked_path.read_text()), int(sys.argv[2]))
+        run_trials(json.loads(request_path.read_text()), int(sys.argv[2]))
     else:
-        main(asked_path)
+        main(request_path)

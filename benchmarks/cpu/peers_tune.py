@@ -1,12 +1,12 @@
-"""One search by Ray Tune with OptunaSearch (TPE): run by `peers.py`, with the interpreter that has
-`ray[tune]`.
+"""One search by Ray Tune with OptunaSearch (TPE).
 
-    python benchmarks/cpu/peers_tune.py ASKED
+    python benchmarks/cpu/peers_tune.py REQUEST
 
-ASKED is a JSON file: {"plan", "study", "num_trials", "num_workers", "reuse_actors", "out"}. A null
-plan: no training, the trial says its loss at once. Writes {"ready", "ended": [[time.time(), loss],
-...], "peak_rss_mb", "versions"}. A diverged trial is told as the loss at which our engine gives it
-up: a searcher that hears NaN learns nothing.
+`peers.py` runs this program, with a Python that has `ray[tune]`, and measures its cost. REQUEST is
+a JSON file with the keys "plan", "study", "num_trials", "num_workers", "reuse_actors" and "out"; a
+plan of null asks for trials that train nothing. The program writes "ready", "done", "ended" (pairs
+of time.time() and loss), "peak_rss_mb" and "versions" to the file "out". A diverged trial reports
+the loss at which forerun's engine gives it up, because a searcher that receives NaN learns nothing.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any
 
 import optuna
 import ray
-from peers_objective import Objective, objective
+from peers_objective import Objective, load_objective
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import own_peak_mb
+from process_tree import read_peak_memory_mb
 
 
-def reporting(call: Objective) -> Callable[[dict[str, float]], None]:
-    """A trainable that tells the loss of a point, and when it ended."""
-    return lambda config: tune.report({"loss": call(config), "ended": time.time()})
+def make_trainable(objective: Objective) -> Callable[[dict[str, float]], None]:
+    """Return a trainable that reports the loss of a point and the time when it ended."""
+    return lambda config: tune.report({"loss": objective(config), "ended": time.time()})
 
 
-def main(asked: dict[str, Any]) -> None:
-    """Search, and write what came of it."""
-    call, ranges, seed = objective(asked)
+def main(request: dict[str, Any]) -> None:
+    """Run the search and write its result."""
+    objective, ranges, seed = load_objective(request)
     space = {
         name: tune.uniform(*ends) if name == "warmup_fraction" else tune.loguniform(*ends)
         for name, ends in ranges.items()
@@ -46,38 +46,38 @@ def main(asked: dict[str, Any]) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ray.init(
         address="local",
-        num_cpus=asked["num_workers"],
+        num_cpus=request["num_workers"],
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
     ready = time.time()
     tuner = tune.Tuner(
-        tune.with_resources(reporting(call), {"cpu": 1}),
+        tune.with_resources(make_trainable(objective), {"cpu": 1}),
         param_space=space,
         tune_config=tune.TuneConfig(
             metric="loss",
             mode="min",
             search_alg=OptunaSearch(seed=seed),
-            num_samples=asked["num_trials"],
-            max_concurrent_trials=asked["num_workers"],
-            reuse_actors=asked["reuse_actors"],
+            num_samples=request["num_trials"],
+            max_concurrent_trials=request["num_workers"],
+            reuse_actors=request["reuse_actors"],
         ),
-        run_config=tune.RunConfig(storage_path=os.path.abspath(asked["study"]), verbose=0),  # noqa: PTH100
+        run_config=tune.RunConfig(storage_path=os.path.abspath(request["study"]), verbose=0),  # noqa: PTH100
     )
     results = tuner.fit()
     if results.errors:
         raise results.errors[0]
-    ended = sorted((each.metrics["ended"], each.metrics["loss"]) for each in results)
-    body = {
+    ended = sorted((result.metrics["ended"], result.metrics["loss"]) for result in results)
+    output = {
         "ready": ready,
         "done": time.time(),
         "ended": ended,
-        "peak_rss_mb": own_peak_mb(),
+        "peak_rss_mb": read_peak_memory_mb(),
         "versions": {"ray": ray.__version__, "optuna": optuna.__version__},
     }
     ray.shutdown()
-    Path(asked["out"]).write_text(json.dumps(body))
+    Path(request["out"]).write_text(json.dumps(output))
 
 
 if __name__ == "__main__":

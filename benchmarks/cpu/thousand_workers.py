@@ -1,37 +1,39 @@
-"""Processor time of the driver at 64 to 4,000 workers, and how busy it keeps them.
+"""Processor time of the driver at 64 to 4,000 workers, and the share of time that they are busy.
 
     python benchmarks/cpu/thousand_workers.py --json benchmarks/results/thousand_workers.json
 
-It takes about 4 minutes of one core.
+`forerun._sweeps.run.driver`, its worker states, ledger and curve files are real, on a file system
+in memory. The workers and the clock are simulated. A worker has 4 slots and trains 100 steps a
+second, in calls of two seconds, with one call queued. The clock advances by the processor time that
+the driver really takes, by the time that its writes would take on a file system, and to the next
+report when the driver waits. Runs of 30 to 90 s end at any time, each with a curve of 1,000 steps.
 
-`sweeps.run.driver`, its crew, ledger and curve files are real, on a file system in memory.
-Stand-ins are the workers, of 4 slots each, which train 100 steps a second in calls of two seconds
-with one ahead, and the clock: it moves by the processor time that the driver really takes, by what
-its writes would take on a file system, and to the next report where nobody has anything to do. Runs
-of 30 to 90 s end at any time, each with a curve of 1,000 steps.
+1. `driver`: processor time per call, its share of a core, and the share of time that the workers
+   are busy, if writes take no time.
+2. `driver_on_efs`: the same if each file operation that must reach the server takes 2.7 ms and each
+   lock 0.25 ms, which Amazon publishes for a write and a read on EFS ("EFS performance", Regional).
+   The number of operations per outcome is from a trace of system calls (`*_WRITES`). Several curves
+   are written at once, and outcomes that arrive together share the ledger's operations.
+3. `file_system`: bytes and operations that the workers' own saves need per second, computed and
+   compared with EFS's published limits; and the start of actors at the rate of Ray's own release
+   test, 389 a second (10,000 on 64 nodes, release log of 1.12.0).
+4. `ray`: calls per second of eight real Ray actors that do no work, by forerun's pool and worker
+   states and by a plain loop, in turns (`--only ray`).
+5. `memory`: peak memory of a random search of 1,000 and of 30,000 trials, each in its own process
+   (`--only memory`, 4 minutes).
 
-1. The driver alone (writes take no time): processor time a call, its share of a core, and how busy
-  the workers are.
-2. The same where each operation on a file that must reach the server takes what Amazon EFS
-   publishes for a write, 2.7 ms, and each lock what it publishes for a read, 0.25 ms ("EFS
-   performance", Regional). An outcome takes as many as a trace of the system calls of one has
-   (`*_WRITES`): those of several curves overlap, the ledger's are shared.
-3. What the workers' own saves ask of the file system, by arithmetic: bytes and operations a second
-   against its published limits. And actors: Ray's own release test starts 389 a second (10,000 on
-   64 nodes, release log of 1.12.0).
-4. Real Ray: eight actors that do no work, calls a second by our pool and driver's crew beside a
-   loop of Ray alone, in turns (`--only ray`).
-5. Memory: a random search of 1,000 and of 30,000 trials, each in a process of its own (`--only
-  memory`, 4 minutes).
+The script prints each part and writes all of them. Parts 1 to 3 take about 4 minutes of one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import heapq
 import json
+import math
 import multiprocessing
 import random
 import statistics
@@ -44,24 +46,24 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "sweeps"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "sweeps"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import machine, own_peak_mb
-from sweep_fakes import bank_key, make_spec, num_slots
+from process_tree import read_peak_memory_mb
+from result_files import describe_machine
+from sweep_fakes import get_bank_key, get_num_slots, make_spec
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.hyperparameters import Hparams
-from proxies.core.schedule import whole_warmup
-from proxies.core.spec import Curve, RunResult, RunSpec
-from sweeps.run import driver
-from sweeps.run.crew import AdaptiveTimeouts, Crew
-from sweeps.run.pool import Finished, HostAnswer, HostCall, Report
-from sweeps.search.source import Search, SearchSource, StaticSource
-from sweeps.search.space import Axis, Params, SearchSpace
-from sweeps.store.curves import store_curves
-from sweeps.store.ledger import Ledger
+from forerun._proxies.core import canon
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.schedule import compute_warmup_steps
+from forerun._proxies.core.spec import Curve, EndedRun, RunResult, RunSpec
+from forerun._sweeps.run import driver
+from forerun._sweeps.run.pool import HostCall, Report
+from forerun._sweeps.run.worker_states import AdaptiveTimeouts, WorkerStates
+from forerun._sweeps.search.source import Search, SearchSource, StaticSource
+from forerun._sweeps.search.space import Axis, Params, SearchSpace
+from forerun._sweeps.store.curves import store_curves
+from forerun._sweeps.store.ledger import Ledger
 
 NUM_WORKERS = (64, 256, 1_000, 4_000)
 MEMORY_TRIALS, MEMORY_WORKERS, MEMORY_CURVES = (1_000, 30_000), 64, 1_000
@@ -71,40 +73,50 @@ MEMORY_AXES = {
     "clip_norm": (0.25, 4.0),
 }
 NUM_SLOTS, STEPS_PER_SECOND, CURVE_STEPS = 4, 100, 1_000
+"""Runs that a worker trains at once, its steps per second, and steps of a stored curve."""
+CALL_SECONDS = 2.0
+"""Seconds for which a call asks a worker to train."""
 RUN_SECONDS = (30.0, 90.0)
-WARM_SECONDS, SECONDS = 40.0, 60.0
-"""Of the simulated time: before anything is counted, and counted."""
+"""Minimum and maximum simulated duration of a run."""
+WARMUP_SECONDS, COUNTED_SECONDS = 40.0, 60.0
+"""Simulated seconds before anything is counted, and simulated seconds that are counted."""
 EFS_WRITE_SECONDS, EFS_READ_SECONDS = 2.7e-3, 0.25e-3
+"""Seconds of an operation that must reach the server, and of a lock."""
 EFS_WRITES_PER_SECOND, EFS_WRITE_BYTES_PER_SECOND = 25_000, 3 * 2**30
-"""Limits of a Regional file system, provisioned throughput (the same page)."""
+"""Limits of a Regional file system with provisioned throughput (from the same page)."""
 CURVE_WRITES, LEDGER_WRITES, LEDGER_LOCKS, CHECKPOINT_WRITES = 5, 6, 9, 3
-"""Calls that change a name or wait for the disk, by `strace -f -e
-trace=%file,fsync,fdatasync,ftruncate,fcntl` of a driver: of one curve, of one transaction of the
-ledger, of one folder of checkpoints.
+"""System calls that change a name or wait for the disk, by `strace -f -e
+trace=%file,fsync,fdatasync,ftruncate,fcntl` of a driver: for one curve, one transaction of the
+ledger, its locks, and one folder of checkpoints.
 """
 WRITERS = 8
-"""Curves that are written at once (`sweeps.store.curves`)."""
+"""Curves that are written at once (`forerun._sweeps.store.curves`)."""
 SAVE_SECONDS, SAVE_OPERATIONS = 30.0, 6
-"""Between two saves of a slot; write, sync, rename, sync the folder, list it, remove the one before
-the last."""
+"""Seconds between two saves of a slot, and operations of a save: write, sync, rename, sync the
+folder, list it, remove the save before the last.
+"""
 BYTES_PER_WEIGHT = 12
+"""Bytes that a save takes per weight: the weight and AdamW's two moments, in float32."""
 RAY_ACTORS_PER_SECOND = 389
+"""Actors that start per second in Ray's release test (see the module's docstring)."""
 
 
 @dataclasses.dataclass(slots=True)
-class Standin:
-    """One worker."""
+class SimulatedWorker:
+    """A simulated worker."""
 
     slots: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
-    """Slot -> [run id, steps done, steps in all]."""
+    """Run id, steps done and steps of the run, by slot."""
     calls: deque[bool] = dataclasses.field(default_factory=deque)
-    """Of each that it was asked for, whether it was sent ahead."""
-    may_go_on: bool = False
+    """True for each queued call that was sent ahead of its turn."""
+    may_continue: bool = False
+    """True if a call that was sent ahead may train."""
     busy_seconds: float = 0.0
+    """Simulated seconds of training."""
 
 
-class StandinPool:
-    """Workers that cost nothing, and the clock of it all."""
+class SimulatedPool:
+    """A pool of simulated workers, which also has the simulated clock."""
 
     calls_ahead = 1
 
@@ -112,7 +124,7 @@ class StandinPool:
         self.num_workers = num_workers
         self.now = 0.0
         self._random = random.Random(0)
-        self._workers = [Standin() for _ in range(num_workers)]
+        self._workers = [SimulatedWorker() for _ in range(num_workers)]
         self._events: list[tuple[float, int, Report]] = []
         self._since = time.process_time()
         self.driver_seconds = 0.0
@@ -122,67 +134,72 @@ class StandinPool:
             train_loss_nats=tuple(3 + 1 / step for step in range(1, CURVE_STEPS + 1)),
             grad_norm=(1.0,) * CURVE_STEPS,
         )
-        self._curve_body: dict[str, Json] = canon.to_json(self._curve)  # type: ignore[assignment]
-        self._curve_id = canon.content_id(self._curve)
+        self._curve_id = canon.compute_content_id(self._curve)
 
-    def clock(self) -> float:
+    def read_clock(self) -> float:
+        """Return the simulated time in seconds."""
         return self.now
 
     def spend(self, seconds: float) -> None:
-        """The driver waits for a disk."""
+        """Advance the clock by seconds that the driver waits for a disk."""
         self.now += seconds
 
-    def _enter(self) -> None:
+    def _charge_driver_time(self) -> None:
+        """Advance the clock by the processor time that the driver has used."""
         spent = time.process_time() - self._since
         self.now += spent
         self.driver_seconds += spent
 
-    def _leave(self) -> None:
+    def _restart_driver_timer(self) -> None:
+        """Count the driver's processor time from now on."""
         self._since = time.process_time()
 
-    def busy_seconds(self) -> float:
-        """Of training so far: of calls under way, what has passed."""
-        left = sum(max(0.0, at - self.now) for at, _, _ in self._events)
-        return sum(worker.busy_seconds for worker in self._workers) - left
+    def compute_busy_seconds(self) -> float:
+        """Return the seconds of training so far, with the elapsed part of calls in progress."""
+        remaining = sum(max(0.0, at - self.now) for at, _, _ in self._events)
+        return sum(worker.busy_seconds for worker in self._workers) - remaining
 
     def start(self, index: int, call: HostCall) -> None:
-        self._enter()
+        """Queue a call of a worker."""
+        self._charge_driver_time()
         worker = self._workers[index]
         for slot, data in call.admit:
             num_steps = int(STEPS_PER_SECOND * self._random.uniform(*RUN_SECONDS))
-            worker.slots[slot] = [canon.content_id(data), 0, num_steps]
-        worker.calls.append(call.ahead)
+            worker.slots[slot] = [canon.compute_content_id(data), 0, num_steps]
+        worker.calls.append(call.is_ahead)
         if len(worker.calls) == 1:
-            self._begin(index, self.now)
-        self._leave()
+            self._train_first_call(index, self.now)
+        self._restart_driver_timer()
 
-    def _begin(self, index: int, now: float) -> None:
+    def _train_first_call(self, index: int, now: float) -> None:
+        """Train the first call in a worker's queue and schedule its report."""
         worker = self._workers[index]
-        seconds = 2.0 * self._random.uniform(0.98, 1.02)
+        seconds = CALL_SECONDS * self._random.uniform(0.98, 1.02)
         steps = int(seconds * STEPS_PER_SECOND)
-        if worker.calls[0] and not worker.may_go_on:
+        if worker.calls[0] and not worker.may_continue:
             steps = 0
         skipped = not steps
         steps = min([steps, *(total - done for _, done, total in worker.slots.values())])
         worker.busy_seconds += steps / STEPS_PER_SECOND
-        ended = []
-        for slot, held in list(worker.slots.items()):
-            held[1] += steps
-            if held[1] >= held[2]:
-                ended.append(self._ended(slot, held[0]))
+        outcomes = []
+        for slot, progress in list(worker.slots.items()):
+            progress[1] += steps
+            if progress[1] >= progress[2]:
+                outcomes.append(self._make_outcome(slot, progress[0]))
                 del worker.slots[slot]
         report = Report(
             worker=index,
-            finished=tuple(ended),
+            finished=tuple(outcomes),
             skipped=skipped,
-            steps={slot: held[1] for slot, held in worker.slots.items()},
+            steps={slot: progress[1] for slot, progress in worker.slots.items()},
         )
-        worker.may_go_on = steps > 0 and not ended
+        worker.may_continue = steps > 0 and not outcomes
         heapq.heappush(self._events, (now + steps / STEPS_PER_SECOND, self.num_calls, report))
         self.num_calls += 1
-        self.num_ended += len(ended)
+        self.num_ended += len(outcomes)
 
-    def _ended(self, slot: int, run_id: str) -> Finished:
+    def _make_outcome(self, slot: int, run_id: str) -> EndedRun:
+        """Return the outcome of a finished run."""
         result = RunResult(
             id=run_id,
             status="finished",
@@ -196,11 +213,12 @@ class StandinPool:
             environment={"device": "stand-in"},
             reason="",
         )
-        body = json.loads(canon.canonical(result))  # as from another process: nothing is shared
-        return Finished(slot=slot, result=body, curve=self._curve_body)
+        # As from another process: no shared objects
+        return EndedRun(slot, *copy.deepcopy((result, self._curve)))
 
     def wait(self, timeout_seconds: float) -> list[Report]:
-        self._enter()
+        """Advance the clock to the next reports and return them."""
+        self._charge_driver_time()
         if not self._events or self._events[0][0] > self.now:
             until = self.now + timeout_seconds
             self.now = min(until, self._events[0][0]) if self._events else until
@@ -211,108 +229,136 @@ class StandinPool:
             worker.calls.popleft()
             reports.append(report)
             if worker.calls:
-                self._begin(report.worker, at)  # whatever the driver does: it was queued
-        self._leave()
+                self._train_first_call(
+                    report.worker, at
+                )  # the call was queued, so it needs no driver
+        self._restart_driver_timer()
         return reports
 
     def restart(self, worker: int) -> None:
-        raise AssertionError("no stand-in fails")
+        """Fail, because simulated workers do not fail."""
+        raise AssertionError("a simulated worker was restarted, but none fails")
 
     def close(self) -> None:
+        """Do nothing."""
         return
 
 
-class EnoughError(Exception):
+Reading = tuple[float, float, float, int, int]
+"""Simulated time, driver's processor seconds, workers' busy seconds, calls, and outcomes so far."""
+
+
+class TimeUpError(Exception):
     """The simulated time is over."""
 
 
-def driven(num_workers: int, write_seconds: float) -> dict[str, Any]:
-    """A drive of so many workers, each write of it taking so long."""
-    num_runs = int(num_workers * NUM_SLOTS * (1 + (WARM_SECONDS + SECONDS) / RUN_SECONDS[0]))
+def measure_driver(num_workers: int, write_seconds: float) -> dict[str, Any]:
+    """Return the costs of a driver of this many workers.
+
+    Args:
+        num_workers: Simulated workers.
+        write_seconds: Seconds of a write; writes take no time if 0.
+    """
+    num_runs = int(
+        num_workers * NUM_SLOTS * (1 + (WARMUP_SECONDS + COUNTED_SECONDS) / RUN_SECONDS[0])
+    )
     specs = [
         make_spec(seed=seed, num_steps=CURVE_STEPS, num_slots=NUM_SLOTS) for seed in range(num_runs)
     ]
-    pool = StandinPool(num_workers)
-    marks: list[tuple[float, float, float, int, int]] = []
+    pool = SimulatedPool(num_workers)
+    readings: list[Reading] = []
 
-    def mark() -> None:
-        marks.append(
-            (pool.now, pool.driver_seconds, pool.busy_seconds(), pool.num_calls, pool.num_ended)
+    def record_reading() -> None:
+        readings.append(
+            (
+                pool.now,
+                pool.driver_seconds,
+                pool.compute_busy_seconds(),
+                pool.num_calls,
+                pool.num_ended,
+            )
         )
 
     def should_stop() -> bool:
-        if not marks and pool.now >= WARM_SECONDS:
-            mark()
-        if pool.now >= WARM_SECONDS + SECONDS:
-            mark()
-            raise EnoughError
+        if not readings and pool.now >= WARMUP_SECONDS:
+            record_reading()
+        if pool.now >= WARMUP_SECONDS + COUNTED_SECONDS:
+            record_reading()
+            raise TimeUpError
         return False
 
-    store = driver.store_curves
+    store_curves = driver.store_curves
 
-    def stored(study_dir: Path, curves: Any) -> None:
+    def store_and_wait(study_dir: Path, curves: Any) -> None:
         if write_seconds:
-            pool.spend(commit_seconds(len(curves)))
-        store(study_dir, curves)
+            pool.spend(compute_commit_seconds(len(curves)))
+        store_curves(study_dir, curves)
 
     with (
-        tempfile.TemporaryDirectory(dir=in_memory()) as name,
+        tempfile.TemporaryDirectory(dir=find_memory_folder()) as name,
         Ledger.open(Path(name), {}, create=True) as ledger,
-        mock.patch.object(driver, "store_curves", stored),
-        contextlib.suppress(EnoughError),
+        mock.patch.object(driver, "store_curves", store_and_wait),
+        contextlib.suppress(TimeUpError),
     ):
-        pool._leave()
+        pool._restart_driver_timer()
         driver.drive(
-            StaticSource(specs, bank_key),
+            StaticSource(specs, get_bank_key),
             pool,
             ledger,
             Path(name),
-            num_slots_for=num_slots,
-            bank_key_for=bank_key,
+            num_slots_for=get_num_slots,
+            bank_key_for=get_bank_key,
             should_stop=should_stop,
-            clock=pool.clock,
+            clock=pool.read_clock,
         )
-    (began, cpu, busy, calls, ended), (end, cpu_end, busy_end, calls_end, ended_end) = marks
-    seconds = end - began
     return {
         "num_workers": num_workers,
         "write_seconds": write_seconds,
+        **compute_costs(readings, num_workers),
+        "peak_mb": read_peak_memory_mb(),
+    }
+
+
+def compute_costs(readings: list[Reading], num_workers: int) -> dict[str, float]:
+    """Return the costs between two readings, per second and per call."""
+    (began, cpu, busy, calls, ended), (end, cpu_end, busy_end, calls_end, ended_end) = readings
+    seconds = end - began
+    return {
         "calls_per_second": (calls_end - calls) / seconds,
         "outcomes_per_second": (ended_end - ended) / seconds,
         "cpu_ms_per_call": 1e3 * (cpu_end - cpu) / (calls_end - calls),
         "share_of_a_core": (cpu_end - cpu) / seconds,
         "busy_share": (busy_end - busy) / seconds / num_workers,
-        "peak_mb": own_peak_mb(),
     }
 
 
-def searched(num_trials: int, study_dir: Path) -> float:
-    """The most megabytes that a driver takes from a random search of so many trials, or from what
-    is left of it.
+def measure_search_memory(num_trials: int, study_dir: Path) -> float:
+    """Return the peak memory in MB of a driver that runs a random search, or that opens a search
+    which has all its trials already.
 
-    In a process of its own: the peak is the process's. Curves beyond `MEMORY_CURVES` are not
-    written, for room.
+    Run this in its own process, because the peak is that of the process. Only the first
+    `MEMORY_CURVES` curves are written, to save space.
     """
     axes = tuple(Axis(name=name, range=ends) for name, ends in MEMORY_AXES.items())
 
     def make_run(point: Params) -> RunSpec:
         spec: RunSpec = make_spec(num_steps=CURVE_STEPS, num_slots=NUM_SLOTS)
-        warmup_steps = whole_warmup(point["warmup_fraction"], CURVE_STEPS, 0)
+        warmup_steps = compute_warmup_steps(point["warmup_fraction"], CURVE_STEPS, 0)
         schedule = dataclasses.replace(spec.schedule, warmup_steps=warmup_steps)
-        return dataclasses.replace(spec, hparams=Hparams.at(point, {}), schedule=schedule)
+        return dataclasses.replace(spec, hparams=Hparams.from_point(point, {}), schedule=schedule)
 
     num_curves = 0
 
-    def stored(study_dir: Path, curves: Any) -> None:
+    def store_some(study_dir: Path, curves: Any) -> None:
         nonlocal num_curves
         if num_curves < MEMORY_CURVES:
             store_curves(study_dir, curves)
         num_curves += len(curves)
 
     search = Search(SearchSpace(axes=axes), 1, MEMORY_WORKERS * NUM_SLOTS, sampler="random")
-    pool = StandinPool(MEMORY_WORKERS)
+    pool = SimulatedPool(MEMORY_WORKERS)
     with (
-        mock.patch.object(driver, "store_curves", stored),
+        mock.patch.object(driver, "store_curves", store_some),
         Ledger.open(study_dir, {}, create=True) as ledger,
     ):
         driver.drive(
@@ -320,67 +366,72 @@ def searched(num_trials: int, study_dir: Path) -> float:
             pool,
             ledger,
             study_dir,
-            num_slots_for=num_slots,
-            bank_key_for=bank_key,
-            clock=pool.clock,
+            num_slots_for=get_num_slots,
+            bank_key_for=get_bank_key,
+            clock=pool.read_clock,
         )
-        return own_peak_mb()
+        return read_peak_memory_mb()
 
 
-def memory() -> dict[str, Any]:
-    """Searches as they run, and as an ended one is opened again: megabytes, and bytes a trial."""
+def measure_memory() -> dict[str, Any]:
+    """Return the peak memory of searches while they run and when they are opened again.
+
+    The result also has the growth of both in bytes per trial.
+    """
     rows = []
     for num_trials in MEMORY_TRIALS:
         peaks = []
-        with tempfile.TemporaryDirectory(dir=in_memory()) as name:
+        with tempfile.TemporaryDirectory(dir=find_memory_folder()) as name:
             for _ in range(2):
                 with ProcessPoolExecutor(
                     1, mp_context=multiprocessing.get_context("spawn")
-                ) as alone:
-                    peaks.append(alone.submit(searched, num_trials, Path(name)).result())
+                ) as executor:
+                    peaks.append(
+                        executor.submit(measure_search_memory, num_trials, Path(name)).result()
+                    )
         rows.append({"num_trials": num_trials, "peak_mb": peaks[0], "reopened_peak_mb": peaks[1]})
     few, many = rows[0], rows[-1]
-    grown = {
+    growth = {
         name: 2**20 * (many[name] - few[name]) / (many["num_trials"] - few["num_trials"])
         for name in few
     }
     return {
         "searches": rows,
         "ratio": many["peak_mb"] / few["peak_mb"],
-        "bytes_per_trial": grown["peak_mb"],
-        "reopened_bytes_per_trial": grown["reopened_peak_mb"],
+        "bytes_per_trial": growth["peak_mb"],
+        "reopened_bytes_per_trial": growth["reopened_peak_mb"],
     }
 
 
-def in_memory() -> str | None:
-    """A folder on a file system in memory, if there is one."""
+def find_memory_folder() -> str | None:
+    """Return a folder on a file system in memory, or None."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def commit_seconds(num_outcomes: int) -> float:
-    """What so many outcomes that came in at once wait for the file system."""
-    rounds = -(-num_outcomes // WRITERS)
+def compute_commit_seconds(num_outcomes: int) -> float:
+    """Return the seconds that outcomes that arrive together wait for the file system."""
+    rounds = math.ceil(num_outcomes / WRITERS)
     writes = rounds * CURVE_WRITES + LEDGER_WRITES + num_outcomes * CHECKPOINT_WRITES
     return writes * EFS_WRITE_SECONDS + LEDGER_LOCKS * EFS_READ_SECONDS
 
 
-def file_system() -> dict[str, Any]:
-    """At how many workers each of a file system's limits is reached, by arithmetic."""
+def compute_file_system_limits() -> dict[str, Any]:
+    """Return the number of workers at which each limit of the file system is reached."""
     mean_seconds = sum(RUN_SECONDS) / 2
-    most = {number: number / commit_seconds(number) for number in (1, WRITERS)}
+    rates = {number: number / compute_commit_seconds(number) for number in (1, WRITERS)}
 
-    def by_bytes(weights: float) -> float:
+    def count_workers(weights: float) -> float:
         return EFS_WRITE_BYTES_PER_SECOND * SAVE_SECONDS / (weights * BYTES_PER_WEIGHT * NUM_SLOTS)
 
     return {
-        "outcomes_per_second": {f"{number} at once": rate for number, rate in most.items()},
+        "outcomes_per_second": {f"{number} at once": rate for number, rate in rates.items()},
         "workers_by_outcomes": {
             f"runs of {seconds:g} s, {number} at once": rate * seconds / NUM_SLOTS
             for seconds in (mean_seconds, 600.0)
-            for number, rate in most.items()
+            for number, rate in rates.items()
         },
         "workers_by_saved_bytes": {
-            f"{weights / 1e6:g}M weights": by_bytes(weights) for weights in (1e6, 10e6, 40e6)
+            f"{weights / 1e6:g}M weights": count_workers(weights) for weights in (1e6, 10e6, 40e6)
         },
         "workers_by_save_operations": EFS_WRITES_PER_SECOND
         * SAVE_SECONDS
@@ -389,109 +440,126 @@ def file_system() -> dict[str, Any]:
     }
 
 
-class Idle:
-    """A host that has always just trained."""
+class IdleHost:
+    """A worker host that returns at once, as if it had trained."""
 
-    def advance(self, call: HostCall) -> HostAnswer:
-        return HostAnswer(steps=dict.fromkeys(call.hold, 1) or {0: 1})
+    def advance(self, call: HostCall) -> Report:
+        """Return one step for each slot."""
+        return Report(steps=dict.fromkeys(call.hold, 1) or {0: 1})
 
 
 RAY_WORKERS, RAY_CALLS, RAY_ROUNDS = 8, 2_000, 5
+"""Actors, calls of one measurement, and rounds of part 4."""
 
 
-def by_us(pool: Any) -> float:
-    """Calls a second of our crew, one ahead."""
-    crew = Crew(pool, num_slots, AdaptiveTimeouts(600.0), time.monotonic)
-    held = driver.Attempt(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
-    for worker in crew.workers:
-        worker.bank_key, worker.slots[0] = "one", held
-    began, done = time.monotonic(), 0
-    while done < RAY_CALLS:
-        for index, _ in crew.training():
-            crew.go_on(index)
-        for index, _ in crew.idle():
-            crew.start(index, {})
-        done += len(crew.wait(1.0))
-    rate = done / (time.monotonic() - began)
-    while crew.busy:
-        crew.wait(1.0)
+def measure_worker_states(pool: Any) -> float:
+    """Return the calls per second of forerun's worker states, with one call queued per worker."""
+    states = WorkerStates(pool, get_num_slots, AdaptiveTimeouts(600.0), time.monotonic)
+    attempt = driver.Attempt(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
+    for worker in states.workers:
+        worker.bank_key, worker.slots[0] = "one", attempt
+    began, num_calls = time.monotonic(), 0
+    while num_calls < RAY_CALLS:
+        for index, _ in states.take_training():
+            states.queue_continuation(index)
+        for index, _ in states.list_idle():
+            states.start(index, {})
+        num_calls += len(states.wait(1.0))
+    rate = num_calls / (time.monotonic() - began)
+    while states.is_busy:
+        states.wait(1.0)
     return rate
 
 
-def by_ray(pool: Any) -> float:
-    """Calls a second of the plainest loop over the same actors, two in flight each."""
+def measure_plain_loop(pool: Any) -> float:
+    """Return the calls per second of a plain loop over the same actors.
+
+    Each actor has two calls in flight.
+    """
     ray, actors = pool._ray, pool._actors
-    call = HostCall(bank_key="one", num_slots=3, admit=(), seconds=2.0)
-    pending = {actor.advance.remote(i, call): i for _ in range(2) for i, actor in enumerate(actors)}
-    began, done = time.monotonic(), 0
-    while done < RAY_CALLS:
+    call = HostCall(bank_key="one", num_slots=3, admit=(), seconds=CALL_SECONDS)
+    pending = {
+        actor.advance.remote(index, call): index
+        for _ in range(2)
+        for index, actor in enumerate(actors)
+    }
+    began, num_calls = time.monotonic(), 0
+    while num_calls < RAY_CALLS:
         ready, _ = ray.wait(list(pending), num_returns=1)
         for reference in ready:
             ray.get(reference)
             index = pending.pop(reference)
             pending[actors[index].advance.remote(index, call)] = index
-            done += 1
-    rate = done / (time.monotonic() - began)
+            num_calls += 1
+    rate = num_calls / (time.monotonic() - began)
     ray.get(list(pending))
     return rate
 
 
-def beside_ray() -> dict[str, Any]:
-    """Both, in turns, over the same eight actors."""
-    from sweeps.ray.nodes import WorkerPlacement
-    from sweeps.ray.pool import RayPool
+def compare_with_ray() -> dict[str, Any]:
+    """Measure both in turns over the same eight actors."""
+    from forerun._sweeps.ray.nodes import WorkerPlacement
+    from forerun._sweeps.ray.pool import RayPool
 
-    pool = RayPool(RAY_WORKERS, Idle, place=WorkerPlacement(worker_cpus=0.1))
+    pool = RayPool(RAY_WORKERS, IdleHost, place=WorkerPlacement(worker_cpus=0.1))
     try:
-        by_us(pool), by_ray(pool)  # warm
-        rounds = [(by_us(pool), by_ray(pool)) for _ in range(RAY_ROUNDS)]
+        measure_worker_states(pool), measure_plain_loop(pool)  # warm-up
+        rounds = [
+            (measure_worker_states(pool), measure_plain_loop(pool)) for _ in range(RAY_ROUNDS)
+        ]
     finally:
         pool.close()
     return {
         "num_actors": RAY_WORKERS,
-        "ours_calls_per_second": statistics.median(ours for ours, _ in rounds),
-        "ray_calls_per_second": statistics.median(plain for _, plain in rounds),
-        "ratio": statistics.median(ours / plain for ours, plain in rounds),
-        "ratios": [ours / plain for ours, plain in rounds],
+        "ours_calls_per_second": statistics.median(forerun_rate for forerun_rate, _ in rounds),
+        "ray_calls_per_second": statistics.median(plain_rate for _, plain_rate in rounds),
+        "ratio": statistics.median(
+            forerun_rate / plain_rate for forerun_rate, plain_rate in rounds
+        ),
+        "ratios": [forerun_rate / plain_rate for forerun_rate, plain_rate in rounds],
     }
 
 
 def main() -> None:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--only", choices=("driver", "ray", "memory"), help="what else the JSON has stays as it is"
+    """Measure the chosen parts, print them, and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", help="for the driver alone, e.g. 64,1000")
+    parser.add_argument("--json", type=Path, help="Result file.")
+    parser.add_argument(
+        "--only",
+        choices=("driver", "ray", "memory"),
+        help="Measure one part, and keep the other parts of the file.",
+    )
+    parser.add_argument("--workers", help="Numbers of workers, such as 64,1000.")
     options = parser.parse_args()
-    body: dict[str, Any] = {"machine": machine()}
+    result: dict[str, Any] = {"machine": describe_machine()}
     if options.only and options.json and options.json.is_file():
-        body = json.loads(options.json.read_text(encoding="utf-8"))
+        result = json.loads(options.json.read_text(encoding="utf-8"))
     sizes = tuple(map(int, options.workers.split(","))) if options.workers else NUM_WORKERS
     if options.only in (None, "driver"):
-        driven(64, 0.0)  # imports, caches
-        body["driver"] = [driven(number, 0.0) for number in sizes]
-        body["driver_on_efs"] = [driven(number, EFS_WRITE_SECONDS) for number in sizes]
-        body["file_system"] = file_system()
+        measure_driver(64, 0.0)  # warm-up: imports and caches
+        result["driver"] = [measure_driver(number, 0.0) for number in sizes]
+        result["driver_on_efs"] = [measure_driver(number, EFS_WRITE_SECONDS) for number in sizes]
+        result["file_system"] = compute_file_system_limits()
         for name in ("driver", "driver_on_efs"):
             print(f"{name}:\n  workers   calls/s  ends/s  CPU ms a call  of a core   busy")
-            for row in body[name]:
+            for row in result[name]:
                 print(
                     f"  {row['num_workers']:7,} {row['calls_per_second']:9.1f} "
                     f"{row['outcomes_per_second']:7.1f} "
                     f"{row['cpu_ms_per_call']:14.3f} {row['share_of_a_core']:10.3f} "
                     f"{row['busy_share']:6.1%}"
                 )
-        print(json.dumps(body["file_system"], indent=2))
+        print(json.dumps(result["file_system"], indent=2))
     if options.only in (None, "memory"):
-        body["memory"] = memory()
-        print(json.dumps(body["memory"], indent=2))
+        result["memory"] = measure_memory()
+        print(json.dumps(result["memory"], indent=2))
     if options.only in (None, "ray"):
-        body["ray"] = beside_ray()
-        print(json.dumps(body["ray"], indent=2))
+        result["ray"] = compare_with_ray()
+        print(json.dumps(result["ray"], indent=2))
     if options.json:
-        options.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The training runs of the GPU benchmarks, and the helpers that these scripts share.
+"""One training run in a process of its own, and helpers that the GPU benchmarks share.
 
     python benchmarks/gpu/gpu_runs.py REQUEST
 
-trains one run in its own process. REQUEST is a JSON object with the keys "model", "batch",
-"seq_len", "corpus", "numerics" and "seconds"; numerics of null ask for the plain loop. The program
-prints "ready" after its first steps. For every line that it reads it trains for "seconds" and
-prints its steps per second.
+`gpu_modes.py` and `gpu_workers.py` run this program. REQUEST is a JSON object with the keys
+"model", "batch", "seq_len", "corpus", "numerics" and "seconds"; numerics of null ask for the plain
+loop. The program prints "ready" after its first steps. For every line that it reads it trains for
+"seconds" and prints its steps per second.
 """
 
 from __future__ import annotations
@@ -17,26 +17,39 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from proxies.core import canon
-from proxies.core.hyperparameters import Hparams
-from proxies.core.rules import named
-from proxies.core.schedule import Schedule
-from proxies.core.shape import Shape
-from proxies.core.spec import Numerics, RunSpec
+from forerun._proxies.core import canon
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.rules import get_parametrization
+from forerun._proxies.core.schedule import Schedule
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.core.spec import Numerics, RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class ModelSize(NamedTuple):
+    """Sizes of a proxy that a benchmark trains."""
+
+    width: int
+    num_layers: int
+    ffn_width: int
+    vocab_size: int
+
+
 TRIAL_STEPS = 2000
+"""Steps of a trial when trials per hour are computed."""
 ENDLESS_STEPS, FIRST_STEPS = 10**6, 3
+"""Steps of a schedule that never ends here, and steps before a run is timed."""
 
 
-def run_spec(
-    model: Sequence[int],
+def make_spec(
+    model: ModelSize,
     seq_len: int,
     batch: int,
     numerics: Numerics,
@@ -46,29 +59,28 @@ def run_spec(
     """Return the spec of one trial.
 
     Args:
-        model: Width, layers, feed-forward width and vocabulary size.
+        model: Sizes of the model.
         seq_len: Tokens per sequence.
         batch: Sequences per step.
         numerics: Precision, slots and compilation of the run.
         data_id: Id of the corpus.
         num_steps: Length of the run.
     """
-    width, num_layers, ffn_width, vocab_size = model
-    num_heads = max(1, width // 64)
+    num_heads = max(1, model.width // 64)
     shape = Shape(
-        num_layers=num_layers,
-        width=width,
+        num_layers=model.num_layers,
+        width=model.width,
         num_heads=num_heads,
         num_kv_heads=num_heads,
-        ffn_width=ffn_width,
-        vocab_size=vocab_size,
+        ffn_width=model.ffn_width,
+        vocab_size=model.vocab_size,
         seq_len=seq_len,
     )
     return RunSpec(
         optimizer="adamw",
         shape=shape,
         base_shape=shape,
-        parametrization=named("mup"),
+        parametrization=get_parametrization("mup"),
         hparams=Hparams(learning_rate=1e-3),
         schedule=Schedule(kind="constant", num_steps=num_steps),
         batch_tokens=batch * seq_len,
@@ -78,21 +90,24 @@ def run_spec(
     )
 
 
-def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
-    """Write random ids as a corpus, without `forerun tokenize`, which needs pyarrow."""
+def write_corpus(folder: Path, vocab_size: int, num_ids: int) -> Path:
+    """Write random ids as a corpus below a folder, and return the corpus's own folder.
+
+    `forerun tokenize` would need pyarrow, which the GPU machine may lack.
+    """
     import numpy as np
 
-    from proxies.data.tokens import MANIFEST, SCHEMA_VERSION, Manifest, Shard, Source
+    from forerun._proxies.data.tokens import MANIFEST, SCHEMA_VERSION, Manifest, Shard, Source
 
     shards = {}
-    out = folder / str(vocab_size)
-    out.mkdir()
+    corpus = folder / str(vocab_size)
+    corpus.mkdir()
     for seed, (split, number) in enumerate((("train", num_ids), ("validation", num_ids // 8))):
         ids = np.random.default_rng(seed).integers(0, vocab_size, number, dtype=np.uint16)
-        path = out / f"{split}.bin"
+        path = corpus / f"{split}.bin"
         path.write_bytes(ids.astype("<u2").tobytes())
         shard = Shard(
-            file=path.name, num_tokens=number, max_id=int(ids.max()), sha256=canon.file_sha256(path)
+            file=path.name, num_tokens=number, max_id=int(ids.max()), sha256=canon.hash_file(path)
         )
         shards[split] = (shard,)
     manifest = Manifest(
@@ -103,19 +118,22 @@ def corpus_of(folder: Path, vocab_size: int, num_ids: int) -> Path:
         end_id=None,
         sources=(Source(name="random", weight=1.0, num_documents=1, **shards),),
     )
-    canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
-    return out
+    canon.write_atomic(corpus / MANIFEST, canon.to_pretty_json(manifest))
+    return corpus
 
 
-def machine() -> dict[str, Any]:
-    """Return the device, versions and source digest of this run. Results of others are dropped."""
+def describe_device() -> dict[str, Any]:
+    """Return the device, the versions and the digest of the source.
+
+    Results with another description are dropped.
+    """
     import torch
 
     sources = hashlib.sha256()
     for path in sorted(
         path
-        for room in ("proxies", "launcher", "benchmarks")
-        for path in (ROOT / room).rglob("*.py")
+        for package in ("proxies", "launcher", "benchmarks")
+        for path in (ROOT / package).rglob("*.py")
     ):
         sources.update(path.read_bytes())
     return {
@@ -127,25 +145,34 @@ def machine() -> dict[str, Any]:
     }
 
 
-def load_results(path: Path, here: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the content of a result file if its machine is `here`, else an empty result."""
+def load_results(path: Path, machine: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the content of a result file if it was measured on `machine`, else an empty result.
+
+    Args:
+        path: Result file.
+        machine: Description of this machine (`describe_device`).
+        key: Key of the empty result below which the results are collected.
+    """
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return content if content.get("machine") == here else {"machine": here, key: {}}
+    return content if content.get("machine") == machine else {"machine": machine, key: {}}
 
 
-def write(path: Path, content: dict[str, Any]) -> None:
+def write_result(path: Path, content: dict[str, Any]) -> None:
     """Write a result file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     canon.write_atomic(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 
-def engine(spec: RunSpec, store: Any) -> Any:
-    """Return the engine that a worker would use for this run (`launcher.workers.host`)."""
-    if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
-        from proxies.training.solo import Solo
+def make_engine(spec: RunSpec, store: Any) -> Any:
+    """Return the engine that a worker would use for this run.
 
-        return Solo(store)
-    from proxies.training.bank import Bank
+    `forerun._launcher.study.workers.host` makes the same choice.
+    """
+    if spec.numerics.num_slots == 1 and not spec.numerics.cuda_graphs:
+        from forerun._proxies.training.single_trial import SingleTrialEngine
+
+        return SingleTrialEngine(store)
+    from forerun._proxies.training.bank import Bank
 
     return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
 
@@ -164,14 +191,18 @@ def report_rates(advance: Callable[[float], int], seconds: float) -> None:
         print(num_steps / (time.monotonic() - start), flush=True)
 
 
-def plain_loop(request: dict[str, Any]) -> None:
-    """Train the same model in a plain loop: compiled, autocast, fused AdamW, always one batch."""
+def train_plain_loop(request: dict[str, Any]) -> None:
+    """Train the same model in a plain loop with torch.compile, autocast and fused AdamW.
+
+    Every step has the same batch.
+    """
     import torch
 
-    from proxies.model.decoder import Decoder, Multipliers
+    from forerun._proxies.model.decoder import Decoder, Multipliers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = run_spec(request["model"], request["seq_len"], request["batch"], Numerics(), "0").shape
+    model_size = ModelSize(*request["model"])
+    shape = make_spec(model_size, request["seq_len"], request["batch"], Numerics(), "0").shape
     model = Decoder(shape, device=device)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -200,16 +231,21 @@ def plain_loop(request: dict[str, Any]) -> None:
     report_rates(advance, request["seconds"])
 
 
-def train(request: dict[str, Any]) -> None:
+def train_proxy(request: dict[str, Any]) -> None:
     """Train the requested run with forerun's engine."""
-    from proxies.data.tokens import TokenStore
+    from forerun._proxies.data.tokens import TokenStore
 
     store = TokenStore(Path(request["corpus"]), trusted=True)
     numerics, data_id = canon.decode(Numerics, request["numerics"]), store.manifest.data_id
-    spec = run_spec(
-        request["model"], request["seq_len"], request["batch"], numerics, data_id, ENDLESS_STEPS
+    spec = make_spec(
+        ModelSize(*request["model"]),
+        request["seq_len"],
+        request["batch"],
+        numerics,
+        data_id,
+        ENDLESS_STEPS,
     )
-    trainer = engine(spec, store)
+    trainer = make_engine(spec, store)
     trainer.admit(0, spec)
     trainer.advance(FIRST_STEPS)
 
@@ -222,5 +258,8 @@ def train(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    options = json.loads(sys.argv[1])
-    (train if options["numerics"] else plain_loop)(options)
+    run_request = json.loads(sys.argv[1])
+    if run_request["numerics"]:
+        train_proxy(run_request)
+    else:
+        train_plain_loop(run_request)

@@ -2,12 +2,12 @@
 
     python benchmarks/gpu/gpu_trainer.py --out benchmarks/results
 
-The models are the 40M of `gpu.py` and one of 160M. Each trains for 50 steps of 32 sequences of 512
-random ids in bfloat16, from the same initial weights on the same batches: as a proxy (`Solo`) and
-by one rank of the trainer (with a checkpoint at the end), eager and compiled. The difference
-between the two proxies shows what a different order of the same sums makes in bfloat16. The
-results have losses, milliseconds per step (medians from the eleventh step on) and the share of the
-peak, measured as in `gpu.py`.
+The models are the 40M of `gpu_modes.py` and one of 160M. Each trains for 50 steps of 32 sequences
+of 512 random ids in bfloat16, from the same initial weights on the same batches: as a proxy
+(`SingleTrialEngine`) and by one rank of the trainer (with a checkpoint at the end), eager and
+compiled. The difference between the two proxies shows what a different order of the same sums makes
+in bfloat16. The results have losses, milliseconds per step (medians from the eleventh step on) and
+the share of the peak, measured as in `gpu_modes.py`.
 
 With `--ways torchtitan` the same run is also exported and trained by one rank of torchtitan. The
 script looks for a torchtitan that the export supports in the Python of FORERUN_TORCHTITAN_PYTHON,
@@ -43,32 +43,39 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpu import MODELS, SEQ_LEN, Steps, attempt, exit_code, open_results, product_flops
-from gpu_runs import corpus_of, machine, run_spec
+from gpu_modes import MODELS, SEQ_LEN, measure_product_flops
+from gpu_runs import ModelSize, describe_device, make_spec, write_corpus
+from gpu_steps import Steps, open_results, report_exit_code, run_step
 
-from launcher.base import metrics
-from launcher.base.policy import AbortPolicy, Checkpointing
-from launcher.exporters import proof
-from launcher.exporters.trainers import torchtitan
-from launcher.frozen.frozen import (
+from forerun._launcher.main_run import metrics_file
+from forerun._launcher.main_run.exporters import proof
+from forerun._launcher.main_run.exporters.trainers import torchtitan
+from forerun._launcher.main_run.frozen.frozen import (
     SCHEMA_VERSION,
     Data,
     Decision,
     Parallelism,
     PredictedLoss,
-    groups_of,
-    learning_rate_of,
+    build_groups,
+    sample_learning_rate,
 )
-from launcher.frozen.launch_file import write_launch
-from proxies.core.flops import flops_per_token
-from proxies.core.spec import Numerics, RunSpec
-from proxies.data.tokens import Manifest, TokenStore
-from proxies.parametrization.parametrization import forward_numbers, parameter_table
+from forerun._launcher.main_run.frozen.launch_file import write_launch
+from forerun._launcher.main_run.frozen.run_policies import AbortPolicy, Checkpointing
+from forerun._proxies.core.flops import compute_flops_per_token
+from forerun._proxies.core.spec import Numerics, RunSpec
+from forerun._proxies.data.tokens import Manifest, TokenStore
+from forerun._proxies.parametrization.parametrization import (
+    compute_forward_numbers,
+    compute_parameter_table,
+)
 
-SIZES = {"40M": MODELS["40M"], "160M": (1024, 12, 3072, 32768)}
-"""Width, layers, feed-forward width, vocabulary. At 40M the host limits the speed."""
-MAIN = Path(__file__).with_name("torchtitan_main.py")
-ALONE = {
+SIZES = {
+    "40M": MODELS["40M"],
+    "160M": ModelSize(width=1024, num_layers=12, ffn_width=3072, vocab_size=32768),
+}
+"""Sizes of the models by name. At 40M the host limits the speed."""
+TORCHTITAN_MAIN = Path(__file__).with_name("torchtitan_main.py")
+SINGLE_RANK_ENVIRONMENT = {
     "RANK": "0",
     "LOCAL_RANK": "0",
     "WORLD_SIZE": "1",
@@ -78,9 +85,9 @@ ALONE = {
 }
 """Environment of a single rank, as torchrun sets it. torchrun is not used: its ranks survive it on
 the GPU if it is killed."""
-LIMIT_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 """Time limit of a torchtitan run in seconds, with its start and compilation."""
-SETTLED = 10
+NUM_WARMUP_STEPS = 10
 """Steps at the start that the times leave out."""
 
 
@@ -92,43 +99,48 @@ class Settings:
     backend: str = "inductor"
     """Backend of torch.compile."""
     models: tuple[str, ...] = tuple(SIZES)
+    """Names of the models."""
     ways: tuple[str, ...] = ("trainer", "proxy")
-    sizes: dict[str, tuple[int, int, int, int]]
+    """Programs that train the run."""
+    sizes: dict[str, ModelSize]
     batch: int = 32
+    """Sequences per step."""
     seq_len: int = SEQ_LEN
     num_steps: int = 50
     num_ids: int = 2**22
+    """Tokens of the corpus."""
     square: int = 8192
+    """Rows and columns of the matrices whose product gives the device's peak."""
 
 
-def quick(settings: Settings) -> Settings:
-    """The same paths in seconds, on a CPU: for the tests."""
+def shrink_settings(settings: Settings) -> Settings:
+    """Return settings that take the same paths in seconds on a CPU, for the tests."""
     return replace(
         settings,
         device="cpu",
         backend="aot_eager",
         models=("tiny",),
-        sizes={"tiny": (16, 1, 32, 64)},
+        sizes={"tiny": ModelSize(width=16, num_layers=1, ffn_width=32, vocab_size=64)},
         batch=2,
         seq_len=16,
-        num_steps=SETTLED + 4,
+        num_steps=NUM_WARMUP_STEPS + 4,
         num_ids=2**14,
         square=64,
     )
 
 
-def decision_of(spec: RunSpec, manifest: Manifest, *, compiled: bool) -> Decision:
-    """The launch config of the run that the spec is, on one rank."""
+def make_decision(spec: RunSpec, manifest: Manifest, *, compiled: bool) -> Decision:
+    """Return the launch config of a run on one rank."""
     return Decision(
         schema_version=SCHEMA_VERSION,
         shape=spec.shape,
         base_shape=spec.base_shape,
         parametrization=spec.parametrization,
         transfer=(),
-        forward=forward_numbers(spec),
-        groups=groups_of(parameter_table(spec)),
+        forward=compute_forward_numbers(spec),
+        groups=build_groups(compute_parameter_table(spec)),
         optimizer=spec.optimizer,
-        learning_rate=learning_rate_of(spec.schedule),
+        learning_rate=sample_learning_rate(spec.schedule),
         clip_norm=spec.hparams.clip_norm,
         batch_tokens=spec.batch_tokens,
         num_tokens=int(spec.num_tokens),
@@ -136,7 +148,7 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, compiled: bool) -> Decisio
             data_id=spec.data_id,
             tokenizer=manifest.tokenizer,
             vocab_size=manifest.vocab_size,
-            num_train_tokens=manifest.num_tokens("train"),
+            num_train_tokens=manifest.count_tokens("train"),
             weights=(),
         ),
         seed=spec.seed,
@@ -153,44 +165,51 @@ def decision_of(spec: RunSpec, manifest: Manifest, *, compiled: bool) -> Decisio
     )
 
 
-def by_proxy(settings: Settings, store: TokenStore, spec: RunSpec) -> dict[str, Any]:
-    """Losses in nats and seconds of each step, as a proxy."""
-    from proxies.training.solo import Solo
+def train_proxy(settings: Settings, store: TokenStore, spec: RunSpec) -> dict[str, Any]:
+    """Train a run as a proxy and return the loss in nats and the seconds of each step."""
+    from forerun._proxies.training.single_trial import SingleTrialEngine
 
-    solo, seconds, ended = (
-        Solo(store, device=settings.device, compile_backend=settings.backend),
-        [],
-        [],
-    )
-    solo.admit(0, spec)
-    while not ended:
+    engine = SingleTrialEngine(store, device=settings.device, compile_backend=settings.backend)
+    engine.admit(0, spec)
+    seconds, ended_runs = [], []
+    while not ended_runs:
         began = time.perf_counter()
-        ended = solo.advance(1)
+        ended_runs = engine.advance(1)
         seconds.append(time.perf_counter() - began)
-    ((_, result, curve),) = ended
+    ((_, result, curve),) = ended_runs
     assert result.status == "finished", result.reason
-    # The last step's has the validation in it.
+    # The last step includes the validation.
     return {"losses": list(curve.train_loss_nats), "seconds": seconds[:-1]}
 
 
-def by_trainer(settings: Settings, corpus: Path, decision: Decision) -> dict[str, Any]:
-    """The same by the embedded trainer: one rank of it, in this process."""
-    from launcher.trainer.rank import RankOptions, run
+def train_with_trainer(settings: Settings, corpus: Path, decision: Decision) -> dict[str, Any]:
+    """Train a run with one rank of the embedded trainer, in this process.
+
+    Returns:
+        Its losses in nats and the seconds of its steps.
+    """
+    from torch._dynamo import config as dynamo_config
+
+    from forerun._launcher.main_run.trainer.inputs import RunOptions
+    from forerun._launcher.main_run.trainer.training import run
 
     with tempfile.TemporaryDirectory() as name:
         config, out = write_launch(Path(name) / "frozen", decision), Path(name) / "run"
-        ending = run(RankOptions(config=config, data=corpus, out=out))
+        # The trainer and the proxies set options of the compiler that exclude each other. Outside
+        # of this benchmark they never run in one process.
+        with dynamo_config.patch(suppress_errors=False, fail_on_recompile_limit_hit=False):
+            ending = run(RunOptions(config=config, data=corpus, out=out))
         assert ending.event == "finished", ending.reason
-        lines = [line for line in metrics.read(out) if "train_loss_nats" in line]
+        lines = [line for line in metrics_file.read_lines(out) if "train_loss_nats" in line]
     return {
         "losses": [line["train_loss_nats"] for line in lines],
         "seconds": [line["seconds"] for line in lines],
     }
 
 
-def torchtitan_python() -> Path | str:
-    """A Python that has the torchtitan of the export, or why there is none."""
-    if python := proof.interpreter("torchtitan"):
+def find_torchtitan_python() -> Path | str:
+    """Return a Python that has a torchtitan of the export, or the reason why there is none."""
+    if python := proof.find_interpreter("torchtitan"):
         return python
     try:
         version = importlib.metadata.version("torchtitan")
@@ -203,18 +222,22 @@ def torchtitan_python() -> Path | str:
     )
 
 
-def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[str, Any]:
-    """The same by torchtitan: one rank in a process of its own, which runs the export."""
-    python = torchtitan_python()
+def train_with_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[str, Any]:
+    """Export a run and train it with one rank of torchtitan, in its own process.
+
+    Returns:
+        Its losses in nats and the seconds of its steps, or the reason why it could not be trained.
+    """
+    python = find_torchtitan_python()
     if isinstance(python, str):
         return {"refused": python}
     with tempfile.TemporaryDirectory() as name:
         torchtitan.export(decision, Path(name))
-        shutil.copy(MAIN, name)
-        rows = Path(name) / "losses.jsonl"
+        shutil.copy(TORCHTITAN_MAIN, name)
+        losses_file = Path(name) / "losses.jsonl"
         command = [
             str(python),
-            MAIN.name,
+            TORCHTITAN_MAIN.name,
             "--module",
             torchtitan.MODULE,
             "--config",
@@ -225,45 +248,50 @@ def by_torchtitan(settings: Settings, corpus: Path, decision: Decision) -> dict[
         environment = {
             "FORERUN_DATA": str(corpus),
             "FORERUN_LOG_EVERY_STEPS": "1",
-            "LOSSES": str(rows),
-            **ALONE,
+            "LOSSES": str(losses_file),
+            **SINGLE_RANK_ENVIRONMENT,
         }
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=name,
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
             check=False,
-            timeout=LIMIT_SECONDS,
+            timeout=TIMEOUT_SECONDS,
         )
-        if done.returncode:
-            lines = done.stderr.splitlines()
+        if process.returncode:
+            # An import error before the first loss means that torchtitan does not fit this machine,
+            # which is a finding. Any other error is a failure of the step.
+            lines = process.stderr.splitlines()
             errors = [
                 line for line in lines if re.match(r"(\[rank0\]:)?\s*\w+(Error|Exception)\b", line)
             ]
             if (
                 errors
                 and re.search(r"\b(Import|ModuleNotFound)Error\b", errors[0])
-                and not rows.exists()
+                and not losses_file.exists()
             ):
                 return {"refused": f"torchtitan does not load here: {errors[0].strip()}"}
             raise RuntimeError(
-                "\n".join([f"torchtitan: exit code {done.returncode}: {errors[:1]}", *lines[-20:]])
+                "\n".join(
+                    [f"torchtitan: exit code {process.returncode}: {errors[:1]}", *lines[-20:]]
+                )
             )
-        steps = [json.loads(line) for line in rows.read_text().splitlines()]
+        # Step, loss, gradient norm and seconds of each log
+        logs = [json.loads(line) for line in losses_file.read_text().splitlines()]
     return {
-        "losses": [loss for _, loss, _, _ in steps],
-        "seconds": [seconds for _, _, _, seconds in steps],
+        "losses": [loss for _, loss, _, _ in logs],
+        "seconds": [seconds for _, _, _, seconds in logs],
     }
 
 
-def one_rank(settings: Settings) -> None:
-    """This process alone as all the ranks there are."""
+def start_single_rank(settings: Settings) -> None:
+    """Make this process the only rank of torch.distributed."""
     import torch
     import torch.distributed as dist
 
-    from proxies.model.decoder import Block
+    from forerun._proxies.model.decoder import Block
 
     if settings.device == "cuda":
         torch.cuda.set_device(0)
@@ -272,11 +300,11 @@ def one_rank(settings: Settings) -> None:
     Block.compile = functools.partialmethod(Block.compile, backend=settings.backend)  # type: ignore[assignment]
 
 
-def measure(settings: Settings, steps: Steps, corpus: Path) -> None:
-    """All of one model into the file."""
+def measure_model(settings: Settings, steps: Steps, corpus: Path) -> None:
+    """Train one model in all ways and write its results."""
     store = TokenStore(corpus, trusted=True)
     data_id, plain = store.manifest.data_id, Numerics(dtype="bfloat16")
-    spec = run_spec(
+    spec = make_spec(
         settings.sizes[steps.model],
         settings.seq_len,
         settings.batch,
@@ -284,95 +312,109 @@ def measure(settings: Settings, steps: Steps, corpus: Path) -> None:
         data_id,
         num_steps=settings.num_steps,
     )
-    # Calm, for losses that part after a spike are not the arithmetic's.
-    calm = replace(spec.schedule, warmup_steps=settings.num_steps // 5)
-    spec = replace(spec, schedule=calm, hparams=replace(spec.hparams, learning_rate=2.0**-12))
+    # A low rate avoids spikes, after which losses differ for reasons other than arithmetic.
+    schedule = replace(spec.schedule, warmup_steps=settings.num_steps // 5)
+    spec = replace(spec, schedule=schedule, hparams=replace(spec.hparams, learning_rate=2.0**-12))
     for name, compiled in (("eager", False), ("compiled", True)):
         proxy = replace(spec, numerics=replace(plain, compiled=compiled, fused_loss=compiled))
-        main_run = decision_of(spec, store.manifest, compiled=compiled)
+        main_run = make_decision(spec, store.manifest, compiled=compiled)
         ways: dict[str, Callable[[], dict[str, Any]]] = {
-            "trainer": partial(by_trainer, settings, corpus, main_run),
-            "proxy": partial(by_proxy, settings, store, proxy),
-            "torchtitan": partial(by_torchtitan, settings, corpus, main_run),
+            "trainer": partial(train_with_trainer, settings, corpus, main_run),
+            "proxy": partial(train_proxy, settings, store, proxy),
+            "torchtitan": partial(train_with_torchtitan, settings, corpus, main_run),
         }
         for way in settings.ways:
-            steps.once(f"{way}, {name}", partial(attempt, ways[way]))
+            steps.measure_once(f"{way}, {name}", partial(run_step, ways[way]))
     square = [settings.square] * 3
-    peak = steps.once(
+    peak = steps.measure_once(
         "peak",
-        lambda: attempt(lambda: {"flops": product_flops(settings.device, *square)}),
+        lambda: run_step(lambda: {"flops": measure_product_flops(settings.device, *square)}),
         needed=True,
     )
-    steps.body["step_flops"] = flops_per_token(spec.shape) * spec.batch_tokens
-    steps.body["findings"] = findings(steps.model, steps.body, peak.get("flops"))
+    steps.body["step_flops"] = compute_flops_per_token(spec.shape) * spec.batch_tokens
+    steps.body["findings"] = format_findings(steps.model, steps.body, peak.get("flops"))
     steps.save()
 
 
-def findings(model: str, body: dict[str, Any], peak_flops: float | None) -> list[str]:
-    """A line for each way it was trained."""
-    done, lines = body["steps"], []
-    eager = done.get("proxy, eager", {}).get("losses")
-    for name, one in done.items():
-        if "refused" in one:
-            lines.append(f"{model}, {name}: left out: {one['refused']}")
-        if "losses" not in one:
+def format_findings(model: str, body: dict[str, Any], peak_flops: float | None) -> list[str]:
+    """Return a line for each way in which the model was trained."""
+    steps, lines = body["steps"], []
+    eager = steps.get("proxy, eager", {}).get("losses")
+    for name, result in steps.items():
+        if "refused" in result:
+            lines.append(f"{model}, {name}: left out: {result['refused']}")
+        if "losses" not in result:
             continue
-        seconds = statistics.median(one["seconds"][SETTLED:])
-        share = (
+        seconds = statistics.median(result["seconds"][NUM_WARMUP_STEPS:])
+        peak_share = (
             f", {body['step_flops'] / seconds / peak_flops:.1%} of the peak" if peak_flops else ""
         )
-        apart = ""
-        if eager and one["losses"] is not eager:
-            worst = max(abs(a - b) for a, b in zip(one["losses"], eager, strict=True))
-            apart = f"; at most {worst:.2g} nats from the eager proxy in {len(eager)} steps"
-        first = f"first step {one['seconds'][0]:.1f} s"
-        lines.append(f"{model}, {name}: {1000 * seconds:.2f} ms a step{share}, {first}{apart}")
+        distance = ""
+        if eager and result["losses"] is not eager:
+            largest_difference = max(
+                abs(a - b) for a, b in zip(result["losses"], eager, strict=True)
+            )
+            distance = (
+                f"; at most {largest_difference:.2g} nats from the eager proxy in "
+                f"{len(eager)} steps"
+            )
+        first = f"first step {result['seconds'][0]:.1f} s"
+        lines.append(
+            f"{model}, {name}: {1000 * seconds:.2f} ms per step{peak_share}, {first}{distance}"
+        )
     return lines
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, write, print; 1 where something failed, 2 where there is no device, 3 where the time
-    was too short.
+    """Measure, write and print.
+
+    Returns:
+        1 if a step failed, 2 without a device, 3 if steps are left, else 0.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="Folder of the file.")
-    parser.add_argument("--models", default=",".join(SIZES), help="Some of them, as 40M.")
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the result file.")
+    parser.add_argument("--models", default=",".join(SIZES), help="Models to train, such as 40M.")
     parser.add_argument(
-        "--ways", default="trainer,proxy", help="Some of trainer, proxy, torchtitan."
+        "--ways", default="trainer,proxy", help="Ways to train: trainer, proxy, torchtitan."
     )
     parser.add_argument(
         "--seconds", type=float, default=240.0, help="No step starts after this time."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="A tiny model on a CPU, as the tests do it."
+        "--quick", action="store_true", help="Train a tiny model on a CPU, as the tests do."
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     import torch
 
-    if not asked.quick and not torch.cuda.is_available():
+    if not options.quick and not torch.cuda.is_available():
         print("needs a CUDA device; not measured", file=sys.stderr)
         return 2
     settings = Settings(
-        models=tuple(asked.models.split(",")), ways=tuple(asked.ways.split(",")), sizes=SIZES
+        models=tuple(options.models.split(",")), ways=tuple(options.ways.split(",")), sizes=SIZES
     )
-    settings = quick(settings) if asked.quick else settings
-    content, save = open_results(asked.out / "gpu_trainer.json", machine(), settings.models)
-    deadline = time.monotonic() + asked.seconds
+    settings = shrink_settings(settings) if options.quick else settings
+    content, save = open_results(
+        options.out / "gpu_trainer.json", describe_device(), settings.models
+    )
+    deadline = time.monotonic() + options.seconds
     all_steps = [
         Steps(model=name, body=content["models"][name], deadline=deadline, save=save)
         for name in settings.models
     ]
-    one_rank(settings)
+    start_single_rank(settings)
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {settings.sizes[name][3] for name in settings.models}
-        places = {size: corpus_of(Path(folder), size, settings.num_ids) for size in sizes}
+        vocab_sizes = {settings.sizes[name].vocab_size for name in settings.models}
+        corpora = {
+            vocab_size: write_corpus(Path(folder), vocab_size, settings.num_ids)
+            for vocab_size in vocab_sizes
+        }
         for steps in all_steps:
-            measure(settings, steps, places[settings.sizes[steps.model][3]])
+            measure_model(settings, steps, corpora[settings.sizes[steps.model].vocab_size])
     lines = [line for steps in all_steps for line in steps.body["findings"]]
     print("\n".join(lines), flush=True)
-    return exit_code(all_steps)
+    return report_exit_code(all_steps)
 
 
 if __name__ == "__main__":

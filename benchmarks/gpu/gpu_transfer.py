@@ -2,21 +2,22 @@
 
     python benchmarks/gpu/gpu_transfer.py --out benchmarks/results
 
-It trains decoders of 4 layers and widths 256 to 1024 (3.2 to 50 million parameters without tables)
-for 200 steps of 32,768 tokens on the bytes of Python's standard library, with seven rates an octave
-apart. Each run is compiled, recorded as a CUDA graph, and in bfloat16. The script writes
-gpu_transfer.json, and for each condition a table that `forerun transfer --runs` judges:
+The script trains decoders of 4 layers and widths 256 to 1024 (3.2 to 50 million parameters without
+tables) for 200 steps of 32,768 tokens on the bytes of Python's standard library, with seven rates
+an octave apart. Each run is compiled, recorded as a CUDA graph, and in bfloat16. A condition is a
+parametrization with its optimizer. The script writes gpu_transfer.json, and for each condition a
+table that `forerun transfer --runs` judges:
 
     forerun transfer --runs benchmarks/results/gpu_transfer-mup.csv --target-width 2048
 
 `--protocol published` uses the protocol of EleutherAI/nanoGPT-mup's mutransfer_lr_owt, the cheapest
 published one, on the same bytes instead of OpenWebText: GPT-2 blocks, 2 layers, heads of 64, a tied
 readout, widths 256 to 2048, 1,000 steps of 32 sequences of 1,024 tokens, AdamW (0.9, 0.95) with
-decay 0.1 on all matrices, and clip 1. Its scripts keep their trainer's default of 2,000 warmup
-steps, so the rate rises during the whole run to half of its nominal value, and it does so here.
-Biases, initial values and the scale of attention (1/8 instead of 1/64) are forerun's. Seven of
-their twelve rates are used, an octave apart around 2^-8, where they found muP's optimum at all
-widths. The results are gpu_transfer_published.json and separate tables.
+decay 0.1 on all matrices, and clip 1. The published scripts keep their trainer's default of 2,000
+warmup steps. So the rate rises during the whole run, to half of its nominal value, also here.
+Biases, initial values and the scale of attention (1/8 instead of 1/64) are forerun's. Seven of the
+twelve published rates are used, an octave apart around 2^-8, which was muP's optimum at all widths.
+The results are gpu_transfer_published.json and separate tables.
 
 The script needs a CUDA device, torch, numpy, tokenizers, pyarrow and `mup`, but not Ray, Optuna,
 W&B or pydantic. No run starts after `--seconds`, and runs in the file are not repeated. At width
@@ -29,7 +30,6 @@ import argparse
 import csv
 import math
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -39,22 +39,27 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_runs import load_results, machine, write
+from gpu_runs import describe_device, load_results, write_result
 
-from proxies.core.hyperparameters import Hparams
-from proxies.core.optimizers import OptimizerName
-from proxies.core.rules import named
-from proxies.core.schedule import Schedule, ScheduleKind
-from proxies.core.shape import Shape
-from proxies.core.spec import Numerics, RunSpec
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.optimizers import OptimizerName
+from forerun._proxies.core.rules import get_parametrization
+from forerun._proxies.core.schedule import Schedule, ScheduleKind
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.core.spec import Numerics, RunSpec
 
 BASE = Shape(
     num_layers=4, width=256, num_heads=4, num_kv_heads=4, ffn_width=768, vocab_size=256, seq_len=512
 )
 WIDTHS = (256, 512, 1024)
 NUM_STEPS, BATCH_TOKENS = 200, 32768
+"""Steps of each run, and tokens of each step."""
+CURVE_STRIDE = 20
+"""Steps between the training losses that are kept of a run."""
 FASTEST = Numerics(num_slots=1, dtype="bfloat16", compiled=True, cuda_graphs=True, fused_loss=True)
+"""The fastest mode of `gpu_modes.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +74,12 @@ class Condition:
     rules: dict[str, Any] = field(default_factory=dict)
     """Settings that replace those of the parametrization."""
     hparams: dict[str, Any] = field(default_factory=dict)
+    """Other hyperparameters than the learning rate, the clip norm and the weight decay."""
 
-    def rates(self, widths_over_base: float) -> list[float]:
-        """Return the seven learning rates at a width."""
-        moved = self.octaves_per_doubling * round(math.log2(widths_over_base))
-        return [2.0 ** (power + moved) for power in self.log2_rates]
+    def list_rates(self, width_ratio: float) -> list[float]:
+        """Return the learning rates to train at a width, given its ratio to the base width."""
+        shift_octaves = self.octaves_per_doubling * round(math.log2(width_ratio))
+        return [2.0 ** (log2_rate + shift_octaves) for log2_rate in self.log2_rates]
 
 
 CONDITIONS = {
@@ -87,6 +93,7 @@ CONDITIONS = {
         hparams={"adamw_learning_rate": 2.0**-8},
     ),
 }
+"""Conditions by name: muP, the standard parametrization, and Muon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +129,11 @@ PROTOCOLS = {
         weight_decay=0.1,
     ),
 }
+"""Settings by protocol."""
 
 
-def quick(settings: Settings) -> Settings:
-    """The same paths in seconds, on a CPU: for the tests."""
+def shrink_settings(settings: Settings) -> Settings:
+    """Return settings that take the same paths in seconds on a CPU, for the tests."""
     base = replace(
         settings.base, num_layers=1, width=16, num_heads=1, num_kv_heads=1, ffn_width=32, seq_len=16
     )
@@ -140,15 +148,17 @@ def quick(settings: Settings) -> Settings:
     )
 
 
-def spec_of(
+def make_spec(
     settings: Settings, condition: Condition, width: int, rate: float, seed: int, data_id: str
 ) -> RunSpec:
-    """One run."""
+    """Return the spec of one run at a width, with a learning rate and a seed."""
     num_steps, warmup_steps = settings.num_steps, int(settings.warmup_share * settings.num_steps)
     return RunSpec(
         shape=settings.base.at_width(width),
         base_shape=settings.base,
-        parametrization=named(condition.parametrization, **settings.rules, **condition.rules),
+        parametrization=get_parametrization(
+            condition.parametrization, **settings.rules, **condition.rules
+        ),
         optimizer=condition.optimizer,
         hparams=Hparams(
             learning_rate=settings.peak_share * rate,
@@ -171,7 +181,7 @@ def list_runs(
     for seed in range(num_seeds):
         for name in names:
             for width in settings.widths:
-                for rate in CONDITIONS[name].rates(width / settings.base.width):
+                for rate in CONDITIONS[name].list_rates(width / settings.base.width):
                     yield name, seed, width, rate
 
 
@@ -181,34 +191,28 @@ def run_all(
     save: Any,
     names: list[str],
     num_seeds: int,
-    until: float,
+    deadline: float,
 ) -> bool:
-    """Train what the file lacks; whether nothing is left."""
-    from proxies.data.corpus import tokenize
-    from proxies.data.tokens import TokenStore
-    from proxies.training.bank import Bank
+    """Train the runs that the file lacks; return whether none is left."""
+    from demo_runs import write_python_corpus
+
+    from forerun._proxies.training.bank import Bank
 
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        tokenize(
-            [library],
-            Path(folder) / "corpus",
-            suffixes=(".py",),
-            excluded=("site-packages", "dist-packages"),
-        )
-        store, bank, key = TokenStore(Path(folder) / "corpus"), None, None
+        store, bank, bank_key = write_python_corpus(Path(folder)), None, None
         for name, seed, width, rate in list_runs(settings, names, num_seeds):
+            # At the base width, the standard parametrization equals muP.
             if (name, width) == ("sp", settings.base.width):
                 continue
-            spec = spec_of(settings, CONDITIONS[name], width, rate, seed, store.manifest.data_id)
+            spec = make_spec(settings, CONDITIONS[name], width, rate, seed, store.manifest.data_id)
             if spec.id in content["runs"]:
                 continue
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             began = time.monotonic()
-            if key != (width, spec.optimizer):
-                # its memory goes before the next one's comes
-                bank, key = None, (width, spec.optimizer)
+            if bank_key != (width, spec.optimizer):
+                # Free the previous bank's memory before the next bank is built
+                bank, bank_key = None, (width, spec.optimizer)
                 bank = Bank(
                     spec.shape,
                     spec.batch_tokens,
@@ -219,7 +223,7 @@ def run_all(
                 )
             assert bank is not None
             bank.admit(0, spec)
-            [(_, result, curve)] = bank.advance(10**6)
+            [(_, result, curve)] = bank.advance(settings.num_steps)
             content["runs"][spec.id] = {
                 "condition": name,
                 "width": width,
@@ -229,7 +233,7 @@ def run_all(
                 "loss": result.loss_nats,
                 "seconds": result.seconds,
                 "seconds_with_build": time.monotonic() - began,
-                "train_loss_nats": list(curve.train_loss_nats)[::20],
+                "train_loss_nats": list(curve.train_loss_nats)[::CURVE_STRIDE],
             }
             save()
             print(
@@ -239,7 +243,7 @@ def run_all(
     return True
 
 
-def findings(settings: Settings, content: dict[str, Any]) -> list[str]:
+def format_findings(settings: Settings, content: dict[str, Any]) -> list[str]:
     """Return a line for each condition and width with its lowest loss and its time per step."""
     by_size: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in content["runs"].values():
@@ -255,16 +259,17 @@ def findings(settings: Settings, content: dict[str, Any]) -> list[str]:
         )
         step_ms = 1000 * min(run["seconds"] for run in runs) / settings.num_steps
         lines.append(
-            f"{name}, width {width}: {best_text}, {len(runs)} runs, {step_ms:.2f} ms a step"
+            f"{name}, width {width}: {best_text}, {len(runs)} runs, {step_ms:.2f} ms per step"
         )
     return lines
 
 
-def tables(content: dict[str, Any], stem: Path, base_width: int) -> None:
+def write_tables(content: dict[str, Any], stem: Path, base_width: int) -> None:
     """Write a table of runs for each condition, STEM-CONDITION.csv."""
     runs = list(content["runs"].values())
     for name in sorted({run["condition"] for run in runs}):
         rows = [run for run in runs if run["condition"] == name]
+        # At the base width, the standard parametrization has muP's runs.
         if name == "sp":
             rows += [
                 run for run in runs if run["condition"] == "mup" and run["width"] == base_width
@@ -274,7 +279,9 @@ def tables(content: dict[str, Any], stem: Path, base_width: int) -> None:
                 file, ["width", "lr", "seed", "loss"], extrasaction="ignore", lineterminator="\n"
             )
             table.writeheader()
-            table.writerows({**run, "loss": run["loss"] or "nan"} for run in rows)
+            for run in rows:
+                # A run that diverged has no loss.
+                table.writerow({**run, "loss": "nan" if run["loss"] is None else run["loss"]})
 
 
 def main(arguments: list[str]) -> int:
@@ -282,39 +289,41 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="Folder of the files.")
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="ours")
+    parser.add_argument("--out", type=Path, required=True, help="Folder of the result files.")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="ours", help="Training protocol.")
     parser.add_argument(
-        "--conditions", default=",".join(CONDITIONS), help="Some of them, as mup,sp."
+        "--conditions", default=",".join(CONDITIONS), help="Conditions to train, such as mup,sp."
     )
-    parser.add_argument("--widths", help="Some, as 2048.")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--widths", help="Widths to train, such as 2048.")
+    parser.add_argument("--seeds", type=int, default=2, help="Seeds per rate.")
     parser.add_argument(
         "--seconds", type=float, default=240.0, help="No run starts after this time."
     )
     parser.add_argument(
         "--quick", action="store_true", help="Run tiny proxies on a CPU, as the tests do."
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     import torch
 
-    if not asked.quick and not torch.cuda.is_available():
+    if not options.quick and not torch.cuda.is_available():
         print("needs a CUDA device; not measured", file=sys.stderr)
         return 2
-    until = time.monotonic() + asked.seconds
-    settings = PROTOCOLS[asked.protocol]
-    if asked.widths:
-        settings = replace(settings, widths=tuple(map(int, asked.widths.split(","))))
-    settings = quick(settings) if asked.quick else settings
-    stem = asked.out / (
-        "gpu_transfer" if asked.protocol == "ours" else f"gpu_transfer_{asked.protocol}"
+    deadline = time.monotonic() + options.seconds
+    settings = PROTOCOLS[options.protocol]
+    if options.widths:
+        settings = replace(settings, widths=tuple(map(int, options.widths.split(","))))
+    settings = shrink_settings(settings) if options.quick else settings
+    stem = options.out / (
+        "gpu_transfer" if options.protocol == "ours" else f"gpu_transfer_{options.protocol}"
     )
     file = stem.with_suffix(".json")
-    content = load_results(file, machine(), "runs")
-    save = partial(write, file, content)
-    finished = run_all(settings, content, save, asked.conditions.split(","), asked.seeds, until)
-    tables(content, stem, settings.base.width)
-    print("\n".join(findings(settings, content)), flush=True)
+    content = load_results(file, describe_device(), "runs")
+    save = partial(write_result, file, content)
+    finished = run_all(
+        settings, content, save, options.conditions.split(","), options.seeds, deadline
+    )
+    write_tables(content, stem, settings.base.width)
+    print("\n".join(format_findings(settings, content)), flush=True)
     return 0 if finished else 3
 
 

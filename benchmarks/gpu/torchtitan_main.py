@@ -1,13 +1,15 @@
-"""torchtitan's own program, whose rank 0 also writes each log as [step, loss, gradient norm,
-seconds] into LOSSES.
+"""Run torchtitan's own program, and write a line for each of its logs.
 
-It lies in the folder of an export and takes torchtitan's arguments; `gpu_trainer.py` and the tests
-of the export run it. torchtitan is made for GPUs: where there is none, what it asks of the device
-and of NCCL is told for CPUs and gloo. Seconds are since the log before, or since the program began.
+`gpu_trainer.py` and the tests of the export copy this file into the folder of an export and run it
+with torchtitan's arguments. Rank 0 appends [step, loss, gradient norm, seconds] for each log to the
+file that the environment variable LOSSES names; seconds are since the previous log, or since the
+program began. torchtitan needs GPUs: without one, its calls of the device and of NCCL are replaced
+by those of CPUs and gloo.
 """
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import torch._utils
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-if not torch.cuda.is_available():  # torchtitan asks as it is imported
+if not torch.cuda.is_available():  # before torchtitan is imported, which asks for the device
     torch._utils._get_available_device_type = lambda: "cpu"
     torch.cpu.set_device = lambda device: None  # type: ignore[assignment]
 
@@ -25,44 +27,45 @@ from torchtitan.components import metrics
 from torchtitan.distributed import fsdp, utils
 from torchtitan.train import main
 
-last = time.perf_counter()
+last_log_time = time.perf_counter()
 
 
-class Memory:
-    """That of a CPU, which nobody reads."""
+class CpuMemoryMonitor:
+    """A replacement of torchtitan's memory monitor, which needs a GPU; it reports zeros."""
 
     device_name = "cpu"
 
     def get_peak_stats(self) -> Any:
-        """None."""
+        """Return zeros for all statistics."""
         return metrics.DeviceMemStats(*[0.0] * 6)
 
     def reset_peak_stats(self) -> None:
-        """Nothing to reset."""
+        """Do nothing."""
 
 
-def on_cpus() -> None:
-    """Have torchtitan take CPUs: gloo has no mean over ranks, so gradients are summed, as
-    torchtitan wants them.
+def use_cpus() -> None:
+    """Replace torchtitan's calls of GPUs.
+
+    gloo has no mean over ranks, so gradients are summed, as torchtitan expects.
     """
-    undivided = fsdp.disable_fsdp_gradient_division
+    disable_division = fsdp.disable_fsdp_gradient_division
 
-    def summed(model: nn.Module) -> None:
-        undivided(model)
+    def disable_division_and_sum(model: nn.Module) -> None:
+        disable_division(model)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
 
-    metrics.build_device_memory_monitor = Memory
-    fsdp.disable_fsdp_gradient_division = summed
+    metrics.build_device_memory_monitor = CpuMemoryMonitor
+    fsdp.disable_fsdp_gradient_division = disable_division_and_sum
     utils.set_pg_timeouts = lambda **kwargs: None
 
 
-def log_into(losses: Path) -> None:
-    """Have each log written there too."""
-    log = metrics.MetricsProcessor.log
+def append_logs(losses: Path) -> None:
+    """Let torchtitan append a line to a file for each of its logs."""
+    real_log = metrics.MetricsProcessor.log
 
-    def logged(
+    def log_and_append(
         self: Any,
         step: int,
         loss: float,
@@ -71,18 +74,26 @@ def log_into(losses: Path) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        global last
-        before, last = last, time.perf_counter()
+        global last_log_time
+        previous_log_time, last_log_time = last_log_time, time.perf_counter()
         with losses.open("a") as file:
-            file.write(json.dumps([step, loss, grad_norm, last - before]) + "\n")
-        log(self, step, loss, max_loss, grad_norm, *args, **kwargs)
+            file.write(
+                json.dumps([step, loss, grad_norm, last_log_time - previous_log_time]) + "\n"
+            )
+        real_log(self, step, loss, max_loss, grad_norm, *args, **kwargs)
 
-    metrics.MetricsProcessor.log = logged
+    metrics.MetricsProcessor.log = log_and_append
 
 
 if __name__ == "__main__":
     if not torch.cuda.is_available():
-        on_cpus()
+        use_cpus()
     if os.environ["RANK"] == "0":
-        log_into(Path(os.environ["LOSSES"]))
+        append_logs(Path(os.environ["LOSSES"]))
     main()
+    if not torch.cuda.is_available():
+        # gloo's threads sometimes abort a process whose interpreter has ended. Here each rank has
+        # trained and saved, so none of its work is lost.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

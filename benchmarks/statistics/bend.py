@@ -1,26 +1,30 @@
-"""The optimum over duration: a straight line, and one that may bend, on planted truths and on
-public grids.
+"""Accuracy of optima predicted for longer runs, by a straight line and by one that may bend.
 
     python benchmarks/statistics/bend.py --json benchmarks/results/bend.json
 
-Planted: runs of known optima at two to four durations are judged for targets 4 and 16 times as long
-as the longest, once with the line held straight, once with both averaged by evidence
-(`transfer.regret.drift`). Told are the shares of 90 % intervals that hold the target's optimum,
-their width, how often the verdict is that the measured exponent holds, what the value it launches
-costs in truth, and the mean probability of a bend.
+The optimum of the learning rate moves with the duration of a run. forerun extends it to a longer
+duration in two ways: by a straight line in log2 of both, and by a bent line, whose slope becomes
+zero beyond the runs. It averages the two by their evidence
+(`forerun._transfer.regret.extrapolation`). This script compares that average with the straight line
+alone.
 
-Public: optima at durations of one model and batch in StepLaw's grid and in Misfitting's (`make
-data`), where they are, and in a grid of the demo's proxy, 50 to 3,200 steps
-(`grids/durations.safetensors`; `--train CORPUS` trains it again, 15 minutes of one core). Two or
-three durations, of 16 times at most, predict every longer one; a prediction covers if its distance
-to the held-out optimum, which has noise of its own, may be 0. Then what values cost there, in nats:
-of the published exponents from the longest duration on, of two from the shortest on, and of both
-lines. Means are over families first, so that one of many durations counts once. Porian's grid,
-Gadre's, Gemstones', Datablations' and MultiPowerLaw's tell nothing here: they have one rate a run,
-or two.
+`planted`: runs with known optima at two to four durations are judged for targets 4 and 16 times as
+long as the longest. The table has the share of 90 % intervals that contain the target's optimum,
+their width, how often the verdict is that the optimum holds, the regret of the transferred value,
+and the mean probability of a bend.
 
-It takes some 5 minutes of one core; `--quick` a fifth of the worlds and of the cases, `--only
-planted` one half.
+`public`: optima over duration for one model and batch, in StepLaw's grid and in Misfitting's (from
+`make data`; a missing grid is named and left out), and in a grid of the demo's proxy with 50 to
+3,200 steps (`grids/durations.safetensors`; `--train CORPUS` trains it again in 15 minutes of one
+core). Two or three durations that span a factor of at most 16 predict each longer one. A prediction
+covers if its distance to the held-out optimum, which has noise of its own, may be 0. The table also
+has the regret there of published exponents, counted from the longest or the shortest duration, and
+of both lines. Means are taken over families first, so that a family of many durations counts once.
+The grids of Porian, Gadre, Gemstones, Datablations and MultiPowerLaw do not serve, because they
+have one or two rates per run.
+
+The script prints a line for each row and writes both tables. It takes about 5 minutes of one core;
+`--quick` takes a fifth of the worlds and cases, and `--only planted` runs one table.
 """
 
 from __future__ import annotations
@@ -28,7 +32,6 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import json
 import math
 import sys
 import time
@@ -39,24 +42,29 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from downloads import FOLDER, is_here, source
+from downloads import FOLDER, find_source, is_here
 from safetensors.numpy import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "transfer"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "transfer"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from planted_valleys import World
-from process_tree import machine
+from demo_runs import make_demo_shape, train_runs
+from planted_basins import World
+from result_files import describe_machine, write_result
 
-from transfer.basin.optimum import find_optima
-from transfer.basin.shapes import Floats, rise
-from transfer.question import Point, Question
-from transfer.regret import drift
-from transfer.regret.drift import LINES, Prior, extend_line
-from transfer.verdict.verdict import examine
+from forerun._transfer.basin.optimum import find_optima
+from forerun._transfer.basin.shapes import Floats, compute_rise
+from forerun._transfer.question import Point, Question
+from forerun._transfer.regret import extrapolation
+from forerun._transfer.regret.extrapolation import LINE_PRIORS, LinePrior, extend_line_to_target
+from forerun._transfer.verdict.verdict import judge
 
 GRID = Path(__file__).parents[1] / "grids" / "durations.safetensors"
-MODELS: dict[str, Prior] = {"straight": Prior(0.0, 0.2, 4.0), "averaged": LINES["duration"]}
+MODELS: dict[str, LinePrior] = {
+    "straight": LinePrior(bend_probability=0.0, slope_octaves=0.2, lasting_octaves=4.0),
+    "averaged": LINE_PRIORS["duration"],
+}
+"""Priors of the line: one that never bends, and forerun's."""
 PATHS: dict[str, Callable[[float], float]] = {
     "constant": lambda d: 0.0,
     "straight, -0.3": lambda d: -0.3 * d,
@@ -64,12 +72,12 @@ PATHS: dict[str, Callable[[float], float]] = {
     "rises, then falls": lambda d: 0.2 * d - 0.1 * min(d, 2.5) ** 2 - 0.5 * max(d - 2.5, 0.0),
     "falls at -0.3 as far as was run, then stays": lambda d: -0.3 * min(d, 2.0),
 }
-"""Octaves from the base's optimum, by doublings from the base."""
+"""Octaves of the optimum from that of the base, as functions of the doublings from the base."""
 DURATIONS = ((100, 400), (100, 200, 400), (50, 100, 200, 400))
 TIMES = (4, 16)
-"""Targets, in durations of the longest run."""
+"""Targets, as multiples of the longest duration."""
 NUM_WORLDS, NUM_DRAWS = 40, 600
-
+"""Planted worlds of each row, and draws of the posterior for each verdict."""
 EXPONENTS = {
     "no rule; Porian": 0.0,  # 2406.19146: of the model's size alone (recalled, not read)
     "DeepSeek": -0.125,  # 2401.02954, of compute: at one size, of duration
@@ -78,186 +86,208 @@ EXPONENTS = {
     "-0.5 (Complete(d)P)": -0.5,  # 2512.22382
     "Step Law": 0.307,  # 2503.04715, the mean of the bootstraps in its repository
 }
+"""Published exponents of the optimum over duration, with the arXiv id of the source."""
 REACHES = {"2 to 4 times": (1.0, 2.0), "4 to 16 times": (2.0, 4.0)}
-MOST_TESTED, LEAST_STEP = 4.0, 0.6
-"""Doublings from the shortest to the longest duration that predicts, and between two of them."""
+"""Minimum and maximum doublings of the target over the longest duration."""
+MAX_SPAN_DOUBLINGS, MIN_STEP_DOUBLINGS = 4.0, 0.6
+"""Maximum doublings from the shortest to the longest duration that predicts, and minimum doublings
+between two of them.
+"""
+NUM_PUBLIC_DRAWS = 1500
+"""Draws of the optima of a public family."""
+MAX_BEYOND_OCTAVES = 0.3
+"""Octaves beyond the outermost of three rates up to which a parabola's minimum counts."""
 PARABOLA_SD = 0.15
-"""Octaves by which the lowest point of a parabola through three rates, an octave apart, is off: set
-by hand."""
+"""Error in octaves of the lowest point of a parabola through three rates an octave apart; set by
+hand.
+"""
 
 
 @dataclass(frozen=True)
 class BentWorld(World):
-    """Runs over duration, whose optimum takes a path."""
+    """Planted runs over duration, whose optimum follows a path."""
 
     path: Callable[[float], float] = PATHS["constant"]
 
     def optimum(self, size: int, base: float) -> float:
-        """On the path, from the smallest duration."""
+        """Return the optimum of a size on the path, which begins at the smallest duration."""
         return base + self.path(math.log2(size / self.sizes[0]))
 
 
-def planted_row(path: str, durations: tuple[int, ...], times: int, num: int) -> dict[str, Any]:
-    """Both models on the same worlds."""
+def compare_on_worlds(
+    path: str, durations: tuple[int, ...], times: int, num: int
+) -> dict[str, Any]:
+    """Judge the same worlds with both lines and return the row."""
     world = BentWorld(
-        durations, tuple(range(-9, -3)), 3, 0.005, times * durations[-1], path=PATHS[path]
+        sizes=durations,
+        rates=tuple(range(-9, -3)),
+        num_seeds=3,
+        noise_nats=0.005,
+        target_size=times * durations[-1],
+        path=PATHS[path],
     )
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in MODELS}
+    scores_by_model: dict[str, list[tuple[float, ...]]] = {name: [] for name in MODELS}
     for seed in range(num):
         points, _, optima = world.draw_all(np.random.default_rng(seed))
         question = Question(
             target_size=world.target_size, base_size=durations[0], axis="duration", power=None
         )
         for name, prior in MODELS.items():
-            with mock.patch.dict(LINES, {"duration": prior}):
-                judged = examine(points, question, seed=seed, draws=NUM_DRAWS)
-            there, value = judged.at_target, judged.verdict.transferred_log2
-            if there is None or value is None:
+            with mock.patch.dict(LINE_PRIORS, {"duration": prior}):
+                verdict = judge(points, question, seed=seed, draws=NUM_DRAWS)
+            at_target, value = verdict.at_target, verdict.transferred_log2
+            if at_target is None or value is None:
                 continue
-            low, high = np.quantile(there.line.at_target[1:], [0.05, 0.95])
+            low, high = np.quantile(at_target.line.at_target[1:], [0.05, 0.95])
             optimum = optima[world.target_size]
-            cost = world.valley(value - optimum, world.curvature)  # type: ignore[operator]
-            found[name].append(
+            regret_nats = world.compute_rise(value - optimum, world.curvature)  # type: ignore[operator]
+            scores_by_model[name].append(
                 (
                     low <= optimum <= high,
                     high - low,
-                    judged.verdict.outcome == "holds",
-                    judged.verdict.outcome == "drifts",
-                    cost,
-                    there.line.bends,
+                    verdict.outcome == "holds",
+                    verdict.outcome == "drifts",
+                    regret_nats,
+                    at_target.line.bend_probability,
                 )
             )
     names = ("covered", "width_octaves", "holds", "drifts", "regret_nats", "bends")
-    told = {
+    means = {
         model: dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
-        for model, rows in found.items()
+        for model, rows in scores_by_model.items()
     }
-    return {"path": path, "durations": list(durations), "times": times, "num": num, **told}
+    return {"path": path, "durations": list(durations), "times": times, "num": num, **means}
 
 
-def planted_table(num: int) -> list[dict[str, Any]]:
-    """Every path, number of durations and target."""
+def compare_planted(num: int) -> list[dict[str, Any]]:
+    """Return a row for each path, number of durations and target."""
     rows = []
     for path, durations, times in itertools.product(PATHS, DURATIONS, TIMES):
-        rows.append(row := planted_row(path, durations, times, num))
-        said = "  ".join(
+        rows.append(row := compare_on_worlds(path, durations, times, num))
+        text = "  ".join(
             f"{model}: covered {row[model]['covered']:.2f}, {row[model]['width_octaves']:.2f} "
             "octaves, holds "
             f"{row[model]['holds']:.2f}, {1e3 * row[model]['regret_nats']:.1f} mnats, bends "
             f"{row[model]['bends']:.2f}"
             for model in MODELS
         )
-        print(f"{path}, {len(durations)} durations, {times} times: {said}", flush=True)
+        print(f"{path}, {len(durations)} durations, {times} times: {text}", flush=True)
     return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Optima at durations of one model and batch."""
+    """Optima of one model and batch, by duration."""
 
     name: str
     group: str
     log2_size: Floats
     optimum: Floats
-    """(D, W) row 0 the estimate."""
+    """Optima in log2 of the rate, [draws, durations]; row 0 is the estimate."""
     cost: Callable[[int, float], float]
-    """Nats lost at a duration, by octaves from its optimum."""
+    """Function of a duration's index and the octaves from its optimum that returns the regret in
+    nats.
+    """
 
 
-def of_points(name: str, group: str, points: Sequence[Point]) -> Family | None:
-    """By the verdict's own basins; None with fewer than three optima inside their rates."""
-    found = find_optima(points, level=0.9, draws=1500, rng=np.random.default_rng(0))
-    usable = [o for o in found.optima if o.status == "ok"]
-    if found.basins is None or len(usable) < 3:
+def fit_family(name: str, group: str, points: Sequence[Point]) -> Family | None:
+    """Return the optima as the verdict fits them; None if fewer than three are inside the grid."""
+    fitted = find_optima(points, level=0.9, draws=NUM_PUBLIC_DRAWS, rng=np.random.default_rng(0))
+    usable = [optimum for optimum in fitted.optima if optimum.status == "ok"]
+    if fitted.basins is None or len(usable) < 3:
         return None
-    columns = [found.fitted.index(o.size) for o in usable]
-    curvature, shape = found.basins.curvature[0, columns], found.basins.shape[:1]
+    columns = [fitted.fitted.index(optimum.size) for optimum in usable]
+    curvature, shape = fitted.basins.curvature[0, columns], fitted.basins.shape[:1]
     return Family(
         name=name,
         group=group,
-        log2_size=np.log2([o.size for o in usable]),
-        optimum=found.basins.optimum[:, columns],
+        log2_size=np.log2([optimum.size for optimum in usable]),
+        optimum=fitted.basins.optimum[:, columns],
         cost=lambda index, off: float(
-            rise(np.array([off]), curvature[index : index + 1], shape)[0]
+            compute_rise(np.array([off]), curvature[index : index + 1], shape)[0]
         ),
     )
 
 
-def _records(name: str) -> list[dict[str, str]]:
-    origin = source(name)
+def _read_records(name: str) -> list[dict[str, str]]:
+    """Return the rows of a fetched table; none, with a message, if it is missing."""
+    origin = find_source(name)
     if not is_here(origin):
-        print(f"{name} is not here: `make data` fetches it", file=sys.stderr)
+        print(f"{name} is missing; run `make data` to fetch it", file=sys.stderr)
         return []
     with origin.list_files(FOLDER)[0][1].open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def steplaw() -> Iterator[Family]:
-    """StepLaw's dense models: each size and batch, at up to four durations and twelve rates."""
+def read_steplaw() -> Iterator[Family]:
+    """Yield StepLaw's dense models: each size and batch at up to four durations and 12 rates."""
     cells: dict[tuple[str, str], dict[tuple[int, float], float]] = {}
-    for one in _records("steplaw"):
-        runs = cells.setdefault((one["N"], one["bs"]), {})
-        at = int(float(one["D"])), round(math.log2(float(one["lr"])), 3)
-        runs[at] = min(runs.get(at, math.inf), float(one["smooth loss"]))
+    for record in _read_records("steplaw"):
+        runs = cells.setdefault((record["N"], record["bs"]), {})
+        cell = int(float(record["D"])), round(math.log2(float(record["lr"])), 3)
+        runs[cell] = min(runs.get(cell, math.inf), float(record["smooth loss"]))
     for (params, batch), runs in sorted(cells.items()):
         points = [
             Point(size=size, log2_value=x, loss_nats=loss)
             for (size, x), loss in sorted(runs.items())
         ]
         if (
-            family := of_points(f"{float(params) / 1e6:.0f}M, batch {batch}", "StepLaw", points)
+            family := fit_family(f"{float(params) / 1e6:.0f}M, batch {batch}", "StepLaw", points)
         ) is not None:
             yield family
 
 
-def misfitting() -> Iterator[Family]:
-    """Misfitting's models: three rates at most durations, so a parabola through the best and its
-    neighbours.
+def read_misfitting() -> Iterator[Family]:
+    """Yield Misfitting's models.
+
+    Most durations have three rates, so each optimum is from a parabola through the best rate and
+    its neighbors.
     """
     cells: dict[str, dict[float, dict[float, float]]] = {}
-    for one in _records("misfitting"):
-        if float(one["portion_steps_elapsed"]) > 0.999:
-            rates = cells.setdefault(one["model"], {}).setdefault(float(one["D"]), {})
-            rate = math.log2(float(one["peak_lr"]))
-            rates[rate] = min(rates.get(rate, math.inf), float(one["loss"]))
+    for record in _read_records("misfitting"):
+        if float(record["portion_steps_elapsed"]) > 0.999:
+            rates = cells.setdefault(record["model"], {}).setdefault(float(record["D"]), {})
+            rate = math.log2(float(record["peak_lr"]))
+            rates[rate] = min(rates.get(rate, math.inf), float(record["loss"]))
     rng = np.random.default_rng(0)
     for model, sizes in sorted(cells.items()):
-        found = [
+        minima = [
             (math.log2(size), *lowest)
             for size, rates in sorted(sizes.items())
-            if (lowest := _parabola(rates))
+            if (lowest := _fit_parabola(rates))
         ]
-        if len(found) < 4:
+        if len(minima) < 4:
             continue
-        log2_size, optimum, curvature = np.array(found).T
-        rows = optimum + PARABOLA_SD * rng.standard_normal((1501, len(optimum)))
+        log2_size, optimum, curvature = np.array(minima).T
+        # Row 0 is the estimate, and every other row is one draw
+        rows = optimum + PARABOLA_SD * rng.standard_normal((NUM_PUBLIC_DRAWS + 1, len(optimum)))
         rows[0] = optimum
         yield Family(
             name=model,
             group="Misfitting",
             log2_size=log2_size,
             optimum=rows,
-            cost=lambda index, off, bend=curvature: float(0.5 * bend[index] * off**2),
+            cost=lambda index, off, curvatures=curvature: float(0.5 * curvatures[index] * off**2),
         )  # type: ignore[misc]
 
 
-def _parabola(rates: Mapping[float, float]) -> tuple[float, float] | None:
-    """Place and curvature of the minimum, or None where there is none among three rates or near
-    them.
-    """
+def _fit_parabola(rates: Mapping[float, float]) -> tuple[float, float] | None:
+    """Return the place and the curvature of the minimum; None if it is not near the three rates."""
     x = sorted(rates)
     if len(x) < 3:
         return None
     middle = min(max(x.index(min(x, key=lambda rate: rates[rate])), 1), len(x) - 2)
     near = x[middle - 1 : middle + 2]
     square, slope, _ = np.polyfit(near, [rates[rate] for rate in near], 2)
-    if square <= 0 or not near[0] - 0.3 < -slope / (2 * square) < near[2] + 0.3:
+    minimum = -slope / (2 * square)
+    low, high = near[0] - MAX_BEYOND_OCTAVES, near[2] + MAX_BEYOND_OCTAVES
+    if square <= 0 or not low < minimum < high:
         return None
-    return float(-slope / (2 * square)), float(2 * square)
+    return float(minimum), float(2 * square)
 
 
-def ours() -> Iterator[Family]:
-    """The demo's proxy of width 32 in muP."""
+def read_demo_grid() -> Iterator[Family]:
+    """Yield the demo's proxy of width 32 in muP, if its grid is recorded."""
     if not GRID.exists():
         return
     grid = load_file(GRID)
@@ -270,31 +300,34 @@ def ours() -> Iterator[Family]:
         )
         for steps, rate, seed, loss in zip(*(grid[name] for name in COLUMNS), strict=True)
     ]
-    if (family := of_points("width 32", "ours", points)) is not None:
+    if (family := fit_family("width 32", "ours", points)) is not None:
         yield family
 
 
 COLUMNS = ("num_steps", "log2_rate", "seed", "loss_nats")
+"""Arrays of the grid's file, each with one element per run. `read_demo_grid` and `train_grid` rely
+on this order."""
 
 
-def cases(family: Family) -> Iterator[tuple[list[int], int]]:
-    """Two or three durations, and a longer one."""
-    u = family.log2_size
-    for number in (2, 3):
-        for known in itertools.combinations(range(len(u) - 1), number):
-            steps = np.diff(u[list(known)])
-            if steps.min() >= LEAST_STEP and steps.sum() <= MOST_TESTED:
-                yield from ((list(known), held) for held in range(known[-1] + 1, len(u)))
+def list_cases(family: Family) -> Iterator[tuple[list[int], int]]:
+    """Yield two or three durations by index, and the index of a longer one."""
+    num_durations = len(family.log2_size)
+    for num_known in (2, 3):
+        for known in itertools.combinations(range(num_durations - 1), num_known):
+            doublings = np.diff(family.log2_size[list(known)])
+            if doublings.min() >= MIN_STEP_DOUBLINGS and doublings.sum() <= MAX_SPAN_DOUBLINGS:
+                for held_out in range(known[-1] + 1, num_durations):
+                    yield list(known), held_out
 
 
-def predicted(family: Family, known: list[int], held: int) -> dict[str, Any]:
-    """How both lines and all exponents do at one held-out duration."""
-    u, truth = family.log2_size, family.optimum[:, held]
-    last, beyond = family.optimum[0, known[-1]], float(u[held] - u[known[-1]])
-    whole = float(u[held] - u[known[0]])
+def predict_held_out(family: Family, known: list[int], held_out: int) -> dict[str, Any]:
+    """Return how well both lines and all exponents predict one held-out duration."""
+    log2_size, truth = family.log2_size, family.optimum[:, held_out]
+    last, beyond = family.optimum[0, known[-1]], float(log2_size[held_out] - log2_size[known[-1]])
+    span = float(log2_size[held_out] - log2_size[known[0]])
     values = {name: float(last + power * beyond) for name, power in EXPONENTS.items()}
     values |= {
-        f"{power:g} from the shortest": float(family.optimum[0, known[0]] + power * whole)
+        f"{power:g} from the shortest": float(family.optimum[0, known[0]] + power * span)
         for power in (0.0, -0.3)
     }
     row: dict[str, Any] = {
@@ -305,12 +338,12 @@ def predicted(family: Family, known: list[int], held: int) -> dict[str, Any]:
     }
     noise = np.random.default_rng(1).permutation(truth[1:])
     for model, prior in MODELS.items():
-        with mock.patch.dict(LINES, {"duration": prior}):
-            line = extend_line(
+        with mock.patch.dict(LINE_PRIORS, {"duration": prior}):
+            line = extend_line_to_target(
                 family.optimum[:, known],
-                u[known],
-                u[held],
-                u[known[0]],
+                log2_size[known],
+                log2_size[held_out],
+                log2_size[known[0]],
                 "duration",
                 np.random.default_rng(0),
             )
@@ -318,21 +351,23 @@ def predicted(family: Family, known: list[int], held: int) -> dict[str, Any]:
         row[model] = {
             "covered": bool(low <= 0 <= high),
             "width_octaves": float(high - low),
-            "bends": line.bends,
+            "bends": line.bend_probability,
         }
         values[f"{model} line"] = float(line.at_target[0])
     row["cost"] = {
-        name: family.cost(held, value - float(truth[0])) for name, value in values.items()
+        name: family.cost(held_out, value - float(truth[0])) for name, value in values.items()
     }
     row["off"] = {name: abs(value - float(truth[0])) for name, value in values.items()}
     return row
 
 
-def public_table(every: int) -> dict[str, Any]:
-    """Coverage and costs by source, number of durations and reach."""
-    families = [*steplaw(), *misfitting(), *ours()]
+def compare_public(case_stride: int) -> dict[str, Any]:
+    """Return coverage and regrets by source, number of durations and reach."""
+    families = [*read_steplaw(), *read_misfitting(), *read_demo_grid()]
     rows = [
-        predicted(family, *case) for family in families for case in list(cases(family))[::every]
+        predict_held_out(family, *case)
+        for family in families
+        for case in list(list_cases(family))[::case_stride]
     ]
     covered, costs = [], []
     for group, (reach, (low, high)) in itertools.product(
@@ -340,125 +375,104 @@ def public_table(every: int) -> dict[str, Any]:
     ):
         near = [row for row in rows if row["group"] == group and low <= row["doublings"] <= high]
         for num in (2, 3):
-            if some := [row for row in near if row["num"] == num]:
-                told = {
-                    m: {key: _mean(some, m, key) for key in ("covered", "width_octaves", "bends")}
-                    for m in MODELS
+            if rows_of_num := [row for row in near if row["num"] == num]:
+                means = {
+                    model: {
+                        key: _average_by_family(rows_of_num, model, key)
+                        for key in ("covered", "width_octaves", "bends")
+                    }
+                    for model in MODELS
                 }
                 size = {
-                    "num_cases": len(some),
-                    "num_families": len({row["family"] for row in some}),
+                    "num_cases": len(rows_of_num),
+                    "num_families": len({row["family"] for row in rows_of_num}),
                 }
-                covered.append({"group": group, "reach": reach, "durations": num, **size, **told})
+                covered.append({"group": group, "reach": reach, "durations": num, **size, **means})
                 print(covered[-1], flush=True)
         if near:
             names = near[0]["cost"]
-            told = {
+            rules = {
                 name: {
-                    "cost_nats": _mean(near, "cost", name),
-                    "off_octaves": _mean(near, "off", name),
+                    "cost_nats": _average_by_family(near, "cost", name),
+                    "off_octaves": _average_by_family(near, "off", name),
                 }
                 for name in names
             }
-            costs.append({"group": group, "reach": reach, "num_cases": len(near), "rules": told})
+            costs.append({"group": group, "reach": reach, "num_cases": len(near), "rules": rules})
             print(
                 f"{group}, {reach}: "
-                + ", ".join(f"{name} {1e3 * of['cost_nats']:.1f}" for name, of in told.items())
+                + ", ".join(f"{name} {1e3 * rule['cost_nats']:.1f}" for name, rule in rules.items())
                 + " mnats",
                 flush=True,
             )
     optima = {
-        f"{f.group}, {f.name}": [f.log2_size.tolist(), f.optimum[0].tolist()] for f in families
+        f"{family.group}, {family.name}": [family.log2_size.tolist(), family.optimum[0].tolist()]
+        for family in families
     }
     return {"coverage": covered, "costs": costs, "optima": optima}
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], *keys: str) -> float:
-    """Over families first."""
+def _average_by_family(rows: Sequence[Mapping[str, Any]], *keys: str) -> float:
+    """Return the mean over families of the mean over their rows."""
     by_family: dict[str, list[float]] = {}
     for row in rows:
         by_family.setdefault(row["family"], []).append(float(row[keys[0]][keys[1]]))
     return float(np.mean([np.mean(values) for values in by_family.values()]))
 
 
-def train(corpus: Path) -> None:
-    """The grid of the demo's proxy: cosine with a tenth of warmup, seven durations, six rates, two
-    seeds.
+def train_grid(corpus: Path) -> None:
+    """Train the grid of the demo's proxy: seven durations, six rates and two seeds.
+
+    The schedule is a cosine, and a tenth of the steps is warmup.
     """
-    from proxies.core.hyperparameters import Hparams
-    from proxies.core.rules import named
-    from proxies.core.schedule import Schedule
-    from proxies.core.shape import Shape
-    from proxies.core.spec import Numerics, RunSpec
-    from proxies.data.tokens import TokenStore
-    from proxies.training.bank import Bank
+    from forerun._proxies.core.hyperparameters import Hparams
+    from forerun._proxies.core.rules import get_parametrization
+    from forerun._proxies.core.schedule import Schedule
+    from forerun._proxies.core.spec import Numerics, RunSpec
+    from forerun._proxies.data.tokens import TokenStore
 
     store, numerics, rows = TokenStore(corpus), Numerics(num_slots=8), []
-    shape = Shape(
-        num_layers=2,
-        width=32,
-        num_heads=2,
-        num_kv_heads=2,
-        ffn_width=64,
-        seq_len=64,
-        vocab_size=store.manifest.vocab_size,
-        family="llama",
-        tied=False,
-        qk_norm=False,
-    )
+    shape = make_demo_shape(store.manifest.vocab_size)
     for num_steps in (50, 100, 200, 400, 800, 1600, 3200):
         schedule = Schedule(
             kind="cosine", num_steps=num_steps, warmup_steps=num_steps // 10, decay_steps=0
         )
-        bank, todo = (
-            Bank(shape, 1024, numerics, store, optimizer="adamw"),
-            list(itertools.product((0, 1), range(-8, -2))),
-        )
-        slots: dict[int, tuple[int, int]] = {}
-        while todo or slots:
-            for slot in bank.free_slots[: len(todo)]:
-                slots[slot] = seed, rate = todo.pop(0)
-                bank.admit(
-                    slot,
-                    RunSpec(
-                        optimizer="adamw",
-                        shape=shape,
-                        base_shape=shape,
-                        parametrization=named("mup"),
-                        batch_tokens=1024,
-                        seed=seed,
-                        hparams=Hparams(learning_rate=2.0**rate, clip_norm=1.0),
-                        data_id=store.manifest.data_id,
-                        numerics=numerics,
-                        schedule=schedule,
-                    ),
-                )
-            for slot, result, _ in bank.advance(num_steps):
-                seed, rate = slots.pop(slot)
-                rows.append(
-                    (
-                        num_steps,
-                        rate,
-                        seed,
-                        math.nan if result.loss_nats is None else result.loss_nats,
-                    )
-                )
+        specs = [
+            RunSpec(
+                optimizer="adamw",
+                shape=shape,
+                base_shape=shape,
+                parametrization=get_parametrization("mup"),
+                batch_tokens=1024,
+                seed=seed,
+                hparams=Hparams(learning_rate=2.0**log2_rate, clip_norm=1.0),
+                data_id=store.manifest.data_id,
+                numerics=numerics,
+                schedule=schedule,
+            )
+            for seed, log2_rate in itertools.product((0, 1), range(-8, -2))
+        ]
+        for spec, (result, _) in zip(specs, train_runs(specs, store), strict=True):
+            loss_nats = math.nan if result.loss_nats is None else result.loss_nats
+            log2_rate = round(math.log2(spec.hparams.learning_rate))
+            rows.append((num_steps, log2_rate, spec.seed, loss_nats))
         print(f"{num_steps} steps trained", file=sys.stderr, flush=True)
     columns = np.array(rows, dtype=np.float64).T
     save_file(
-        {name: np.ascontiguousarray(of) for name, of in zip(COLUMNS, columns, strict=True)}, GRID
+        {name: np.ascontiguousarray(column) for name, column in zip(COLUMNS, columns, strict=True)},
+        GRID,
     )
 
 
 def main() -> None:
-    """Print both halves and write them."""
+    """Compare on planted and public optima, print and write the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="JSON file to write.")
-    parser.add_argument("--only", choices=("planted", "public"))
+    parser.add_argument("--only", choices=("planted", "public"), help="Run one table.")
     parser.add_argument(
-        "--quick", action="store_true", help="A fifth of the worlds and of the cases."
+        "--quick", action="store_true", help="Take a fifth of the worlds and cases."
     )
     parser.add_argument(
         "--train", type=Path, metavar="CORPUS", help="Train the grid on this corpus first."
@@ -466,22 +480,21 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     if options.train:
-        train(options.train)
-    num, every = (NUM_WORLDS // 5, 5) if options.quick else (NUM_WORLDS, 1)
-    body = {
+        train_grid(options.train)
+    num, case_stride = (NUM_WORLDS // 5, 5) if options.quick else (NUM_WORLDS, 1)
+    result = {
         "command": "python benchmarks/statistics/bend.py --json benchmarks/results/bend.json",
-        "planted": planted_table(num) if options.only != "public" else None,
-        "public": public_table(every) if options.only != "planted" else None,
+        "planted": compare_planted(num) if options.only != "public" else None,
+        "public": compare_public(case_stride) if options.only != "planted" else None,
         "prior": {
-            "bends": LINES["duration"].bends,
-            "slope_octaves": LINES["duration"].slope_octaves,
-            "bend_doublings": drift.BEND_DOUBLINGS,
+            "bends": LINE_PRIORS["duration"].bend_probability,
+            "slope_octaves": LINE_PRIORS["duration"].slope_octaves,
+            "bend_doublings": extrapolation.BEND_DOUBLINGS,
         },
-        "machine": machine(),
+        "machine": describe_machine(),
         "seconds": round(time.monotonic() - began),
     }
-    if options.json:
-        options.json.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+    write_result(options.json, result)
 
 
 if __name__ == "__main__":

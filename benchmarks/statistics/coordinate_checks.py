@@ -1,14 +1,18 @@
-"""Measure how often the coordinate check is wrong, on correct models and on models with planted
-mistakes.
+"""Error rates of the coordinate check on correct models and on models with planted mistakes.
 
-    python benchmarks/statistics/coordinate_checks.py \\
+    python benchmarks/statistics/coordinate_checks.py \
         --results benchmarks/results/coordinate_checks.jsonl
 
-Every check is drawn from a fixed seed (`coordinate_draws.py`) and is one line of the results.
+The coordinate check trains models of several widths (or depths) for a few steps, and tests whether
+the changes of their activations stay the same size, as a parametrization such as muP promises.
+
+Every check is drawn from a fixed seed (`coordinate_draws.py`) and gives one line of the results.
 Checks that are in the file are not run again, so the same command resumes a stopped run. The rule
-was chosen on the checks of `--seed dev`; the committed results are those of the seed `second`. A
-check takes about five processor seconds. `--summary` prints the tables of docs/coordinate-check.md
-from the file.
+of the check was chosen on the draws of `--seed dev`; the committed results have the seed `second`.
+
+The script prints the tables of docs/coordinate-check.md; `--summary` prints them from the file
+without running a check. A check takes about five processor seconds, and all 600 take less than an
+hour of one core.
 """
 
 from __future__ import annotations
@@ -25,14 +29,15 @@ from typing import Any, get_args
 import torch
 from coordinate_draws import Draw, Mistake, draw, open_corpus, run_check
 
-from proxies.coordinates.coordinates import CoordinateCheck
+from forerun._proxies.coordinates.coordinate_check import CoordinateCheck
 
 NUM_RIGHT, NUM_EACH = 400, 20
 """Number of checks of correct models, and of each planted mistake."""
 WORK = Path(__file__).parents[1] / "data" / "coordinate_checks"
+"""Default folder of the corpora."""
 HIDDEN_RATE = "hidden matrices' learning rate"
 MISTAKE_NAMES: dict[str, tuple[str, ...]] = {
-    # In a tied model the shared matrix is initialized by its own fan-in too
+    # In a tied model the shared matrix is initialized by its own fan-in too.
     "every model its own base": (HIDDEN_RATE, "unscaled readout", "initial std"),
     "the widest model on its own base": (HIDDEN_RATE, "unscaled readout", "initial std"),
     "attention over 1/sqrt(head_dim)": ("attention logits blow up",),
@@ -44,12 +49,14 @@ MISTAKE_NAMES: dict[str, tuple[str, ...]] = {
     "hidden initial std does not shrink": ("hidden matrices' initial std",),
     "no depth rule": ("no depth rule",),
 }
-"""Words by mistake; the check has named a mistake if its message contains one of them."""
+"""Phrases by mistake; the check has named a mistake if its message contains one of them."""
+assert {"none", *MISTAKE_NAMES} == set(get_args(Mistake)), "a mistake lacks its phrases"
 
 
 def list_jobs() -> list[tuple[Mistake, int]]:
-    """Return all checks in a fixed random order, so that a stopped run has a representative part of
-    them.
+    """Return all checks in a fixed random order.
+
+    So a run that is stopped early has run a representative part of the checks.
     """
     mistakes = get_args(Mistake)
     jobs = [
@@ -61,9 +68,10 @@ def list_jobs() -> list[tuple[Mistake, int]]:
     return jobs
 
 
-def describe(setting: Draw, check: CoordinateCheck, seconds: float) -> dict[str, Any]:
-    """Return the result of a check: its settings, its outcome, and the distances of its slopes from
-    their intervals.
+def make_row(setting: Draw, check: CoordinateCheck, seconds: float) -> dict[str, Any]:
+    """Return the result of a check as a row of the results.
+
+    The row has the settings, the outcome, and how far the slopes are from their expected intervals.
     """
     distances = [
         (layer.slope - layer.expected[0], layer.slope - layer.expected[1])
@@ -95,17 +103,17 @@ def describe(setting: Draw, check: CoordinateCheck, seconds: float) -> dict[str,
     }
 
 
-def run(seed: str, results: Path, work: Path) -> None:
+def run_missing_checks(seed: str, results: Path, work: Path) -> None:
     """Run the checks that are not in the results."""
-    done = {(row["seed"], row["mistake"], row["index"]) for row in read_rows(results)}
+    finished = {(row["seed"], row["mistake"], row["index"]) for row in read_rows(results)}
     for mistake, index in list_jobs():
-        if (seed, mistake, index) in done:
+        if (seed, mistake, index) in finished:
             continue
         setting = draw(seed, index, mistake)
         start = time.perf_counter()
         check = run_check(setting, open_corpus(setting.corpus, setting.vocab_size, work))
         row = {"seed": seed, "mistake": mistake, "index": index}
-        row |= describe(setting, check, time.perf_counter() - start)
+        row |= make_row(setting, check, time.perf_counter() - start)
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -142,6 +150,7 @@ def summarize(rows: list[dict[str, Any]]) -> str:
 
 
 def _format_row(name: str, rows: list[dict[str, Any]]) -> str:
+    """Return a row of the table of correct models."""
     counts = Counter(row["outcome"] for row in rows)
     flagged = counts["vanishes"] + counts["blows_up"]
     return f"| {name} | {len(rows)} | {counts['passes']} | {counts['cannot_tell']} | {flagged} |"
@@ -152,14 +161,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--seed", default="second")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder of the corpora")
-    parser.add_argument("--summary", action="store_true")
+    parser.add_argument(
+        "--results", type=Path, required=True, help="Result file, one line per check."
+    )
+    parser.add_argument("--seed", default="second", help="Seed of the draws.")
+    parser.add_argument("--work", type=Path, default=WORK, help="Folder of the corpora.")
+    parser.add_argument("--summary", action="store_true", help="Only print the tables of the file.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not options.summary:
-        run(options.seed, options.results, options.work)
+        run_missing_checks(options.seed, options.results, options.work)
     print(summarize([row for row in read_rows(options.results) if row["seed"] == options.seed]))
 
 

@@ -1,9 +1,8 @@
-"""Draws for `coordinate_checks.py`: corpora, settings of a coordinate check, and mistakes planted
-into its models.
+"""Random corpora, settings and planted mistakes of the checks in `coordinate_checks.py`.
 
-A draw is a pure function of a seed and an index. Corpora are text that is installed with Python and
-the system, or made-up words. For each corpus, byte-level BPE vocabularies of several sizes are
-trained on its text.
+`coordinate_checks.py` imports this module; it is not a program. A draw is a pure function of a seed
+and an index. Corpora are text that is installed with Python and the system, or made-up words. For
+each corpus, byte-level BPE vocabularies of several sizes are trained on its text.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from proxies.coordinates.activations import read_run
-from proxies.coordinates.coordinates import CoordinateCheck, check_coordinates
-from proxies.core.hyperparameters import Hparams
-from proxies.core.rules import Parametrization, named
-from proxies.core.schedule import Schedule
-from proxies.core.shape import Family, Shape
-from proxies.core.spec import Numerics, RunSpec
-from proxies.data.corpus import tokenize
-from proxies.data.tokens import TokenStore
-from proxies.external.factory import build_model, load
-from proxies.training import solo
-from proxies.training.trainable_model import BuiltModel, DecoderModel
+from forerun._proxies.coordinates.activations import measure_run
+from forerun._proxies.coordinates.coordinate_check import CoordinateCheck, check_coordinates
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.rules import Parametrization, get_parametrization
+from forerun._proxies.core.schedule import Schedule
+from forerun._proxies.core.shape import Family, Shape
+from forerun._proxies.core.spec import Numerics, RunSpec
+from forerun._proxies.data.corpus import tokenize
+from forerun._proxies.data.tokens import TokenStore
+from forerun._proxies.external.factory import build_model, load_factory
+from forerun._proxies.training import single_trial
+from forerun._proxies.training.trainable_model import BuiltModel, DecoderModel
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_MODELS = ("plain:Transformer", "models:llama")
@@ -67,6 +66,7 @@ def write_texts(kind: str, folder: Path) -> None:
 
 
 def _make_texts(kind: str) -> Iterator[str]:
+    """Yield documents of one kind of corpus."""
     if kind == "python":
         yield from _read_python_sources()
     elif kind == "prose":
@@ -84,6 +84,7 @@ def _make_texts(kind: str) -> Iterator[str]:
 
 
 def _read_python_sources() -> Iterator[str]:
+    """Yield the source files of Python's standard library in random order."""
     library = Path(sysconfig.get_paths()["stdlib"])
     paths = [path for path in sorted(library.rglob("*.py")) if "site-packages" not in path.parts]
     random.Random("python").shuffle(paths)
@@ -94,9 +95,7 @@ def _read_python_sources() -> Iterator[str]:
 
 
 def _read_manual_pages() -> Iterator[str]:
-    """Yield the text of installed manual pages, forerun's own pages, and licenses, without
-    markup.
-    """
+    """Yield the text of manual pages, forerun's own pages, and licenses, without markup."""
     pages = [path for path in Path("/usr/share/man").glob("man*/*.gz") if path.is_file()]
     pages += [*(ROOT / "docs").rglob("*.md"), *Path("/usr/share/common-licenses").glob("*")]
     pages += list(Path("/usr/share/doc").glob("*/copyright"))
@@ -111,8 +110,9 @@ def _read_manual_pages() -> Iterator[str]:
 
 
 def _make_synthetic_texts(kind: str, num_words: int = 60_000) -> Iterator[str]:
-    """Yield documents of made-up words, drawn independently by Zipf's law or by a sparse Markov
-    chain.
+    """Yield documents of made-up words.
+
+    The words are drawn independently by Zipf's law, or by a sparse Markov chain.
     """
     rng = random.Random(kind)
     words = [
@@ -122,11 +122,13 @@ def _make_synthetic_texts(kind: str, num_words: int = 60_000) -> Iterator[str]:
     for rank in range(1, num_words + 1):
         cumulative.append(cumulative[-1] + 1.0 / rank)
     while True:
+        # A word and its space have 6.5 characters on average
         drawn = rng.choices(
             range(num_words), cum_weights=cumulative[1:], k=DOCUMENT_CHARACTERS // 7
         )
         if kind == "markov":
-            # Four of five words are one of the three successors of the previous word
+            # Four of five words are one of three successors of the previous word. The numbers only
+            # make the successors of different words differ.
             for index in range(1, len(drawn)):
                 if rng.random() < 0.8:
                     drawn[index] = (drawn[index - 1] * 31 + rng.choice((7, 101, 4099))) % num_words
@@ -144,6 +146,7 @@ def open_corpus(kind: str, vocab_size: int, folder: Path) -> TokenStore:
 
 
 def _train_vocabulary(texts: Path, vocab_size: int) -> Path:
+    """Train a byte-level BPE on a corpus and return its file."""
     path = texts.parent / f"tokenizer-{vocab_size}.json"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -181,17 +184,23 @@ HIDDEN_RATE_POWERS = {
 }
 """Power of the width ratio by which the hidden matrices' learning rates are multiplied."""
 DEPTH_RULES = (
-    named("completep"),
-    named("completep", depth_alpha=0.5),
-    named("completedp"),
-    named("umup"),
+    get_parametrization("completep"),
+    get_parametrization("completep", depth_alpha=0.5),
+    get_parametrization("completedp"),
+    get_parametrization("umup"),
 )
-WIDTH_RULES = (named("mup"), named("mup"), named("mup_no_wd_scaling"), *DEPTH_RULES)
+WIDTH_RULES = (
+    # Twice, so that muP is drawn twice as often
+    get_parametrization("mup"),
+    get_parametrization("mup"),
+    get_parametrization("mup_no_wd_scaling"),
+    *DEPTH_RULES,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The settings of one check: its corpus, models, optimizer, and planted mistake."""
+    """Settings of one check: its corpus, models, optimizer, and planted mistake."""
 
     mistake: Mistake
     corpus: str
@@ -220,8 +229,13 @@ class Draw:
 
 
 def draw(seed: str, index: int, mistake: Mistake = "none") -> Draw:
-    """Draw the settings of one check in which the mistake has an effect."""
+    """Draw the settings of one check in which the mistake has an effect.
+
+    The order of the calls of `rng` decides the settings of each seed: with another order, the
+    recorded checks are no longer those of their seeds.
+    """
     rng = random.Random(f"{seed}/{mistake}/{index}")
+    # Weights are percentages of the draws.
     vocab_size = rng.choices(VOCABULARIES, weights=(24, 24, 28, 15, 9))[0]
     by_depth = mistake == "no depth rule" or (mistake == "none" and rng.random() < 0.2)
     grows = mistake.startswith("attention") or (not by_depth and rng.random() < 0.15)
@@ -269,6 +283,7 @@ def draw(seed: str, index: int, mistake: Mistake = "none") -> Draw:
 
 
 def _make_base_shape(setting: Draw, vocab_size: int) -> Shape:
+    """Return the base model of a check."""
     family: Family = "gpt2" if setting.model == "gpt2" else "llama"
     return Shape(
         num_layers=setting.num_layers,
@@ -331,18 +346,22 @@ def make_specs(setting: Draw, store: TokenStore) -> list[list[RunSpec]]:
 
 
 def _make_muon_hparams(setting: Draw) -> dict[str, Any]:
+    """Return the hyperparameters that only Muon has."""
     return {"adamw_learning_rate": 2.0**setting.log2_rate, "momentum": 0.95} if setting.muon else {}
 
 
 @cache
 def _load_factory(model: str) -> Any:
-    return load(model, USER_FOLDER)[1]
+    """Return the factory of a user's model."""
+    return load_factory(model, USER_FOLDER)[1]
 
 
 # ---- Mistakes ----
 
 
-def plant(setting: Draw, build: Callable[[RunSpec], BuiltModel]) -> Callable[[RunSpec], BuiltModel]:
+def plant_mistake(
+    setting: Draw, build: Callable[[RunSpec], BuiltModel]
+) -> Callable[[RunSpec], BuiltModel]:
     """Return a function that builds the same models with the mistake of the setting."""
 
     def build_with_mistake(spec: RunSpec) -> BuiltModel:
@@ -368,16 +387,18 @@ def plant(setting: Draw, build: Callable[[RunSpec], BuiltModel]) -> Callable[[Ru
 
 
 def _scale_rates(model: BuiltModel, kind: str, factor: float) -> BuiltModel:
+    """Return the model with the learning rates of one kind of parameter multiplied by a factor."""
     numbers = tuple(
-        dataclasses.replace(each, learning_rate=each.learning_rate * factor)
-        if each.kind == kind
-        else each
-        for each in model.numbers
+        dataclasses.replace(parameter, learning_rate=parameter.learning_rate * factor)
+        if parameter.kind == kind
+        else parameter
+        for parameter in model.numbers
     )
     return dataclasses.replace(model, numbers=numbers)  # type: ignore[type-var]
 
 
 def _unscale_readout(model: BuiltModel, setting: Draw, ratio: float) -> BuiltModel:
+    """Return the model with the readout's scale by width undone."""
     if setting.rules.output == "absorbed":  # the rate shrinks with width, instead of a multiplier
         return _scale_rates(model, "readout", ratio)
     if isinstance(model, DecoderModel):
@@ -394,14 +415,14 @@ def _unscale_readout(model: BuiltModel, setting: Draw, ratio: float) -> BuiltMod
 
 def run_check(setting: Draw, store: TokenStore) -> CoordinateCheck:
     """Run one check in this process."""
-    build_decoder = solo.our_model
-    build_user_model = plant(setting, lambda spec: build_model(spec, USER_FOLDER))
-    solo.our_model = plant(setting, build_decoder)  # type: ignore[assignment]
+    build_decoder = single_trial.build_decoder
+    build_user_model = plant_mistake(setting, lambda spec: build_model(spec, USER_FOLDER))
+    single_trial.build_decoder = plant_mistake(setting, build_decoder)  # type: ignore[assignment]
     try:
         return check_coordinates(
             make_specs(setting, store),
-            lambda probes: [read_run(probe, store, build_user_model) for probe in probes],
+            lambda probes: [measure_run(probe, store, build_user_model) for probe in probes],
             axis=setting.axis,
         )
     finally:
-        solo.our_model = build_decoder
+        single_trial.build_decoder = build_decoder

@@ -4,10 +4,12 @@
     python benchmarks/statistics/datasets.py --from DIR   # take the files from a folder, by digest
     python benchmarks/statistics/datasets.py --list       # list only
 
+Without --list the exit code is 1 if a file could not be fetched. Listing takes a few seconds.
+
 A family is one set of runs to which a law may be fitted. Families of one study have the same
 `group`: they share runs (under a different loss or parameter count) or at least code and design.
 A mean over families therefore counts such a study many times, and a mean over groups counts it
-once.
+once. N is a number of parameters, and D a number of tokens.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from downloads import FOLDER, SOURCES, download, index_folder, is_here, read_url, source
+from downloads import FOLDER, SOURCES, download, find_source, index_folder, is_here, read_url
 from inert_pickle import read_array, read_frame, read_pickled
 from numpy.typing import NDArray
 
-from scaling_fits.laws.table import RunTable, read_runs
+from forerun._scaling_fits.laws.table import RunTable, read_runs
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-"""Data beside the checkout, where there is any."""
+"""Folder of public data next to the checkout, if there is one."""
 
 Record = Mapping[str, str]
+"""One row of a CSV file."""
 Point = tuple[float, float, float, float | None]
-"""N, D, loss in nats, and the budget of its isoFLOP."""
+"""Parameters, tokens, loss in nats, and FLOP budget of its isoFLOP curve."""
 
 _GEMSTONES = (
     "cool_begin",
@@ -47,7 +50,7 @@ _GEMSTONES = (
     "lr_ablation_hot",
     "slim_chinchilla",
 )
-_LOSS_TO_LOSS = {  # training set: its own validation loss
+_LOSS_TO_LOSS = {
     "fineweb-edu-100b": "fineweb_edu_100b_val",
     "fineweb-100b": "fineweb_100b_val",
     "smollm-corpus": "smollm_val",
@@ -55,6 +58,7 @@ _LOSS_TO_LOSS = {  # training set: its own validation loss
     "proof-pile-2": "proof_pile_2_val",
     "starcoder": "starcoder_val",
 }
+"""Name of each training set's own validation loss."""
 _OLMO_PARAMS = {
     "190M": 190354176,
     "370M": 371262464,
@@ -62,11 +66,13 @@ _OLMO_PARAMS = {
     "1B": 1279395840,
     "3B": 3169537280,
 }
+"""Parameters by the size in a file's name."""
 _ROUTED = (("Dense", 1), ("Hash", 64), ("RL-R", 64), ("S-Base", 8), ("S-Base", 64), ("S-Base", 512))
 """Routers and numbers of experts that are read as families; their source has 28, which are
-alike."""
+similar."""
 _ROUTED_STEPS, _ROUTED_BATCH = 250_000, 256 * 2048
-_QUEST = {  # name: quantizers of weights and activations, bits of both
+"""Steps of a run and tokens per step."""
+_QUEST = {
     "bf16": ("NoQuantizer", "NoQuantizer", 16),
     "trust_w4a4": ("TrustQuantizer", "TrustQuantizer", 4),
     "hadamard_trust_w4a4": ("HadamardTrustQuantizer", "HadamardTrustQuantizer", 4),
@@ -75,20 +81,23 @@ _QUEST = {  # name: quantizers of weights and activations, bits of both
     "half_hadamard_w3a3": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 3),
     "half_hadamard_w2a2": ("HalfHadamardTrustQuantizer", "HalfHadamardTrustQuantizer", 2),
 }
-XLSTM_FILES = {  # file: largest loss of a run that did not diverge, as its source has it
+"""Quantizers of weights and of activations, and the bits of both, by the family's name."""
+XLSTM_FILES = {
     "llama_ctx2048": 4.5,
     "llama_ctx8192": 3.5,
     "llama_ctx8192_flops_chinchilla": 4.5,
     "llama_ctx16384": 4.5,
     "mlstm_ctx16384": 4.5,
 }
+"""Largest loss of a run that did not diverge, as the source states it, by file."""
 _XLSTM_BATCH = 2**20
-"""Tokens a step of the runs that are read: one early round had half of it."""
-_COLLAPSE = {  # file: name, tokens a step
+"""Tokens per step of the runs that are read; one early round had half as many."""
+_COLLAPSE = {
     "chess": ("chess_linear", 512 * 128),
     "chess_const": ("chess_constant", 512 * 128),
     "c5m": ("cifar5m_linear", 256 * 3072),
 }
+"""Name of a family and tokens per step, by file."""
 _OPT_PARAMS = {
     "125m": 1.25e8,
     "1.3b": 1.3e9,
@@ -97,14 +106,16 @@ _OPT_PARAMS = {
     "30b": 3e10,
     "175b": 1.75e11,
 }
+"""Parameters by the size in the table."""
 _MIXES = ("0", "202", "209")
-"""Numbers of the mixtures that are read, of 20 that are alike."""
+"""Numbers of the data mixtures that are read; the source has 20, which are similar."""
 _MIX_PARAMS = {"70M": 7e7, "160M": 1.6e8, "305M": 3.05e8, "410M": 4.1e8}
 _OLMO_LOSSES = {
     "c4": "c4_en-validation",
     "common_crawl": "dolma_common-crawl-validation",
     "pile": "pile-validation",
 }
+"""Column of each validation set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,33 +124,32 @@ class Family:
 
     name: str
     group: str
-    """The study it comes from."""
+    """Study that the runs come from."""
     source: str
     licence: str
     table: RunTable
     note: str
-    """How far its losses are final losses of tuned, finished runs, and what N counts."""
-
-
-def families(shared: Path = SHARED, downloaded: Path = FOLDER) -> list[Family]:
-    """Every family that can be read here, in a fixed order; fewer, or none, where the data is
-    not.
+    """Remark on what N counts, and on whether the losses are final losses of tuned, finished runs.
     """
+
+
+def load_families(shared: Path = SHARED, downloaded: Path = FOLDER) -> list[Family]:
+    """Return every family whose files are on this machine, in a fixed order."""
     readers: list[tuple[bool, Callable[[Path], Iterator[Family]], Path]] = [
-        ((shared / "gemstones").is_dir(), _gemstones, shared / "gemstones"),
-        ((shared / "gadre_redpajama").is_dir(), _red_pajama, shared / "gadre_redpajama"),
-        ((shared / "porian_refinedweb").is_dir(), _refined_web, shared / "porian_refinedweb"),
-        ((shared / "datablations").is_dir(), _datablations, shared / "datablations"),
+        ((shared / "gemstones").is_dir(), _read_gemstones, shared / "gemstones"),
+        ((shared / "gadre_redpajama").is_dir(), _read_red_pajama, shared / "gadre_redpajama"),
+        ((shared / "porian_refinedweb").is_dir(), _read_refined_web, shared / "porian_refinedweb"),
+        ((shared / "datablations").is_dir(), _read_datablations, shared / "datablations"),
     ]
     readers += [
-        (is_here(source(name), downloaded), read, downloaded / name)
+        (is_here(find_source(name), downloaded), read, downloaded / name)
         for name, read in FETCHED_READERS.items()
     ]
-    return [family for there, read, folder in readers if there for family in read(folder)]
+    return [family for has_files, read, folder in readers if has_files for family in read(folder)]
 
 
-def _table(points: Iterable[Point], flops: Iterable[float] | None = None) -> RunTable:
-    """A table of finite, positive points, ordered by N and D."""
+def _make_table(points: Iterable[Point], flops: Iterable[float] | None = None) -> RunTable:
+    """Return a table of the finite, positive points, ordered by N and D."""
     counts = None if flops is None else list(flops)
     rows = [(*point, math.nan if counts is None else counts[i]) for i, point in enumerate(points)]
     rows = sorted(row for row in rows if all(math.isfinite(x) and x > 0 for x in row[:3]))
@@ -158,27 +168,33 @@ def _table(points: Iterable[Point], flops: Iterable[float] | None = None) -> Run
     )
 
 
-def _records(path: Path) -> list[dict[str, str]]:
+def _read_records(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _cell(record: Record, name: str) -> float:
+def _read_cell(record: Record, name: str) -> float:
+    """Return a cell as a number; NaN if it is empty."""
     text = record.get(name) or "nan"
     return float(text)
 
 
-def _best(points: Iterable[Point]) -> list[Point]:
-    """Of the points of one size and length, that of least loss: the best of the settings tried."""
+def _keep_best(points: Iterable[Point]) -> list[Point]:
+    """Return the point of lowest loss for each size and length: that of the best settings."""
     best: dict[tuple[float, float], Point] = {}
     for point in points:
         if math.isfinite(point[2]) and point[2] > 0:
-            best[point[:2]] = min(best.get(point[:2], point), point, key=lambda each: each[2])
+            best[point[:2]] = min(
+                best.get(point[:2], point), point, key=lambda candidate: candidate[2]
+            )
     return list(best.values())
 
 
-def _gemstones(folder: Path) -> Iterator[Family]:
+def _read_gemstones(folder: Path) -> Iterator[Family]:
+    """Yield the families of Gemstones."""
     for name in _GEMSTONES:
+        # `forecasts.py` recognizes families of this kind by the words "points along".
         note = "ends of cooldowns" if name == "cool_end" else "points along runs at a constant rate"
         if name == "slim_chinchilla":
             note = "one point a size and budget"
@@ -192,98 +208,114 @@ def _gemstones(folder: Path) -> Iterator[Family]:
         )
 
 
-def _red_pajama(folder: Path) -> Iterator[Family]:
-    records = _records(folder / "runs.csv")
+def _read_red_pajama(folder: Path) -> Iterator[Family]:
+    """Yield the families of Gadre's models on RedPajama."""
+    records = _read_records(folder / "runs.csv")
     for name, column in (
         ("c4", "loss"),
         ("open_lm", "loss_openlm"),
         ("red_pajama", "loss_paloma_redpajama"),
     ):
         points = [
-            (_cell(each, "params"), _cell(each, "tokens"), _cell(each, column), None)
-            for each in records
+            (
+                _read_cell(record, "params"),
+                _read_cell(record, "tokens"),
+                _read_cell(record, column),
+                None,
+            )
+            for record in records
         ]
         yield Family(
             name=f"open_lm_red_pajama_on_{name}",
             group="open_lm",
             source="mlfoundations/scaling a003c491",
             licence="MIT",
-            table=_table(points),
+            table=_make_table(points),
             note="final, decayed; N with embeddings",
         )
 
 
-def _refined_web(folder: Path) -> Iterator[Family]:
+def _read_refined_web(folder: Path) -> Iterator[Family]:
+    """Yield the families of Porian's models on RefinedWeb."""
     setups: dict[str, list[Record]] = {}
-    for record in _records(folder / "isoflop_points.csv"):
+    for record in _read_records(folder / "isoflop_points.csv"):
         setup = "_".join(
             record[key] for key in ("hparams", "warmup", "decay", "param_count", "val")
         )
         setups.setdefault(setup, []).append(record)
     for setup, records in setups.items():
         points = [
-            tuple(_cell(each, key) for key in ("params", "tokens", "loss", "flops"))
-            for each in records
+            tuple(_read_cell(record, key) for key in ("params", "tokens", "loss", "flops"))
+            for record in records
         ]
         yield Family(
             name=f"refined_web_{setup}",
             group="refined_web",
             source="formll/resolving-scaling-law-discrepancies 0dc60d91",
             licence="MIT",
-            table=_table(
+            table=_make_table(
                 ((n, d, loss, c) for n, d, loss, c in points), flops=[point[3] for point in points]
             ),
             note="one point a size and budget, read along runs; the schedule is in the name",
         )
 
 
-def _datablations(folder: Path) -> Iterator[Family]:
+def _read_datablations(folder: Path) -> Iterator[Family]:
+    """Yield the family of Datablations, without runs that repeat tokens."""
     fresh = [
-        each
-        for each in _records(folder / "runs.csv")
-        if _cell(each, "tokens") <= _cell(each, "unique_tokens")
+        record
+        for record in _read_records(folder / "runs.csv")
+        if _read_cell(record, "tokens") <= _read_cell(record, "unique_tokens")
     ]
     points = [
-        (_cell(each, "params"), _cell(each, "tokens"), _cell(each, "loss"), None) for each in fresh
+        (
+            _read_cell(record, "params"),
+            _read_cell(record, "tokens"),
+            _read_cell(record, "loss"),
+            None,
+        )
+        for record in fresh
     ]
     yield Family(
         name="datablations_fresh",
         group="datablations",
         source="huggingface/datablations 13701315",
         licence="Apache-2.0",
-        table=_table(points),
+        table=_make_table(points),
         note="final, decayed; only runs that repeat no token",
     )
 
 
-def _fetched(
-    name: str, of: str, points: Iterable[Point], note: str, group: str | None = None
+def _make_family(
+    name: str, source_name: str, points: Iterable[Point], note: str, group: str | None = None
 ) -> Family:
-    origin = source(of)
+    """Return a family of a fetched source."""
+    origin = find_source(source_name)
     return Family(
         name=name,
-        group=group or of,
+        group=group or source_name,
         source=origin.stated,
         licence=origin.licence,
-        table=_table(points),
+        table=_make_table(points),
         note=note,
     )
 
 
-def _chinchilla(folder: Path) -> Iterator[Family]:
-    records = _records(folder / "svg_extracted_data.csv")
-    bar = sorted(_cell(each, "loss") for each in records)[-5]
+def _read_chinchilla(folder: Path) -> Iterator[Family]:
+    """Yield the family of Chinchilla."""
+    records = _read_records(folder / "svg_extracted_data.csv")
+    min_outlier_loss = sorted(_read_cell(record, "loss") for record in records)[-5]
     points: list[Point] = [
         (
-            _cell(each, "Model Size"),
-            _cell(each, "Training FLOP") / (6 * _cell(each, "Model Size")),
-            _cell(each, "loss"),
+            _read_cell(record, "Model Size"),
+            _read_cell(record, "Training FLOP") / (6 * _read_cell(record, "Model Size")),
+            _read_cell(record, "loss"),
             None,
         )
-        for each in records
-        if _cell(each, "loss") < bar
+        for record in records
+        if _read_cell(record, "loss") < min_outlier_loss
     ]
-    yield _fetched(
+    yield _make_family(
         "chinchilla",
         "chinchilla",
         points,
@@ -292,33 +324,36 @@ def _chinchilla(folder: Path) -> Iterator[Family]:
     )
 
 
-def _steplaw(folder: Path) -> Iterator[Family]:
-    records = _records(folder / "dense_lr_bs_loss.csv")
+def _read_steplaw(folder: Path) -> Iterator[Family]:
+    """Yield the family of Step Law."""
+    records = _read_records(folder / "dense_lr_bs_loss.csv")
     points: list[Point] = [
-        (_cell(each, "N"), _cell(each, "D"), _cell(each, "smooth loss"), None) for each in records
+        (_read_cell(record, "N"), _read_cell(record, "D"), _read_cell(record, "smooth loss"), None)
+        for record in records
     ]
-    yield _fetched(
+    yield _make_family(
         "steplaw",
         "steplaw",
-        _best(points),
+        _keep_best(points),
         "smoothed last training loss, best of rates and batches tried; N without embeddings",
     )
 
 
-def _loss_to_loss(folder: Path) -> Iterator[Family]:
-    records = _records(folder / "sweep.csv")
-    for data, own in _LOSS_TO_LOSS.items():
+def _read_loss_to_loss(folder: Path) -> Iterator[Family]:
+    """Yield the families of loss-to-loss prediction."""
+    records = _read_records(folder / "sweep.csv")
+    for data, validation_set in _LOSS_TO_LOSS.items():
         points: list[Point] = [
             (
-                _cell(each, "params"),
-                _cell(each, "tokens"),
-                _cell(each, f"eval/{own}/CrossEntropyLoss"),
-                _cell(each, "iso_flop"),
+                _read_cell(record, "params"),
+                _read_cell(record, "tokens"),
+                _read_cell(record, f"eval/{validation_set}/CrossEntropyLoss"),
+                _read_cell(record, "iso_flop"),
             )
-            for each in records
-            if each["data"] == data
+            for record in records
+            if record["data"] == data
         ]
-        yield _fetched(
+        yield _make_family(
             f"loss_to_loss_{data.replace('-', '_')}",
             "loss_to_loss",
             points,
@@ -326,32 +361,37 @@ def _loss_to_loss(folder: Path) -> Iterator[Family]:
         )
 
 
-def _misfitting(folder: Path) -> Iterator[Family]:
-    records = _records(folder / "scaling_results_last_ckpt_only.csv")
-    ended = [each for each in records if _cell(each, "portion_steps_elapsed") > 0.999]
+def _read_misfitting(folder: Path) -> Iterator[Family]:
+    """Yield the family of Misfitting."""
+    records = _read_records(folder / "scaling_results_last_ckpt_only.csv")
+    ended = [record for record in records if _read_cell(record, "portion_steps_elapsed") > 0.999]
     points: list[Point] = [
-        (_cell(each, "N"), _cell(each, "D"), _cell(each, "loss"), None) for each in ended
+        (_read_cell(record, "N"), _read_cell(record, "D"), _read_cell(record, "loss"), None)
+        for record in ended
     ]
-    yield _fetched(
-        "misfitting", "misfitting", _best(points), "best of the rates tried; N with embeddings"
+    yield _make_family(
+        "misfitting", "misfitting", _keep_best(points), "best of the rates tried; N with embeddings"
     )
 
 
-def _isoflops(folder: Path) -> Iterator[Family]:
+def _read_isoflops(folder: Path) -> Iterator[Family]:
+    """Yield the families of Marin and of other isoFLOP studies."""
     for data in ("comma", "dclm", "nemotron"):
         points: list[Point] = []
-        for each in _records(folder / f"isoflop-{data}.csv"):
-            budget = each["Name"].split("optimal-" if "optimal-" in each["Name"] else "isoflop-")[1]
-            digits = budget[: budget.index("e+") + 4]
+        for record in _read_records(folder / f"isoflop-{data}.csv"):
+            budget = record["Name"].split(
+                "optimal-" if "optimal-" in record["Name"] else "isoflop-"
+            )[1]
+            digits = budget[: budget.index("e+") + 4]  # such as 1e+19
             points.append(
                 (
-                    _cell(each, "parameter_count"),
-                    _cell(each, "throughput/total_tokens"),
-                    _cell(each, "eval/paloma/macro_loss"),
+                    _read_cell(record, "parameter_count"),
+                    _read_cell(record, "throughput/total_tokens"),
+                    _read_cell(record, "eval/paloma/macro_loss"),
                     float(digits),
                 )
             )
-        yield _fetched(
+        yield _make_family(
             f"marin_{data}",
             "isoflops",
             points,
@@ -359,7 +399,7 @@ def _isoflops(folder: Path) -> Iterator[Family]:
             "loss over Paloma; a budget counts attention",
             group="marin",
         )
-    every = _records(folder / "isoflops.csv")
+    all_records = _read_records(folder / "isoflops.csv")
     for experiment, name, group, note in (
         (
             "llama_3__exp_loss",
@@ -376,40 +416,46 @@ def _isoflops(folder: Path) -> Iterator[Family]:
     ):
         points = [
             (
-                _cell(each, "params"),
-                _cell(each, "tokens"),
-                _cell(each, "loss"),
-                _cell(each, "budget"),
+                _read_cell(record, "params"),
+                _read_cell(record, "tokens"),
+                _read_cell(record, "loss"),
+                _read_cell(record, "budget"),
             )
-            for each in every
-            if each["experiment"] == experiment
+            for record in all_records
+            if record["experiment"] == experiment
         ]
-        yield _fetched(name, "isoflops", points, note, group=group)
+        yield _make_family(name, "isoflops", points, note, group=group)
 
 
-def _olmo_ladder(folder: Path) -> Iterator[Family]:
-    curves = {path.stem: _records(path) for path in sorted(folder.glob("*.csv"))}
+def _read_olmo_ladder(folder: Path) -> Iterator[Family]:
+    """Yield the families of the OLMo ladder."""
+    curves = {path.stem: _read_records(path) for path in sorted(folder.glob("*.csv"))}
     for name, data in _OLMO_LOSSES.items():
         column = f"eval/{data}/CrossEntropyLoss"
         points: list[Point] = []
         for stem, curve in curves.items():
-            last = next(each for each in reversed(curve) if each[column])
-            tokens = _cell(last, "throughput/total_tokens")
-            points.append((_OLMO_PARAMS[stem.split("-")[0]], tokens, _cell(last, column), None))
-        yield _fetched(f"olmo_ladder_on_{name}", "olmo_ladder", points, "last loss of decayed runs")
+            last = next(record for record in reversed(curve) if record[column])
+            tokens = _read_cell(last, "throughput/total_tokens")
+            points.append(
+                (_OLMO_PARAMS[stem.split("-")[0]], tokens, _read_cell(last, column), None)
+            )
+        yield _make_family(
+            f"olmo_ladder_on_{name}", "olmo_ladder", points, "last loss of decayed runs"
+        )
 
 
-def _open_lm(folder: Path) -> Iterator[Family]:
+def _read_open_lm(folder: Path) -> Iterator[Family]:
+    """Yield the families of open_lm."""
     for data in ("c4_original", "rw_original"):
         points: list[Point] = []
         for path in sorted(folder.glob(f"{data}-*.json")):
             run = json.loads(path.read_bytes())
             on_c4 = next(
-                each["loss"] for each in run["results"] if "/c4_val/" in each["val_data"][0]
+                record["loss"] for record in run["results"] if "/c4_val/" in record["val_data"][0]
             )
             hparams = run["hyperparameters"]
             points.append((float(hparams["params"]), float(hparams["tokens"]), float(on_c4), None))
-        yield _fetched(
+        yield _make_family(
             f"open_lm_{data.split('_')[0]}_on_c4",
             "open_lm",
             points,
@@ -417,53 +463,56 @@ def _open_lm(folder: Path) -> Iterator[Family]:
         )
 
 
-def _routing(folder: Path) -> Iterator[Family]:
+def _read_routing(folder: Path) -> Iterator[Family]:
+    """Yield the families of scaling laws for routing."""
     with gzip.open(folder / "curves.csv.gz", "rt", encoding="utf-8", newline="") as file:
         records = [
-            each
-            for each in csv.DictReader(file)
-            if _cell(each, "routing_frequency") == 0.5
-            and _cell(each, "k") == 1
-            and _cell(each, "flop_increase") == 1
+            record
+            for record in csv.DictReader(file)
+            if _read_cell(record, "routing_frequency") == 0.5
+            and _read_cell(record, "k") == 1
+            and _read_cell(record, "flop_increase") == 1
         ]
     for router, experts in _ROUTED:
         curves: dict[str, list[Record]] = {}
         for record in records:
-            if record["router_type"] == router and _cell(record, "num_experts") == experts:
+            if record["router_type"] == router and _read_cell(record, "num_experts") == experts:
                 curves.setdefault(record["hyper_id"], []).append(record)
-        lasts = [max(curve, key=lambda each: _cell(each, "step")) for curve in curves.values()]
+        lasts = [
+            max(curve, key=lambda record: _read_cell(record, "step")) for curve in curves.values()
+        ]
         name = (
             "routing_dense"
             if experts == 1
             else f"routing_{router.lower().replace('-', '_')}_{experts}"
         )
-        yield _fetched(
+        yield _make_family(
             name,
             "routing",
             [
                 (
-                    _cell(each, "dense_parameter_count"),
+                    _read_cell(record, "dense_parameter_count"),
                     _ROUTED_STEPS * _ROUTED_BATCH,
-                    _cell(each, "loss_validation"),
+                    _read_cell(record, "loss_validation"),
                     None,
                 )
-                for each in lasts
+                for record in lasts
             ],
             "fixed duration, decayed; N of the parameters that a token uses",
         )
         if experts == 1:
             points: list[Point] = [
                 (
-                    _cell(each, "dense_parameter_count"),
-                    _cell(each, "step") * _ROUTED_BATCH,
-                    _cell(each, "loss_validation"),
+                    _read_cell(record, "dense_parameter_count"),
+                    _read_cell(record, "step") * _ROUTED_BATCH,
+                    _read_cell(record, "loss_validation"),
                     None,
                 )
                 for curve in curves.values()
-                for each in curve
-                if _cell(each, "step") >= 20_000
+                for record in curve
+                if _read_cell(record, "step") >= 20_000
             ]
-            yield _fetched(
+            yield _make_family(
                 f"{name}_curve",
                 "routing",
                 points,
@@ -471,7 +520,8 @@ def _routing(folder: Path) -> Iterator[Family]:
             )
 
 
-def _quest(folder: Path) -> Iterator[Family]:
+def _read_quest(folder: Path) -> Iterator[Family]:
+    """Yield the families of QuEST."""
     runs = json.loads((folder / "runs_for_scaling.json").read_bytes())
     for name, (weights, activations, bits) in _QUEST.items():
         points: list[Point] = [
@@ -485,12 +535,13 @@ def _quest(folder: Path) -> Iterator[Family]:
             if name.startswith("half")
             else "fixed ratio of tokens to parameters"
         )
-        yield _fetched(
+        yield _make_family(
             f"quest_{name}", "quest", points, f"{note}; final, decayed; N without embeddings"
         )
 
 
-def _xlstm(folder: Path) -> Iterator[Family]:
+def _read_xlstm(folder: Path) -> Iterator[Family]:
+    """Yield the families of xLSTM."""
     for name, max_loss in XLSTM_FILES.items():
         rounds = read_pickled((folder / f"isoflop_{name}_wandb_data.inert").read_bytes())
         context = int(name.split("ctx")[1].split("_")[0])
@@ -516,10 +567,11 @@ def _xlstm(folder: Path) -> Iterator[Family]:
             "finished runs of isoFLOP ladders, one rate a size; N with embeddings; a budget is "
             "its median 6ND"
         )
-        yield _fetched(f"xlstm_{name}", "xlstm", points, note)
+        yield _make_family(f"xlstm_{name}", "xlstm", points, note)
 
 
-def _supercollapse(folder: Path) -> Iterator[Family]:
+def _read_supercollapse(folder: Path) -> Iterator[Family]:
+    """Yield the families of Supercollapse."""
     for stem, (name, batch) in _COLLAPSE.items():
         runs = read_frame(read_pickled((folder / f"{stem}.inert").read_bytes()))
         histories = [read_frame(history) for history in runs["history"]]
@@ -531,17 +583,17 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
         note = "not text; fixed duration at a constant rate; five seeds a size"
         if stem != "chess_const":
             note = "not text; durations grow with size by one rule; decayed; five seeds a size"
-        yield _fetched(f"collapse_{name}", "supercollapse", points, note)
+        yield _make_family(f"collapse_{name}", "supercollapse", points, note)
     runs = read_frame(read_pickled((folder / "c5m_schedules.inert").read_bytes()))
     for schedule in ("linear", "multicosine"):
         points = []
-        for i, history in enumerate(read_frame(each) for each in runs["history"]):
+        for i, history in enumerate(read_frame(record) for record in runs["history"]):
             if runs["schedule"][i] == schedule and runs["decay_frac"][i] == 1.0:
                 loss = float(history["test_loss"][-1])
                 points.append(
                     (float(runs["num_params"][i]), float(history["tokens"][-1]), loss, None)
                 )
-        yield _fetched(
+        yield _make_family(
             f"collapse_cifar5m_cross_{schedule}",
             "supercollapse",
             points,
@@ -549,7 +601,8 @@ def _supercollapse(folder: Path) -> Iterator[Family]:
         )
 
 
-def _openwebtext2(folder: Path) -> Iterator[Family]:
+def _read_openwebtext2(folder: Path) -> Iterator[Family]:
+    """Yield the families of Porian's models on OpenWebText2."""
     setups = read_frame(
         read_pickled(lzma.decompress((folder / "summary_df_owt2.inert").read_bytes()))
     )
@@ -561,13 +614,14 @@ def _openwebtext2(folder: Path) -> Iterator[Family]:
         points: list[Point] = []
         for j, flops in enumerate(budgets["flops"]):
             columns: list[Any] = [budgets[key][j] for key in ("orig_n", "orig_t", "orig_loss")]
-            if not isinstance(columns[0], float):  # NaN: a budget without runs
+            # A budget without runs has NaN in place of its columns.
+            if not isinstance(columns[0], float):
                 arrays = [read_array(column) for column in columns]
                 points += [
                     (float(n), float(d), float(loss), float(flops))
                     for n, d, loss in zip(*arrays, strict=True)
                 ]
-        yield _fetched(
+        yield _make_family(
             f"openwebtext2_{setup}",
             "openwebtext2",
             points,
@@ -576,26 +630,28 @@ def _openwebtext2(folder: Path) -> Iterator[Family]:
         )
 
 
-def _opt(folder: Path) -> Iterator[Family]:
+def _read_opt(folder: Path) -> Iterator[Family]:
+    """Yield the family of OPT."""
     points: list[Point] = [
         (
-            _OPT_PARAMS[each["model_size"]],
-            10.0 ** _cell(each, "num_token"),
-            math.log(_cell(each, "ppl")),
+            _OPT_PARAMS[record["model_size"]],
+            10.0 ** _read_cell(record, "num_token"),
+            math.log(_read_cell(record, "ppl")),
             None,
         )
-        for each in _records(folder / "opt_trajectories.csv")
+        for record in _read_records(folder / "opt_trajectories.csv")
     ]
-    yield _fetched(
+    yield _make_family(
         "opt_curve",
         "colpret",
         points,
-        "points along one schedule a size; N as it is called",
+        "points along one schedule a size; N from the model's name",
         group="opt",
     )
 
 
-def _mixing_laws(folder: Path) -> Iterator[Family]:
+def _read_mixing_laws(folder: Path) -> Iterator[Family]:
+    """Yield the families of data mixing laws."""
     curves: dict[str, list[Point]] = {mix: [] for mix in _MIXES}
     for size, num_params in _MIX_PARAMS.items():
         for line in (folder / f"{size}.txt").read_text(encoding="utf-8").splitlines():
@@ -605,79 +661,86 @@ def _mixing_laws(folder: Path) -> Iterator[Family]:
             if mix in curves and validation_set.endswith(".Pile-CC.bin"):
                 curves[mix].append((num_params, float(step) * 2**20, float(loss), None))
     for mix, points in curves.items():
-        yield _fetched(
+        yield _make_family(
             f"mixing_laws_red_pajama_{mix}_curve",
             "mixing_laws",
             points,
-            "points along one schedule a size; loss on Pile-CC; N as it is called, 2^20 tokens a "
-            "step",
+            "points along one schedule a size; loss on Pile-CC; N from the model's name, 2^20 "
+            "tokens a step",
         )
 
 
 FETCHED_READERS: Mapping[str, Callable[[Path], Iterator[Family]]] = {
-    "chinchilla": _chinchilla,
-    "steplaw": _steplaw,
-    "loss_to_loss": _loss_to_loss,
-    "misfitting": _misfitting,
-    "isoflops": _isoflops,
-    "olmo_ladder": _olmo_ladder,
-    "open_lm": _open_lm,
-    "routing": _routing,
-    "quest": _quest,
-    "xlstm": _xlstm,
-    "supercollapse": _supercollapse,
-    "openwebtext2": _openwebtext2,
-    "colpret": _opt,
-    "mixing_laws": _mixing_laws,
+    "chinchilla": _read_chinchilla,
+    "steplaw": _read_steplaw,
+    "loss_to_loss": _read_loss_to_loss,
+    "misfitting": _read_misfitting,
+    "isoflops": _read_isoflops,
+    "olmo_ladder": _read_olmo_ladder,
+    "open_lm": _read_open_lm,
+    "routing": _read_routing,
+    "quest": _read_quest,
+    "xlstm": _read_xlstm,
+    "supercollapse": _read_supercollapse,
+    "openwebtext2": _read_openwebtext2,
+    "colpret": _read_opt,
+    "mixing_laws": _read_mixing_laws,
 }
 """Readers of fetched sources, by the source's name; each takes the folder of its files."""
 
 
-def listing(found: list[Family]) -> str:
-    """Families with their runs, reach, source and licence, one a line."""
+def format_families(families: list[Family]) -> str:
+    """Return a line for each family with its runs, range of 6ND, source and licence."""
 
-    def reach(values: NDArray[np.float64]) -> str:
+    def format_range(values: NDArray[np.float64]) -> str:
         return f"{values.min():.2g} to {values.max():.2g}"
 
     lines = [
-        f"{each.name}: {each.table.num_runs} runs, 6ND "
-        f"{reach(6.0 * each.table.params * each.table.tokens)}; "
-        f"group {each.group}; {each.source}; licence {each.licence}; {each.note}"
-        for each in found
+        f"{family.name}: {family.table.num_runs} runs, 6ND "
+        f"{format_range(6.0 * family.table.params * family.table.tokens)}; "
+        f"group {family.group}; {family.source}; licence {family.licence}; {family.note}"
+        for family in families
     ]
     return "\n".join(
-        [*lines, f"{len(found)} families of {len({each.group for each in found})} studies"]
+        [
+            *lines,
+            f"{len(families)} families of {len({family.group for family in families})} studies",
+        ]
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fetch and list public families of scaling runs.")
-    parser.add_argument("--list", action="store_true", help="fetch nothing")
+    """Fetch the missing files and list the families."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="Fetch nothing.")
     parser.add_argument(
         "--from",
         dest="folder",
         type=Path,
         metavar="DIR",
-        help="folder to take files from, by digest",
+        help="Folder to take files from, by digest.",
     )
     options = parser.parse_args()
-    read = read_url
+    read_file = read_url
     if options.folder is not None:
         try:
-            read = index_folder(options.folder)
+            read_file = index_folder(options.folder)
         except OSError as error:
             parser.error(f"--from {options.folder} cannot be read: {error}")
     failures = []
-    for each in () if options.list else SOURCES:
-        problem = download(each, read=read)
+    for source in () if options.list else SOURCES:
+        problem = download(source, read=read_file)
         print(
-            f"{each.name} ({each.stated}, licence {each.licence}): {problem or 'here, as expected'}"
+            f"{source.name} ({source.stated}, licence {source.licence}): "
+            f"{problem or 'here, as expected'}"
         )
-        failures += [each.name] if problem else []
-    print(listing(families()))
+        failures += [source.name] if problem else []
+    print(format_families(load_families()))
     if failures:
         raise SystemExit(
-            f"not fetched: {', '.join(failures)}; what is listed above can be used without them"
+            f"not fetched: {', '.join(failures)}; the families listed above do not need them"
         )
 
 

@@ -1,10 +1,12 @@
-"""Public results of scaling runs, fetched by `make data` or taken from a folder by `make data
-FROM=DIR`.
+"""Sources of public scaling runs, and their download.
 
-A source is a few files of a public repository at one commit. `benchmarks/data.sha256` lists
-the files with their digests, in the format of `sha256sum`; a file is used only if its digest is the
-listed one. The files go to `benchmarks/data/`, which git ignores: nothing of them is part of this
-project, and files of a repository that states no licence must not be passed on.
+`datasets.py` imports this module: `make data` fetches the files, and `make data FROM=DIR` takes
+them from a folder.
+
+A source is a few files of a public repository at one commit. `benchmarks/data.sha256` lists the
+files with their digests, in the format of `sha256sum`; a file is used only if its digest is the
+listed one. The files go to `benchmarks/data/`, which git ignores: they are no part of this project.
+Files of a repository that states no licence must not be passed on.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies.core.plain_files import open_plain, read_plain
+from forerun._proxies.core.plain_files import open_plain, read_plain
 
 FOLDER = Path(__file__).parents[1] / "data"
 MANIFEST = Path(__file__).parents[1] / "data.sha256"
 NO_LICENCE = "none stated: to look at, not to pass on"
 MAX_FILE_BYTES = 2**25
-"""Size above which a file of `FROM` is not looked at; the largest listed file has 4 MiB."""
+"""Size above which files of the folder DIR are skipped; the largest listed file has 4 MiB."""
 
 _HOST = "https://raw.githubusercontent.com"
 _TIMEOUT_SECONDS = 30
@@ -61,7 +63,7 @@ class Source:
 
     @property
     def stated(self) -> str:
-        """Repository and commit, for a reader."""
+        """Repository and commit as text, as results and lists state them."""
         return f"{self.repository} {self.commit[:8]}"
 
     def list_files(self, folder: Path) -> list[tuple[str, Path, str]]:
@@ -169,9 +171,9 @@ SOURCES = (
 )
 
 
-def source(name: str) -> Source:
+def find_source(name: str) -> Source:
     """Return the source of this name."""
-    return next(each for each in SOURCES if each.name == name)
+    return next(source for source in SOURCES if source.name == name)
 
 
 def compute_digest(content: bytes) -> str:
@@ -179,9 +181,9 @@ def compute_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def is_here(each: Source, folder: Path = FOLDER) -> bool:
+def is_here(source: Source, folder: Path = FOLDER) -> bool:
     """Return whether all files of a source are in place with the listed digests."""
-    files = each.list_files(folder)
+    files = source.list_files(folder)
     return all(
         path.is_file() and compute_digest(path.read_bytes()) == digest for _, path, digest in files
     )
@@ -193,15 +195,18 @@ def read_url(url: str, digest: str) -> bytes:
     Raises:
         OSError: The address cannot be reached.
     """
-    del digest
+    del (
+        digest
+    )  # The reader that `index_folder` returns needs the digest; here an address is enough.
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
         content: bytes = answer.read()
     return content
 
 
 def index_folder(folder: Path) -> Reader:
-    """Return a reader that takes files from a folder and its subfolders by digest, whatever their
-    names are.
+    """Return a reader that takes files from a folder and its subfolders by digest.
+
+    The names of the files do not matter.
 
     Raises:
         OSError: The folder cannot be read.
@@ -222,28 +227,29 @@ def index_folder(folder: Path) -> Reader:
 
 
 def _hash_file(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def download(each: Source, folder: Path = FOLDER, read: Reader = read_url) -> str | None:
+def download(source: Source, folder: Path = FOLDER, read: Reader = read_url) -> str | None:
     """Put all files of a source in place, or none of them.
 
     Returns:
         None if the files are in place, otherwise the problem.
     """
-    if is_here(each, folder):
+    if is_here(source, folder):
         return None
     contents: dict[Path, bytes] = {}
-    for url, path, digest in each.list_files(folder):
+    for url, path, digest in source.list_files(folder):
         try:
             contents[path] = read(url, digest)
         except OSError as error:
-            return f"{url} cannot be had: {error}"
+            return f"{url} cannot be read: {error}"
         if compute_digest(contents[path]) != digest:
             return (
                 f"{url} does not have the sha256 listed in {MANIFEST.name}; no file of "
-                f"{each.name} is kept"
+                f"{source.name} is kept"
             )
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Read tables and dictionaries that Python serialized, without running anything that they name.
+"""Reading of tables and dictionaries that Python serialized, without running anything they name.
 
 Such a file is a program for a stack machine: it can import any function and call it. Some studies
 publish their runs only in this form. `read_pickled` runs the stack operations that the standard
-library lists and records each call as a `Call` instead of making it; `read_frame` and `read_array`
-then take numbers and texts out of the records of pandas and numpy.
+library lists, and records each call as a `Call` instead of making it. `read_frame` and `read_array`
+then take numbers and texts out of the recorded calls of pandas and numpy.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _VALUES = {
     "BINBYTES",
     "BYTEARRAY8",
 }
+"""Operations that push their argument."""
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
@@ -37,9 +38,12 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
 }
+"""Operations that push a constant or an empty container."""
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+"""Operations that make a tuple of the topmost values, by the number of values."""
 _IGNORED = {"PROTO", "FRAME", "STOP"}
 _MARK = object()
+"""Mark on the stack, below the values that a later operation takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +123,7 @@ class _Machine:
             raise ValueError(f"{name}: plain tables do not need this operation")
 
     def _pop_to_mark(self) -> list[Any]:
+        """Remove the values above the last mark, and the mark, and return the values."""
         position = len(self.stack) - 1
         while self.stack[position] is not _MARK:
             position -= 1
@@ -170,6 +175,7 @@ def read_frame(value: Any) -> Mapping[str, Array]:
         case Call(function=function, state={"_mgr": Call(arguments=(blocks, (names, _)))}) if (
             function.endswith(".DataFrame")
         ):
+            # pandas stores the column names as the call of a function with {"data": names}.
             columns = [str(name) for name in read_array(names.arguments[1]["data"])]
             frame: dict[str, Array] = {}
             for block in blocks:
@@ -184,6 +190,7 @@ def read_frame(value: Any) -> Mapping[str, Array]:
 
 
 def _read_dtype(value: Any) -> np.dtype[Any]:
+    """Return the dtype of a recorded numpy dtype."""
     match value:
         case Call(function="numpy.dtype", arguments=(code, *_), state=(_, order, *_)):
             return np.dtype(code).newbyteorder(order if order in "<>" else "=")

@@ -2,22 +2,23 @@
 
     python benchmarks/statistics/transfer_mix.py --json benchmarks/results/transfer_mix.json
 
-It measures the share of false *holds* by reach (target width over largest width), and how many
-undecided grids one round of next runs decides. It takes about 10 minutes of one core, and
-`--num 100` a fifth of that.
+It measures the share of false *holds* by reach (target width over largest width). It also measures
+how many undecided grids are decided by one round of next runs, which are the runs that an undecided
+verdict asks for. The script prints a summary and writes it with all rows. It takes about 10 minutes
+of one core, and `--num 100` a fifth of that.
 
 The grids. All grids come from one distribution (`draw_grid`), which was fixed before the method: 2
-to 5 widths, 5 to 8 rates in steps of half an octave to two octaves, 1 to 3 seeds, ten shapes of
+to 5 widths, 5 to 8 rates in steps of half an octave to two octaves, 1 to 3 seeds, eleven shapes of
 loss basin (the fit has only some of them), no drift or a small or a large one, noise, scatter,
 single spiked runs, and optima off the grid's center. Targets are log-uniform from 1 to 4 times the
 largest width. In one grid in ten the optimum begins to drift at the largest width, by half an
 octave per doubling, which no run can show. A *holds* is false if the true regret at the target
 exceeds the margin. A *drifts* is false if it does not.
 
-The split. The scale of the walk beyond the runs (`transfer.regret.drift.WALK_OCTAVES`) is learned
-from public grids (`walk.py`), none of which appears here. The settings of the method were chosen on
-grids with odd numbers (`--part odd`). The reported results are from grids with even numbers, which
-were judged once.
+The split. The scale of the walk beyond the runs
+(`forerun._transfer.regret.extrapolation.WALK_OCTAVES`) is learned from public grids (`walk.py`),
+none of which appears here. The settings of the method were chosen on grids with odd numbers
+(`--part odd`). The reported results are from grids with even numbers, which were judged once.
 
 The next runs. Every grid whose verdict is *cannot tell* gets the runs that the verdict asks for,
 once, and is judged again. The results give the share that this decides, its cost as a multiple of
@@ -41,35 +42,35 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "transfer"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "transfer"))
 
-from planted_valleys import (
-    linex_of,
-    lopsided_quartic,
-    parabola,
-    power_of,
-    straight_cliff,
-    two_parabolas,
+from planted_basins import (
+    compute_lopsided_quartic,
+    compute_parabola,
+    compute_straight_cliff,
+    compute_two_parabolas,
+    make_linex,
+    make_power,
 )
-from verdicts import cliff, hyperbola, wall
+from verdicts import compute_cliff, compute_hyperbola, compute_wall
 
-from transfer.design.next_runs import Suggestion
-from transfer.question import Point, Question
-from transfer.verdict.verdict import Verdict, judge
+from forerun._transfer.design.next_runs import Suggestion
+from forerun._transfer.question import Point, Question
+from forerun._transfer.verdict.verdict import Verdict, judge
 
 Basin = Callable[[float, float], float]
 BASINS: tuple[Basin, ...] = (
-    linex_of(0.3),
-    linex_of(-0.3),
-    linex_of(0.6),
-    parabola,
-    two_parabolas,
-    power_of(2.5),
-    hyperbola,
-    wall,
-    cliff,
-    straight_cliff,
-    lopsided_quartic,
+    make_linex(0.3),
+    make_linex(-0.3),
+    make_linex(0.6),
+    compute_parabola,
+    compute_two_parabolas,
+    make_power(2.5),
+    compute_hyperbola,
+    compute_wall,
+    compute_cliff,
+    compute_straight_cliff,
+    compute_lopsided_quartic,
 )
 LATE_SHARE, LATE_DRIFT_OCTAVES = 0.1, 0.5
 """Share of grids whose optimum begins to drift at the largest width, and its drift per doubling."""
@@ -100,7 +101,7 @@ class MixGrid:
     target_size: int
     target_optimum: float
     late: bool
-    """Whether a drift begins at the largest size."""
+    """True if a drift begins at the largest size."""
     late_octaves: float
     """Shift of the target's optimum by this drift, in octaves."""
     spike: tuple[int, float, int, float] | None
@@ -128,16 +129,18 @@ class MixGrid:
 
     def run(self, size: int, rate: float, seed: int) -> Point:
         """Return one run; its loss depends on the arguments only, so that runs can be added."""
-        place = round((rate + 100) * 1000)
+        # A seed of random numbers must be a whole number of at least 0
+        rate_number = round((rate + 100) * 1000)
         offset = np.random.default_rng([self.number, size, seed]).normal(0, 0.02)
-        noise = np.random.default_rng([self.number, size, seed, place]).normal(0, self.noise_nats)
+        noise_rng = np.random.default_rng([self.number, size, seed, rate_number])
+        noise = noise_rng.normal(0, self.noise_nats)
         loss = 3 - 0.1 * math.log2(size) + offset + noise + self.regret(size, rate)
         if self.spike is not None and self.spike[:3] == (size, rate, seed):
             loss += self.spike[3]
         return Point(size=size, log2_value=float(rate), loss_nats=float(loss), seed=seed)
 
     def regret(self, size: int, rate: float) -> float:
-        """True regret of a rate at any size up to the target, in nats."""
+        """Return the true regret of a rate at any size up to the target, in nats."""
         log2_sizes = np.log2([*self.sizes, self.target_size])
         optimum = float(np.interp(math.log2(size), log2_sizes, [*self.optima, self.target_optimum]))
         curvature = self.curvature * math.exp(
@@ -147,7 +150,10 @@ class MixGrid:
 
 
 def draw_grid(number: int) -> MixGrid:
-    """Draw one grid; its number is its seed."""
+    """Draw one grid; its number is its seed.
+
+    The order of the calls of `rng` decides the grid of each number.
+    """
     rng = np.random.default_rng([45, number])
     num_sizes = int(rng.choice([2, 3, 4, 5], p=[0.1, 0.4, 0.35, 0.15]))
     factor = 2 if rng.random() < 0.75 else 4
@@ -216,7 +222,7 @@ class Row:
     outcome: str
     false: bool
     covered: bool | None
-    """Whether the regret's interval holds the true one; None without an interval."""
+    """True if the regret's interval contains the true one; None without an interval."""
     statuses: tuple[str, ...]
     upper_nats: float | None
     largest_ratio: float | None
@@ -245,31 +251,32 @@ class Row:
         )
 
 
-def is_false(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
+def find_falsehood(grid: MixGrid, verdict: Verdict) -> tuple[bool, float | None]:
     """Return whether a verdict is false, and the true regret."""
     if verdict.transferred_log2 is None:
         return False, None
-    true = grid.regret(grid.target_size, verdict.transferred_log2)
-    above = true > grid.question.margin_nats
-    return (verdict.outcome == "holds" and above) or (
-        verdict.outcome == "drifts" and not above
-    ), true
+    true_nats = grid.regret(grid.target_size, verdict.transferred_log2)
+    exceeds_margin = true_nats > grid.question.margin_nats
+    return (verdict.outcome == "holds" and exceeds_margin) or (
+        verdict.outcome == "drifts" and not exceeds_margin
+    ), true_nats
 
 
 def expect_false_hold(grid: MixGrid, log2_value: float) -> float:
-    """Return the probability that a *holds* is false, over whether a drift begins late and its
-    direction.
+    """Return the probability that a *holds* is false.
 
-    No run depends on that, and so no verdict: this is the share of false *holds* without the luck
-    of which grids drift.
+    The probability is over whether a drift begins late, and over its direction. Neither the runs
+    nor the verdict depend on these. So this probability, unlike the share of false *holds*, does
+    not depend on which grids happen to drift late.
     """
-    plain = grid.target_optimum - grid.late_octaves
-    late = LATE_DRIFT_OCTAVES * math.log2(grid.ratio)
-    false = []
-    for octaves in (0.0, -late, late):
-        moved = replace(grid, target_optimum=plain + octaves)
-        false.append(moved.regret(grid.target_size, log2_value) > MARGIN_NATS)
-    return (1 - LATE_SHARE) * false[0] + LATE_SHARE * (false[1] + false[2]) / 2
+    optimum_without_late = grid.target_optimum - grid.late_octaves
+    late_octaves = LATE_DRIFT_OCTAVES * math.log2(grid.ratio)
+    # Without a late drift, and with one in each direction
+    are_false = []
+    for octaves in (0.0, -late_octaves, late_octaves):
+        moved_grid = replace(grid, target_optimum=optimum_without_late + octaves)
+        are_false.append(moved_grid.regret(grid.target_size, log2_value) > MARGIN_NATS)
+    return (1 - LATE_SHARE) * are_false[0] + LATE_SHARE * (are_false[1] + are_false[2]) / 2
 
 
 def add_runs(
@@ -290,13 +297,16 @@ def add_runs(
     return added
 
 
-def measure(grid: MixGrid, draws: int, with_round: bool) -> Row:
+def judge_grid(grid: MixGrid, draws: int, with_round: bool) -> Row:
     """Judge one grid, and where it cannot tell, judge it again after one round of next runs."""
     points = grid.points
     verdict = judge(points, grid.question, draws=draws)
-    false, true = is_false(grid, verdict)
+    false, true_nats = find_falsehood(grid, verdict)
     step = (grid.rates[-1] - grid.rates[0]) / (len(grid.rates) - 1)
-    near_end = min(min(x - grid.rates[0], grid.rates[-1] - x) for x in grid.optima) < 0.5 * step
+    near_end = (
+        min(min(optimum - grid.rates[0], grid.rates[-1] - optimum) for optimum in grid.optima)
+        < 0.5 * step
+    )
     regret = verdict.regret_nats
     row: dict[str, Any] = {
         "number": grid.number,
@@ -306,37 +316,40 @@ def measure(grid: MixGrid, draws: int, with_round: bool) -> Row:
         "outcome": verdict.outcome,
         "false": false,
         "covered": None
-        if regret is None or true is None
-        else regret.low - 1e-12 <= min(true, regret.most) <= regret.high,
+        if regret is None or true_nats is None
+        else regret.low - 1e-12 <= min(true_nats, verdict.most_nats) <= regret.high,
         "statuses": tuple(optimum.status for optimum in verdict.optima),
         "upper_nats": regret.high if regret else None,
         "largest_ratio": verdict.largest_ratio,
-        "true_nats": true,
+        "true_nats": true_nats,
     }
     if verdict.outcome == "holds" and verdict.transferred_log2 is not None:
         row["expected_false"] = expect_false_hold(grid, verdict.transferred_log2)
     if with_round and verdict.outcome == "cannot_tell" and verdict.what_to_run:
-        spent = sum((point.size / grid.sizes[0]) ** 2 for point in points)
-        after = judge(add_runs(grid, points, verdict.what_to_run), grid.question, draws=draws)
-        false_after, true_after = is_false(grid, after)
+        earlier_cost = sum((point.size / grid.sizes[0]) ** 2 for point in points)
+        verdict_after = judge(
+            add_runs(grid, points, verdict.what_to_run), grid.question, draws=draws
+        )
+        false_after, true_nats_after = find_falsehood(grid, verdict_after)
         row |= {
-            "true_nats": true if true_after is None else true_after,
-            "asked_runs": sum(s.num_seeds for s in verdict.what_to_run),
-            "cost": sum(s.relative_cost for s in verdict.what_to_run) / spent,
-            "probability": stated_probability(verdict),
-            "outcome_after": after.outcome,
+            "true_nats": true_nats if true_nats_after is None else true_nats_after,
+            "asked_runs": sum(suggestion.num_seeds for suggestion in verdict.what_to_run),
+            "cost": sum(suggestion.relative_cost for suggestion in verdict.what_to_run)
+            / earlier_cost,
+            "probability": read_stated_probability(verdict),
+            "outcome_after": verdict_after.outcome,
             "false_after": false_after,
         }
     return Row(**row)
 
 
-def stated_probability(verdict: Verdict) -> float | None:
+def read_stated_probability(verdict: Verdict) -> float | None:
     """Return the probability of deciding that the verdict states for its next runs."""
     matches = [re.search(r"probability of about (\d\.\d+)", reason) for reason in verdict.reasons]
     return next((float(match[1]) for match in matches if match), None)
 
 
-def share_with_interval(flags: Sequence[bool]) -> dict[str, Any]:
+def compute_share(flags: Sequence[bool]) -> dict[str, Any]:
     """Return a share with its 90 % bootstrap interval over grids."""
     if not flags:
         return {"value": None, "interval": None, "num": 0}
@@ -351,14 +364,14 @@ def share_with_interval(flags: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def mean_with_interval(values: Sequence[float]) -> dict[str, Any]:
+def compute_mean(values: Sequence[float]) -> dict[str, Any]:
     """Return a mean with its 90 % bootstrap interval over grids."""
     drawn = np.random.default_rng(0).choice(np.array(values), size=(NUM_BOOTSTRAP, len(values)))
     low, high = np.quantile(drawn.mean(axis=1), [0.05, 0.95]).tolist()
     return {"value": statistics.fmean(values), "interval": [low, high], "num": len(values)}
 
 
-def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
+def compute_median(values: Sequence[float]) -> dict[str, Any]:
     """Return a median with its 90 % bootstrap interval over grids."""
     if not values:
         return {"value": None, "interval": None, "num": 0}
@@ -368,7 +381,7 @@ def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figures of the acceptance."""
+    """Return all figures of the result."""
     holds = [row for row in rows if row.outcome == "holds"]
     without_late = [row for row in rows if not row.late]
     near = [row for row in without_late if row.ratio <= 2]
@@ -378,64 +391,63 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     }
     return {
         "num_grids": len(rows),
-        "false_holds": share_with_interval([row.false for row in holds]),
-        "expected_false_holds": mean_with_interval([row.expected_false or 0.0 for row in holds]),
+        "false_holds": compute_share([row.false for row in holds]),
+        "expected_false_holds": compute_mean([row.expected_false or 0.0 for row in holds]),
         "num_late": sum(row.late for row in rows),
         "by_ratio": {
             name: {
-                "false_holds": share_with_interval(
+                "false_holds": compute_share(
                     [row.false for row in group if row.outcome == "holds"]
                 ),
-                "expected_false_holds": mean_with_interval(
+                "expected_false_holds": compute_mean(
                     [row.expected_false or 0.0 for row in group if row.outcome == "holds"] or [0.0]
                 ),
-                "cannot_tell": share_with_interval([row.outcome == "cannot_tell" for row in group]),
-                "covered": share_with_interval(
-                    [row.covered for row in group if row.covered is not None]
-                ),
+                "cannot_tell": compute_share([row.outcome == "cannot_tell" for row in group]),
+                "covered": compute_share([row.covered for row in group if row.covered is not None]),
             }
             for name, group in bins.items()
         },
-        "false_verdicts_elsewhere": share_with_interval([row.false for row in without_late]),
-        "cannot_tell_up_to_2x": share_with_interval([row.outcome == "cannot_tell" for row in near]),
-        "covered_elsewhere": share_with_interval(
+        "false_verdicts_elsewhere": compute_share([row.false for row in without_late]),
+        "cannot_tell_up_to_2x": compute_share([row.outcome == "cannot_tell" for row in near]),
+        "covered_elsewhere": compute_share(
             [row.covered for row in without_late if row.covered is not None]
         ),
-        "next_runs": {
-            "decided": share_with_interval(
-                [row.outcome_after in ("holds", "drifts") for row in open_rows]
-            ),
-            "cost": median_with_interval([row.cost for row in open_rows if row.cost is not None]),
-            "over_100_runs": sum(row.asked_runs > 100 for row in open_rows),
-            "false_after": share_with_interval(
-                [bool(r.false_after) for r in open_rows if r.outcome_after]
-            ),
-            "decided_by_kind": {
-                kind: share_decided([row for row in open_rows if row.kind == kind])
-                for kind in ("plain", "edge", "spike")
-            },
-            "decided_by_cause": {
-                cause: share_decided([row for row in open_rows if row.cause == cause])
-                for cause in sorted({row.cause for row in open_rows})
-            },
-            "decided_by_chance": {
-                f"{low:g} to {min(high, 1):g}": share_decided(
-                    [
-                        row
-                        for row in open_rows
-                        if row.cost is not None and low <= (row.probability or 0) < high
-                    ]
-                )
-                for low, high in CHANCES
-            },
+        "next_runs": summarize_next_runs(open_rows),
+    }
+
+
+def summarize_next_runs(open_rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figures of one round of next runs, over the grids that were undecided."""
+    return {
+        "decided": compute_share([row.outcome_after in ("holds", "drifts") for row in open_rows]),
+        "cost": compute_median([row.cost for row in open_rows if row.cost is not None]),
+        "over_100_runs": sum(row.asked_runs > 100 for row in open_rows),
+        "false_after": compute_share([bool(r.false_after) for r in open_rows if r.outcome_after]),
+        "decided_by_kind": {
+            kind: compute_decided_share([row for row in open_rows if row.kind == kind])
+            for kind in ("plain", "edge", "spike")
+        },
+        "decided_by_cause": {
+            cause: compute_decided_share([row for row in open_rows if row.cause == cause])
+            for cause in sorted({row.cause for row in open_rows})
+        },
+        "decided_by_chance": {
+            f"{low:g} to {min(high, 1):g}": compute_decided_share(
+                [
+                    row
+                    for row in open_rows
+                    if row.cost is not None and low <= (row.probability or 0) < high
+                ]
+            )
+            for low, high in CHANCES
         },
     }
 
 
-def share_decided(rows: Sequence[Row]) -> dict[str, Any]:
+def compute_decided_share(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the share that one round decides, with the mean of the probability that was stated."""
     stated = [row.probability or 0.0 for row in rows]
-    decided = share_with_interval([row.outcome_after in ("holds", "drifts") for row in rows])
+    decided = compute_share([row.outcome_after in ("holds", "drifts") for row in rows])
     return {**decided, "stated": statistics.fmean(stated) if stated else None}
 
 
@@ -449,26 +461,28 @@ def main() -> None:
     parser.add_argument(
         "--part", choices=("odd", "even"), default="even", help="Even: the reported half."
     )
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument(
+        "--draws", type=int, default=1000, help="Draws of the posterior per verdict."
+    )
     parser.add_argument("--no-rounds", action="store_true", help="Leave out the next runs.")
     options = parser.parse_args()
-    started, rows = time.process_time(), []
+    began, rows = time.process_time(), []
     for index in range(options.num):
         grid = draw_grid(2 * index + (options.part == "odd"))
-        rows.append(measure(grid, options.draws, not options.no_rounds))
+        rows.append(judge_grid(grid, options.draws, not options.no_rounds))
     summary = summarize(rows)
     print(json.dumps(summary, indent=1))
     if options.json:
-        body = {
+        result = {
             "command": (
                 "python benchmarks/statistics/transfer_mix.py"
                 f" --num {options.num} --part {options.part}"
             ),
-            "cpu_seconds": round(time.process_time() - started),
+            "cpu_seconds": round(time.process_time() - began),
             "summary": summary,
             "rows": [asdict(row) for row in rows],
         }
-        options.json.write_text(json.dumps(body) + "\n")
+        options.json.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

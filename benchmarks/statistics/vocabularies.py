@@ -1,14 +1,19 @@
-"""Measure what depends on the vocabulary: noise, optima, speed, memory, and what a ladder needs.
+"""Dependence of noise, optima, speed and memory on the size of the vocabulary.
 
     python benchmarks/statistics/vocabularies.py --work FOLDER \\
         --json benchmarks/results/vocabularies.json
 
-Decoders of the demo (2 layers, heads of 16, 512 tokens a batch, cosine, muP from width 32) on the
-source of Python's standard library: bytes, and byte-level BPE of 1,000, 4,096 and 16,384 entries
-that `forerun tokenize --train-bpe` makes. One thread. FOLDER keeps the corpora and the validation
-losses by window. The script resumes: runs that the JSON file has are not run again. All runs take
-some 25 processor-minutes; `--summary` only computes the table of a file anew. Beside the JSON file
-it writes the runs of 4,096 entries over width as tables for `forerun transfer --runs`.
+The demo's decoder (2 layers, heads of 16, 512 tokens a batch, cosine schedule, muP from width 32)
+trains on the source of Python's standard library, as bytes and as byte-level BPE of 1,000, 4,096
+and 16,384 entries that `forerun tokenize --train-bpe` makes, on one thread.
+
+The script prints a line for each run, and writes the runs and a summary by vocabulary: the optimum
+of the rate, noise between seeds and between validation windows, FLOP/s, and measured and estimated
+memory. Next to the JSON file it writes the runs of 4,096 entries over width as tables for `forerun
+transfer --runs`. FOLDER keeps the corpora and the validation losses by window.
+
+All runs take about 25 minutes of one core. Runs that the JSON file has are not run again, and
+`--summary` only computes the summary of a file.
 """
 
 from __future__ import annotations
@@ -30,27 +35,30 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from process_tree import machine, own_peak_mb
+from process_tree import read_peak_memory_mb
+from result_files import describe_machine
 
-from launcher.estimates.main_run import memory_per_rank
-from launcher.frozen.frozen import Parallelism
-from proxies.core import canon
-from proxies.core.hyperparameters import Hparams
-from proxies.core.rules import named
-from proxies.core.schedule import Schedule
-from proxies.core.shape import Shape
-from proxies.core.spec import Numerics, RunSpec
+from forerun._launcher.main_run.estimates.main_run import estimate_memory
+from forerun._launcher.main_run.frozen.frozen import Parallelism
+from forerun._proxies.core import canon
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.rules import get_parametrization
+from forerun._proxies.core.schedule import Schedule
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.core.spec import Numerics, RunSpec
 
 VOCABULARIES = (256, 1000, 4096, 16384)
 BASE_WIDTH, HEAD_DIM, SEQ_LEN, BATCH_TOKENS, NUM_STEPS = 32, 16, 64, 512, 200
 TABLE_BASE_WIDTH = 64
+"""Base width of the runs in the tables for `forerun transfer --runs`."""
 CORPUS = ("--suffix", ".py", "--exclude", "site-packages", "--exclude", "dist-packages")
 MEMORY_STEPS = 3
+"""Steps of a run whose memory is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run of the benchmark."""
+    """One run, with the settings that differ between runs."""
 
     vocab_size: int
     width: int
@@ -67,7 +75,7 @@ class Case:
         name += "" if self.parametrization == "mup" else f"-{self.parametrization}"
         return name if self.base_width == BASE_WIDTH else f"{name}-base{self.base_width}"
 
-    def spec(self, data_id: str) -> RunSpec:
+    def make_spec(self, data_id: str) -> RunSpec:
         """Return the run as forerun's workers train it."""
         base, heads = self.base_width, self.base_width // HEAD_DIM
         base_shape = Shape(
@@ -83,7 +91,7 @@ class Case:
             optimizer="adamw",
             shape=base_shape.at_width(self.width),
             base_shape=base_shape,
-            parametrization=named(self.parametrization),
+            parametrization=get_parametrization(self.parametrization),
             hparams=Hparams(learning_rate=2.0**self.log2_rate, clip_norm=1.0),
             schedule=Schedule(
                 kind="cosine", num_steps=self.num_steps, warmup_steps=self.num_steps // 10
@@ -95,8 +103,8 @@ class Case:
         )
 
 
-def cases() -> Iterator[Case]:
-    """Yield every run, the ones that matter most first."""
+def list_cases() -> Iterator[Case]:
+    """Yield every run, the most important runs first."""
     for vocab in VOCABULARIES:
         for rate in range(-9, -2):
             yield Case(vocab_size=vocab, width=32, log2_rate=rate)
@@ -114,21 +122,21 @@ def cases() -> Iterator[Case]:
     for vocab in (256, 1000):
         for num_steps in (600, 1600):
             yield Case(vocab_size=vocab, width=64, log2_rate=-6, num_steps=num_steps)
-    yield from transfer_cases()
+    yield from list_transfer_cases()
 
 
-def transfer_cases() -> Iterator[Case]:
-    """Yield runs of 4,096 entries over width from base width 32, then those of the tables."""
+def list_transfer_cases() -> Iterator[Case]:
+    """Yield runs of 4,096 entries over width from base width 32, then the runs of the tables."""
     for seed in (0, 1):
         for width in (32, 64, 128):
             for rate in range(-7, -1):
                 yield Case(vocab_size=4096, width=width, log2_rate=rate, seed=seed)
     for rate in range(-8, -3):
         yield Case(vocab_size=4096, width=64, log2_rate=rate, parametrization="sp")
-    yield from table_cases()
+    yield from list_table_cases()
 
 
-def table_cases() -> Iterator[Case]:
+def list_table_cases() -> Iterator[Case]:
     """Yield the runs of the transfer tables: muP from base width 64, then the standard form."""
     for seed in (0, 1):
         for width in (64, 128, 256):
@@ -148,22 +156,20 @@ def table_cases() -> Iterator[Case]:
             )
 
 
-def corpus_of(work: Path, vocab_size: int) -> Path:
-    """Return the corpus folder of a vocabulary, made if it is not there."""
+def make_corpus(work: Path, vocab_size: int) -> Path:
+    """Return the corpus folder of a vocabulary, and make it if it is missing."""
     out = work / f"corpus-{vocab_size}"
     if not (out / "manifest.json").exists():
         library = sysconfig.get_paths()["stdlib"]
         train = [] if vocab_size == 256 else ["--train-bpe", str(vocab_size)]
         line = ["tokenize", library, *CORPUS, *train, "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "launcher", *line], check=True)
+        subprocess.run([sys.executable, "-m", "forerun", *line], check=True)
     return out
 
 
-def unigram_nats(corpus: Path) -> float:
-    """Return the validation tokens' mean surprise under the training tokens' frequencies, in
-    nats.
-    """
-    from proxies.data.tokens import read_manifest
+def compute_unigram_nats(corpus: Path) -> float:
+    """Return the cross-entropy of the validation tokens under the training frequencies, in nats."""
+    from forerun._proxies.data.tokens import read_manifest
 
     manifest = read_manifest(corpus)
     source = manifest.sources[0]
@@ -171,22 +177,29 @@ def unigram_nats(corpus: Path) -> float:
     for split in ("train", "validation"):
         ids = [np.fromfile(corpus / shard.file, manifest.dtype) for shard in getattr(source, split)]
         counts[split] = np.bincount(np.concatenate(ids), minlength=manifest.vocab_size)
-    share = (counts["train"] + 1) / (counts["train"] + 1).sum()
-    held = counts["validation"] / counts["validation"].sum()
-    return float(-(held * np.log(share)).sum())
+    train_share = (counts["train"] + 1) / (counts["train"] + 1).sum()
+    validation_share = counts["validation"] / counts["validation"].sum()
+    return float(-(validation_share * np.log(train_share)).sum())
 
 
-def window_losses(model: Any, store: Any) -> Any:
-    """Return the mean loss of each validation window, in nats per token, [B]."""
+def compute_window_losses(predict: Any, store: Any) -> Any:
+    """Return the mean loss of each validation window, in nats per token, [B].
+
+    In shapes, B is a number of windows, T the tokens of a window, and V the vocabulary size.
+
+    Args:
+        predict: Function that maps token ids [B, T] to logits [B T, V].
+        store: Corpus with the validation tokens.
+    """
     import torch
     from torch.nn import functional
 
-    from proxies.training.outcome import validation_ids
+    from forerun._proxies.training.run_progress import read_validation_ids
 
     losses = []
-    for ids_BT in torch.split(validation_ids(store, SEQ_LEN), BATCH_TOKENS // SEQ_LEN):
+    for ids_BT in torch.split(read_validation_ids(store, SEQ_LEN), BATCH_TOKENS // SEQ_LEN):
         loss_N = functional.cross_entropy(
-            model(ids_BT[:, :-1]), ids_BT[:, 1:].flatten(), reduction="none"
+            predict(ids_BT[:, :-1]), ids_BT[:, 1:].flatten(), reduction="none"
         )
         losses.append(loss_N.view(len(ids_BT), -1).mean(dim=1))
     return torch.cat(losses)
@@ -196,20 +209,21 @@ def train(case: Case, store: Any, work: Path) -> dict[str, Any]:
     """Train one run and return its row; its losses by window go to the work folder."""
     import torch
 
-    from proxies.training.solo import Solo
+    from forerun._proxies.training.single_trial import SingleTrialEngine
 
-    class Engine(Solo):
-        """Keeps the validation loss of every window."""
+    class Engine(SingleTrialEngine):
+        """An engine that keeps the validation loss of every window."""
 
         windows: Any = None
 
-        def _validation_loss(self, trial: Any) -> float:
+        def _validate(self) -> list[float]:
+            """Return the validation loss of the only slot; the engine calls this at the end."""
             with torch.no_grad():
-                self.windows = window_losses(trial.built, store)
-            return float(self.windows.double().mean())
+                self.windows = compute_window_losses(self.predict, store)
+            return [float(self.windows.double().mean())]
 
     torch.set_num_threads(1)
-    spec, engine = case.spec(store.manifest.data_id), Engine(store)
+    spec, engine = case.make_spec(store.manifest.data_id), Engine(store)
     engine.admit(0, spec)
     began = time.process_time()
     engine.advance(case.num_steps - 1)
@@ -217,7 +231,7 @@ def train(case: Case, store: Any, work: Path) -> dict[str, Any]:
     [(_, result, curve)] = engine.advance(1)
     window_B = np.array([math.nan]) if engine.windows is None else engine.windows.numpy()
     np.save(work / f"{case.key}.npy", window_B)
-    every = max(1, case.num_steps // 20)
+    log_interval = max(1, case.num_steps // 20)
     return {
         "vocab_size": case.vocab_size,
         "width": case.width,
@@ -231,36 +245,34 @@ def train(case: Case, store: Any, work: Path) -> dict[str, Any]:
         "num_windows": len(window_B),
         "cpu_seconds": seconds,
         "step_flops": float(spec.flops / case.num_steps),
-        "train_loss_nats": [round(loss, 4) for loss in curve.train_loss_nats[::every]],
+        "train_loss_nats": [round(loss, 4) for loss in curve.train_loss_nats[::log_interval]],
     }
 
 
-def peak_of(case: Case, corpus: Path) -> None:
-    """Train a few steps in this process and print its peak memory above what it had before,
-    in MB.
-    """
+def print_peak_memory(case: Case, corpus: Path) -> None:
+    """Train a few steps in this process, and print by how many MB its peak memory grows."""
     import torch
 
-    from proxies.data.tokens import TokenStore
-    from proxies.training.solo import Solo
+    from forerun._proxies.data.tokens import TokenStore
+    from forerun._proxies.training.single_trial import SingleTrialEngine
 
     torch.set_num_threads(1)
     store = TokenStore(corpus, trusted=True)
-    engine = Solo(store)
-    before = own_peak_mb()
-    engine.admit(0, case.spec(store.manifest.data_id))
+    engine = SingleTrialEngine(store)
+    first_peak_mb = read_peak_memory_mb()
+    engine.admit(0, case.make_spec(store.manifest.data_id))
     engine.advance(MEMORY_STEPS)
-    print(own_peak_mb() - before)
+    print(read_peak_memory_mb() - first_peak_mb)
 
 
-def memory_row(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
-    """Return the measured peak memory of a run beside the estimate for it, in MB."""
+def measure_memory(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
+    """Return the measured peak memory of a run and the estimate for it, in MB."""
     case = Case(vocab_size=vocab_size, width=width, log2_rate=-7)
     line = [sys.executable, __file__, "--peak", str(corpus), str(vocab_size), str(width)]
     out = subprocess.run(line, check=True, capture_output=True, text=True).stdout
-    shape = case.spec("0" * 64).shape
+    shape = case.make_spec("0" * 64).shape
     degrees = Parallelism(data_parallel_shard=1)
-    estimate = memory_per_rank(
+    estimate = estimate_memory(
         shape, degrees, "float32", BATCH_TOKENS // SEQ_LEN, optimizer="adamw"
     )
     return {
@@ -274,13 +286,13 @@ def memory_row(vocab_size: int, width: int, corpus: Path) -> dict[str, Any]:
 
 def find_optimum(log2_rates: list[float], losses: list[float]) -> float:
     """Return log2 of the optimum: the vertex of a parabola through the three lowest neighbors."""
-    at = min(range(1, len(losses) - 1), key=lambda i: losses[i])
-    left, middle, right = losses[at - 1 : at + 2]
-    return log2_rates[at] + 0.5 * (left - right) / (left - 2 * middle + right)
+    index = min(range(1, len(losses) - 1), key=lambda i: losses[i])
+    left, middle, right = losses[index - 1 : index + 2]
+    return log2_rates[index] + 0.5 * (left - right) / (left - 2 * middle + right)
 
 
-def seed_sd(runs: list[dict[str, Any]]) -> float:
-    """Return the sd between seeds of one rate, pooled over rates, in nats."""
+def compute_seed_sd(runs: list[dict[str, Any]]) -> float:
+    """Return the standard deviation between seeds of one rate, pooled over rates, in nats."""
     by_rate: dict[int, list[float]] = {}
     for run in runs:
         by_rate.setdefault(run["log2_rate"], []).append(run["loss_nats"])
@@ -289,22 +301,24 @@ def seed_sd(runs: list[dict[str, Any]]) -> float:
     return math.sqrt(squares / sum(len(losses) - 1 for losses in groups))
 
 
-def paired_window_sd(work: Path, vocab_size: int) -> float | None:
-    """Return the sd of the difference between two runs' losses in one window, in nats."""
+def compute_paired_window_sd(work: Path, vocab_size: int) -> float | None:
+    """Return the standard deviation over windows of the difference between two runs, in nats.
+
+    The two runs differ in the seed only.
+    """
     sds = []
     for seed in (1, 2):
-        files = [
-            work / f"{Case(vocab_size=vocab_size, width=32, log2_rate=rate, seed=other).key}.npy"
-            for rate in (-7, -6, -5)
-            for other in (0, seed)
-        ]
-        for first, second in zip(files[::2], files[1::2], strict=True):
+        for rate in (-7, -6, -5):
+            first, second = (
+                work / f"{Case(vocab_size=vocab_size, width=32, log2_rate=rate, seed=s).key}.npy"
+                for s in (0, seed)
+            )
             if first.exists() and second.exists():
                 sds.append(float((np.load(first) - np.load(second)).std(ddof=1)))
     return statistics.mean(sds) if sds else None
 
 
-def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
+def summarize(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
     """Return one row for each vocabulary."""
     rows = []
     for vocab_size in VOCABULARIES:
@@ -333,13 +347,14 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
                 optimum = find_optimum([run["log2_rate"] for run in grid], losses)
                 row[f"log2_optimum_{width}"] = round(optimum, 2)
                 row[f"lowest_nats_{width}"] = round(min(losses), 4)
-                at = max(1, min(losses.index(min(losses)), len(losses) - 2))
-                octave = (losses[at - 1] + losses[at + 1]) / 2 - losses[at]
-                row[f"one_octave_off_nats_{width}"] = round(octave, 4)
+                # Mean rise of both neighbors of the lowest inner loss
+                best = max(1, min(losses.index(min(losses)), len(losses) - 2))
+                rise_nats = (losses[best - 1] + losses[best + 1]) / 2 - losses[best]
+                row[f"one_octave_off_nats_{width}"] = round(rise_nats, 4)
         if any(run["seed"] for run in base):
-            row["seed_sd_nats"] = round(seed_sd(base), 4)
-            row["seed_sd_share"] = round(seed_sd(base) / row["lowest_nats_32"], 5)
-        paired = paired_window_sd(work, vocab_size)
+            row["seed_sd_nats"] = round(compute_seed_sd(base), 4)
+            row["seed_sd_share"] = round(compute_seed_sd(base) / row["lowest_nats_32"], 5)
+        paired = compute_paired_window_sd(work, vocab_size)
         if paired is not None:
             row["window_sd_nats"] = round(
                 statistics.median(run["window_sd_nats"] for run in base), 3
@@ -365,13 +380,15 @@ def summary(content: dict[str, Any], work: Path) -> list[dict[str, Any]]:
 
 def write_tables(content: dict[str, Any], stem: Path) -> None:
     """Write the runs of 4,096 entries over width as tables for `forerun transfer --runs`."""
-    cases = list(table_cases())
+    table_cases = list(list_table_cases())
     for name in ("mup", "sp"):
         # At the base width both forms are the same model.
-        wanted = [
-            case for case in cases if name == case.parametrization or case.width == TABLE_BASE_WIDTH
+        table_runs = [
+            case
+            for case in table_cases
+            if name == case.parametrization or case.width == TABLE_BASE_WIDTH
         ]
-        rows = [content["runs"][case.key] for case in wanted if case.key in content["runs"]]
+        rows = [content["runs"][case.key] for case in table_runs if case.key in content["runs"]]
         rows.sort(key=lambda run: (run["width"], run["log2_rate"], run["seed"]))
         lines = [
             f"{run['width']},{2.0 ** run['log2_rate']},{run['seed']},{run['loss_nats']}"
@@ -384,7 +401,7 @@ def main() -> None:
     """Run what the result file lacks and write its summary."""
     if sys.argv[1:2] == ["--peak"]:
         corpus, vocab_size, width = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-        peak_of(Case(vocab_size=vocab_size, width=width, log2_rate=-7), corpus)
+        print_peak_memory(Case(vocab_size=vocab_size, width=width, log2_rate=-7), corpus)
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -392,35 +409,35 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="Folder of corpora and windows.")
     parser.add_argument("--json", type=Path, required=True, help="Result file.")
     parser.add_argument("--summary", action="store_true", help="Only compute the summary.")
-    asked = parser.parse_args()
-    from proxies.data.tokens import TokenStore
+    options = parser.parse_args()
+    from forerun._proxies.data.tokens import TokenStore
 
-    asked.work.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"runs": {}, "memory": [], "unigram_nats": {}, "num_tokens": {}}
-    if asked.json.exists():
-        content |= json.loads(asked.json.read_text())
+    if options.json.exists():
+        content |= json.loads(options.json.read_text())
 
     def save() -> None:
-        content.update(machine=machine(), summary=summary(content, asked.work))
+        content.update(machine=describe_machine(), summary=summarize(content, options.work))
         canon.write_atomic(
-            asked.json, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+            options.json, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
         )
 
     stores: dict[int, TokenStore] = {}
     for vocab_size in VOCABULARIES:
-        corpus = corpus_of(asked.work, vocab_size)
+        corpus = make_corpus(options.work, vocab_size)
         stores[vocab_size] = TokenStore(corpus)
-        content["num_tokens"][str(vocab_size)] = stores[vocab_size].manifest.num_tokens("train")
+        content["num_tokens"][str(vocab_size)] = stores[vocab_size].manifest.count_tokens("train")
         if str(vocab_size) not in content["unigram_nats"]:
-            content["unigram_nats"][str(vocab_size)] = unigram_nats(corpus)
-            content["memory"] += [memory_row(vocab_size, width, corpus) for width in (32, 128)]
-    for case in cases() if not asked.summary else ():
+            content["unigram_nats"][str(vocab_size)] = compute_unigram_nats(corpus)
+            content["memory"] += [measure_memory(vocab_size, width, corpus) for width in (32, 128)]
+    for case in list_cases() if not options.summary else ():
         if case.key not in content["runs"]:
-            content["runs"][case.key] = row = train(case, stores[case.vocab_size], asked.work)
+            content["runs"][case.key] = row = train(case, stores[case.vocab_size], options.work)
             save()
             print(case.key, row["loss_nats"], f"{row['cpu_seconds']:.1f} s", flush=True)
     save()
-    write_tables(content, asked.json.with_name("vocabulary_4096"))
+    write_tables(content, options.json.with_name("vocabulary_4096"))
     print(json.dumps(content["summary"], indent=1))
 
 

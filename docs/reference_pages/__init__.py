@@ -1,10 +1,10 @@
-"""The pages below docs/reference, made from the code: `make reference` writes them, a test holds
-them against it.
+"""Pages below docs/reference, made from the code: `make reference` writes them.
 
-Enters:   the verbs as click has them, the plan's sections, the records' source, the recorded shapes
-of answers.
-Leaves:   `writing.PAGES`: of each file name what makes its text.
-Promises: the same text on any terminal and with any width; what has no sentence in the code is no
-sentence here.
-Refuses:  an environment variable that the code reads and no sentence explains, and the reverse.
+A test compares the pages with the code.
+
+Enters:   the verbs as click has them, the plan's sections, the source of the records, and the
+recorded shapes of `--json` answers.
+Leaves:   `writing.PAGES`, which has a function for the text of each page.
+Promises: the text does not depend on the terminal or its width; all sentences are from the code.
+Refuses:  an environment variable that the code reads but no sentence explains, and the reverse.
 """

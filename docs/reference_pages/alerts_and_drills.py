@@ -1,50 +1,52 @@
-"""alerts.md and drills.md: the kinds of alert of `forerun watch` and the drills of `forerun
-rehearse`.
+"""Texts of docs/reference/alerts.md and docs/reference/drills.md.
+
+alerts.md lists the alerts of `forerun watch`, which reads the log of a main run. drills.md lists
+the drills of `forerun rehearse`. A drill injects a fault into a short training run, or tests one of
+its properties.
 """
 
 from __future__ import annotations
 
-from launcher.rehearsal.registry import DRILLS, OWN_DRILLS
-from reference_pages.command_line import cell
+from forerun._launcher.main_run.rehearsal.registry import DRILLS, USER_DRILLS
+from reference_pages.markdown import format_cell
 
 _ALERTS = """# Alerts
 
 Kinds of alert of `forerun watch`. An **alarm** (exit 3) asks for somebody now; a **notice** (exit 0) is worth a look.
-Where there are two, the first is the usual one. How they are found, and how often for nothing, is in
-[the watch on the main run](../watch.md).
+Of two severities, the first is the usual one. [The watch on the main run](../watch.md) says how alerts are
+found and how many are false.
 
 | alert | severity | raised when | next |
 |---|---|---|---|
 """  # noqa: E501
 _DRILLS = """# Drills
 
-Drills of `forerun rehearse`, in the order in which they are held. What they are held on is in
-[the rehearsal](../rehearsal.md).
+Drills of `forerun rehearse`, in order. [The rehearsal](../rehearsal.md) says on what they are run.
 
 | drill | what happens | passes if | does not prove |
 |---|---|---|---|
 """
 
 
-def alerts_page() -> str:
-    """alerts.md."""
-    import launcher.watch.follower  # noqa: F401  (its modules register their kinds)
-    from launcher.watch.alerts import KINDS, AlertFinding, Commands
+def format_alerts_page() -> str:
+    """Return the text of alerts.md."""
+    from forerun._launcher.main_run.watch import follower  # noqa: F401  (its modules register the alerts)
+    from forerun._launcher.main_run.watch.alerts import KINDS, AlertFinding, Commands
 
     finding = AlertFinding(first_step=1, seen="", evidence={})
     rows = [
-        f"| `{kind.name}` | {', '.join(kind.severities)} | {cell(kind.when)} | "
-        f"`{cell(Commands(run_dir='RUN').line(kind.next_command, finding))}` |"
+        f"| `{kind.name}` | {', '.join(kind.severities)} | {format_cell(kind.when)} | "
+        f"`{format_cell(Commands(run_dir='RUN').format_command(kind.next_command, finding))}` |"
         for kind in sorted(KINDS.values(), key=lambda kind: (kind.severities[0], kind.name))
     ]
     return _ALERTS + "\n".join(rows) + "\n"
 
 
-def drills_page() -> str:
-    """drills.md."""
+def format_drills_page() -> str:
+    """Return the text of drills.md."""
     rows = [
-        f"| `{drill.name}` | {cell(drill.happens)} | {cell(drill.limit)} | "
-        f"{cell(drill.not_proven)} |"
-        for drill in (DRILLS | OWN_DRILLS).values()
+        f"| `{drill.name}` | {format_cell(drill.happens)} | {format_cell(drill.limit)} | "
+        f"{format_cell(drill.not_proven)} |"
+        for drill in (DRILLS | USER_DRILLS).values()
     ]
     return _DRILLS + "\n".join(rows) + "\n"

@@ -1,5 +1,7 @@
-"""launch.schema.json: the JSON Schema of `launch.json`, from the same dataclasses and texts as
-records.md.
+"""Text of docs/reference/launch.schema.json, the JSON Schema of the frozen config `launch.json`.
+
+The schema is derived from the dataclasses of the config. Its descriptions are the docstrings that
+records.md shows too.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from launcher.frozen.frozen import SCHEMA_VERSION, Decision
-from proxies.core import canon
-from proxies.core.optimizers import OPTIMIZERS, OptimizerSpec
-from reference_pages.records import below, fields_of
+from forerun._launcher.main_run.frozen.frozen import SCHEMA_VERSION, Decision
+from forerun._proxies.core import canon
+from forerun._proxies.core.optimizers import OPTIMIZERS, OptimizerSpec
+from reference_pages.records import describe_fields, list_records_below
 
 _DIGEST = {
     "type": "string",
@@ -22,13 +24,17 @@ _DIGEST = {
 }
 
 
-def launch_schema() -> str:
-    """The schema, sorted and indented."""
+def build_launch_schema() -> str:
+    """Return the schema as sorted, indented JSON."""
     decision = TypeAdapter(Decision).json_schema(mode="serialization")
-    records = {record.__name__: record for record in below(Decision)}
-    parts = {name: _strict(schema, records[name]) for name, schema in decision.pop("$defs").items()}
-    parts["ParameterGroup"]["oneOf"] = [_settings(spec) for spec in OPTIMIZERS.values()]
-    parts["Decision"] = _strict(decision, Decision)
+    records = {record.__name__: record for record in list_records_below(Decision)}
+    parts = {
+        name: _make_strict(schema, records[name]) for name, schema in decision.pop("$defs").items()
+    }
+    parts["ParameterGroup"]["oneOf"] = [
+        _build_settings_schema(spec) for spec in OPTIMIZERS.values()
+    ]
+    parts["Decision"] = _make_strict(decision, Decision)
     parts["Decision"]["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -43,9 +49,10 @@ def launch_schema() -> str:
     return json.dumps(schema, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _settings(spec: OptimizerSpec) -> dict[str, Any]:
-    """Return the schema of a group that an optimizer steps: it has all of its settings, and no
-    others.
+def _build_settings_schema(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return the schema of a parameter group that one optimizer updates.
+
+    The group has all settings of that optimizer, and no others.
     """
     settings = {
         "properties": {name: {"type": "number"} for name in spec.settings},
@@ -55,27 +62,29 @@ def _settings(spec: OptimizerSpec) -> dict[str, Any]:
     return {"properties": {"optimizer": {"const": spec.name}, "settings": settings}}
 
 
-def _strict(schema: dict[str, Any], record: type) -> dict[str, Any]:
-    """As it is written: every field is there, but for those that are left out at their default, and
-    no other.
+def _make_strict(schema: dict[str, Any], record: type) -> dict[str, Any]:
+    """Return the schema of a record as forerun writes it.
+
+    A field is optional only if it is left out at its default. No other fields are allowed.
     """
-    absent = {
-        one.name
-        for one in dataclasses.fields(record)
-        if one.metadata.items() >= canon.UNLESS_DEFAULT.items()
+    optional = {
+        field.name
+        for field in dataclasses.fields(record)
+        if field.metadata.items() >= canon.UNLESS_DEFAULT.items()
     }
-    said = {name: text for name, _, _, text in fields_of(record)}
+    descriptions = {field.name: field.description for field in describe_fields(record)}
     properties = {}
-    for name, one in schema["properties"].items():
-        kept = {key: value for key, value in one.items() if key not in ("title", "default")}
-        properties[name] = {
-            **kept,
-            **({"description": " ".join(said[name].split())} if said.get(name) else {}),
+    for name, property_schema in schema["properties"].items():
+        keywords = {
+            key: value for key, value in property_schema.items() if key not in ("title", "default")
         }
+        properties[name] = keywords
+        if descriptions.get(name):
+            properties[name]["description"] = " ".join(descriptions[name].split())
     return {
         "type": "object",
         "description": " ".join(str(record.__doc__).split()),
         "properties": properties,
-        "required": [name for name in properties if name not in absent],
+        "required": [name for name in properties if name not in optional],
         "additionalProperties": False,
     }

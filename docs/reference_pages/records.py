@@ -1,4 +1,8 @@
-"""records.md: fields of the records, from their dataclasses and the texts below the fields."""
+"""Text of docs/reference/records.md, which lists the fields of the records that forerun stores.
+
+A record is a frozen dataclass. Types and defaults come from the dataclass, and the descriptions
+from the docstrings below the fields.
+"""
 
 from __future__ import annotations
 
@@ -9,129 +13,151 @@ import re
 import sys
 import textwrap
 import typing
-from typing import Any
+from typing import Any, NamedTuple
 
-from launcher.frozen.frozen import Decision
-from proxies.core import canon
-from proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
-from proxies.core.spec import RunResult, RunSpec
-from reference_pages.command_line import cell
-from reference_pages.source import trees
+from forerun._launcher.main_run.frozen.frozen import Decision
+from forerun._proxies.core import canon
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, RUN_WIDE
+from forerun._proxies.core.spec import RunResult, RunSpec
+from reference_pages.markdown import format_cell
+from reference_pages.source import parse_modules
 
 _HEAD = """# Records
 
-Frozen dataclasses, checked when they are made; their text is canonical JSON (sorted keys, shortest floats, no NaN)
-and their name is its sha256. Losses are in nats per token, learning rates absolute.
+Records are frozen dataclasses that are checked when they are made. Their text is canonical JSON (sorted keys, shortest
+floats, no NaN), and their id is its sha256. Losses are in nats per token, and learning rates are absolute.
 
 """  # noqa: E501
 _ROOTS: dict[str, tuple[str, type]] = {
-    "A run's question": ("What is asked of a worker; its content id is the run's id.", RunSpec),
-    "A run's answer": ("What the ledger keeps of it.", RunResult),
+    "A run's question": ("The request to a worker. Its content id is the run's id.", RunSpec),
+    "A run's answer": ("The result that the ledger keeps.", RunResult),
     "The frozen decision": (
         (
-            "What `launch.json` holds beside its digest. Explained in [the frozen launch "
-            "config](../launch-config.md)."
+            "The content of `launch.json`, without its digest. [The frozen launch "
+            "config](../launch-config.md) explains it."
         ),
         Decision,
     ),
 }
 
 
-def _children(kind: Any) -> list[type]:
-    """Records of ours inside a type."""
+def _list_records_in_type(kind: Any) -> list[type]:
+    """Return forerun's records inside a type."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return [kind]
-    return [child for inner in typing.get_args(kind) for child in _children(inner)]
+    return [child for inner in typing.get_args(kind) for child in _list_records_in_type(inner)]
 
 
-def below(root: type) -> list[type]:
-    """A record and all that it is made of, each once, in the order of the fields."""
-    found = [root]
-    for record in found:
+def list_records_below(root: type) -> list[type]:
+    """Return a record and all records that it contains, each once, in the order of the fields."""
+    records = [root]
+    # The list grows while the loop runs, so records inside records are visited too.
+    for record in records:
         for kind in typing.get_type_hints(record).values():
-            found += [child for child in _children(kind) if child not in found]
-    return found
+            records += [child for child in _list_records_in_type(kind) if child not in records]
+    return records
 
 
-def fields_of(record: type) -> list[tuple[str, str, str, str]]:
-    """Name, type, default and sentence of each field, those of a record that it adds to first."""
+class FieldDescription(NamedTuple):
+    """Texts that describe a field of a record."""
+
+    name: str
+    type: str
+    default: str
+    """The default as Python writes it; empty if there is none."""
+    description: str
+    """Docstring below the field; empty if there is none."""
+
+
+def describe_fields(record: type) -> list[FieldDescription]:
+    """Describe each field of a record, inherited fields first."""
     rows = {
-        row[0]: row
+        row.name: row
         for base in record.__bases__
         if dataclasses.is_dataclass(base)
-        for row in fields_of(base)
+        for row in describe_fields(base)
     }
     tree = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    known = {one.name: one for one in dataclasses.fields(record)}
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) not in known:
+    fields = {field.name: field for field in dataclasses.fields(record)}
+    for node, next_node in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) not in fields:
             continue
-        one = known[ast.unparse(node.target)]
-        said = (
-            str(after.value.value)
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        field = fields[ast.unparse(node.target)]
+        docstring = (
+            str(next_node.value.value)
+            if isinstance(next_node, ast.Expr) and isinstance(next_node.value, ast.Constant)
             else ""
         )
-        rows[one.name] = (
-            one.name,
-            _spelled_out(node.annotation, record),
-            _default(one),
-            said.strip(),
+        rows[field.name] = FieldDescription(
+            field.name,
+            _format_type(node.annotation, record),
+            _format_default(field),
+            docstring.strip(),
         )
-    # `launcher.frozen.frozen.with_run_wide` adds fields that the class does not spell out
+    # `add_run_wide_fields` in `forerun._launcher.main_run.frozen.frozen` adds fields that the class
+    # does not spell out.
     for name in RUN_WIDE:
-        if name in known and name not in rows:
-            rows[name] = (
+        if name in fields and name not in rows:
+            rows[name] = FieldDescription(
                 name,
-                str(known[name].type),
-                _default(known[name]),
+                str(fields[name].type),
+                _format_default(fields[name]),
                 HYPERPARAMETERS[name].meaning,
             )
     return list(rows.values())
 
 
-def _default(one: dataclasses.Field[Any]) -> str:
-    if one.default_factory is not dataclasses.MISSING:
-        return str(getattr(one.default_factory, "__name__", one.default_factory))
-    if dataclasses.is_dataclass(one.default):
-        return f"{type(one.default).__name__}()"
-    return "" if one.default is dataclasses.MISSING else repr(one.default)
+def _format_default(field: dataclasses.Field[Any]) -> str:
+    """Return the default of a field; empty if there is none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return str(getattr(field.default_factory, "__name__", field.default_factory))
+    if dataclasses.is_dataclass(field.default):
+        return f"{type(field.default).__name__}()"
+    return "" if field.default is dataclasses.MISSING else repr(field.default)
 
 
-def _spelled_out(annotation: ast.expr, record: type) -> str:
-    """A type as text, sets of words by their words rather than their name."""
-    named = vars(sys.modules[record.__module__])
+def _format_type(annotation: ast.expr, record: type) -> str:
+    """Return a type as text.
+
+    The name of a `Literal` type is replaced by its words, and an alias of `str` by `str`.
+    """
+    module_names = vars(sys.modules[record.__module__])
     words = {
         name: str(value).removeprefix("typing.")
-        for name, value in named.items()
+        for name, value in module_names.items()
         if typing.get_origin(value) is typing.Literal
     }
-    words |= {name: "str" for name, value in named.items() if value is str}
-    return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), ast.unparse(annotation))
+    words |= {name: "str" for name, value in module_names.items() if value is str}
+    return re.sub(r"\w+", lambda match: words.get(match[0], match[0]), ast.unparse(annotation))
 
 
-def _record(record: type, title: str) -> list[str]:
-    said = inspect.cleandoc(record.__doc__ or "").split("\n\n")[0]
+def _format_record(record: type, title: str) -> list[str]:
+    """Return the section of one record."""
+    summary = inspect.cleandoc(record.__doc__ or "").split("\n\n")[0]
     lines = [
         f"### {title}\n",
-        " ".join(said.split()) + "\n",
+        " ".join(summary.split()) + "\n",
         "| field | type | default | what |",
         "|---|---|---|---|",
     ]
-    for name, kind, default, sentence in fields_of(record):
-        shown = f"`{cell(default)}`" if default else ""
-        lines.append(f"| `{name}` | `{cell(kind)}` | {shown} | {cell(sentence)} |")
+    for field in describe_fields(record):
+        default = f"`{format_cell(field.default)}`" if field.default else ""
+        lines.append(
+            f"| `{field.name}` | `{format_cell(field.type)}` | {default} | "
+            f"{format_cell(field.description)} |"
+        )
     return [*lines, ""]
 
 
-def _attestations() -> list[str]:
-    """Kinds of attestations, and the module that writes each: every call of `attest` in the
-    code.
+def _list_attestations() -> list[str]:
+    """Return a table row for each kind of attestation, with the module that writes it.
+
+    Kinds and modules are read from the calls of `attest` in the source.
     """
     rows = set()
-    for module, tree in trees(r"\battest\("):
-        texts = {
+    for module, tree in parse_modules(r"\battest\("):
+        constants = {
             ast.unparse(node.targets[0]): node.value.value
             for node in tree.body
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
@@ -142,12 +168,17 @@ def _attestations() -> list[str]:
                 and isinstance(node.func, ast.Name)
                 and node.func.id == "attest"
             ):
-                rows |= {(kind, module) for kind in _kinds(node.args[1], texts)}
+                rows |= {(kind, module) for kind in _list_kinds(node.args[1], constants)}
     return [f"| `{kind}` | `{module}` |" for kind, module in sorted(rows)]
 
 
-def _kinds(node: ast.expr, texts: dict[str, Any]) -> list[str]:
-    """The names that an attestation may get from one call."""
+def _list_kinds(node: ast.expr, constants: dict[str, Any]) -> list[str]:
+    """Return the kinds that one call of `attest` may write.
+
+    Args:
+        node: The call's argument for the kind.
+        constants: Values of the constants of the calling module, by name.
+    """
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.JoinedStr):
@@ -158,36 +189,36 @@ def _kinds(node: ast.expr, texts: dict[str, Any]) -> list[str]:
             )
         ]
     name = ast.unparse(node)
-    if name in texts:
-        return [str(texts[name])]
-    from launcher.frozen.frozen_folder import ATTESTED
+    if name in constants:
+        return [str(constants[name])]
+    # A variable may be any of the kinds that a frozen config's folder has.
+    from forerun._launcher.main_run.frozen.frozen_folder import ATTESTED
 
     return list(ATTESTED)
 
 
-def records_page() -> str:
-    """records.md."""
-    lines, seen = [_HEAD], set[type]()
-    for title, (said, root) in _ROOTS.items():
-        lines += [f"## {title}\n", said + "\n"]
-        for record in below(root):
-            if record not in seen:
-                seen.add(record)
-                lines += _record(record, record.__name__)
+def format_records_page() -> str:
+    """Return the text of records.md."""
+    lines, printed = [_HEAD], set[type]()
+    for title, (sentence, root) in _ROOTS.items():
+        lines += [f"## {title}\n", sentence + "\n"]
+        for record in list_records_below(root):
+            if record not in printed:
+                printed.add(record)
+                lines += _format_record(record, record.__name__)
     lines += [
         "## Attestations\n",
         (
-            "Beside a frozen config, `attestations/KIND.json`: `kind`, `digest` (of the config), "
-            "`created_at` (UTC, ISO"
+            "A file `attestations/KIND.json` next to a frozen config has `kind`, `digest` (of the "
+            "config), `created_at` (UTC, ISO"
         ),
         (
-            "8601), `body`, and `sha256`, the content id of the other four. It may be written "
-            "anew, "
-            "the decision not.\n"
+            "8601), `body`, and `sha256`, the content id of the other four. An attestation may be "
+            "written again; the decision may not.\n"
         ),
         "| kind | written by |",
         "|---|---|",
-        *_attestations(),
+        *_list_attestations(),
         "",
         f"A content id has {canon.ID_LENGTH} hex digits.",
     ]

@@ -1,4 +1,4 @@
-"""The rooms' source, read once, and parsed where it matters."""
+"""The source of the packages, read once and parsed where a pattern occurs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from launcher.doctor.findings import PACKAGES
-
-ROOT = Path(__file__).parents[2]
+from forerun._proxies.core.canon import PACKAGE_DIR
 
 
 @functools.cache
-def sources() -> dict[str, str]:
-    """Text of every module, by its dotted name."""
-    found = {}
-    for room in PACKAGES:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path.read_text(
-                encoding="utf-8"
-            )
-    return found
+def read_sources() -> dict[str, str]:
+    """Return the text of every module by its dotted name."""
+    links = sorted(path for path in PACKAGE_DIR.iterdir() if path.is_symlink())
+    return {
+        ".".join(path.relative_to(PACKAGE_DIR.parent).with_suffix("").parts): path.read_text(
+            encoding="utf-8"
+        )
+        for link in links
+        for path in sorted(link.rglob("*.py"))
+    }
 
 
-def trees(pattern: str) -> Iterator[tuple[str, ast.Module]]:
-    """Names and trees of the modules in whose text the pattern is found."""
-    for name, text in sources().items():
+def parse_modules(pattern: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield name and syntax tree of each module whose text matches the pattern."""
+    for name, text in read_sources().items():
         if re.search(pattern, text):
             yield name, ast.parse(text)

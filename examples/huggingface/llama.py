@@ -1,5 +1,6 @@
-"""A small Llama over bytes, its parameter groups in muP (arXiv 2203.03466), its data and its
-schedule.
+"""A small Llama over bytes in muP (arXiv 2203.03466): model, optimizer, schedule, data and options.
+
+with_trainer.py and with_accelerate.py import this module. It trains on Python's own sources.
 """
 
 import argparse
@@ -11,82 +12,102 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+VOCAB_SIZE = 128
+"""Number of tokens: bytes of ASCII. Any other byte is taken modulo this number."""
+NUM_VALIDATION_ROWS = 128
 
-def options():
-    """The command line."""
+
+def parse_options():
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    whole = (
+    integers = (
         "width base-width head-dim num-layers seq-len batch-sequences num-steps warmup-steps seed"
     )
-    for name in (*whole.split(), "lr", "clip-norm"):
+    for name in (*integers.split(), "lr", "clip-norm"):
         parser.add_argument(
-            f"--{name}", type=int if name in whole.split() else float, required=True
+            f"--{name}", type=int if name in integers.split() else float, required=True
         )
-    parser.add_argument("--parametrization", default="mup")
+    parser.add_argument("--parametrization", choices=("mup", "sp"), default="mup")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
-def model_of(a):
-    """Matrices start by their fan-in, the readout at zero."""
-    torch.manual_seed(a.seed)
+def make_model(options):
+    """Return the model, with matrices scaled by their fan-in and a readout of zeros."""
+    torch.manual_seed(options.seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=128,
-            hidden_size=a.width,
-            intermediate_size=2 * a.width,
-            num_hidden_layers=a.num_layers,
-            num_attention_heads=a.width // a.head_dim,
-            max_position_embeddings=a.seq_len,
+            vocab_size=VOCAB_SIZE,
+            hidden_size=options.width,
+            intermediate_size=2 * options.width,
+            num_hidden_layers=options.num_layers,
+            num_attention_heads=options.width // options.head_dim,
+            max_position_embeddings=options.seq_len,
             use_cache=False,
         )
     )
-    for matrix in hidden_of(model):
+    for matrix in list_hidden_matrices(model):
         nn.init.normal_(matrix, std=matrix.shape[1] ** -0.5)
     nn.init.normal_(model.model.embed_tokens.weight)
     nn.init.zeros_(model.lm_head.weight)
     return model
 
 
-def hidden_of(model):
-    """The matrices of the blocks."""
-    return [p for p in model.model.layers.parameters() if p.ndim == 2]
+def list_hidden_matrices(model):
+    """Return the matrices of the blocks."""
+    return [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
 
 
-def optimizer_of(model, a):
-    """In muP the rate of whatever reads from the width falls with it. No weight decay."""
-    scale = 1.0 if a.parametrization == "sp" else a.base_width / a.width
-    falling = [*hidden_of(model), model.lm_head.weight]
-    rest = [p for p in model.parameters() if all(p is not other for other in falling)]
-    groups = [{"params": falling, "lr": a.lr * scale}, {"params": rest, "lr": a.lr}]
+def make_optimizer(model, options):
+    """Return the optimizer and the learning rate schedule.
+
+    In muP the rate of each matrix that reads from the width is divided by the width ratio. There is
+    no weight decay.
+    """
+    rate_factor = 1.0 if options.parametrization == "sp" else options.base_width / options.width
+    scaled = [*list_hidden_matrices(model), model.lm_head.weight]
+    # By identity: `in` would compare tensors element by element
+    scaled_ids = set(map(id, scaled))
+    unscaled = [parameter for parameter in model.parameters() if id(parameter) not in scaled_ids]
+    groups = [
+        {"params": scaled, "lr": options.lr * rate_factor},
+        {"params": unscaled, "lr": options.lr},
+    ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
 
-    def share(t):
-        done = (t - a.warmup_steps) / max(1, a.num_steps - a.warmup_steps)
+    def compute_rate_factor(step):
+        """Return the factor of the peak rate at a step: linear warmup, then a cosine to zero."""
+        progress = (step - options.warmup_steps) / max(1, options.num_steps - options.warmup_steps)
         return (
-            (t + 1) / a.warmup_steps if t < a.warmup_steps else 0.5 + 0.5 * math.cos(math.pi * done)
+            (step + 1) / options.warmup_steps
+            if step < options.warmup_steps
+            else 0.5 + 0.5 * math.cos(math.pi * progress)
         )
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, compute_rate_factor)
 
 
-def data_of(a):
-    """Training rows in the order of the seed, enough for every step, and held-out rows."""
+def make_data(options):
+    """Return training rows in the order of the seed, enough for every step, and validation rows."""
     text = b"".join(
         file.read_bytes() for file in sorted(Path(json.__file__).parents[1].glob("*.py"))
     )
-    rows = torch.tensor([byte & 127 for byte in text])[: len(text) // a.seq_len * a.seq_len].view(
-        -1, a.seq_len
+    num_rows = len(text) // options.seq_len
+    tokens = torch.tensor([byte % VOCAB_SIZE for byte in text])
+    rows = tokens[: num_rows * options.seq_len].view(num_rows, options.seq_len)
+    train, validation = rows.tensor_split([int(0.9 * len(rows))])
+    generator = torch.Generator().manual_seed(options.seed)
+    order = torch.randint(
+        len(train), (options.num_steps * options.batch_sequences,), generator=generator
     )
-    train, held = rows.tensor_split([int(0.9 * len(rows))])
-    draw = torch.Generator().manual_seed(a.seed)
-    order = torch.randint(len(train), (a.num_steps * a.batch_sequences,), generator=draw)
-    return Rows(train[order]), Rows(held[:128])
+    return Rows(train[order]), Rows(validation[:NUM_VALIDATION_ROWS])
 
 
 class Rows(torch.utils.data.Dataset):
-    """As a causal model of transformers wants them: it shifts the labels itself."""
+    """Rows of tokens in the form that transformers expects. The labels equal the inputs, since the
+    model shifts them itself.
+    """
 
     def __init__(self, rows):
         self.rows = rows

@@ -1,35 +1,36 @@
-"""The same Llama in a loop of one's own with Accelerate. Forerun's lines are marked."""
+"""Train the Llama of llama.py in a loop with Accelerate. Comments mark the lines for forerun."""
 
 import json
 
 import torch
 from accelerate import Accelerator
-from llama import data_of, model_of, optimizer_of, options
+from llama import make_data, make_model, make_optimizer, parse_options
 
-from forerun.hook import prove  # forerun: the proof
+from forerun.hook import prove  # forerun: compares this run with the frozen config
 
 
-def main(a):
+def main(options):
+    """Train, log each step as JSON, and save every 100 steps."""
     accelerator = Accelerator(cpu=True)
-    model = model_of(a)
-    train, held = data_of(a)
-    loader = torch.utils.data.DataLoader(train, batch_size=a.batch_sequences)
-    model, loader, *steppers = accelerator.prepare(model, loader, *optimizer_of(model, a))
+    model = make_model(options)
+    train, validation = make_data(options)
+    loader = torch.utils.data.DataLoader(train, batch_size=options.batch_sequences)
+    model, loader, *steppers = accelerator.prepare(model, loader, *make_optimizer(model, options))
     optimizer, schedule = steppers
-    # forerun: it returns at once unless `forerun verify --prove` asks
+    # forerun: returns at once unless `forerun verify --prove` runs this script
     prove(model, optimizer, schedule)
-    saved, first = a.out / "saved", 0
-    if a.resume and (saved / "step.json").exists():
+    saved, first_step = options.out / "saved", 0
+    if options.resume and (saved / "step.json").exists():
         accelerator.load_state(saved)
-        first = json.loads((saved / "step.json").read_text())
-        loader = accelerator.skip_first_batches(loader, first)
-    log = (a.out / "metrics.jsonl").open("a")
-    for step, batch in enumerate(loader, first + 1):
+        first_step = json.loads((saved / "step.json").read_text())
+        loader = accelerator.skip_first_batches(loader, first_step)
+    log = (options.out / "metrics.jsonl").open("a")
+    for step, batch in enumerate(loader, first_step + 1):
         loss = model(**batch).loss
         accelerator.backward(loss)
-        norm = accelerator.clip_grad_norm_(model.parameters(), a.clip_norm)
-        for one in (optimizer, schedule):
-            one.step()
+        norm = accelerator.clip_grad_norm_(model.parameters(), options.clip_norm)
+        for stepper in (optimizer, schedule):
+            stepper.step()
         optimizer.zero_grad()
         line = {"step": step, "train_loss": loss.item(), "grad_norm": float(norm)}
         print(json.dumps(line), file=log, flush=True)
@@ -37,13 +38,13 @@ def main(a):
             accelerator.save_state(saved)
             (saved / "step.json").write_text(str(step))
     with torch.no_grad():
-        rows = held[:]
+        rows = validation[:]
         print(
-            json.dumps({"step": a.num_steps, "val_loss": model(**rows).loss.item()}),
+            json.dumps({"step": options.num_steps, "val_loss": model(**rows).loss.item()}),
             file=log,
             flush=True,
         )
 
 
 if __name__ == "__main__":
-    main(options())
+    main(parse_options())

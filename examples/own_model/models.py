@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from proxies.core.numbers import ForwardNumbers
-from proxies.core.shape import Shape
+from forerun._proxies.core.numbers import ForwardNumbers
+from forerun._proxies.core.shape import Shape
 
 
 def llama(shape: Shape, forward: ForwardNumbers) -> LlamaForCausalLM:
-    """Hugging Face's Llama. It takes `forward`, so heads may grow in size, and CompleteP may scale
-    the depth.
+    """Return Hugging Face's Llama.
+
+    It uses `forward`, so the size of a head may grow, and CompleteP may scale the depth.
     """
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -30,16 +31,16 @@ def llama(shape: Shape, forward: ForwardNumbers) -> LlamaForCausalLM:
             use_cache=False,
         )
     )
-    # Its default, 0.02 everywhere, is meant for widths in the thousands: here, branches would start
-    # next to nothing.
+    # The default std, 0.02 for all matrices, is for widths in the thousands. At small widths the
+    # branches would start near zero.
     if not shape.tied:
         nn.init.normal_(model.model.embed_tokens.weight)
 
-    def scaled(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def scale_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output * forward.residual
 
     for block in model.model.layers:
         block.self_attn.scaling = forward.attention
-        block.self_attn.o_proj.register_forward_hook(scaled)
-        block.mlp.down_proj.register_forward_hook(scaled)
+        block.self_attn.o_proj.register_forward_hook(scale_output)
+        block.mlp.down_proj.register_forward_hook(scale_output)
     return model

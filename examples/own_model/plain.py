@@ -1,5 +1,6 @@
-"""A transformer in plain torch as a proxy: `factory = "plain:Transformer"` (a class is called with
-the shape).
+"""A transformer in plain torch as a proxy: `factory = "plain:Transformer"`.
+
+forerun calls the class with the shape.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from proxies.core.shape import Shape
+from forerun._proxies.core.shape import Shape
 
 
 class Block(nn.Module):
@@ -24,7 +25,7 @@ class Block(nn.Module):
         self.down = nn.Linear(shape.ffn_width, shape.width)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """[B, T, D] to the same."""
+        """Map [B, T, D] to [B, T, D]."""
         q, k, v = (
             self.qkv(self.norm1(x_BTD))
             .unflatten(-1, (3 * self.num_heads, -1))
@@ -37,7 +38,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder with learned positions, and torch's own initial values."""
+    """A decoder with learned positions and torch's own initial values."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Transformer(nn.Module):
         self.readout = nn.Linear(shape.width, shape.vocab_size, bias=False)
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """Token ids [B, T] to logits [B, T, V]."""
+        """Map token ids [B, T] to logits [B, T, V]."""
         x_BTD = self.tokens(ids_BT) + self.positions(
             torch.arange(ids_BT.shape[1], device=ids_BT.device)
         )

@@ -8,7 +8,7 @@ set -euo pipefail
 
 plan=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/plan.toml
 if [ $# -eq 0 ]; then
-    sed -n '3,4s/^# *//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '3,4s/^# *//p' "${BASH_SOURCE[0]}" >&2        # the usage: lines 3 and 4 of this file
     exit 2
 fi
 source=$1
@@ -17,7 +17,7 @@ if [ "$source" = --small ]; then
     out=${OUT:-published-small}
     python=$(command -v python3 || command -v python)
     source=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
-    reading=(--suffix .py --exclude site-packages --exclude dist-packages)
+    tokenize_options=(--suffix .py --exclude site-packages --exclude dist-packages)
     changes=(
         model.head_dim=16 model.seq_len=64
         proxy.base_width=32 proxy.batch_tokens=512 proxy.num_steps=60 proxy.dtype=float32
@@ -31,7 +31,7 @@ if [ "$source" = --small ]; then
     )
 else
     out=${OUT:-published}
-    reading=(--vocab-size 50257)
+    tokenize_options=(--vocab-size 50257)
     changes=()
 fi
 mkdir -p "$out"
@@ -41,7 +41,7 @@ for change in ${changes[@]+"${changes[@]}"}; do options+=(--set "$change"); done
 options+=("$@")
 
 if [ ! -e "$out/corpus/manifest.json" ]; then
-    forerun tokenize "$source" --out "$out/corpus" "${reading[@]}"
+    forerun tokenize "$source" --out "$out/corpus" "${tokenize_options[@]}"
 fi
 code=0
 forerun check "$plan" "${options[@]}" || code=$?

@@ -9,6 +9,7 @@ run again.
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -16,30 +17,31 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from launcher.base.signals import make_child_die_with_us
-from launcher.base.study_names import shown_name
-from launcher.base.talk import say
-from launcher.report.about import next_line
-from launcher.study.gates import open_gates
-from launcher.supervisor.attempt import hearing
-from launcher.views.numbers import words
-from launcher.views.transfer import estimate
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.errors import InputError
-from proxies.core.notation import (
-    counted,
+from forerun._launcher.main_run.frozen.config_names import shorten_config_name
+from forerun._launcher.main_run.process_signals import make_child_die_with_us
+from forerun._launcher.main_run.progress_output import print_progress
+from forerun._launcher.report.answers.outcome import format_target_rate
+from forerun._launcher.report.page.header import format_next_line
+from forerun._launcher.report.views.report_model import Report
+from forerun._launcher.report.views.transfer import format_estimate
+from forerun._launcher.report.views.wording import to_words
+from forerun._launcher.study.stages.gates import Gate
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.notation import (
     format_count,
+    format_counted,
     format_duration,
     format_interval,
     format_learning_rate,
     format_loss,
 )
-from proxies.core.plain_files import read_plain
+from forerun._proxies.core.plain_files import read_plain
 
-FIRST_STEPS, MORE_STEPS = 20, 40
+NUM_STEPS = (20, 40)
+"""Steps of the main run after which the two launches stop. The second one resumes the first."""
 COLUMNS, LABEL_COLUMNS = 100, 20
 """Width of the summary, and of its labels, in columns."""
 ACCEPT_REASON = "demo: to show the rest of the chain; a real study would run what the gate asks for"
@@ -65,8 +67,7 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
     corpus, plan, study = folder / "corpus", folder / "plan.toml", folder / "study"
     library = sysconfig.get_paths()["stdlib"]
     if not (corpus / "manifest.json").exists():
-        # Installed packages lie below the standard library's folder, and differ from machine to
-        # machine.
+        # Installed packages lie below this folder, and differ from machine to machine.
         excluded = ["--exclude", "site-packages", "--exclude", "dist-packages"]
         _run_step("tokenize", library, "--out", str(corpus), "--suffix", ".py", *excluded)
     if not plan.exists():
@@ -75,70 +76,69 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
     _run_step("validate", str(plan), *changes)
     _run_step("run", str(plan), "--study", str(study), *changes)
     frozen = folder / "study" / "frozen" / _freeze(study)
-    named = shown_name(frozen)
-    _run_step("export", named, "--to", "native")
-    _run_step("export", named, "--to", "torchtitan")
-    _run_step("launch", named, "--steps", str(FIRST_STEPS))
-    _run_step("launch", named, "--steps", str(MORE_STEPS))
-    _run_step("verify", named)
+    config_name = shorten_config_name(frozen)
+    for trainer in ("native", "torchtitan"):
+        _run_step("export", config_name, "--to", trainer)
+    for num_steps in NUM_STEPS:
+        _run_step("launch", config_name, "--steps", str(num_steps))
+    _run_step("verify", config_name)
     _run_step("report", str(study))
-    seconds = time.monotonic() - started
-    text = "\n".join(
-        [
-            *summary_lines(_read_report(study)),
-            *_format_labelled("took", format_duration(seconds)),
-            "frozen config:",
-            str(frozen / "launch.json"),
-            "report, for a browser:",
-            str(study / "report.html"),
-            next_line(_read_report(study), None, study),
-        ]
-    )
-    return {"frozen": str(frozen), "report": str(study / "report.html"), "seconds": seconds}, text
+    seconds, report = time.monotonic() - started, _read_report(study)
+    lines = [
+        *format_summary(report),
+        *_format_labelled("took", format_duration(seconds)),
+        "frozen config:",
+        str(frozen / "launch.json"),
+        "report, for a browser:",
+        str(study / "report.html"),
+        format_next_line(report, None, study),
+    ]
+    body: dict[str, Json] = {
+        "frozen": str(frozen),
+        "report": str(study / "report.html"),
+        "seconds": seconds,
+    }
+    return body, "\n".join(lines)
 
 
-def summary_lines(body: Json) -> list[str]:
-    """Summarize a report as lines for a screen of 100 columns.
-
-    Args:
-        body: `report.json` of a study whose config is frozen.
+def format_summary(report: Report) -> list[str]:
+    """Summarize the report of a study whose config is frozen as lines for a screen of 100
+    columns.
     """
-    report: Any = body
-    transfer, choice = report["transfer"], report["choice"]
-    verdict = next(test["verdict"] for test in transfer["tests"] if test["axis"] == "width")
-    control = verdict["control"]
+    transfer, choice = report.transfer, report.choice
+    assert transfer is not None and choice is not None
+    verdict = next(test.verdict for test in transfer.tests if test.axis == "width")
+    control = verdict.control
     texts = {
         "coordinate check": "; ".join(
-            f"{name} {words(check['outcome'])} over widths {', '.join(map(str, check['widths']))}"
-            for name, check in report["coordinates"].items()
-            if check["axis"] == "width"
+            f"{name} {to_words(check.outcome)} over widths {', '.join(map(str, check.widths))}"
+            for name, check in report.coordinates.items()
+            if check.axis == "width"
         ),
         "best rate by width": ", ".join(
-            f"{format_learning_rate(optimum['value'])} at {optimum['size']}"
-            for optimum in verdict["optima"]
+            f"{format_learning_rate(optimum.value)} at {optimum.size}" for optimum in verdict.optima
         ),
-        "rate over width": f"{report['question']['proxy']['parametrization']} "
-        f"{words(verdict['outcome'])}: at width "
-        f"{verdict['target_size']} it costs {estimate(verdict['regret_nats'])} nats, "
-        f"{verdict['margin_nats']:g} are allowed",
+        "rate over width": f"{report.main_arm} {to_words(verdict.outcome)}: at width "
+        f"{verdict.target_size} it costs {format_estimate(verdict.regret_nats)} nats, "
+        f"{verdict.margin_nats:g} are allowed",
         "control": "none"
         if control is None
-        else f"standard parametrization {words(control['outcome'])}: the best "
-        f"rate moves by {estimate(control['drift_octaves_per_doubling'], '+.2f')} octaves per "
+        else f"standard parametrization {to_words(control.outcome)}: the best "
+        f"rate moves by {format_estimate(control.drift_octaves_per_doubling, '+.2f')} octaves per "
         "doubling of width",
-        "rate used": f"{format_learning_rate(transfer['learning_rate'])} at the searched width, "
-        f"{format_learning_rate(transfer['together']['transferred_value'])} for the main run",
-        "main run": f"width {choice['shape']['width']}, "
-        f"{counted(choice['shape']['num_layers'], 'layer')}, "
-        f"{format_count(choice['params'])} parameters, {format_count(choice['tokens'])} tokens in "
-        f"{counted(choice['num_steps'], 'step')}",
-        "expected loss": f"{format_loss(choice['prediction']['loss'])} nats "
-        f"{format_interval(choice['prediction']['interval'])}",
+        "rate used": f"{format_learning_rate(transfer.learning_rate)} at the searched width, "
+        f"{format_target_rate(transfer)} for the main run",
+        "main run": f"width {choice.shape.width}, "
+        f"{format_counted(choice.shape.num_layers, 'layer')}, "
+        f"{format_count(choice.params)} parameters, {format_count(choice.tokens)} tokens in "
+        f"{format_counted(choice.num_steps, 'step')}",
+        "expected loss": f"{format_loss(choice.prediction.loss)} nats "
+        f"{format_interval(choice.prediction.interval)}",
         "gates passed": ", ".join(
-            words(gate["name"]) for gate in report["gates"] if gate["outcome"] == "passed"
+            to_words(gate.name) for gate in report.gates if gate.outcome == "passed"
         ),
         "accepted": ", ".join(
-            _format_gate(gate) for gate in report["gates"] if gate["outcome"] != "passed"
+            _format_gate(gate) for gate in report.gates if gate.outcome != "passed"
         )
         or "none",
     }
@@ -153,21 +153,20 @@ def _format_labelled(name: str, text: str) -> list[str]:
     )
 
 
-def _format_gate(gate: Any) -> str:
-    outcome = "accepted failure" if gate["outcome"] == "failed" else words(gate["outcome"])
-    return f"{words(gate['name'])} ({outcome})"
+def _format_gate(gate: Gate) -> str:
+    outcome = "accepted failure" if gate.outcome == "failed" else to_words(gate.outcome)
+    return f"{to_words(gate.name)} ({outcome})"
 
 
 def _freeze(study: Path) -> str:
     """Freeze the config and return its digest. Gates that did not pass are accepted, with the
     reason recorded.
     """
-    report = _read_report(study)
-    closed = open_gates(report)
-    accepts = [part for gate in closed for part in ("--accept", gate["name"])]
-    if closed:
-        names = ", ".join(map(_format_gate, closed))
-        say(
+    unsettled = _read_report(study).open_gates
+    accepts = [part for gate in unsettled for part in ("--accept", gate.name)]
+    if unsettled:
+        names = ", ".join(map(_format_gate, unsettled))
+        print_progress(
             f"gates that did not pass: {names}; the demo accepts them on record, to show the rest "
             "of the chain"
         )
@@ -178,13 +177,13 @@ def _freeze(study: Path) -> str:
         raise DemoError(command, code)
     answer = canon.parse(out)
     assert isinstance(answer, dict)
-    say(f"frozen {answer['digest']}")
+    print_progress(f"frozen {answer['digest']}")
     return str(answer["digest"])
 
 
-def _read_report(study: Path) -> Any:
+def _read_report(study: Path) -> Report:
     """Return the report that `forerun run` or `forerun report` wrote last."""
-    return canon.parse(read_plain(study / "report.json"))
+    return Report.model_validate(canon.parse(read_plain(study / "report.json")))
 
 
 def _run_step(*arguments: str) -> None:
@@ -192,41 +191,32 @@ def _run_step(*arguments: str) -> None:
     answer.
     """
     code, out = _run_command(*arguments)
-    say(out.rstrip())
+    print_progress(out.rstrip())
     if code:
         raise DemoError(arguments, code)
 
 
 def _run_command(*arguments: str) -> tuple[int, str]:
-    """Run one command and return its exit code and stdout. Every signal is passed on to it once,
-    and it ends in its own time.
+    """Run one command and return its exit code and stdout.
 
     Raises:
-        KeyboardInterrupt: The command was told to end, and has ended.
+        KeyboardInterrupt: The demo received Ctrl-C or SIGTERM, passed it on to the command, and
+            waited until the command ended. A second Ctrl-C ends both at once.
     """
-    say(f"\n$ forerun {shlex.join(arguments)}")
-    received: list[int] = []
-    running: list[subprocess.Popen[str]] = []
-
-    def pass_on(number: int) -> None:
-        received.append(number)
-        for step in running:
-            step.send_signal(number)
-
-    with hearing(pass_on):
-        step = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            # Otherwise Ctrl-C on a terminal reaches it twice, and the second ends it unsaved.
-            start_new_session=True,
-            preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
-        )
-        running.append(step)
-        if received:  # a signal arrived before the process was in `running`
-            step.send_signal(received[0])
-        with step:
+    print_progress(f"\n$ forerun {shlex.join(arguments)}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "forerun", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        # Otherwise Ctrl-C on a terminal would reach the step twice, from the terminal and from us,
+        # and the second would end it without saving.
+        start_new_session=True,
+        preexec_fn=make_child_die_with_us(),  # noqa: PLW1509  (one system call, and no thread of ours holds a lock)
+    ) as step:
+        try:
             out, _ = step.communicate()
-    if received:
-        raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            step.send_signal(signal.SIGINT)
+            step.wait()
+            raise
     return step.returncode, out

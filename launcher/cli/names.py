@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from launcher.base.study_names import (
+from forerun._launcher.main_run.frozen.config_names import (
     LATEST,
     NUM_SHOWN,
     StudyNameError,
-    configs_in,
-    default_study,
-    frozen_named,
-    study_named,
+    find_default_study,
+    find_frozen_config,
+    find_study,
+    list_frozen_configs,
 )
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_Command = TypeVar("_Command", bound=Callable[..., object])
+_STUDY = "forerun._launcher.cli.names.study"
+"""Key of `--study` in the `meta` of click's context."""
 
-class Named(click.Path):
-    """A click path that also accepts names of studies and frozen configs; subclasses look them up
-    when a verb is called.
-    """
+
+class NameParameter(click.Path):
+    """A path, or the name of a study or a frozen config; completion offers the names."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -36,58 +38,41 @@ class Named(click.Path):
         """Return the names of frozen configs that complete the typed text, then files."""
         from click.shell_completion import CompletionItem
 
-        folder, _, word = incomplete.rpartition("/")
-        configs = configs_in(Path(folder) if folder else default_study())
-        prefix = f"{folder}/" if folder else ""
+        folder, slash, word = incomplete.rpartition("/")
+        configs = list_frozen_configs(Path(folder) if folder else find_default_study())
         names = [LATEST, *(config.name[:NUM_SHOWN] for config in configs)] if configs else []
         return [
-            *(CompletionItem(prefix + name) for name in names if name.startswith(word)),
+            *(CompletionItem(folder + slash + name) for name in names if name.startswith(word)),
             *super().shell_complete(ctx, param, incomplete),
         ]
 
 
-class AnyName(Named):
-    """Any word; completion offers names of frozen configs."""
+class AnyName(NameParameter):
+    """Any word, which the verb looks up itself."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the word as it was typed."""
         return str(value)
 
 
-class FrozenName(Named):
-    """A frozen config by any of its names; converts to its folder or launch file."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path that `value` names."""
-        return value if isinstance(value, Path) else _find_frozen(str(value), param, ctx)
-
-
-class PlanOrFrozen(FrozenName):
+class PlanOrFrozen(NameParameter):
     """A plan by its path, or a frozen config by any of its names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path that `value` names."""
-        return (
-            Path(value)
-            if Path(value).suffix in (".toml", ".json")
-            else super().convert(value, param, ctx)
-        )
+        """Return the path of the plan, or the config's folder or launch file."""
+        path = Path(value)
+        return path if path.suffix in (".toml", ".json") else _find_frozen(str(value), param, ctx)
 
 
-class StudyName(Named):
-    """A study by its folder, or by the name of a frozen config in it; converts to its folder."""
+class StudyName(NameParameter):
+    """A study by its folder, or by the name of a frozen config in it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the folder that `value` names."""
-        return value if isinstance(value, Path) else study_named(str(value))
+        """Return the study's folder."""
+        return find_study(str(value))
 
 
-_STUDY = "launcher.cli.names.study"
-"""Key of `--study` in the `meta` of click's context."""
-_Command = TypeVar("_Command", bound=Callable[..., object])
-
-
-def study_of_line(ctx: click.Context) -> Path | None:
+def get_study_option(ctx: click.Context) -> Path | None:
     """Return the study that `--study` names on the command line; None if the option is not
     given.
     """
@@ -108,19 +93,21 @@ def _find_frozen(
     text: str | None, param: click.Parameter | None, ctx: click.Context | None
 ) -> Path:
     try:
-        return frozen_named(text, None if ctx is None else study_of_line(ctx))
+        return find_frozen_config(text, None if ctx is None else get_study_option(ctx))
     except StudyNameError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
 
 def _convert_study(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path:
-    named = study_of_line(ctx)
+    named = get_study_option(ctx)
     if value is not None and named is not None and value != named:
         raise click.BadParameter(
             f"STUDY {value} and --study {named} are two studies: name one", ctx, param
         )
-    return value or named or default_study()
+    return value or named or find_default_study()
 
+
+_STUDY_HELP = "Study folder. Default: ./study, else the current folder if it holds a ledger."
 
 lookup_option = click.option(
     # Eager, because an argument that stands before the option on the command line looks it up.
@@ -131,7 +118,7 @@ lookup_option = click.option(
     expose_value=False,
     is_eager=True,
     metavar="STUDY",
-    help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
+    help=_STUDY_HELP,
 )
 """Option `--study` of verbs that take the study, or a frozen config in it, as an argument."""
 
@@ -160,5 +147,6 @@ study_option = click.option(
     type=click.Path(path_type=Path),
     callback=_convert_study,
     metavar="STUDY",
-    help="Study folder. Default: ./study, else the current folder if it holds a ledger.",
+    help=_STUDY_HELP,
 )
+"""Option `--study` of verbs that may create the study."""

@@ -1,24 +1,18 @@
-"""Options that several verbs share, a collector for their problems, and the answer of a verb."""
+"""Options that several verbs share, and the output of a verb's answer."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from launcher.base.talk import say
-from launcher.base.terminal import lay_out_table, print_answer, shown, terminal_columns
-from launcher.cli.names import study_option
-from proxies.core import canon
-from proxies.core.tables.numerals import parse_amount
-
-if TYPE_CHECKING:
-    from launcher.frozen.frozen import Decision
+from forerun._launcher.cli.names import study_option
+from forerun._launcher.main_run.terminal_layout import escape_control_characters, print_answer
+from forerun._proxies.core import canon
+from forerun._proxies.core.tables.numerals import parse_amount
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -80,16 +74,17 @@ plan_argument = click.argument(
 def _parse_columns(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
+    """Return the table's column names (THEIRS) by forerun's names (NAME)."""
     columns: dict[str, str] = {}
     for value in values:
-        role, _, name = (part.strip() for part in value.partition("="))
-        if not role or not name:
+        name, _, their_name = (part.strip() for part in value.partition("="))
+        if not name or not their_name:
             raise click.BadParameter(
                 f"{value!r}: must be NAME=THEIRS, such as loss=val_bpb", ctx, param
             )
-        if role in columns:
-            raise click.BadParameter(f"{role} is named twice: name it once", ctx, param)
-        columns[role] = name
+        if name in columns:
+            raise click.BadParameter(f"{name} is named twice: name it once", ctx, param)
+        columns[name] = their_name
     return columns
 
 
@@ -103,43 +98,10 @@ column_option = click.option(
 )
 
 
-class OptionProblems(click.UsageError):
-    """Some options are wrong; `problems` has one message each."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
-        super().__init__("; ".join(problems))
-
-
-class Collected:
-    """A collector of problems, so that the problems of several records are raised together."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Catch what a record or a table refuses within the block, keep its problems, and
-        continue.
-        """
-        from launcher.base.reference import UnknownNameError
-        from proxies.core.checks import SpecError
-
-        try:
-            yield
-        except SpecError as error:
-            self.problems += error.problems
-        except UnknownNameError as error:
-            self.problems.append(str(error))
-
-    def done(self) -> None:
-        """Raise `OptionProblems` with all problems, each once, if there are any."""
-        if self.problems:
-            raise OptionProblems(list(dict.fromkeys(self.problems)))
-
-
-def typed_options(context: click.Context) -> dict[str, str]:
-    """Return the options that were given on the command line: parameter name -> first spelling."""
+def get_typed_options(context: click.Context) -> dict[str, str]:
+    """Return the options that were given on the command line, by parameter name, with the first
+    spelling of each, such as `--flops`. Arguments are not among them.
+    """
     return {
         str(param.name): param.opts[0]
         for param in context.command.params
@@ -148,86 +110,39 @@ def typed_options(context: click.Context) -> dict[str, str]:
     }
 
 
-def folder_of(frozen: Path) -> Path:
-    """Return the folder of a frozen config that is given as the folder, its launch file, or a link
-    to either.
-    """
-    if frozen.is_dir():
-        return frozen
-    return (frozen.resolve() if frozen.is_symlink() else frozen).parent
+def refuse_options(typed: dict[str, str], names: Collection[str], condition: str) -> None:
+    """Refuse options that would have no effect in this call.
 
-
-def sound_config(frozen: Path) -> tuple[Decision, Path]:
-    """Return the decision and the folder of a frozen config, and warn of problems that were
-    accepted.
+    Args:
+        typed: Options that were given (`get_typed_options`).
+        names: Parameter names of the options that have no effect here.
+        condition: Condition under which they have an effect, such as `with --runs`.
 
     Raises:
-        FrozenError: There is no launch config.
-        TamperedError: The config was edited, its attestations are missing or belong to another
-            config, or the ledger lacks its evidence; and nobody has accepted that.
+        click.UsageError: Some of them were given.
     """
-    from launcher.frozen.config_checks import require_sound
-    from launcher.frozen.launch_file import read_launch
-
-    decision, folder = read_launch(frozen), folder_of(frozen)
-    if accepted := require_sound(folder, decision.digest):
-        say(f"warning: {accepted}")
-    return decision, folder
+    if wrong := [option for name, option in typed.items() if name in names]:
+        raise click.UsageError(f"{', '.join(wrong)}: only {condition}")
 
 
-def corpus_of(folder: Path, given: Path | None) -> Path:
-    """Return the corpus `given`; if it is None, that of the study around a frozen config's folder.
-
-    Raises:
-        UsageError: The study has no corpus.
-        PlanError, DataError: There is no study, or it is not sound.
-    """
-    from launcher.study.study_folder import recorded_study
-
-    corpus = given or recorded_study(folder.resolve().parent.parent).corpus
-    if corpus is None:
-        raise click.UsageError("the study has no corpus: name one with --data")
-    return corpus
-
-
-def code_of(folder: Path, decision: Decision) -> Path | None:
-    """Return the folder with the code of a user's own model: as the plan of the study around the
-    config says, else the current folder.
-
-    None for a config whose model is forerun's.
-    """
-    from launcher.frozen.frozen_folder import study_of
-    from launcher.study.study_folder import recorded
-
-    if decision.model is None:
-        return None
-    study_dir = study_of(folder)
-    return Path() if study_dir is None else recorded(study_dir)[0].code_dir
-
-
-def plan_verb(command: _Command) -> _Command:
+def add_plan_options(command: _Command) -> _Command:
     """Add PLAN, --study, --set and --json to a command."""
+    # click lists options in the reverse order of the calls, as it does for stacked decorators.
     for option in (json_option, set_option, study_option, plan_argument):
         command = option(command)
     return command
 
 
-def answer(as_json: bool, body: object, text: str) -> None:
+def print_result(as_json: bool, body: object, text: str) -> None:
     """Print the answer of a verb on stdout: one JSON object, or text for people."""
-    print_answer(canon.pretty(body).decode().rstrip("\n") if as_json else shown(text))
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Return a table for the terminal: columns below their names.
-
-    Args:
-        head: Name of each column.
-        rows: Cells of each row.
-        left: Indexes of the columns that are aligned left; the others are aligned right.
-
-    On a terminal, cells are wrapped to its width, and no word or number is cut. Elsewhere nothing
-    is wrapped.
-    """
-    return lay_out_table(
-        head, rows, left, terminal_columns(sys.stdout) if sys.stdout.isatty() else None
+    print_answer(
+        canon.to_pretty_json(body).decode().rstrip("\n")
+        if as_json
+        else escape_control_characters(text)
     )
+
+
+def write_job(path: Path, script: str, as_json: bool) -> None:
+    """Write a SLURM job, and print how to submit it."""
+    canon.write_atomic(path, script.encode())
+    print_result(as_json, {"sbatch": str(path)}, f"wrote {path}\nnext: sbatch {path}")

@@ -8,26 +8,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxies.core.canon import Json
-from proxies.core.errors import ExitCode
+from forerun._launcher.main_run.progress_output import print_progress
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from launcher.study.stages import Runner
+    from forerun._launcher.study.stages.stages import StageRunner
+
+Body = dict[str, Json]
+"""JSON that a verb prints with `--json`."""
 
 
-def with_runner(
+def run_stages(
     plan_path: Path,
     study_dir: Path,
     overrides: tuple[str, ...],
-    work: Callable[[Runner], tuple[Json, str]],
+    work: Callable[[StageRunner], tuple[Body, str]],
     parent_dir: Path | None = None,
     *,
     verb: str,
     verbose: bool = False,
-) -> tuple[Json, str]:
+) -> tuple[Body, str]:
     """Open a plan's study for writing, and do some work on it.
 
-    Runs that have finally failed are named first in the answer.
+    If runs have finally failed, the text of the answer begins with their names.
 
     Args:
         plan_path: Plan file.
@@ -41,37 +45,33 @@ def with_runner(
     Raises:
         PlanError, DataError, SweepError, GateError: The work cannot be done.
     """
-    from launcher.base.talk import say
-    from launcher.experiments.transferred_values import target_guess
-    from launcher.study.gates import data_warning, failed_text
-    from launcher.study.own_count import count
-    from launcher.study.progress import Reporter
-    from launcher.study.stages import Runner
-    from launcher.study.study_folder import open_ledger, plan_study, verified_corpus
+    from forerun._launcher.study.experiments.transfer_results import guess_target_sizes
+    from forerun._launcher.study.stages.gates import format_failed_runs, warn_of_data
+    from forerun._launcher.study.stages.progress import ProgressReporter
+    from forerun._launcher.study.stages.stages import StageRunner
+    from forerun._launcher.study.stages.study_folder import open_ledger, read_study, verify_corpus
+    from forerun._launcher.study.stages.user_model import count_user_params, describe_user_model
 
-    study = plan_study(plan_path, study_dir, overrides)
-    verified_corpus(study)  # before the study folder is touched
-    if study.factory is not None:  # a model that cannot be built must not create the study
-        from launcher.study.own_count import own_model
-
-        own_model(study)
+    study = read_study(plan_path, study_dir, overrides)
+    # A bad corpus, or a model that cannot be built, must not create the study.
+    verify_corpus(study)
+    if study.factory is not None:
+        describe_user_model(study)
     with open_ledger(study, parent_dir) as ledger:
-        study = count(study, ledger)
-        if (
-            verb != "check"
-            and not ledger.records("fit")
-            and (text := data_warning(study, target_guess(study).duration))
-        ):
-            say(f"warning: {text}")
-        reporter = Reporter(study, ledger, verb, verbose=verbose)
-        with Runner(study, ledger, reporter).running() as runner:
+        study = count_user_params(study, ledger)
+        if verb != "check" and not ledger.read_records("fit"):
+            warning = warn_of_data(study, guess_target_sizes(study).duration)
+            if warning:
+                print_progress(f"warning: {warning}")
+        reporter = ProgressReporter(study, ledger, verb, verbose=verbose)
+        with StageRunner(study, ledger, reporter).running() as runner:
             body, text = work(runner)
-            reporter.done()
-        failed = failed_text(ledger, study_dir)
+            reporter.finish()
+        failed = format_failed_runs(ledger, study_dir)
     return body, f"{failed}\n\n{text}" if failed else text
 
 
-def exit_by(outcome: str) -> None:
+def exit_with_outcome(outcome: str) -> None:
     """End the verb with exit code 3 if a gate failed, and with 4 if the outcome is `cannot
     tell`.
     """

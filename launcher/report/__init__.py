@@ -1,7 +1,7 @@
-"""The report (`report.json` and a static page drawn from it), and the comparison of two reports.
+"""The report: what people read about a study, a frozen config, or a main run.
 
-Enters:   a study's findings.
-Leaves:   `report.json`, `report.html`, `compare.json`, `compare.html`.
-Promises: the page says nothing that `report.json` lacks; the same body gives the same bytes.
-Refuses:  two studies that cannot be compared.
+Enters:   the records of `study` and `main_run`.
+Leaves:   terminal text, JSON, HTML pages, figures, and W&B dashboards.
+Promises: every format shows the same numbers.
+Refuses:  nothing; a number that is not known is shown as unknown.
 """

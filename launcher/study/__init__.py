@@ -1,7 +1,7 @@
-"""A study from its first run to its decision: the stages in order, the gates, and the evidence.
+"""The study: the runs before the main run, from the plan to the decision.
 
-Enters:   a plan, a corpus, a ledger.
-Leaves:   records of every stage, a decision with its gates, findings for the report.
-Promises: a study that was stopped resumes with the runs that an uninterrupted one would have made.
-Refuses:  a changed plan, and a failed gate that nobody accepted with a reason.
+Enters:   a plan (TOML) and tokenized data.
+Leaves:   a ledger of runs, the verdicts and gates over them, and the decision to freeze.
+Promises: an interrupted study continues where it stopped; no finished run is lost or repeated.
+Refuses:  a plan with problems (all of them at once), a second driver on one study.
 """

@@ -1,10 +1,13 @@
 """Measure the size of every layer's output while a model trains, for the coordinate check.
 
-`read_run` trains a run on this process's device, and measures its layers on the first batch. Hooks
-work on any module: they record the output of every module that owns parameters, of every block (a
-member of an outermost `nn.ModuleList`; its output is the residual stream), and the logits of every
-call of `scaled_dot_product_attention`. Sizes are mean absolute values, as in the package `mup`
-(`mup.coord_check`, statistic `l1`).
+`measure_run` trains a run on this process's device, and measures its layers on the first batch.
+Hooks work on any module: they record the output of every module that owns parameters, of every
+block (a member of an outermost `nn.ModuleList`; its output is the residual stream), and the logits
+of every call of `scaled_dot_product_attention`. Sizes are mean absolute values, as in the package
+`mup` (`mup.coord_check`, statistic `l1`).
+
+Shape suffixes: B sequences, T tokens of a sequence, V words of the vocabulary, N rows of an output,
+F features of a row, R queries, X logits of all attention heads.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from proxies.coordinates.coordinates import CoordinateProbe, RunReadings, recorded_steps
-from proxies.coordinates.verdict import LayerReading, Role
-from proxies.core.numbers import Kind
-from proxies.core.spec import RunSpec
-from proxies.data.tokens import TokenStore
-from proxies.parametrization.parametrization import parameter_table
-from proxies.training.outcome import batch_of
-from proxies.training.solo import Solo
-from proxies.training.trainable_model import BuiltModel
+from forerun._proxies.coordinates.coordinate_check import (
+    CoordinateProbe,
+    RunReadings,
+    get_recorded_steps,
+)
+from forerun._proxies.coordinates.verdict import LayerReading, Role
+from forerun._proxies.core.numbers import Kind
+from forerun._proxies.core.spec import RunSpec
+from forerun._proxies.data.tokens import TokenStore
+from forerun._proxies.training.run_progress import read_batch
+from forerun._proxies.training.single_trial import SingleTrialEngine
+from forerun._proxies.training.trainable_model import BuiltModel
 
 PROBE_TOKENS = 512
 """Number of tokens in the probe batch (at least one sequence), and maximum number of rows that are
@@ -39,40 +45,32 @@ LOGIT_ROWS = 128
 """Maximum number of queries, over all sequences, whose attention logits are measured; the number of
 logits grows with the square of the length."""
 MAX_NONLINEAR_SHARE = 0.05
-"""Maximum deviation from linearity of a module whose rate is measured; the rounding of bfloat16 is
-far below it."""
+"""Maximum deviation from linearity of a module whose rate (`LayerReading.rate`) is measured, as a
+share of its output; the rounding of bfloat16 is far below it."""
 _ROLES: dict[Kind, Role] = {"embedding": "embedding", "hidden": "hidden", "readout": "readout"}
 
 
 @dataclass(slots=True)
 class _Start:
-    """A matrix's inputs and outputs at step 0: one of the batch, and an unrelated one."""
+    """The inputs and outputs of a matrix at step 0, on the batch and on unrelated noise."""
 
     args: Any
     kwargs: Any
-    entering: float
-    """Size of the input."""
     output: Tensor | None = None
+    """Rows of the output for the batch; None before it is measured."""
     unrelated: Tensor | None = None
-    """Gaussian noise of the input's shape and size; None if the fan-in is unknown or the module is
-    not linear."""
+    """Input of Gaussian noise, of the same shape and size as the batch's; None if the fan-in is
+    unknown or the module is not linear."""
     unrelated_output: Tensor | None = None
+    """Output for `unrelated`, without the bias; None before it is measured."""
+
+    @property
+    def batch_input(self) -> Tensor | None:
+        """First tensor of the input; None if there is none."""
+        return _find_tensor(self.args or tuple(self.kwargs.values()))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OwnUpdate:
-    """Effect of a matrix's own update since step 0."""
-
-    effect: float
-    """Size of the change in the output for the input of step 0."""
-    entering: float
-    """Size of that input."""
-    rate: float
-    """Size of the change for unrelated input of that size, times the root of the fan-in; NaN if
-    unknown."""
-
-
-def read_run(
+def measure_run(
     probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None = None
 ) -> RunReadings:
     """Train the run of a probe, and measure its layers at the recorded steps.
@@ -89,35 +87,24 @@ def read_run(
     spec = dataclasses.replace(
         probe.spec, numerics=dataclasses.replace(probe.spec.numerics, compiled=False, num_slots=1)
     )
-    kinds: dict[str, Kind] = {}
-
-    def build_and_note_kinds(model_spec: RunSpec) -> BuiltModel:
-        assert build is not None
-        model = build(model_spec)
-        kinds.update({numbers.name: numbers.kind for numbers in model.numbers})
-        return model
-
-    # A run with a large loss goes on, because a blow-up is to be measured.
-    solo = Solo(
-        store,
-        build=None if build is None else build_and_note_kinds,
-        diverged_above_nats=math.inf,
-    )
-    solo.admit(0, spec)
-    if not kinds:
-        kinds.update({numbers.name: numbers.kind for numbers in parameter_table(spec)})
+    # Do not end a run whose loss is large: a blow-up is what this check has to measure.
+    engine = SingleTrialEngine(store, build=build, diverged_above_nats=math.inf)
+    engine.admit(0, spec)
+    kinds = {numbers.name: numbers.kind for numbers in engine.numbers}
     # Measure on the batch of the first update: on other tokens, the effect of an update from few
     # tokens is mostly noise.
     num_sequences = max(1, min(spec.batch_sequences, PROBE_TOKENS // spec.shape.seq_len))
-    ids_BT = batch_of(store, spec, 0, num_sequences)[:, :-1]
-    activations = ActivationProbe(solo.model, kinds, by_depth=probe.axis == "depth")
+    ids_BT = read_batch(store, spec, 0, num_sequences)[:, :-1]
+    activations = ActivationProbe(engine.model, kinds, by_depth=probe.axis == "depth")
     readings: list[tuple[LayerReading, ...]] = []
-    steps = recorded_steps(spec.schedule.num_steps - 1)
+    steps = get_recorded_steps(spec.schedule.num_steps - 1)
     for last_step, step in zip((0, *steps), steps, strict=False):
-        if ended := solo.advance(step - last_step):
+        # The engine ends a run before the end of its schedule only if a step is not finite
+        if ended := engine.advance(step - last_step):
             return RunReadings(steps=tuple(readings), not_finite_step=ended[0][1].num_steps + 1)
-        layers = tuple(activations.record(solo.predict, ids_BT).values())
-        if not all(layer.finite for layer in layers):
+        layers = tuple(activations.record(engine.predict, ids_BT).values())
+        if not all(layer.is_finite for layer in layers):
+            # Optimizer steps count from 1: outputs that are not finite at step 0 count as step 1
             return RunReadings(steps=tuple(readings), not_finite_step=max(step, 1))
         readings.append(layers)
     return RunReadings(steps=tuple(readings))
@@ -130,10 +117,10 @@ class ActivationProbe:
 
     Args:
         module: The model, not compiled.
-        kinds: Kinds of its parameters by name. A module whose parameters have no kind shares them
-            with another, as a tied readout does.
+        kinds: Kinds of the model's parameters by name. A parameter without a kind is shared with
+            another module, like the matrix of a tied readout.
         by_depth: Whether to name blocks `first`, `middle` and `last`, so that models of different
-            depths have the same names.
+            depths have the same names of layers.
     """
 
     def __init__(
@@ -234,67 +221,16 @@ class ActivationProbe:
         if self._is_measuring or out is None or not layer:
             return
         rows_NF, role = _to_rows(out), self._roles[name]
-        entering = _compute_input_size(args, kwargs)
-        own_update = (
-            self._measure_update(self._make_key(layer), module, args, kwargs)
-            if role in ("hidden", "readout")
-            else None
-        )
-        if own_update is None:
-            update, rate, change = math.nan, math.nan, None
-        else:
-            update = own_update.effect / (own_update.entering or math.nan)
-            # The input of the readout contains its multiplier, which must count: only the rate of a
-            # hidden matrix is relative to its input.
-            scale = own_update.entering if role == "hidden" else 1.0
-            rate = own_update.rate / (scale or math.nan)
-            change = own_update.effect if role == "readout" else None
-        self._keep(
-            layer,
-            role,
-            rows_NF,
-            update=update,
-            rate=rate,
-            gain=_compute_size(rows_NF) / (entering or math.nan),
-            change=change,
-        )
-
-    def _measure_update(
-        self, key: str, module: nn.Module, args: Any, kwargs: Any
-    ) -> _OwnUpdate | None:
-        self._is_measuring = True
-        try:
-            return self._compare_with_start(key, module, args, kwargs)
-        finally:
-            self._is_measuring = False
-
-    def _compare_with_start(
-        self, key: str, module: nn.Module, args: Any, kwargs: Any
-    ) -> _OwnUpdate | None:
-        """Return the effect of a module's update since step 0, on the input of step 0 and on an
-        unrelated input.
-        """
-        start = self._starts.setdefault(
-            key, _Start(args=args, kwargs=kwargs, entering=_compute_input_size(args, kwargs))
-        )
-        # Call `forward` directly, without hooks: a hook that applies a multiplier to the output is
-        # no part of the matrix.
-        out = _find_tensor(module.forward(*start.args, **start.kwargs))
-        if out is None:
-            return None
-        rows_NF = _to_rows(out)
-        if start.output is None:
-            start.output, start.unrelated = rows_NF, _make_unrelated_input(module, start)
-
-        rate = math.nan
-        if start.unrelated is not None:
-            unrelated_NF = _compute_odd_part(module, start, start.unrelated)
-            if start.unrelated_output is None:
-                start.unrelated_output = unrelated_NF
-            fan_in = start.unrelated.shape[-1]
-            rate = _compute_size(unrelated_NF - start.unrelated_output) * math.sqrt(fan_in)
-        effect = _compute_size(rows_NF - start.output)
-        return _OwnUpdate(effect=effect, entering=start.entering, rate=rate)
+        gain = _compute_size(rows_NF) / (_compute_input_size(args, kwargs) or math.nan)
+        own_update: dict[str, Any] = {}
+        if role in ("hidden", "readout"):
+            start = self._starts.setdefault(self._make_key(layer), _Start(args, kwargs))
+            self._is_measuring = True
+            try:
+                own_update = _measure_update(module, role, start)
+            finally:
+                self._is_measuring = False
+        self._keep(layer, role, rows_NF, gain=gain, **own_update)
 
     def _keep(
         self,
@@ -322,9 +258,12 @@ class ActivationProbe:
         )
 
     def _make_key(self, name: str) -> str:
-        """Return the name of this call: each call of a module in one pass is a layer of its own."""
-        calls = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._readings)
-        return name if calls == 1 else f"{name}#{calls}"
+        """Return the name of a layer's next call in this pass: `wq`, then `wq#2`, `wq#3`, ...
+
+        Each call of a module in one pass is a layer of its own.
+        """
+        number = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._readings)
+        return name if number == 1 else f"{name}#{number}"
 
     def _get_layer_name(self, name: str) -> str:
         """Return the name that a module is recorded under; empty if its block is not recorded."""
@@ -335,9 +274,10 @@ class ActivationProbe:
 
 
 def _name_blocks(module: nn.Module, by_depth: bool) -> dict[str, str]:
-    """Return the name that each member of an outermost module list is recorded under.
+    """Return the name under which each member of an outermost module list is recorded.
 
-    By depth, only the first, middle and last member are recorded; the names of others are empty.
+    By depth, only the first, middle and last member are recorded; the names of the others are
+    empty.
     """
     lists = [name for name, child in module.named_modules() if isinstance(child, nn.ModuleList)]
     names: dict[str, str] = {}
@@ -360,6 +300,7 @@ def _find_role(name: str, module: nn.Module, kinds: Mapping[str, Kind]) -> Role:
     """Return the role of a module, by the kind of its first parameter."""
     parameter = next(parameter for parameter, _ in module.named_parameters(recurse=False))
     kind = kinds.get(f"{name}.{parameter}" if name else parameter)
+    # Only the parameter of a tied readout has no kind of its own
     return "readout" if kind is None else _ROLES.get(kind, "norm")
 
 
@@ -372,13 +313,44 @@ def _find_tensor(values: Any) -> Tensor | None:
     return None
 
 
+def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, float]:
+    """Return the effect of a module's update since step 0, by the names of `LayerReading`.
+
+    The effect is measured on the input of step 0 and on an unrelated input. Returns nothing if the
+    module's output has no tensor.
+    """
+    # Call `forward` directly, without hooks: a hook that applies a multiplier to the output is no
+    # part of the matrix.
+    out = _find_tensor(module.forward(*start.args, **start.kwargs))
+    if out is None:
+        return {}
+    rows_NF = _to_rows(out)
+    if start.output is None:
+        start.output, start.unrelated = rows_NF, _make_unrelated_input(module, start)
+    effect = _compute_size(rows_NF - start.output)
+    input_size = _compute_input_size(start.args, start.kwargs) or math.nan
+    measures = {"update": effect / input_size}
+    if role == "readout":
+        measures["change"] = effect
+    if start.unrelated is not None:
+        unrelated_NF = _compute_odd_part(module, start, start.unrelated)
+        if start.unrelated_output is None:
+            start.unrelated_output = unrelated_NF
+        fan_in = start.unrelated.shape[-1]
+        rate = _compute_size(unrelated_NF - start.unrelated_output) * math.sqrt(fan_in)
+        # The input of the readout contains its multiplier, which must count: only the rate of a
+        # hidden matrix is relative to its input.
+        measures["rate"] = rate / input_size if role == "hidden" else rate
+    return measures
+
+
 def _make_unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
     """Return Gaussian noise of the shape and size of a module's input.
 
     Returns None if the noise would not show the rate: the input is not floating point, the fan-in
     is unknown, or the module is not linear.
     """
-    batch_input = _find_tensor(start.args or tuple(start.kwargs.values()))
+    batch_input = start.batch_input
     if batch_input is None or not batch_input.is_floating_point() or not batch_input.dim():
         return None
     if not any(
@@ -390,7 +362,8 @@ def _make_unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
     # Use a separate generator, so that the run's random numbers do not change.
     noise = torch.randn(batch_input.shape, generator=torch.Generator().manual_seed(0))
     noise = noise.to(batch_input.device)
-    unrelated = (noise * batch_input.float().square().mean().sqrt()).to(batch_input.dtype)
+    batch_root_mean_square = batch_input.float().square().mean().sqrt()
+    unrelated = (noise * batch_root_mean_square).to(batch_input.dtype)
     # Sampling shows the size of an update only if twice the input gives twice the output.
     once_NF = _compute_odd_part(module, start, unrelated)
     twice_NF = _compute_odd_part(module, start, 2 * unrelated)
@@ -403,14 +376,13 @@ def _compute_odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Te
 
     A bias cancels in the difference.
     """
-    batch_input = _find_tensor(start.args or tuple(start.kwargs.values()))
 
     def run(replacement: Tensor) -> Tensor:
-        args = tuple(replacement if value is batch_input else value for value in start.args)
-        kwargs = {
-            name: replacement if value is batch_input else value
-            for name, value in start.kwargs.items()
-        }
+        def replace_input(value: Any) -> Any:
+            return replacement if value is start.batch_input else value
+
+        args = map(replace_input, start.args)
+        kwargs = {name: replace_input(value) for name, value in start.kwargs.items()}
         out = _find_tensor(module.forward(*args, **kwargs))
         assert out is not None, "the module returned a tensor for the input of step 0"
         return _to_rows(out)
@@ -430,7 +402,7 @@ def _to_rows(x: Tensor) -> Tensor:
     At most `PROBE_TOKENS` evenly spaced rows are kept.
     """
     x_NF = x.detach().reshape(-1, x.shape[-1]) if x.dim() else x.detach().reshape(1, 1)
-    x_NF = x_NF[:: -(-len(x_NF) // PROBE_TOKENS)]
+    x_NF = x_NF[:: math.ceil(len(x_NF) / PROBE_TOKENS)]
     return x_NF.float() if x_NF.dtype in (torch.bfloat16, torch.float16) else x_NF.clone()
 
 
@@ -454,11 +426,11 @@ class _AttentionLogits(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
             query = args[0] if args else (kwargs or {})["query"]
-            self._keep(attention_logits(*args, **(kwargs or {})), query.shape[-1])
+            self._keep(compute_attention_logits(*args, **(kwargs or {})), query.shape[-1])
         return func(*args, **(kwargs or {}))
 
 
-def attention_logits(
+def compute_attention_logits(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -480,20 +452,21 @@ def attention_logits(
     at_R = torch.arange(num_queries - 1, -1, -stride, device=query.device)
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    wide = torch.promote_types(query.dtype, torch.float32)
+    dtype = torch.promote_types(query.dtype, torch.float32)  # at least float32
     logits = (
-        query[..., at_R, :].to(wide)
-        @ key.to(wide).mT
+        query[..., at_R, :].to(dtype)
+        @ key.to(dtype).mT
         * (query.shape[-1] ** -0.5 if scale is None else scale)
     )
     allowed = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
     if is_causal:
         allowed = allowed.tril()
     if attn_mask is not None:
-        seen = (
+        # A mask of numbers is added to the logits: -inf, or nearly the smallest number, hides one
+        allowed_by_mask = (
             attn_mask
             if attn_mask.dtype == torch.bool
             else attn_mask > torch.finfo(attn_mask.dtype).min / 2
         )
-        allowed = allowed & seen
+        allowed = allowed & allowed_by_mask
     return logits[allowed[..., at_R, :].expand_as(logits)][None]

@@ -2,9 +2,12 @@
 
 A slope is that of log2(size) per doubling, fitted by least squares for each seed, with a t-interval
 over the seeds. The thresholds are constants, not fitted: the classic mistakes have slopes of 0.5
-and more. The size of a matrix's own update follows the rate rule exactly, whatever the data. The
-change of an output is that size times the alignment of updates with their inputs, which fades in
-small models without any mistake, and is measured. This module does not import torch.
+and more. The size of a matrix's own update follows the rate rule (the power of the width or depth
+by which the parametrization scales the learning rate) exactly, whatever the data. The change of an
+output is that size times the alignment of the updates with their inputs. In small models the
+alignment shrinks as the width grows, without any mistake. This is called *fading* here. Its slope,
+from -1/2 to 0, is measured by `fit_alignment_slope`. This module does not import torch. Shape
+suffixes: S recorded steps, P widths or depths, K seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from proxies.core.rules import Parametrization
+from forerun._proxies.core.rules import Parametrization
 
 Axis = Literal["width", "depth"]
 Role = Literal["embedding", "hidden", "readout", "norm", "stream", "attention_logits"]
@@ -27,10 +30,12 @@ ORDER: tuple[Outcome, ...] = ("blows_up", "vanishes", "cannot_tell", "passes")
 """Outcomes, worst first."""
 FLAGGED: tuple[Outcome, ...] = ("blows_up", "vanishes")
 NOISE_SLOPE = -0.5
-"""Slope of the effect of an update on unrelated input at a correct rate: the update's elements
-shrink as 1 / fan-in and add up at random. At a correct rate no effect fades faster."""
+"""Slope of the effect of an update on unrelated input at a correct learning rate: the update's
+elements shrink as 1 / fan-in and add up at random. No effect fades faster at a correct rate."""
 _FALSE_SCALING: dict[Outcome, str] = {"blows_up": "does not shrink", "vanishes": "shrinks too fast"}
+"""Words for a number that must shrink as the width grows, by the outcome of its slope."""
 INITIAL_STD = "hidden matrices' initial std"
+"""Beginning of a cause. `attribute_causes` recognizes a wrong initial std by it."""
 
 MISTAKE = 0.5
 """Smallest slope of a classic mistake (a factor of sqrt(width) too much), in octaves per
@@ -57,7 +62,7 @@ class LayerReading:
     """Effect of a matrix's own update since step 0 on its input at step 0, over that input's size;
     None for others."""
     gain: float | None
-    """Size of the output over that of the input; None without parameters."""
+    """Size of the output over that of the input; None for layers without parameters."""
     rate: float | None
     """Effect of that update on unrelated input (its Frobenius norm, by sampling) times the root of
     the fan-in. With AdamW this is the size of an element times the fan-in, whatever the data: the
@@ -67,7 +72,7 @@ class LayerReading:
     """Width of a query of attention logits; 0 for other roles."""
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether the sizes are finite numbers."""
         return math.isfinite(self.size) and math.isfinite(self.change)
 
@@ -111,10 +116,8 @@ class LayerVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """One layer's readings (`LayerReading`), each an array [S, P, K]: S steps, the first 0, P
-    widths or depths, K seeds.
-    """
+class LayerMeasurements:
+    """One layer's readings (`LayerReading`), each an array [S, P, K]; the first step is step 0."""
 
     layer: str
     role: Role
@@ -139,6 +142,12 @@ class CheckSettings:
     """Power of the width with which the head dim grows; 0 if it is fixed."""
     tied: bool = False
     """Whether the readout shares the embedding's matrix, and so its learning rate."""
+    change_variance: float | None = None
+    """Variance between seeds of the slopes of changes, as a mean over the layers; None if
+    unknown."""
+    start_variance: float | None = None
+    """Variance between seeds of the slopes of sizes at step 0, as a mean over the layers; None if
+    unknown."""
 
 
 def _fit_slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[np.float64] | None:
@@ -198,45 +207,42 @@ def _compute_typical_slopes(
     return median_K
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeedVariances:
-    """Variances of slopes between seeds, as means over the layers of a check; None without a
-    slope.
+def pool_variances(
+    layers: Sequence[LayerMeasurements], points: Sequence[int]
+) -> tuple[float | None, float | None]:
+    """Return the mean variances between seeds over the layers of a check.
+
+    Returns:
+        The variance of the slopes of changes, and of sizes at step 0; None without a slope.
     """
-
-    change: float | None = None
-    start: float | None = None
-
-
-def pool_variances(layers: Sequence[Measured], points: Sequence[int]) -> SeedVariances:
-    """Return the mean variances between seeds over the layers of a check."""
 
     def pool(slopes: Iterable[NDArray[np.float64] | None]) -> float | None:
         variances = [float(slopes_K.var(ddof=1)) for slopes_K in slopes if slopes_K is not None]
         return sum(variances) / len(variances) if variances else None
 
-    return SeedVariances(
-        change=pool(_compute_typical_slopes(layer.change, points) for layer in layers),
-        start=pool(_fit_slopes(layer.size[0], points) for layer in layers),
+    return (
+        pool(_compute_typical_slopes(layer.change, points) for layer in layers),
+        pool(_fit_slopes(layer.size[0], points) for layer in layers),
     )
 
 
-def judge_slope(slope: Slope | None, expected: tuple[float, float], share: float = 1.0) -> Outcome:
-    """Compare a slope with the smallest and largest expected ones; `share` scales the
-    thresholds.
-    """
+def judge_slope(
+    slope: Slope | None, expected: tuple[float, float], threshold_scale: float = 1.0
+) -> Outcome:
+    """Judge a slope by the smallest and largest expected slopes, with scaled thresholds."""
     if slope is None:
         return "cannot_tell"
     low, high = slope.interval
-    if low > expected[1] + TOLERANCE * share:
+    if low > expected[1] + TOLERANCE * threshold_scale:
         return "blows_up"
-    if high < expected[0] - TOLERANCE * share:
+    if high < expected[0] - TOLERANCE * threshold_scale:
         return "vanishes"
-    inside = low > expected[0] - MISTAKE * share and high < expected[1] + MISTAKE * share
-    return "passes" if inside else "cannot_tell"
+    slack = MISTAKE * threshold_scale
+    is_inside = low > expected[0] - slack and high < expected[1] + slack
+    return "passes" if is_inside else "cannot_tell"
 
 
-def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
+def fit_alignment_slope(measured: LayerMeasurements, setting: CheckSettings) -> float:
     """Return the slope of the alignment of a matrix's updates with their inputs, from -1/2 to 0.
 
     The effect of an update on its own batch is its size times its alignment. In a correct
@@ -254,11 +260,11 @@ def alignment_slope(measured: Measured, setting: CheckSettings) -> float:
     return NOISE_SLOPE if slopes_K is None else min(max(float(slopes_K.mean()), NOISE_SLOPE), 0.0)
 
 
-def _has_rate_by_shape(measured: Measured, setting: CheckSettings) -> bool:
+def _has_rate_by_shape(measured: LayerMeasurements, setting: CheckSettings) -> bool:
     return setting.parametrization.rates_by_shape and measured.role == "hidden"
 
 
-def expected_change(
+def get_expected_change(
     layer: str, role: Role, setting: CheckSettings, fading: float = 0.0
 ) -> tuple[float, float]:
     """Return the smallest and largest slope of the change in a correct parametrization.
@@ -267,19 +273,20 @@ def expected_change(
         layer: Name of the layer.
         role: Role of the layer.
         setting: Settings of the check.
-        fading: Steepest `alignment_slope` of the matrices up to this layer; for the readout, its
-            own.
+        fading: Steepest `fit_alignment_slope` of the matrices up to this layer; for the readout,
+            that of the readout alone.
     """
     if setting.axis == "depth":
         return _get_expected_depth_change(layer, role, setting, fading)
-    rate = expected_rate(role, setting)
+    rate = get_expected_rate(role, setting)
     if role in ("embedding", "readout"):
         return (rate + fading, rate) if role == "readout" else (rate, rate)
-    # The effect of the embedding's update on later layers fades with it; their own updates do not.
-    low = min(fading, expected_rate("embedding", setting))
+    # If the embedding's learning rate shrinks with width, so does the effect of its update on later
+    # layers; the effects of their own updates do not.
+    low = min(fading, get_expected_rate("embedding", setting))
     if role == "attention_logits":
-        # Fading changes of queries and of keys are multiplied; over head_dim they add up at random
-        # or aligned.
+        # The changes of queries and of keys are multiplied, so both fade; over the head dim, the
+        # products add up at random or aligned.
         low = 2 * low - 0.5 * setting.head_dim_power
     return (low, 0.0)
 
@@ -312,7 +319,7 @@ def _is_within_blocks(layer: str) -> bool:
     )
 
 
-def expected_rate(role: Role, setting: CheckSettings) -> float:
+def get_expected_rate(role: Role, setting: CheckSettings) -> float:
     """Return the slope of the size of a layer's own update by the rate rule, which does not depend
     on the data.
     """
@@ -329,7 +336,7 @@ def expected_rate(role: Role, setting: CheckSettings) -> float:
     return -0.5 if has_inverse_root and has_embedding_rate else 0.0
 
 
-def expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
+def get_expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Return the smallest and largest slope of a layer's size at step 0."""
     if setting.axis == "depth":
         # With alpha 1, the sum of random blocks fades with the root of the depth, and one block
@@ -350,39 +357,33 @@ def expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float
     return (fading, fading)
 
 
-def judge_layer(
-    measured: Measured,
-    setting: CheckSettings,
-    fading: float,
-    variances: SeedVariances | None = None,
-) -> LayerVerdict:
+def judge_layer(measured: LayerMeasurements, setting: CheckSettings, fading: float) -> LayerVerdict:
     """Judge one layer by its change, its size at step 0, and the size of its own first and last
     update.
 
-    The worst outcome counts. The cause is a mistake of the layer's own weights; empty if there is
-    none.
+    The verdict is the worst of these outcomes. Its cause is a mistake of the layer's own weights;
+    the cause is empty if they have none.
 
     Args:
         measured: Readings of the layer.
         setting: Settings of the check.
-        fading: See `expected_change`.
-        variances: Variances between seeds over the check's layers.
+        fading: See `get_expected_change`.
     """
     points, level, role = setting.points, setting.level, measured.role
-    variances = variances or SeedVariances()
     slopes_K = _compute_typical_slopes(measured.change, points)
-    final = None if slopes_K is None else _add_interval(slopes_K, level, variances.change)
-    start = fit_slope(measured.size[0], points, level, variances.start)
-    expected = expected_change(measured.layer, role, setting, fading)
-    share = setting.head_dim_power or 1.0 if role == "attention_logits" else 1.0
+    final = None if slopes_K is None else _add_interval(slopes_K, level, setting.change_variance)
+    start = fit_slope(measured.size[0], points, level, setting.start_variance)
+    expected = get_expected_change(measured.layer, role, setting, fading)
+    # A mistake in the scale of attention logits is a power of the head dim, not of the width
+    threshold_scale = setting.head_dim_power or 1.0 if role == "attention_logits" else 1.0
     start_outcome: Outcome = (
         "passes"
         if start is None
-        else judge_slope(start, expected_size(measured.layer, role, setting), share)
+        else judge_slope(start, get_expected_size(measured.layer, role, setting), threshold_scale)
     )
     rate, rate_outcomes = _judge_rate(measured, setting)
-    # The change of the readout is the effect of its own update. If the size of the update is known,
-    # it is judged directly, because the alignment in the change is not a mistake.
+    # The change of the readout is the effect of its own update. If the size of this update is
+    # known, the size is judged instead of the change, whose alignment may fade without a mistake.
     is_explained = role == "readout" and rate is not None and final is not None
     change_outcome: Outcome = "passes" if is_explained else judge_slope(final, expected)
     worst = min((change_outcome, start_outcome, *rate_outcomes), key=ORDER.index)
@@ -418,7 +419,7 @@ def _compute_geometric_means(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(float(f"{mean:.5g}") for mean in means_P)
 
 
-def _get_own_effect(measured: Measured) -> NDArray[np.float64]:
+def _get_own_effect(measured: LayerMeasurements) -> NDArray[np.float64]:
     """Return the effect of a layer's own update on its batch, [S, P, K]; NaN for roles without a
     rate rule.
     """
@@ -427,14 +428,16 @@ def _get_own_effect(measured: Measured) -> NDArray[np.float64]:
     return measured.update if measured.role == "hidden" else np.full_like(measured.change, np.nan)
 
 
-def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | None, list[Outcome]]:
+def _judge_rate(
+    measured: LayerMeasurements, setting: CheckSettings
+) -> tuple[Slope | None, list[Outcome]]:
     """Judge the size of a layer's own update against the rate rule.
 
     Returns:
         The slope of the first update's size, None if it is unknown; and the outcomes at the first
-        update and at the last step, none if there is no rate rule or nothing moved.
+        update and at the last step, empty if the role has no rate rule or the layer did not move.
     """
-    effect_SPK, rule = _get_own_effect(measured), expected_rate(measured.role, setting)
+    effect_SPK, rule = _get_own_effect(measured), get_expected_rate(measured.role, setting)
     # The effect on the batch shows the rate of an embedding, whose rows are the output, and of
     # Muon, whose update keeps the size of every input in the span of its gradient; the size of its
     # elements depends on the gradient's rank.
@@ -443,10 +446,8 @@ def _judge_rate(measured: Measured, setting: CheckSettings) -> tuple[Slope | Non
     rate = _fit_first_slope(size_SPK, setting)
     if rate is None:
         size_SPK, expected = effect_SPK, (rule + NOISE_SLOPE, rule)
-    first, last = (
-        _fit_first_slope(size_SPK, setting),
-        fit_slope(size_SPK[-1], setting.points, setting.level),
-    )
+    first = _fit_first_slope(size_SPK, setting)
+    last = fit_slope(size_SPK[-1], setting.points, setting.level)
     return rate, [judge_slope(slope, expected) for slope in (first, last) if slope is not None]
 
 
@@ -456,9 +457,11 @@ def _fit_first_slope(size_SPK: NDArray[np.float64], setting: CheckSettings) -> S
     return next((slope for slope in slopes if slope is not None), None)
 
 
-def _find_cause(measured: Measured, setting: CheckSettings, start: Outcome, rate: Outcome) -> str:
-    """Describe the mistake of the layer's own weights, at step 0 or in their first update; empty if
-    there is none.
+def _find_cause(
+    measured: LayerMeasurements, setting: CheckSettings, start: Outcome, rate: Outcome
+) -> str:
+    """Describe the mistake of the layer's own weights, at step 0 (outcome `start`) or in their
+    first update (outcome `rate`); empty if there is none.
     """
     role, along = measured.role, setting.axis
     if role == "hidden":
@@ -470,10 +473,9 @@ def _find_cause(measured: Measured, setting: CheckSettings, start: Outcome, rate
         )
         # Muon's rate must not change with width.
         is_muon_growing = setting.parametrization.rates_by_shape and rate == "blows_up"
-        word = "grows" if is_muon_growing else _FALSE_SCALING.get(rate, "")
-        mistakes += (
-            [f"hidden matrices' learning rate {word} with {along}"] if rate in FLAGGED else []
-        )
+        fault = "grows" if is_muon_growing else _FALSE_SCALING.get(rate, "")
+        if rate in FLAGGED:
+            mistakes.append(f"hidden matrices' learning rate {fault} with {along}")
         return "; ".join(mistakes)
     if role == "embedding" and start in FLAGGED:
         return (

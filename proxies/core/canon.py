@@ -1,8 +1,11 @@
-"""Canonical JSON and content ids: one value has one text and one sha256. Standard library only.
+"""Canonical JSON and content ids: equal records have the same text and the same sha256.
 
 Two records are the same exactly when their canonical texts are the same bytes. Keys are sorted,
 there is no white space, floats are written in Python's shortest round-trip form, and `1` and `1.0`
-are different values.
+are different values. Ids of all recorded runs depend on this form, so it must never change.
+
+The module also reads JSON strictly, builds records from it (`decode`), writes files that survive a
+power cut, and hashes forerun's own sources.
 """
 
 from __future__ import annotations
@@ -20,130 +23,80 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
-from proxies.core.errors import InputError
-from proxies.core.notation import counted, with_article
-from proxies.core.plain_files import open_plain, open_to_append
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.notation import add_article, format_counted
+from forerun._proxies.core.plain_files import open_plain, open_to_append
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 ID_LENGTH = 64  # hex digits of a sha256
 SHARED = {"shared": True}
-"""Metadata of a field that is the same in many records: equal values read from JSON are decoded
-once, as one object."""
+"""Metadata of a field whose value is the same in many records. Equal values are decoded to one
+object, which saves memory and time."""
 UNLESS_DEFAULT = {"unless_default": True}
-"""Metadata of a field that is written only where it differs from its default: records without it
-keep their id."""
-_MOST_SHARED = 1000
-"""The most such objects kept; beyond it, all are forgotten and decoded anew."""
+"""Metadata of a field that is written only if it differs from its default. Records that were
+written before the field existed keep their ids."""
+MAX_SHARED = 1000
+"""Maximum number of shared objects that are kept; when it is reached, all are dropped."""
 
 
 class CanonError(InputError):
     """A value that has no canonical form, or a text that is not canonical."""
 
 
-def canonical(value: object) -> str:
-    """The canonical JSON text of `value` (a record, or plain JSON data).
+# ---- Writing ----
+
+
+def to_canonical_json(value: object) -> str:
+    """Return the canonical JSON text of a record, or of plain JSON data.
 
     Raises:
-        CanonError: NaN, an infinity, a key that is not a string, a text UTF-8 cannot write, or a
-            type JSON does not know, with its path in the message; or a value nested some hundred
-            levels deep.
+        CanonError: The value contains NaN, an infinity, a key that is not a string, a text that
+            UTF-8 cannot encode, or a type that JSON does not have (the message names its path), or
+            is nested some hundred levels deep.
     """
     try:
-        plain = to_json(value)
         return json.dumps(
-            plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+            to_json(value),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+            allow_nan=False,
         )
     except RecursionError:
         raise CanonError("it is nested too deeply for a record") from None
 
 
-def content_id(value: object) -> str:
-    """Sha256, in hex, of the canonical text of `value`."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+def compute_content_id(value: object) -> str:
+    """Return the sha256, in hex, of the canonical text of a value."""
+    return hashlib.sha256(to_canonical_json(value).encode()).hexdigest()
 
 
-def pretty(value: object) -> bytes:
-    """`value` as strict JSON for people's eyes: sorted keys, indented, a newline at the end."""
+def to_pretty_json(value: object) -> bytes:
+    """Return a value as strict JSON for people: sorted keys, indented, with a final newline."""
     text = json.dumps(to_json(value), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that it is there wholly or not at all, also after a power cut.
-
-    A link is followed; a device is written to, never replaced.
-
-    Raises:
-        OSError: It cannot be written, or is a pipe or socket.
-    """
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        with open_to_append(path) as device:
-            device.write(content)
-        return
-    # two processes may write the same report
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` outlast a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder)) from error
-    finally:
-        os.close(descriptor)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, with those above it, so that each outlasts a power cut: its entry in the one
-    above is synced.
-    """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        sync_folder(each.parent)
-
-
-def file_sha256(path: Path) -> str:
-    """Sha256, in hex, of a file's bytes."""
-    with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is buffered
-
-
 def to_json(value: object, path: str = "$") -> Json:
-    """Plain JSON data of `value`: records become objects, tuples become lists.
+    """Convert a value to plain JSON data: records become objects, tuples become lists.
 
     Raises:
-        CanonError: as for `canonical`.
+        CanonError: The value has no canonical form (`to_canonical_json`).
     """
-    kind = type(value)
-    if value is None or kind is bool:
+    if value is None or type(value) is bool:
         return typing.cast(Json, value)
     if isinstance(value, str):
-        return _text(value, path)
+        return _check_text(value, path)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise CanonError(f"{path} is {value}: records hold finite numbers only")
         return value
     if isinstance(value, int):
-        # subclasses (an IntEnum, torch's version string) are not what JSON gives back
-        return int(value)
-    if isinstance(value, (list, tuple)):  # a union would be made anew for each value
-        kinds = set(map(type, value))  # curves are long, and numbers of one kind
+        return int(value)  # a subclass, such as an IntEnum, does not survive a round trip
+    if isinstance(value, (list, tuple)):
+        # Curves are long lists of plain numbers, which need no conversion
+        kinds = set(map(type, value))
         if kinds == {int} or (kinds == {float} and all(map(math.isfinite, value))):
             return list(value)
         return [to_json(item, f"{path}[{i}]") for i, item in enumerate(value)]
@@ -151,86 +104,109 @@ def to_json(value: object, path: str = "$") -> Json:
         for key in value:
             if not isinstance(key, str):
                 raise CanonError(f"{path} has the key {key!r}: keys are strings")
-        return {_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(kind):
         return {
-            f.name: to_json(getattr(value, f.name), f"{path}.{f.name}")
-            for f in written_fields(value)
+            _check_text(key, path): to_json(item, f"{path}.{key}") for key, item in value.items()
         }
-    raise CanonError(f"{path} is {with_article(kind.__name__)}: not a JSON value")
+    if dataclasses.is_dataclass(type(value)):
+        return {
+            field.name: to_json(getattr(value, field.name), f"{path}.{field.name}")
+            for field in list_written_fields(value)
+        }
+    raise CanonError(f"{path} is {add_article(type(value).__name__)}: not a JSON value")
 
 
-def written_fields(record: object) -> list[dataclasses.Field[typing.Any]]:
-    """The fields of a record that its JSON has."""
+def list_written_fields(record: object) -> list[dataclasses.Field[typing.Any]]:
+    """Return the fields of a record that are written to its JSON."""
     kind: type = type(record)
     return [
-        f
-        for f in _fields(kind)
-        if "unless_default" not in f.metadata or getattr(record, f.name) != f.default
+        field
+        for field in _get_fields(kind).values()
+        if "unless_default" not in field.metadata or getattr(record, field.name) != field.default
     ]
 
 
-def _text(value: str, path: str) -> str:
+def _check_text(text: str, path: str) -> str:
+    """Return a text as a plain `str`, if UTF-8 can encode it."""
     try:
-        if not value.isascii():
-            value.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise CanonError(
             f"{path} holds half a surrogate pair, which UTF-8 cannot encode: {error.reason}"
         ) from None
-    return str.__str__(value)  # not str(): an enumeration prints its name
+    return str.__str__(text)  # `str` would return the name of a string enumeration's member
+
+
+# ---- Reading ----
 
 
 def parse(text: str | bytes) -> Json:
-    """Read JSON strictly: no NaN or infinity (spelled out or by overflow), no key twice.
+    """Read JSON strictly: without NaN, infinities, numbers that overflow, and repeated keys.
 
     Raises:
-        CanonError: the text is not JSON, or not strict.
+        CanonError: The text is not JSON, or not strict.
     """
     try:
-        loaded: Json = json.loads(
-            text, object_pairs_hook=_no_duplicates, parse_constant=_refuse, parse_float=_finite
+        parsed: Json = json.loads(
+            text,
+            object_pairs_hook=_refuse_repeated_keys,
+            parse_constant=_refuse_number,
+            parse_float=_parse_finite_float,
         )
     except CanonError:
         raise
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also bytes that are not UTF-8, and integers of absurd length
+    # ValueError also for bytes that are not UTF-8 and integers of thousands of digits
+    except (ValueError, RecursionError) as error:
         raise CanonError(f"not JSON: {error}") from error
-    return loaded
+    return parsed
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise CanonError(f"the key {repeated!r} appears twice")
+    return values
+
+
+def _refuse_number(token: str) -> typing.NoReturn:
+    raise CanonError(f"{token} is not allowed: a record's numbers must be finite")
+
+
+def _parse_finite_float(token: str) -> float:
+    value = float(token)
+    return value if math.isfinite(value) else _refuse_number(token)
 
 
 MAX_DEPTH = 64
-"""Depth of objects and lists that `parse_deep` keeps where a text has more than Python's parser
-allows."""
-_STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+"""Depth below which `parse_deep` empties objects and lists, if a text is too deep for Python."""
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
-def parse_deep(text: str, decode: Callable[[str], object] = json.loads) -> object:
+def parse_deep(text: str, parser: Callable[[str], object] = json.loads) -> object:
     """Read JSON of any depth.
 
-    Python's parser allows some 1,000 levels. Of a deeper text, objects and lists below `MAX_DEPTH`
-    are read as empty.
+    Python's parser allows about 1,000 levels. If a text is deeper, its objects and lists below
+    `MAX_DEPTH` are read as empty.
 
     Args:
         text: The JSON.
-        decode: Parser to use.
+        parser: Parser to use.
 
     Raises:
         ValueError: The text is not JSON.
     """
     try:
-        return decode(text)
+        return parser(text)
     except RecursionError:
-        return decode(_empty_deep_values(text))
+        return parser(_empty_deep_values(text))
 
 
 def _empty_deep_values(text: str) -> str:
     """Return a JSON text without the content of objects and lists below `MAX_DEPTH`."""
     parts: list[str] = []
     depth = start = 0
-    for match in _STRINGS_AND_BRACKETS.finditer(text):
+    for match in _STRING_OR_BRACKET.finditer(text):
         if match[0] in ("[", "{"):
             depth += 1
             if depth == MAX_DEPTH + 1:
@@ -244,143 +220,193 @@ def _empty_deep_values(text: str) -> str:
     return "".join([*parts, text[start:]])
 
 
-def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    seen = dict(pairs)
-    if len(seen) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise CanonError(f"the key {next(n for n in names if names.count(n) > 1)!r} appears twice")
-    return seen
-
-
-def _refuse(token: str) -> typing.NoReturn:
-    raise CanonError(f"{token} is not allowed: a record's numbers must be finite")
-
-
-def _finite(token: str) -> float:
-    value = float(token)
-    return value if math.isfinite(value) else _refuse(token)
-
-
 _Record = typing.TypeVar("_Record")
 
 
 def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
-    """Build the record `kind` from JSON data, strictly: every field there, none unknown, each of
-    its type.
+    """Build a record from JSON data, strictly: every field is there, none unknown, all typed.
 
-    An int is accepted in place of a float, and becomes one. Records then validate themselves.
+    An int is accepted in place of a float, and becomes one. The record then validates itself.
+
+    Args:
+        kind: Class of the record.
+        value: JSON data.
+        path: Path of the value, for messages.
 
     Raises:
-        CanonError: what is missing, unknown or of the wrong type, with its path.
+        CanonError: A value is missing, unknown, or of the wrong type.
     """
     try:
         return typing.cast(_Record, _decode(kind, value, path))
-    except RecursionError:  # also while a value is shown in a message
+    except RecursionError:  # also while a message shows the value
         raise CanonError(f"{path} is nested too deeply for a record") from None
 
 
-_PLAIN = (bool, int, float, str)
+_PLAIN_TYPES = (bool, int, float, str)
 
 
 def _decode(kind: typing.Any, value: typing.Any, path: str) -> object:
-    if type(value) is kind and kind in _PLAIN:
+    """Decode a value by its type annotation."""
+    if (kind in _PLAIN_TYPES and type(value) is kind) or kind is object:
         return value
+    if kind is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise CanonError(f"{path} is an integer too large for a float") from None
+    if dataclasses.is_dataclass(kind):
+        return _decode_record(typing.cast(type, kind), value, path)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _decode_record(kind, value, path)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        (inner,) = (a for a in args if a is not type(None))
-        return _decode(inner, value, path)
+    if origin in (types.UnionType, typing.Union):  # `X | None`, the only union in records
+        (inner,) = (arg for arg in args if arg is not type(None))
+        return None if value is None else _decode(inner, value, path)
     if origin is typing.Literal:
         if value not in args or isinstance(value, bool):
             raise CanonError(f"{path} is {value!r}: must be one of {', '.join(map(repr, args))}")
-        return args[args.index(value)]  # one text for all records
+        return args[args.index(value)]  # one string object for all records
     if origin is tuple:
         return _decode_tuple(args, value, path)
     if origin is dict:
-        if not isinstance(value, dict):
-            raise CanonError(f"{path} is {with_article(type(value).__name__)}: must be an object")
+        _check_type(value, dict, path, "an object")
         return {key: _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
-    if kind is float and type(value) is int:
-        return _float(value, path)
-    if kind is object:
-        return value
     name = getattr(kind, "__name__", str(kind))
     raise CanonError(f"{path} is {value!r} ({type(value).__name__}): must be {name}")
 
 
-def _float(value: int, path: str) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise CanonError(f"{path} is an integer too large for a float") from None
-
-
-def _decode_tuple(args: tuple[typing.Any, ...], value: object, path: str) -> tuple[object, ...]:
-    if not isinstance(value, list | tuple):
-        raise CanonError(f"{path} is {with_article(type(value).__name__)}: must be a list")
+def _decode_tuple(args: tuple[typing.Any, ...], value: typing.Any, path: str) -> tuple[object, ...]:
+    """Decode a list of any length (`tuple[X, ...]`), or of fixed items (`tuple[X, Y]`)."""
+    _check_type(value, list | tuple, path, "a list")
     if len(args) == 2 and args[1] is Ellipsis:
-        if args[0] in _PLAIN and set(map(type, value)) == {args[0]}:
+        if args[0] in _PLAIN_TYPES and set(map(type, value)) == {args[0]}:
             return tuple(value)
-        return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if len(args) != len(value):
-        raise CanonError(f"{path} has {counted(len(value), 'item')}: must have {len(args)}")
+        args = args[:1] * len(value)
+    elif len(args) != len(value):
+        raise CanonError(f"{path} has {format_counted(len(value), 'item')}: must have {len(args)}")
     pairs = zip(args, value, strict=True)
-    return tuple(_decode(a, item, f"{path}[{i}]") for i, (a, item) in enumerate(pairs))
+    return tuple(_decode(arg, item, f"{path}[{i}]") for i, (arg, item) in enumerate(pairs))
 
 
-def _decode_record(kind: type, value: object, path: str) -> object:
-    if not isinstance(value, dict):
-        raise CanonError(
-            f"{path} is {with_article(type(value).__name__)}: must be an object ({kind.__name__})"
-        )
-    fields = _fields(kind)
-    missing = [f.name for f in fields if f.name not in value and "unless_default" not in f.metadata]
-    unknown = value.keys() - {f.name for f in fields}
-    if missing or unknown:
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += (
-            [f"has the unknown {', '.join(repr(n) for n in value if n in unknown)}"]
-            if unknown
-            else []
-        )
-        raise CanonError(f"{path} ({kind.__name__}) {' and '.join(parts)}")
-    hints = _type_hints(kind)
-    return kind(
-        **{
-            f.name: (_decode_shared if "shared" in f.metadata else _decode)(
-                hints[f.name], value[f.name], f"{path}.{f.name}"
-            )
-            for f in fields
-            if f.name in value
-        }
-    )
+def _decode_record(kind: type, value: typing.Any, path: str) -> object:
+    _check_type(value, dict, path, f"an object ({kind.__name__})")
+    fields = _get_fields(kind)
+    problems = []
+    if missing := [
+        name
+        for name, field in fields.items()
+        if name not in value and "unless_default" not in field.metadata
+    ]:
+        problems.append(f"lacks {', '.join(missing)}")
+    if unknown := [repr(name) for name in value if name not in fields]:
+        problems.append(f"has the unknown {', '.join(unknown)}")
+    if problems:
+        raise CanonError(f"{path} ({kind.__name__}) {' and '.join(problems)}")
+    hints = _resolve_annotations(kind)
+    arguments = {}
+    for name, item in value.items():
+        decode_field = _decode_shared if "shared" in fields[name].metadata else _decode
+        arguments[name] = decode_field(hints[name], item, f"{path}.{name}")
+    return kind(**arguments)
 
 
 _shared: dict[tuple[object, str], object] = {}
+"""Decoded values of fields with the metadata `SHARED`, by type and text."""
 
 
 def _decode_shared(kind: typing.Any, value: object, path: str) -> object:
-    """The one object for all equal values; their text tells 1, 1.0 and true apart, as equality does
-    not.
-    """
-    key = (kind, repr(value))
+    """Return one object for all equal values of a type."""
+    key = (kind, repr(value))  # the text distinguishes 1, 1.0, and True, which are equal
     if key not in _shared:
-        made = _decode(kind, value, path)
-        if len(_shared) >= _MOST_SHARED:
+        if len(_shared) >= MAX_SHARED:
             _shared.clear()
-        _shared[key] = made
+        _shared[key] = _decode(kind, value, path)
     return _shared[key]
 
 
-@functools.cache
-def _fields(kind: type) -> tuple[dataclasses.Field[typing.Any], ...]:
-    return dataclasses.fields(kind)
+def _check_type(value: object, kind: typing.Any, path: str, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise CanonError(f"{path} is {add_article(type(value).__name__)}: must be {expected}")
 
 
 @functools.cache
-def _type_hints(kind: type) -> dict[str, typing.Any]:
-    """Resolving a record's annotations is most of the work of decoding it."""
+def _get_fields(kind: type) -> dict[str, dataclasses.Field[typing.Any]]:
+    """Return the fields of a record by name."""
+    return {field.name: field for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _resolve_annotations(kind: type) -> dict[str, typing.Any]:
+    """Return the types of a record's fields. Uncached, this would be most of the decoding time."""
     return typing.get_type_hints(kind)
+
+
+# ---- Files ----
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that it has either its old or its new content, also after a power cut.
+
+    A link is followed; a device is written to, never replaced.
+
+    Raises:
+        OSError: The file cannot be written, or is a pipe or socket.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with open_to_append(path) as device:
+            device.write(content)
+        return
+    # The process id, because two processes may write the same report
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that new and renamed files in it survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, so that all of them survive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256, in hex, of a file's content."""
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+# ---- Sources ----
+
+PACKAGE_DIR = Path(__file__).parents[2]
+"""Folder of `forerun`, the import package, in which the packages of the top level are linked."""
+IMPORT_DIR = PACKAGE_DIR.parent
+"""Folder from which `import forerun` finds it, for other processes' PYTHONPATH."""
+
+
+def hash_sources() -> str:
+    """Return the hash of all source files of forerun as they are here, with their paths."""
+    packages = sorted(path for path in PACKAGE_DIR.iterdir() if (path / "__init__.py").is_file())
+    paths = sorted(path for package in packages for path in package.rglob("*.py"))
+    return compute_content_id(
+        {path.relative_to(PACKAGE_DIR).as_posix(): hash_file(path) for path in paths}
+    )

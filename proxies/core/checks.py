@@ -1,31 +1,30 @@
-"""How every record checks itself: it reports everything that is wrong at once. Standard library
-only.
+"""Validation of records, and `Interval`, a record that many others contain.
+
+Each record checks itself when it is made, and reports all problems at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import dataclass
 
-from proxies.core.errors import InputError
+from forerun._proxies.core.errors import ProblemsError
 
 
-class SpecError(InputError):
-    """A record with invalid values. `problems` lists everything that is wrong with it."""
-
-    def __init__(self, record: str, problems: list[str]) -> None:
-        self.problems = problems
-        super().__init__(f"{record}: " + "; ".join(problems))
+class SpecError(ProblemsError):
+    """A record with invalid values."""
 
 
 class Checks:
-    """Collects what is wrong with a record, so that all of it is reported at once."""
+    """A collector of the problems of one record. `raise_problems` ends the checks."""
 
     def __init__(self, record: object) -> None:
         self.record = record
         self.problems: list[str] = []
 
-    def whole(self, *names: str, least: int = 1) -> None:
-        """Fields that must be whole numbers."""
+    def require_whole(self, *names: str, least: int = 1) -> None:
+        """Check that fields are whole numbers, and not too small."""
         for name in names:
             value = getattr(self.record, name)
             if type(value) is not int or value < least:
@@ -33,7 +32,7 @@ class Checks:
                     f"{name} = {value!r}: must be a whole number, at least {least}"
                 )
 
-    def number(
+    def require_number(
         self,
         name: str,
         *,
@@ -42,50 +41,71 @@ class Checks:
         below: float | None = None,
         most: float | None = None,
     ) -> None:
-        """A field that must be a finite number within bounds; a whole number becomes a float."""
-        given = getattr(self.record, name)
-        try:
-            value = float(given) if type(given) is int else given
-        except OverflowError:
-            value = math.inf
-        fine = (
+        """Check that a field is a finite number within bounds, and convert an int to a float."""
+        given = value = getattr(self.record, name)
+        if type(given) is int:
+            with contextlib.suppress(OverflowError):
+                value = float(given)
+        if (
             type(value) is float
             and math.isfinite(value)
             and (above is None or value > above)
             and (least is None or value >= least)
             and (below is None or value < below)
             and (most is None or value <= most)
-        )
-        if fine:
-            # 1 and 1.0 are one number to a caller but two content ids: a record holds the float it
-            # declares.
+        ):
+            # 1 and 1.0 are the same number, but have two content ids. Keep the float.
             object.__setattr__(self.record, name, value)
-        else:
-            limits = (("above", above), ("at least", least), ("below", below), ("at most", most))
-            bounds = " and ".join(f"{word} {bound}" for word, bound in limits if bound is not None)
-            self.problems.append(
-                f"{name} = {given!r}: must be a finite number" + (f", {bounds}" if bounds else "")
-            )
+            return
+        bounds = {"above": above, "at least": least, "below": below, "at most": most}
+        limits = [f"{word} {bound}" for word, bound in bounds.items() if bound is not None]
+        requirement = "a finite number" + (f", {' and '.join(limits)}" if limits else "")
+        self.problems.append(f"{name} = {given!r}: must be {requirement}")
 
-    def one_of(self, name: str, choices: tuple[str, ...]) -> None:
-        """A field that must be one of some words."""
+    def require_one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        """Check that a field is one of some words."""
         value = getattr(self.record, name)
         if value not in choices:
             self.problems.append(f"{name} = {value!r}: must be one of {', '.join(choices)}")
 
-    def that(self, holds: bool, problem: str) -> None:
-        """Any condition, with the message for when it does not hold."""
+    def require(self, holds: bool, problem: str) -> None:
+        """Add a problem unless a condition holds."""
         if not holds:
             self.problems.append(problem)
 
     @property
-    def fine(self) -> bool:
-        """Whether nothing is wrong so far, so that checks across several fields make sense."""
+    def has_no_problem(self) -> bool:
+        """Whether there is no problem so far, so that several fields can be checked together."""
         return not self.problems
 
-    def done(self, name: str = "") -> None:
-        """Raise SpecError with every problem, if there is one; `name` replaces that of the record's
-        class.
+    def raise_problems(self, name: str = "") -> None:
+        """Finish the checks.
+
+        Args:
+            name: Name of the record for the message; empty for the name of its class.
+
+        Raises:
+            SpecError: There are problems.
         """
         if self.problems:
             raise SpecError(name or type(self.record).__name__, self.problems)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """An estimate with the bounds of its interval."""
+
+    estimate: float
+    low: float
+    high: float
+    level: float
+    """Probability that the interval holds the true value, such as 0.9."""
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.require_number("level", above=0, below=1)
+        checks.require(
+            -math.inf < self.low <= self.estimate <= self.high < math.inf,
+            f"{self.estimate} must be finite, and within {self.low} ... {self.high}",
+        )
+        checks.raise_problems()

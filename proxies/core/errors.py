@@ -1,6 +1,4 @@
-"""The base of every error that ends a command, and the exit codes of commands. Standard library
-only.
-"""
+"""Base classes of the errors that end a command, and the exit codes of commands."""
 
 from __future__ import annotations
 
@@ -30,12 +28,21 @@ class ExitCode(IntEnum):
 
 
 class ForerunError(Exception):
-    """An error of forerun; where nothing handles it, it ends the command with its class's exit
-    code.
-    """
+    """An error of forerun. If nothing handles it, the command ends with its exit code."""
 
     exit_code: int = ExitCode.INPUT
 
 
 class InputError(ForerunError, ValueError):
     """An error that a person can correct: a value, a file, a request, or the state of a study."""
+
+
+class ProblemsError(InputError):
+    """An error with several reasons. `problems` lists all of them."""
+
+    label = ""
+    """Text after the subject in the message."""
+
+    def __init__(self, subject: object, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(f"{subject}{self.label}: {'; '.join(problems)}")

@@ -1,10 +1,9 @@
-"""The registry of hyperparameters: what everything else knows of one is declared here, once.
-Standard library only.
+"""Registry of hyperparameters: each is declared here, once, for all packages.
 
-Plans, search spaces, transfer tests, tables of runs, a trainer's placeholders, reports,
-explanations and completion read `HYPERPARAMETERS`. To add one: an entry here, a field of `Hparams`,
-and the code that trains by it. A plan may declare others of the user's own code, which
-`hyperparameter` knows by their name alone and a run holds as `OwnValue`.
+Plans, search spaces, transfer tests, tables of runs, placeholders of trainers' commands, reports,
+explanations, and completion read `HYPERPARAMETERS`. To add one: an entry here, a field of
+`Hparams`, and the code that trains with it. A plan may declare others for the user's own code;
+`get_hyperparameter` knows only their names, and a run holds them as `UserValue`.
 """
 
 from __future__ import annotations
@@ -17,146 +16,160 @@ from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
-from proxies.core import canon
-from proxies.core.checks import Checks
-from proxies.core.notation import format_learning_rate
-from proxies.core.powers import UNSCALED, Powers, Ratios
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.notation import format_learning_rate
+from forerun._proxies.core.powers import UNSCALED, Powers, Ratios
 
 Scale = Literal["linear", "log2", "log2_complement"]
-"""`log2_complement`: evenly in log2 of 1 - value, the inverse of a moving average's memory in
-steps."""
+"""Scale on which a search draws values evenly. `log2_complement`: log2 of 1 - value, where
+1 - value is the inverse of a moving average's memory in steps."""
 Scaling = Literal["learning_rate", "weight_decay", "eps", "moments"]
-"""The rule of `proxies.core.rules` by which a parametrization moves a value from the base to
-another shape."""
+"""Rule of `forerun._proxies.core.rules` by which a value scales from the base to another shape."""
 SetBy = Literal["search", "proxy", "axes"]
-"""Where a plan sets it: a range of its own in `[search]`; a value in `[proxy]`, and a range in
-`[search] axes` if it is to be searched; or only there."""
+"""Place in a plan. `search`: a range of its own in `[search]`; `proxy`: a value in `[proxy]`, and a
+range in `[search] axes` if it is searched; `axes`: only a range in `[search] axes`."""
 AppliedTo = Literal["gradient", "loss"]
 """Target of a run-wide setting: the gradient before an update, or the loss that is
 differentiated."""
 LEARNING_RATE = "learning_rate"
-"""The one that every study is about: always searched, always tested for transfer."""
+"""Hyperparameter that every study searches and tests for transfer."""
 WARMUP = "warmup_fraction"
-"""The one that a run's schedule holds, in whole steps; `Hparams` holds the others."""
+"""Hyperparameter that is part of a run's schedule, there in whole steps. All others are fields of
+`Hparams`."""
 SHARE_OF_STEPS = "share of the steps"
+"""Unit of a warmup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Convention:
-    """The value of published trainers, which wins unless paired runs say that it loses."""
+    """A value that published trainers use. A study keeps it unless paired runs show that it is
+    worse than the searched value.
+    """
 
     value: float
     source: str
-    least_steps: int = 0
-    """Of a share of the steps: at least so many, where a run is short."""
+    min_steps: int = 0
+    """Minimum number of steps of a value that is a share of the steps; 0 for other values."""
     most: float = math.inf
-    """But no more than this."""
-    bears_less: bool = False
-    """A smaller value of it bears less of a learning rate, and is tried at a lower one too."""
+    """Upper limit of the value, also for the minimum number of steps."""
+    needs_lower_rate: bool = False
+    """Whether a smaller value needs a lower learning rate, so that it is also tried at one."""
 
-    def at(self, num_steps: int) -> float:
-        """The value for a run of so many steps, to three digits where steps count."""
-        if not self.least_steps:
+    def compute_value(self, num_steps: int) -> float:
+        """Return the value for a run of `num_steps` steps."""
+        if not self.min_steps:
             return self.value
-        return float(f"{min(self.most, max(self.value, self.least_steps / num_steps)):.3g}")
+        return float(f"{min(self.most, max(self.value, self.min_steps / num_steps)):.3g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hyperparameter:
-    """One hyperparameter, as it is set at the base shape."""
+    """Declaration of one hyperparameter, whose values are set at the base shape."""
 
     name: str
-    """In plans, ledgers, tables and every JSON."""
+    """Name in plans, ledgers, tables, and JSON."""
     meaning: str
-    """A sentence for the plan's reference and a trainer's placeholders."""
+    """Sentence for the plan's reference and the placeholders of trainers' commands."""
     default: float
     scale: Scale = "log2"
     unit: str = ""
-    """Empty: none, or told in `meaning`."""
+    """Unit; empty if there is none, or if `meaning` names it."""
     least: float | None = None
     above: float | None = None
     below: float | None = None
     most: float | None = None
-    """Bounds of its values; a bound that is None is none."""
+    """Limits of the values: `least` and `most` are allowed values, `above` and `below` are not.
+    None for no limit."""
     set_by: SetBy = "axes"
     range: tuple[float, float] | None = None
-    """Searched unless the plan says otherwise; of those set by `search`."""
+    """Range that is searched by default; None if there is no default."""
     can_be_off: bool = False
-    """Whether a trial may do without it: 0 in a point of the search, `off` in `Hparams`."""
+    """Whether a trial may do without it. A point of the search then has 0, and `Hparams` has
+    `off`."""
     off: float | None = 0.0
+    """Value in `Hparams` that turns it off."""
     has_optimum: bool = True
     """Whether the transfer of its optimum can be tested."""
     tested_over: tuple[str, ...] = ()
-    """Axes over which a plan that says nothing tests it."""
+    """Axes over which a plan tests it by default."""
     scaling: Scaling | None = None
-    """None: the same number at every shape."""
+    """Rule by which the value scales; None if it is the same at every shape."""
     zero_means: str = ""
-    """Name of the hyperparameter whose value it takes where it is 0; empty: 0 is a value of its
-    own."""
+    """Name of another hyperparameter, whose value is used in place of 0; empty if 0 is an ordinary
+    value."""
     user_trainer: bool = True
-    """Whether a user's own trainer, which brings its own optimizer, is given it."""
+    """Whether a user's own trainer, which has its own optimizer, receives it."""
     applied_to: AppliedTo | None = None
     """Target of a run-wide setting, which is one number for the whole run; None for all others."""
     multiplies: str = ""
-    """The forward multiplier (`proxies.core.numbers.ForwardNumbers`) that it is part of."""
+    """Forward multiplier (`forerun._proxies.core.numbers.ForwardNumbers`) that it is part of; empty
+    for none."""
     convention: Convention | None = None
     placeholder: str = ""
-    """In a trainer's command line; empty: its name."""
+    """Placeholder in a trainer's command line; empty for its name."""
     aliases: tuple[str, ...] = ()
     """Other names of its column in tables of runs, and of its key in trainers' logs."""
     short: str = ""
-    """Where a name must be short; empty: the name."""
+    """Short name; empty for its name."""
 
     @property
     def label(self) -> str:
-        """In sentences and headings."""
+        """Name in sentences and headings."""
         return self.name.replace("_", " ")
 
     @property
     def zero_is_none(self) -> bool:
-        """Whether a 0 says that there is none of it, at no octave."""
+        """Whether the value 0 means that there is none of it, so that it has no logarithm."""
         return self.can_be_off or (self.scale != "log2_complement" and self.least == 0)
 
     @property
-    def told_as(self) -> str:
-        """Its placeholder in a trainer's command line."""
+    def placeholder_name(self) -> str:
+        """Placeholder in a trainer's command line."""
         return self.placeholder or self.name
 
     def to_log2(self, value: float) -> float:
-        """Octaves of a value; of a complement those of 1 - value. Raises ValueError where it has no
-        logarithm.
+        """Return log2 of a value; on the scale `log2_complement`, log2 of 1 - value.
+
+        Raises:
+            ValueError: The value has no finite logarithm.
         """
-        scale = 1 - value if self.scale == "log2_complement" else value
-        if not 0 < scale < math.inf:
+        scaled = 1 - value if self.scale == "log2_complement" else value
+        if not 0 < scaled < math.inf:
             raise ValueError(f"{self.name} = {value}: this value has no octaves")
-        return math.log2(scale)
+        return math.log2(scaled)
 
     def from_log2(self, log2_value: float, digits: int = 0) -> float:
-        """The inverse of `to_log2`, to so many digits, if any: of a complement, of 1 - value."""
-        found = float(f"{math.exp2(log2_value):.{digits}g}") if digits else math.exp2(log2_value)
-        return 1 - found if self.scale == "log2_complement" else found
+        """Return the inverse of `to_log2`, rounded to `digits` significant digits (0: unrounded).
 
-    def rounded(self, value: float, digits: int) -> float:
-        """To so many digits; of a complement, of 1 - value."""
+        On the scale `log2_complement`, 1 - value is rounded.
+        """
+        scaled = math.exp2(log2_value)
+        if digits:
+            scaled = float(f"{scaled:.{digits}g}")
+        return 1 - scaled if self.scale == "log2_complement" else scaled
+
+    def round_value(self, value: float, digits: int) -> float:
+        """Return a value in significant digits; on `log2_complement`, 1 - value is rounded."""
         if self.scale == "log2_complement":
             return 1 - float(f"{1 - value:.{digits}g}")
         return float(f"{value:.{digits}g}")
 
-    def text(self, value: float) -> str:
-        """Return a value as people read it."""
+    def format_value(self, value: float) -> str:
+        """Return a value as text for people."""
         if value == 0 and self.can_be_off:
             return "off"
         if self.name == LEARNING_RATE:
             return format_learning_rate(value)
-        return f"{self.rounded(value, 3):.10g}"
+        return f"{self.round_value(value, 3):.10g}"
 
 
 _DECODERS = "GPT-3 (arXiv 2005.14165), Llama (2302.13971), OLMo (2402.00838)"
 
 HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
     {
-        one.name: one
-        for one in (
+        hyperparameter.name: hyperparameter
+        for hyperparameter in (
             Hyperparameter(
                 name=LEARNING_RATE,
                 meaning="Peak learning rate; under Muon that of hidden matrices.",
@@ -180,14 +193,13 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 range=(0.02, 0.5),
                 tested_over=("width",),
                 convention=Convention(
-                    # Pythia (arXiv 2304.01373); OLMo (2402.00838) and Llama (2302.13971): 0.6 to 1
-                    # %
+                    # OLMo (2402.00838) and Llama (2302.13971): 0.6 to 1 %
                     value=0.01,
                     source="1 % of the steps (Pythia, arXiv 2304.01373), at least 20 steps and at "
                     "most 10 %",
-                    least_steps=20,  # as many gradients as Adam's second moment remembers at 0.95
-                    most=0.1,  # no published run warms up for longer
-                    bears_less=True,
+                    min_steps=20,  # memory of Adam's second moment at beta2 = 0.95, in steps
+                    most=0.1,  # the longest warmup of a published run
+                    needs_lower_rate=True,
                 ),
                 placeholder="warmup_steps",
                 aliases=("warmup", "warmup_iters", "num_warmup_steps"),
@@ -195,7 +207,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="clip_norm",
-                meaning="Largest gradient norm.",
+                meaning="Maximum gradient norm.",
                 default=1.0,
                 above=0,
                 set_by="search",
@@ -210,7 +222,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="weight_decay",
-                meaning="At the base width; under Muon that of hidden matrices.",
+                meaning="Weight decay at the base width; under Muon that of hidden matrices.",
                 default=0.0,
                 least=0,
                 set_by="proxy",
@@ -221,7 +233,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="beta1",
-                meaning="AdamW's.",
+                meaning="Decay factor of AdamW's first moment.",
                 default=0.9,
                 scale="log2_complement",
                 least=0,
@@ -232,7 +244,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="beta2",
-                meaning="AdamW's.",
+                meaning="Decay factor of AdamW's second moment.",
                 default=0.95,
                 scale="log2_complement",
                 least=0,
@@ -243,7 +255,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="eps",
-                meaning="AdamW's.",
+                meaning="Term that AdamW adds to its denominator.",
                 default=1e-8,
                 above=0,
                 most=1,
@@ -253,7 +265,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="momentum",
-                meaning="Muon's.",
+                meaning="Momentum of Muon.",
                 default=0.95,
                 scale="log2_complement",
                 above=0,
@@ -263,8 +275,8 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="adamw_learning_rate",
-                meaning="Under Muon the peak learning rate of what AdamW steps; 0: as that of "
-                "hidden matrices.",
+                meaning="Under Muon, peak learning rate of the parameters that AdamW steps; 0: the "
+                "same as for hidden matrices.",
                 default=0.0,
                 least=0,
                 set_by="proxy",
@@ -275,7 +287,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="adamw_weight_decay",
-                meaning="Under Muon the weight decay of what AdamW steps.",
+                meaning="Under Muon, weight decay of the parameters that AdamW steps.",
                 default=0.0,
                 least=0,
                 set_by="proxy",
@@ -284,14 +296,14 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
             ),
             Hyperparameter(
                 name="embedding_multiplier",
-                meaning="Of the embeddings' output.",
+                meaning="Multiplier of the embeddings' output.",
                 default=1.0,
                 above=0,
                 multiplies="embedding",
             ),
             Hyperparameter(
                 name="output_multiplier",
-                meaning="Of the readout's input.",
+                meaning="Multiplier of the readout's input.",
                 default=1.0,
                 above=0,
                 multiplies="output",
@@ -299,54 +311,51 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
         )
     }
 )
-"""By name, in the order they are searched in."""
+"""Hyperparameters by name, in the order in which they are searched."""
 
 
 @cache
-def hyperparameter_named(name: str) -> Hyperparameter:
-    """By its name: the registry's, or one that a plan declares, whose octaves are log2 of its
-    value.
-    """
+def get_hyperparameter(name: str) -> Hyperparameter:
+    """Return the hyperparameter of a name: the registry's, or one of the user's own code."""
     return HYPERPARAMETERS.get(name) or Hyperparameter(
-        name=name, meaning="Of the user's own code.", default=math.nan
+        name=name, meaning="Value of the user's own code.", default=math.nan
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnValue:
-    """A value of the user's own code that a plan searches: as it is set at the base, and how it
-    grows.
-    """
+class UserValue:
+    """A value of the user's own code that a plan searches, and how it scales."""
 
     name: str
     value: float
-    """Of `words`, its place among them."""
+    """Value at the base; if the values are words, the index of the word."""
     whole: bool = False
-    """Whether the code gets a whole number."""
+    """Whether the code receives a whole number."""
     word: str = ""
-    """What the code gets in place of a number; empty: the number."""
+    """Word that the code receives in place of a number; empty for the number."""
     powers: Powers = UNSCALED
+    """Scaling of the value."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.that(bool(self.name), "name is empty")
-        checks.number("value")
-        checks.done()
+        checks.require(bool(self.name), "name is empty")
+        checks.require_number("value")
+        checks.raise_problems()
 
-    def at(self, ratios: Ratios) -> float | int | str:
-        """What the code gets at these ratios."""
+    def compute_value(self, ratios: Ratios) -> float | int | str:
+        """Return what the code receives at these ratios."""
         if self.word:
             return self.word
-        value = self.value * self.powers.at(ratios)
+        value = self.value * self.powers.evaluate(ratios)
         return round(value) if self.whole else value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hparams:
-    """Hyperparameters at the base shape; a parametrization carries them to any other.
+    """Hyperparameters at the base shape; a parametrization scales them to any other.
 
-    A warmup is part of the run's schedule. Weight decay is decoupled, as PyTorch's AdamW and Muon
-    have it: each step multiplies a weight by `1 - lr * weight_decay`.
+    The warmup is part of the run's schedule. Weight decay is decoupled, as in PyTorch's AdamW and
+    Muon: each step multiplies a weight by `1 - lr * weight_decay`.
     """
 
     learning_rate: float
@@ -355,7 +364,7 @@ class Hparams:
     beta2: float = HYPERPARAMETERS["beta2"].default
     eps: float = HYPERPARAMETERS["eps"].default
     clip_norm: float | None = HYPERPARAMETERS["clip_norm"].default
-    """Largest global gradient norm; None never clips."""
+    """Maximum global gradient norm; None to never clip."""
     momentum: float = dataclasses.field(
         default=HYPERPARAMETERS["momentum"].default, metadata=canon.UNLESS_DEFAULT
     )
@@ -363,26 +372,35 @@ class Hparams:
     adamw_weight_decay: float = dataclasses.field(default=0.0, metadata=canon.UNLESS_DEFAULT)
     embedding_multiplier: float = HYPERPARAMETERS["embedding_multiplier"].default
     output_multiplier: float = HYPERPARAMETERS["output_multiplier"].default
-    own: tuple[OwnValue, ...] = dataclasses.field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Values of the user's own code, by the plan's order."""
+    own: tuple[UserValue, ...] = dataclasses.field(default=(), metadata=canon.UNLESS_DEFAULT)
+    """Values of the user's own code, in the plan's order."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        for one in map(HYPERPARAMETERS.__getitem__, HPARAMS):
-            if getattr(self, one.name) is not None or one.off is not None:
-                checks.number(
-                    one.name, above=one.above, least=one.least, below=one.below, most=one.most
+        for name in HPARAMS:
+            declared = HYPERPARAMETERS[name]
+            if getattr(self, name) is not None or declared.off is not None:
+                checks.require_number(
+                    name,
+                    above=declared.above,
+                    least=declared.least,
+                    below=declared.below,
+                    most=declared.most,
                 )
-        checks.done()
+        checks.raise_problems()
 
     @classmethod
-    def at(
-        cls, point: Mapping[str, float], rest: Mapping[str, float], own: Iterable[OwnValue] = ()
+    def from_point(
+        cls, point: Mapping[str, float], fixed: Mapping[str, float], own: Iterable[UserValue] = ()
     ) -> Hparams:
-        """Those of a point of a search, in which 0 is none of what can be off; of others, `rest`'s
-        or the default; with the values of the user's own code.
+        """Return the hyperparameters of a trial.
+
+        Args:
+            point: Values that are searched, by name. 0 turns a hyperparameter off that can be off.
+            fixed: Values that are not searched, by name. All others have their default.
+            own: Values of the user's own code.
         """
-        given = {name: value for name, value in {**rest, **point}.items() if name in HPARAMS}
+        given = {name: value for name, value in {**fixed, **point}.items() if name in HPARAMS}
         off = {
             name: HYPERPARAMETERS[name].off
             for name, value in given.items()
@@ -392,12 +410,12 @@ class Hparams:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether a value of the user's own code grows with the batch or the duration."""
-        return any(one.powers.batch or one.powers.duration for one in self.own)
+        """Whether a value of the user's own code scales with batch or duration."""
+        return any(value.powers.batch or value.powers.duration for value in self.own)
 
     @property
     def unclipped(self) -> Hparams:
-        """The same hyperparameters, with nothing applied to the gradient."""
+        """The same hyperparameters without those that are applied to the gradient."""
         off = {
             name: HYPERPARAMETERS[name].off
             for name in RUN_WIDE
@@ -407,51 +425,46 @@ class Hparams:
 
     @property
     def run_wide(self) -> dict[str, float | None]:
-        """Those that are one number for the whole run, by name."""
+        """Run-wide settings by name."""
         return {name: getattr(self, name) for name in RUN_WIDE}
 
     @property
     def values(self) -> dict[str, float | None]:
-        """By name."""
+        """Values by name."""
         return {name: getattr(self, name) for name in HPARAMS}
 
 
 HPARAMS = tuple(
     field.name for field in dataclasses.fields(Hparams) if field.name in HYPERPARAMETERS
 )
-"""Names of its fields that the registry knows."""
+"""Names of the hyperparameters that are fields of `Hparams`."""
 ADDED_HPARAMS = tuple(
     field.name
     for field in dataclasses.fields(Hparams)
     if field.name in HYPERPARAMETERS and canon.UNLESS_DEFAULT.items() <= field.metadata.items()
 )
-"""Names of those that records leave out at their default: records made before they were there keep
-their ids."""
+"""Names of hyperparameters that records omit at their default, so that records from before they
+existed keep their ids."""
 USER_TRAINER_HPARAMS = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].user_trainer)
-"""Names of those that a user's own trainer is given."""
+"""Names of the hyperparameters that a user's own trainer receives."""
 RUN_WIDE = tuple(name for name in HPARAMS if HYPERPARAMETERS[name].applied_to is not None)
 """Names of the run-wide settings, which are fields of a frozen config."""
+WITH_OPTIMUM = tuple(name for name, declared in HYPERPARAMETERS.items() if declared.has_optimum)
+"""Names of the hyperparameters whose transfer can be tested."""
+CAN_BE_OFF = tuple(name for name, declared in HYPERPARAMETERS.items() if declared.can_be_off)
+"""Names of the hyperparameters that a trial may be without."""
+SET_BY: Mapping[SetBy, tuple[Hyperparameter, ...]] = {
+    place: tuple(declared for declared in HYPERPARAMETERS.values() if declared.set_by == place)
+    for place in ("search", "proxy", "axes")
+}
+"""Hyperparameters by their place in a plan."""
 
 
-def warmup_of(point: Mapping[str, float]) -> float:
-    """A point's warmup, as a share of the steps; none where it is not searched."""
+def get_warmup(point: Mapping[str, float]) -> float:
+    """Return a point's warmup as a share of the steps; 0 if it is not searched."""
     return point.get(WARMUP, 0.0)
 
 
-def with_warmup(point: Mapping[str, float], share: float) -> dict[str, float]:
-    """The point with another warmup."""
+def replace_warmup(point: Mapping[str, float], share: float) -> dict[str, float]:
+    """Return a point with another warmup."""
     return {**point, WARMUP: share}
-
-
-def _names(chosen: Iterable[Hyperparameter]) -> tuple[str, ...]:
-    return tuple(one.name for one in chosen)
-
-
-WITH_OPTIMUM = _names(one for one in HYPERPARAMETERS.values() if one.has_optimum)
-"""Those whose transfer can be tested."""
-CAN_BE_OFF = _names(one for one in HYPERPARAMETERS.values() if one.can_be_off)
-SET_BY: Mapping[SetBy, tuple[Hyperparameter, ...]] = {
-    place: tuple(one for one in HYPERPARAMETERS.values() if one.set_by == place)
-    for place in ("search", "proxy", "axes")
-}
-"""By where a plan sets them."""

@@ -1,10 +1,11 @@
-"""Muon in numbers: how its rate scales with a matrix's shape, and what its iteration costs.
-Standard library only.
+"""Constants of Muon, the rules by which its learning rate depends on a matrix's shape, and the cost
+of its iterations.
 
-Muon (Jordan 2024, kellerjordan.github.io/posts/muon) steps a hidden matrix by its momentum's
-nearest semi-orthogonal matrix, found by Newton-Schulz iterations, so that the step has about the
-same spectral norm, 1, whatever the matrix's shape. What that is multiplied with is where sources
-differ: `MuonRate`. `proxies.model.muon` has the iteration.
+Muon (Jordan 2024, kellerjordan.github.io/posts/muon) updates a hidden matrix by the semi-orthogonal
+matrix nearest to its momentum, which Newton-Schulz iterations approximate. The update has a
+spectral norm of about 1 at every shape. Sources differ in the factor by which the update is
+multiplied: `MuonRate` names the known rules. The iteration itself is in
+`forerun._proxies.model.muon`.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from types import MappingProxyType
 from typing import Literal
 
 MuonRate = Literal["none", "original", "match_rms_adamw", "spectral", "unit_rms"]
-"""What multiplies the learning rate of a matrix of so many rows (its outputs) and columns; `none`:
-Muon steps nothing. The names are those of torch.optim.Muon and, for the last two, of Megatron-LM.
-"""
+"""Name of a rule for the factor of a matrix's learning rate; `none` if Muon updates no matrix. The
+names `original` and `match_rms_adamw` are from torch.optim.Muon, `spectral` and `unit_rms` from
+Megatron-LM. A matrix has r rows (its outputs) and c columns (its inputs)."""
 
 DEFAULT_MUON_RATE: MuonRate = "original"
-"""torch.optim.Muon's, and Jordan's: of those in wide use the one that is the same at every
-width."""
+"""Default of torch.optim.Muon and of Jordan. Of the rules in wide use, it is the one whose factor
+does not grow with the width."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeRule:
-    """What a matrix's shape multiplies its learning rate with."""
+    """A factor of the learning rate that depends on a matrix's shape."""
 
     factor: Callable[[float, float], float]
-    """Of its rows and columns."""
+    """The factor as a function of rows and columns."""
     law: str
-    """The same in words, of r rows and c columns."""
+    """The factor as a formula of r rows and c columns."""
     width_power: float
-    """How it grows where rows and columns grow as the width does."""
+    """Power of the width with which the factor grows, if rows and columns grow with the width."""
 
 
 SHAPE_RULES: Mapping[MuonRate, ShapeRule] = MappingProxyType(
@@ -48,24 +49,25 @@ SHAPE_RULES: Mapping[MuonRate, ShapeRule] = MappingProxyType(
     }
 )
 RMS_POWER = 0.5
-"""By which a step's elements stay as large as they were: an orthogonal n x n matrix's have a root
-mean square of n^-1/2."""
+"""Exponent of the width that keeps the size of an update's elements constant: the elements of an
+orthogonal n x n matrix have a root mean square of n^-1/2."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration: the steepest at zero that stays near one (Jordan 2024)."""
+"""Coefficients of the quintic iteration: the steepest at zero that stays near one (Jordan 2024)."""
 NUM_ITERATIONS = 5
 EPS = 1e-7
-"""The least norm that a matrix is divided by."""
+"""Minimum norm by which a matrix is divided before the iterations."""
 
 
-def shape_factor(rate: MuonRate, size: tuple[int, ...]) -> float:
-    """What a rule multiplies the learning rate of a matrix of that size with."""
+def compute_shape_factor(rate: MuonRate, size: tuple[int, ...]) -> float:
+    """Return the factor of the learning rate of a matrix of a given size."""
     return SHAPE_RULES[rate].factor(*size)
 
 
-def iteration_flops(size: tuple[int, ...]) -> float:
-    """FLOPs of one step's Newton-Schulz on a matrix: three products an iteration, over its shorter
-    side.
+def compute_iteration_flops(size: tuple[int, ...]) -> float:
+    """Return the FLOPs of one step's Newton-Schulz iterations on a matrix.
+
+    Each iteration has three matrix products over the shorter side.
     """
     short, long = min(size), max(size)
     return NUM_ITERATIONS * (4.0 * short**2 * long + 2.0 * short**3)

@@ -1,15 +1,18 @@
-"""The gradient noise scale: the batch at which a gradient's noise is as large as the gradient.
-Standard library only.
+"""The gradient noise scale: the batch at which the noise of a gradient is as large as the gradient.
 
-The gradient of a batch of B tokens has the expected squared norm |G|^2 + tr(S) / B, G being that
-over all data and S the covariance of a token's (a sequence's times its length: the tokens of one
-are not independent); two independent batches' gradients have the expected product |G|^2. So both
-are had without bias, and B_simple = tr(S) / |G|^2 (arXiv 1812.06162, section 2 and appendix A).
-Estimated is its inverse, |G|^2 / tr(S): the error of that does not grow with it, and where it
-cannot be told from 0 the noise scale has no upper end.
+The gradient of a batch of B tokens has the expected squared norm |G|^2 + tr(S) / B. G is the
+gradient over all data. S is the covariance of a token's gradient. The tokens of a sequence are not
+independent, so S is defined by sequences: the covariance of a sequence's mean gradient, times the
+length of the sequence. The gradients of two independent batches have the expected inner product
+|G|^2. So both |G|^2 and tr(S) are estimated without bias, and the noise scale is
+B_simple = tr(S) / |G|^2 (arXiv 1812.06162, section 2 and appendix A).
 
-The gradient is the plain one, before any optimizer. What Adam or Muon make of it has a critical
-batch of its own, of this order of magnitude (docs/noise-scale.md).
+This module estimates the inverse of the noise scale, |G|^2 / tr(S), because the error of the
+inverse does not grow with its value. If the inverse cannot be distinguished from 0, the interval of
+the noise scale has no upper end.
+
+The gradient is the one before any optimizer. The updates of Adam or Muon have a critical batch of
+their own, of the same order of magnitude (docs/noise-scale.md).
 """
 
 from __future__ import annotations
@@ -19,112 +22,129 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from proxies.core.checks import Checks
+from forerun._proxies.core.checks import Checks
 
-SHARE = 60
-"""A run's looks take one in so many of its passes at most; a pass of theirs makes no update, so it
-takes less."""
-LEAST_PASSES, USUAL_PASSES, MOST_PASSES, MOST_LOOKS = 3, 12, 16, 5
-"""Of a look; its precision grows with its passes and not with their root: a short run has one look,
-not five poor ones."""
+# ---- Measurements during a run ----
+
+RUN_PASSES_PER_LOOK_PASS = 60
+"""Minimum number of passes of a run for each pass of a look, so that looks take little of its time.
+A look is one measurement of the noise, by several forward and backward passes without an update."""
+MIN_PASSES, USUAL_PASSES, MAX_PASSES = 3, 12, 16
+"""Numbers of passes of a look. The precision of a look grows in proportion to its passes, not to
+their root. So a short run has one look rather than several imprecise ones."""
+MAX_LOOKS = 5
 LAST_LOOK = 0.5
-"""Of a run; the looks before it at halves of that each: what a noise scale follows is a power of
-the tokens."""
+"""Share of the run before the last look. Each earlier look is at half the steps of the next one,
+because the noise scale follows a power of the tokens."""
 
 
-def look_passes(num_steps: int, passes_per_step: int) -> dict[int, int]:
-    """At which steps a run is looked at, and in how many passes; nowhere, where it is too short."""
-    allowed = num_steps * passes_per_step // SHARE
-    if allowed < LEAST_PASSES:
+def plan_looks(num_steps: int, passes_per_step: int) -> dict[int, int]:
+    """Return the number of passes of each look by its step; empty if the run is too short."""
+    max_passes = num_steps * passes_per_step // RUN_PASSES_PER_LOOK_PASS
+    if max_passes < MIN_PASSES:
         return {}
-    num_looks = min(MOST_LOOKS, max(1, allowed // USUAL_PASSES))
-    passes = min(MOST_PASSES, allowed // num_looks)
+    num_looks = min(MAX_LOOKS, max(1, max_passes // USUAL_PASSES))
+    passes = min(MAX_PASSES, max_passes // num_looks)
     return {int(LAST_LOOK * num_steps / 2**back): passes for back in range(num_looks)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseLook:
-    """Gradients of several independent parts of the data at the weights of one step."""
+    """Gradients of several independent parts of the data, at the weights of one step."""
 
     step: int
-    """Updates made."""
+    """Updates made before the look."""
     num_sequences: int
-    """Of each part."""
+    """Sequences of each part."""
     gram: tuple[tuple[float, ...], ...]
-    """Products of the parts' mean gradients, each with each, before clipping; up to one factor for
-    all."""
+    """Gram matrix of the parts' mean gradients before clipping, up to a common factor: element
+    (i, j) is the inner product of the gradients of parts i and j."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("step", least=0)
-        checks.whole("num_sequences")
+        checks.require_whole("step", least=0)
+        checks.require_whole("num_sequences")
         size = len(self.gram)
-        checks.that(
+        checks.require(
             size >= 2 and all(len(row) == size for row in self.gram),
             "gram: must be square, for two parts or more",
         )
-        checks.that(
+        checks.require(
             all(math.isfinite(value) for row in self.gram for value in row),
             "gram: a value is not finite",
         )
-        checks.done()
+        checks.raise_problems()
+
+
+# ---- Estimates ----
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseScale:
-    """In tokens, with its interval."""
+    """A noise scale in tokens, with its interval."""
 
     tokens: float | None
-    """None: the gradient is not told from its noise."""
+    """Estimate; None if the gradient is not distinguished from its noise."""
     low: float
     high: float | None
-    """None: no upper end can be told."""
+    """Upper end of the interval; None if there is none."""
 
 
-def _sums(look: NoiseLook, without: int | None = None) -> tuple[float, float]:
-    """Estimates of |G|^2 and of a sequence's tr(S), of all parts or without one."""
-    used = [i for i in range(len(look.gram)) if i != without]
-    num = len(used)
-    squares = math.fsum(look.gram[i][i] for i in used) / num
-    products = math.fsum(look.gram[i][j] for i in used for j in used if i != j) / (num * (num - 1))
-    return products, (squares - products) * look.num_sequences
+def estimate_inverse_scale(looks: Sequence[NoiseLook], seq_len: int) -> tuple[float, float, int]:
+    """Estimate |G|^2 / tr(S) per token from looks at nearby steps.
 
+    The estimate is a ratio of means. Its standard error is a jackknife: the ratio is computed again
+    without one part of one look, for every part of every look.
 
-def inverse_scale(looks: Sequence[NoiseLook], seq_len: int) -> tuple[float, float, int]:
-    """|G|^2 / tr(S) per token over looks at neighbouring steps, its standard error and that one's
-    degrees of freedom.
-
-    The ratio of means, and the jackknife over parts within looks (a look without one of its parts,
-    the others whole).
+    Returns:
+        The estimate, its standard error, and the degrees of freedom of this error.
 
     Raises:
-        ValueError: a look has less than three parts, or there is no noise.
+        ValueError: A look has fewer than three parts, or there is no noise.
     """
     if not looks or any(len(look.gram) < 3 for look in looks):
         raise ValueError("a look of three parts or more is needed")
-    whole = [_sums(look) for look in looks]
-    top, bottom = math.fsum(top for top, _ in whole), math.fsum(bottom for _, bottom in whole)
-    if bottom <= 0:
+    estimates = [_estimate_look_moments(look) for look in looks]
+    signal = math.fsum(signal for signal, _ in estimates)
+    noise = math.fsum(noise for _, noise in estimates)
+    if noise <= 0:
         raise ValueError("the parts' gradients are equal: no noise")
     variance = 0.0
-    for look, (own_top, own_bottom) in zip(looks, whole, strict=True):
-        num = len(look.gram)
+    for look, (look_signal, look_noise) in zip(looks, estimates, strict=True):
+        num_parts = len(look.gram)
         ratios = []
-        for part in range(num):
-            less_top, less_bottom = _sums(look, part)
-            ratios.append((top - own_top + less_top) / (bottom - own_bottom + less_bottom))
-        mean = math.fsum(ratios) / num
-        variance += (num - 1) / num * math.fsum((ratio - mean) ** 2 for ratio in ratios)
+        for part in range(num_parts):
+            rest_signal, rest_noise = _estimate_look_moments(look, without=part)
+            ratios.append((signal - look_signal + rest_signal) / (noise - look_noise + rest_noise))
+        mean = math.fsum(ratios) / num_parts
+        squares = math.fsum((ratio - mean) ** 2 for ratio in ratios)
+        variance += (num_parts - 1) / num_parts * squares
     freedom = sum(len(look.gram) - 1 for look in looks)
-    return top / bottom / seq_len, math.sqrt(variance) / seq_len, freedom
+    return signal / noise / seq_len, math.sqrt(variance) / seq_len, freedom
 
 
-def noise_scale(looks: Sequence[NoiseLook], seq_len: int, level: float = 0.9) -> NoiseScale:
-    """Over looks at neighbouring steps, with the interval by Student's t on the inverse. Raises
-    ValueError as above.
+def _estimate_look_moments(look: NoiseLook, without: int | None = None) -> tuple[float, float]:
+    """Estimate |G|^2 and a sequence's tr(S) from the parts of a look, or from all parts but one."""
+    parts = [i for i in range(len(look.gram)) if i != without]
+    num_parts = len(parts)
+    squares = math.fsum(look.gram[i][i] for i in parts) / num_parts
+    products = math.fsum(look.gram[i][j] for i in parts for j in parts if i != j)
+    products /= num_parts * (num_parts - 1)
+    return products, (squares - products) * look.num_sequences
+
+
+def estimate_noise_scale(
+    looks: Sequence[NoiseLook], seq_len: int, level: float = 0.9
+) -> NoiseScale:
+    """Estimate the noise scale from looks at nearby steps.
+
+    The interval is Student's t on the inverse.
+
+    Raises:
+        ValueError: A look has fewer than three parts, or there is no noise.
     """
-    value, error, freedom = inverse_scale(looks, seq_len)
-    reach = student_t(0.5 + level / 2, freedom) * error
+    value, error, freedom = estimate_inverse_scale(looks, seq_len)
+    reach = compute_t_quantile(0.5 + level / 2, freedom) * error
     return NoiseScale(
         tokens=1 / value if value > 0 else None,
         low=1 / (value + reach) if value + reach > 0 else math.inf,
@@ -132,185 +152,234 @@ def noise_scale(looks: Sequence[NoiseLook], seq_len: int, level: float = 0.9) ->
     )
 
 
-def split(part: tuple[float, float], batch: tuple[float, float]) -> tuple[float, float]:
-    """Estimates of |G|^2 and of a token's tr(S), from a part of a batch and all of it: (tokens,
-    squared norm) each.
+def estimate_moments(part: tuple[float, float], batch: tuple[float, float]) -> tuple[float, float]:
+    """Estimate |G|^2 and a token's tr(S) from a batch and a part of the batch.
+
+    Args:
+        part: Tokens of the part, and squared norm of its gradient.
+        batch: Tokens of the whole batch, and squared norm of its gradient.
 
     Raises:
-        ValueError: the part is not smaller.
+        ValueError: The part is not smaller than the batch.
     """
     (part_tokens, part_square), (batch_tokens, batch_square) = part, batch
     if not 0 < part_tokens < batch_tokens:
         raise ValueError(
             f"a part of {part_tokens} tokens of a batch of {batch_tokens}: must be smaller"
         )
-    signal = (batch_tokens * batch_square - part_tokens * part_square) / (
-        batch_tokens - part_tokens
-    )
+    signal = batch_tokens * batch_square - part_tokens * part_square
+    signal /= batch_tokens - part_tokens
     return signal, (part_square - batch_square) / (1 / part_tokens - 1 / batch_tokens)
 
 
-def running_scale(splits: Sequence[tuple[float, float]], level: float = 0.9) -> NoiseScale | None:
-    """Over the `split`s of many steps; None where no interval can be told.
+def estimate_running_scale(
+    splits: Sequence[tuple[float, float]], level: float = 0.9
+) -> NoiseScale | None:
+    """Estimate the noise scale from the results of `estimate_moments` at many steps.
 
-    The interval is Fieller's of |G|^2 / tr(S), a ratio of two means measured together, with
-    Student's t: all ratios r at which the mean of `signal - r noise` is not told from 0.
+    The interval is Fieller's for |G|^2 / tr(S), a ratio of two means that are measured together:
+    all ratios r at which the mean of `signal - r noise` is not distinguished from 0 by Student's t.
+
+    Returns:
+        The noise scale; None if it has no interval.
     """
-    num = len(splits)
-    if num < LEAST_POINTS:
+    num_splits = len(splits)
+    if num_splits < MIN_POINTS:
         return None
-    top, bottom = (math.fsum(values) / num for values in zip(*splits, strict=True))
-    factor = student_t(0.5 + level / 2, num - 1) ** 2 / (num * (num - 1))
-    top_variance = factor * math.fsum((a - top) ** 2 for a, _ in splits)
-    bottom_variance = factor * math.fsum((b - bottom) ** 2 for _, b in splits)
-    covariance = factor * math.fsum((a - top) * (b - bottom) for a, b in splits)
-    square, half = bottom**2 - bottom_variance, top * bottom - covariance
-    root = half**2 - square * (top**2 - top_variance)
-    if bottom <= 0 or square <= 0 or root < 0:
+    signal, noise = (math.fsum(values) / num_splits for values in zip(*splits, strict=True))
+
+    # Variances and covariance of the means, times the square of the t quantile
+    quantile = compute_t_quantile(0.5 + level / 2, num_splits - 1)
+    factor = quantile**2 / (num_splits * (num_splits - 1))
+    signal_variance = factor * math.fsum((s - signal) ** 2 for s, _ in splits)
+    noise_variance = factor * math.fsum((n - noise) ** 2 for _, n in splits)
+    covariance = factor * math.fsum((s - signal) * (n - noise) for s, n in splits)
+
+    # Roots of square * r^2 - 2 * half * r + signal^2 - signal_variance
+    square, half = noise**2 - noise_variance, signal * noise - covariance
+    discriminant = half**2 - square * (signal**2 - signal_variance)
+    if noise <= 0 or square <= 0 or discriminant < 0:
         return None
-    low, high = (half - math.sqrt(root)) / square, (half + math.sqrt(root)) / square
+    root = math.sqrt(discriminant)
+    low, high = (half - root) / square, (half + root) / square
     return NoiseScale(
-        tokens=bottom / top if top > 0 else None,
+        tokens=noise / signal if signal > 0 else None,
         low=1 / high if high > 0 else math.inf,
         high=1 / low if low > 0 else None,
     )
 
 
+# ---- The noise scale as a power law of the tokens ----
+
+STEP_SCATTER = 0.4
+"""Relative standard deviation between the noise scales of one run at nearby steps, beyond their
+errors: the weights oscillate (benchmarks/README.md). A look is at one step; a law holds for all."""
+MIN_POINTS = 5
+"""Minimum number of measurements for an interval of a running scale, or for a law."""
+_NUM_ROUNDS = 60
+"""Number of Gauss-Newton steps, far more than a fit that converges needs."""
+_MAX_STEP = 1.0
+"""Maximum change of the log scale and of the exponent in one step, so that a far start does not
+diverge."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoisePoint:
-    """What the looks at a step say, on the way of a law."""
+    """A measurement to which a law is fitted."""
 
     tokens: float
-    """Trained on before the step."""
+    """Tokens trained on before the measurement."""
     inverse: float
     """|G|^2 / tr(S) per token."""
     error: float
-    """Its standard error."""
-
-
-STEP_SCATTER = 0.4
-"""Standard deviation, as a share, between the noise scales of one run at steps near each other,
-beyond their errors: the weights' own swings (benchmarks/README.md). A look is of one step, a law of
-them all."""
-LEAST_POINTS = 5
-_ROUNDS = 60
+    """Standard error of `inverse`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseLaw:
-    """The noise scale as a power of tokens trained on: its log is `log_scale` + `exponent` (log
-    tokens - `centre`).
+    """The noise scale as a power of the tokens trained on.
+
+    Its logarithm is `log_scale` + `exponent` * (log tokens - `centre`).
     """
 
     log_scale: float
     exponent: float
     centre: float
     covariance: tuple[float, float, float]
-    """Of the two: variance of the first, covariance, variance of the second."""
+    """Variance of `log_scale`, covariance, and variance of `exponent`."""
     freedom: int
+    """Degrees of freedom."""
     level: float
     last: float
-    """The most tokens of a point."""
+    """Maximum tokens of a fitted point."""
 
     @property
     def exponent_interval(self) -> tuple[float, float]:
-        """Of the exponent."""
+        """Interval of the exponent."""
         reach = self._quantile * math.sqrt(self.covariance[2])
         return self.exponent - reach, self.exponent + reach
 
     @property
     def _quantile(self) -> float:
-        return student_t(0.5 + self.level / 2, self.freedom)
+        return compute_t_quantile(0.5 + self.level / 2, self.freedom)
 
     def at(self, tokens: float) -> tuple[float, float, float]:
-        """The noise scale in tokens after so many, and its interval.
+        """Return the noise scale in tokens after some training tokens, with its interval.
 
-        Beyond the last point the interval also holds what it was there: critical batches were seen
-        to grow fast at first and then hardly (arXiv 2505.23971), and points of short runs do not
-        show where that begins.
+        Beyond the last fitted point, the interval also contains the interval at the last point:
+        critical batches were seen to grow fast at first and then hardly (arXiv 2505.23971), and
+        points of short runs do not show where the slow growth begins.
         """
-        middle, low, high = self._on_the_line(tokens)
-        _, last_low, last_high = self._on_the_line(min(tokens, self.last))
+        middle, low, high = self._evaluate(tokens)
+        _, last_low, last_high = self._evaluate(min(tokens, self.last))
         return middle, min(low, last_low), max(high, last_high)
 
-    def _on_the_line(self, tokens: float) -> tuple[float, float, float]:
-        far = math.log(tokens) - self.centre
-        variance = self.covariance[0] + 2 * far * self.covariance[1] + far**2 * self.covariance[2]
-        middle, reach = (
-            self.log_scale + self.exponent * far,
-            self._quantile * math.sqrt(max(variance, 0.0)),
-        )
+    def _evaluate(self, tokens: float) -> tuple[float, float, float]:
+        """Return the law's value and its interval, without regard to the last point."""
+        offset = math.log(tokens) - self.centre
+        scale_variance, covariance, exponent_variance = self.covariance
+        variance = scale_variance + 2 * offset * covariance + offset**2 * exponent_variance
+        middle = self.log_scale + self.exponent * offset
+        reach = self._quantile * math.sqrt(max(variance, 0.0))
+        # exp of more than about 709 would overflow
         return math.exp(middle), math.exp(middle - reach), math.exp(min(middle + reach, 700.0))
 
 
-def noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | None:
-    """The power law of points of several runs; None where they are too few, or at one length, or
-    say nothing.
+def fit_noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw | None:
+    """Fit a power law to points of several runs.
 
-    Least squares on the inverse, whose errors are those of its measurement, also where it is not
-    told from 0: no point is left out, as each logarithm would have to be. Errors grow where the
-    points scatter more than they say.
+    The fit is least squares on the inverses with their standard errors. A point whose inverse is
+    not distinguished from 0, or is negative, stays in the fit; a fit of logarithms would have to
+    leave it out. The errors of the law grow if the points scatter more than their own errors tell.
+
+    Returns:
+        The law; None if there are too few points, if all have about the same tokens, or if no law
+        fits.
     """
-    xs = [math.log(point.tokens) for point in points]
-    weights = [1 / point.error**2 for point in points if point.error > 0]
-    if len(weights) < max(LEAST_POINTS, len(points)) or max(xs) - min(xs) < math.log(2):
+    if len(points) < MIN_POINTS or any(point.error <= 0 for point in points):
         return None
-    mean = math.fsum(w * p.inverse for w, p in zip(weights, points, strict=True)) / math.fsum(
-        weights
-    )
+    logs = [math.log(point.tokens) for point in points]
+    if max(logs) - min(logs) < math.log(2):
+        return None
+    weights = [1 / point.error**2 for point in points]
+    total = math.fsum(w * p.inverse for w, p in zip(weights, points, strict=True))
+    mean = total / math.fsum(weights)
     if mean <= 0:
         return None
-    centre = math.fsum(xs) / len(xs)
-    level_log, slope = -math.log(mean), 0.0
-    for _ in range(_ROUNDS):
-        expected = [math.exp(-level_log - slope * (x - centre)) for x in xs]
-        weights = [
-            mu**2 / (p.error**2 + (STEP_SCATTER * mu) ** 2)
-            for mu, p in zip(expected, points, strict=True)
-        ]  # of the inverse as a share of what is expected
-        off = [1 - p.inverse / mu for mu, p in zip(expected, points, strict=True)]
-        normal = [
-            math.fsum(w * (x - centre) ** k for w, x in zip(weights, xs, strict=True))
-            for k in range(3)
-        ]
-        right = [
-            math.fsum(w * o * (x - centre) ** k for w, o, x in zip(weights, off, xs, strict=True))
-            for k in (0, 1)
-        ]
-        determinant = normal[0] * normal[2] - normal[1] ** 2
-        if not determinant > 0:
-            return None
-        steps = (
-            (normal[2] * right[0] - normal[1] * right[1]) / determinant,
-            (normal[0] * right[1] - normal[1] * right[0]) / determinant,
-        )
-        level_log += max(-1.0, min(1.0, steps[0]))
-        slope += max(-1.0, min(1.0, steps[1]))
-    if max(map(abs, steps)) > 1e-6 or abs(slope) > 5:
+    centre = math.fsum(logs) / len(logs)
+    fit = _fit_power(points, [log - centre for log in logs], log_scale=-math.log(mean))
+    if fit is None:
         return None
-    freedom = len(points) - 2
-    spread = max(1.0, math.fsum(w * o**2 for w, o in zip(weights, off, strict=True)) / freedom)
-    covariance = (
-        spread * normal[2] / determinant,
-        -spread * normal[1] / determinant,
-        spread * normal[0] / determinant,
-    )
+    log_scale, exponent, covariance = fit
     return NoiseLaw(
-        log_scale=level_log,
-        exponent=slope,
+        log_scale=log_scale,
+        exponent=exponent,
         centre=centre,
         covariance=covariance,
-        freedom=freedom,
+        freedom=len(points) - 2,
         level=level,
         last=max(point.tokens for point in points),
     )
 
 
-def student_t(share: float, freedom: int) -> float:
-    """The quantile of Student's t, by the expansion about the normal one (Abramowitz and Stegun
-    26.7.5): within .2 % from 3 degrees of freedom on, at shares up to .975.
+def _fit_power(
+    points: Sequence[NoisePoint], offsets: Sequence[float], *, log_scale: float
+) -> tuple[float, float, tuple[float, float, float]] | None:
+    """Fit log scale and exponent by Gauss-Newton steps on the inverses.
+
+    Args:
+        points: The points.
+        offsets: Log tokens of each point, minus their mean.
+        log_scale: Start of the log scale; the exponent starts at 0.
+
+    Returns:
+        Log scale, exponent, and their covariance; None if the fit does not converge.
     """
-    z = NormalDist().inv_cdf(share)
+    exponent = 0.0
+    for _ in range(_NUM_ROUNDS):
+        # Residuals relative to the expected inverses, with their weights
+        expected = [math.exp(-log_scale - exponent * x) for x in offsets]
+        residuals = [1 - p.inverse / mu for mu, p in zip(expected, points, strict=True)]
+        weights = [
+            mu**2 / (p.error**2 + (STEP_SCATTER * mu) ** 2)
+            for mu, p in zip(expected, points, strict=True)
+        ]
+        weighted = [w * residual for w, residual in zip(weights, residuals, strict=True)]
+
+        # Normal equations [[a, b], [b, c]] step = [d, e]
+        a, b, c = (
+            math.fsum(w * x**power for w, x in zip(weights, offsets, strict=True))
+            for power in range(3)
+        )
+        d, e = (
+            math.fsum(w * x**power for w, x in zip(weighted, offsets, strict=True))
+            for power in range(2)
+        )
+        determinant = a * c - b**2
+        if not determinant > 0:
+            return None
+        step = (c * d - b * e) / determinant, (a * e - b * d) / determinant
+        log_scale += max(-_MAX_STEP, min(_MAX_STEP, step[0]))
+        exponent += max(-_MAX_STEP, min(_MAX_STEP, step[1]))
+
+    # Refuse a fit that has not converged, or has an exponent far above that of any run
+    if max(map(abs, step)) > 1e-6 or abs(exponent) > 5:
+        return None
+
+    # Covariance, widened if the points scatter more than their errors tell
+    chi_square = math.fsum(w * r**2 for w, r in zip(weights, residuals, strict=True))
+    spread = max(1.0, chi_square / (len(points) - 2))
+    covariance = (spread * c / determinant, -spread * b / determinant, spread * a / determinant)
+    return log_scale, exponent, covariance
+
+
+def compute_t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t by its expansion about the normal distribution's quantile.
+
+    The expansion is Abramowitz and Stegun 26.7.5. It is accurate to 0.2 % from 3 degrees of freedom
+    on, for probabilities up to 0.975.
+    """
+    z = NormalDist().inv_cdf(probability)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

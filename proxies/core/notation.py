@@ -1,7 +1,7 @@
-"""Notation of every number that a person reads: one form per quantity. Standard library only.
+"""Formatting of every number that people read: one form per quantity.
 
-JSON output keeps full precision and never passes through here. A space that must not break a line
-(`85.6 %`, `7.12 M`) is a no-break space.
+JSON output keeps full precision and does not use this module. A space at which a line must not
+break (`85.6 %`, `7.12 M`) is a no-break space.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
 def format_number(value: float | None, spec: str = ".4g") -> str:
-    """Return a number by its format spec; one too large for fixed digits has four significant
-    ones.
-    """
+    """Return a number by its format spec; four significant digits if it is too large for `f`."""
     if value is None:
         return NONE
     spec = ".4g" if abs(value) >= 1e6 and spec.endswith("f") else spec
     if spec.endswith("g") and "e+" in format(value, spec):
         return format_significant(value, int(spec.strip("+.g") or 6))
-    # z: what rounds to nothing has no sign
+    # z: no sign before a number that rounds to zero
     return format(value, f"+z{spec[1:]}" if spec[0] == "+" else f"z{spec}")
 
 
 def format_significant(value: float | None, digits: int = 3) -> str:
-    """Return a number rounded to significant digits, without an exponent from 0.0001 on: 370,
-    4,800, 0.012, 3.7 M.
+    """Return a number in significant digits, without an exponent from 0.0001 on.
+
+    Examples: 370, 4,800, 0.012, 3.7 M.
     """
     if value is None or value == 0 or not math.isfinite(value):
         return NONE if value is None else f"{value:g}"
@@ -45,34 +44,28 @@ def format_significant(value: float | None, digits: int = 3) -> str:
 
 
 def format_factor(value: float, digits: int = 3) -> str:
-    """Return a ratio in significant digits: 1.25, 1,350; from a million on 1e+12."""
+    """Return a ratio in significant digits: 1.25, 1,350; with an exponent from a million on."""
+    # In three digits, 999,500 is a million
     return f"{value:.{digits}g}" if abs(value) >= 999_500 else format_significant(value, digits)
 
 
 def format_count(value: float | None) -> str:
-    """Return a number of things: whole below a million, then in millions (M), billions (B),
-    trillions (T).
-    """
+    """Return a count: whole below a million, then in millions (M), billions (B), trillions (T)."""
     if value is None:
         return NONE
     for size, suffix in _SUFFIXES:
         if abs(value) >= size:
             scaled = value / size
-            return (
-                f"{scaled:.3g}\u00a0{suffix}"
-                if abs(scaled) < 999.5
-                else f"{scaled:,.0f}\u00a0{suffix}"
-            )
+            digits = f"{scaled:.3g}" if abs(scaled) < 999.5 else f"{scaled:,.0f}"
+            return f"{digits}\u00a0{suffix}"
     return f"{value:,.0f}"
 
 
 def format_interval(ends: Sequence[float] | None, spec: str = ".3f") -> str:
-    """Return both ends in brackets, or that there are none."""
-    return (
-        "no interval"
-        if ends is None
-        else f"[{format_number(ends[0], spec)}, {format_number(ends[1], spec)}]"
-    )
+    """Return both ends in brackets, or `no interval`."""
+    if ends is None:
+        return "no interval"
+    return f"[{format_number(ends[0], spec)}, {format_number(ends[1], spec)}]"
 
 
 # ---- Quantities ----
@@ -89,9 +82,7 @@ def format_percent(
 
 
 def format_main_run_share(share: float) -> str:
-    """Return FLOPs beside those of the main run: `85.6 % of the main run's FLOPs`, `1.2 times the
-    main run's FLOPs`.
-    """
+    """Return FLOPs relative to the main run: `85.6 % of the main run's FLOPs`, `1.2 times ...`."""
     factor = format_factor(share)
     amount = f"{factor} times" if share >= 1 and factor != "1" else f"{format_percent(share)} of"
     return f"{amount} the main run's FLOPs"
@@ -113,7 +104,7 @@ def format_learning_rate(rate: float | None) -> str:
 
 
 def format_flops(value: float | None) -> str:
-    """Return FLOPs in three digits and a power of ten."""
+    """Return FLOPs in three significant digits and a power of ten: `1.23e+18`."""
     return format_number(value, ".2e")
 
 
@@ -130,7 +121,7 @@ def format_speed(per_second: float | None, unit: str) -> str:
 def format_bytes(num_bytes: float) -> str:
     """Return a size in three significant digits: `25.2 MB`, `4.1 GB`."""
     units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0.0, "bytes"))
-    size, unit = next(each for each in units if num_bytes >= each[0])
+    size, unit = next((size, unit) for size, unit in units if num_bytes >= size)
     return f"{format_significant(num_bytes / (size or 1))} {unit}"
 
 
@@ -140,25 +131,23 @@ def format_duration(seconds: float | None) -> str:
         return NONE
     if not math.isfinite(seconds):
         return f"{seconds:g} s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return (
-            f"{whole} s" if seconds < 0.005 or seconds >= 9.95 else f"{float(f'{seconds:.2g}'):g} s"
-        )
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
-    if whole < 10 * _DAY:
-        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
-    return f"{whole // _DAY} d {whole % _DAY // _HOUR:02d} h"
+    rounded = round(seconds)
+    if rounded < _MINUTE:
+        # Two digits, unless they would show as 0.00 s or as a whole second
+        return f"{float(f'{seconds:.2g}'):g} s" if 0.005 <= seconds < 9.95 else f"{rounded} s"
+    if rounded < _HOUR:
+        return f"{rounded // _MINUTE} min {rounded % _MINUTE:02d} s"
+    if rounded < 10 * _DAY:
+        return f"{rounded // _HOUR} h {rounded % _HOUR // _MINUTE:02d} min"
+    return f"{rounded // _DAY} d {rounded % _DAY // _HOUR:02d} h"
 
 
-def format_rough_duration(seconds: float, *others: float) -> tuple[str, ...]:
-    """Return durations that are known to two digits, in the unit of the first, which alone names
-    it.
+def format_rough_duration(seconds: float, *bounds: float) -> tuple[str, ...]:
+    """Return durations that are known to two digits, all in the unit of the first.
 
     Args:
-        seconds: The estimate.
-        others: Bounds of the estimate.
+        seconds: The estimate, which is followed by its unit.
+        bounds: Bounds of the estimate, without a unit.
     """
     units = (
         (3 * _DAY, _DAY, "d"),
@@ -166,10 +155,10 @@ def format_rough_duration(seconds: float, *others: float) -> tuple[str, ...]:
         (1.5 * _MINUTE, _MINUTE, "min"),
         (0, 1, "s"),
     )
-    _, size, unit = next(each for each in units if seconds >= each[0])
+    size, unit = next((size, unit) for minimum, size, unit in units if seconds >= minimum)
     numbers = [
         format_significant(value / size, 2 if value < 100 * size else 3)
-        for value in (seconds, *others)
+        for value in (seconds, *bounds)
     ]
     return f"{numbers[0]} {unit}", *numbers[1:]
 
@@ -177,7 +166,7 @@ def format_rough_duration(seconds: float, *others: float) -> tuple[str, ...]:
 # ---- Nouns ----
 
 
-def counted(number: float, noun: str) -> str:
+def format_counted(number: float, noun: str) -> str:
     """Return a number of things: `1 run`, `2 runs`, `2 batches`, `1,000 entries`."""
     if number == 1:
         return f"1 {noun}"
@@ -187,6 +176,6 @@ def counted(number: float, noun: str) -> str:
     return f"{amount} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
 
 
-def with_article(noun: str) -> str:
-    """Return a noun behind its indefinite article: `a readout`, `an embedding`."""
+def add_article(noun: str) -> str:
+    """Return a noun with its indefinite article: `a readout`, `an embedding`."""
     return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"

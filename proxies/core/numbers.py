@@ -1,5 +1,6 @@
-"""What a parametrization comes down to: plain numbers per parameter, and forward multipliers.
-Standard library only.
+"""Kinds of parameters, the numbers that each parameter is trained with, and forward multipliers.
+
+`forerun._proxies.parametrization.parametrization` computes these numbers for a run.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ Kind = Literal[
     "final_gain",
     "final_bias",
 ]
-"""What a parameter is. `embedding`: token and position tables (one infinite dimension, the output).
-`hidden`: matrices between infinite dimensions. Gains start at one, biases at zero; `block_` inside
-the residual blocks, `qk_gain` those of the norm over a head's queries and keys, `final_` outside
+"""Kind of a parameter. `embedding`: token and position tables (one infinite dimension, the output).
+`hidden`: matrices between infinite dimensions. Gains are initialized to one, biases to zero:
+`block_` inside the residual blocks, `qk_gain` in the norms of queries and keys, `final_` outside
 the blocks."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def kind_of(name: str) -> Kind:
-    """What a parameter is, by its name in `proxies.model.decoder.Decoder`."""
+def get_kind(name: str) -> Kind:
+    """Return the kind of a parameter of `forerun._proxies.model.decoder.Decoder` by its name."""
     if name.startswith(("tok_embeddings", "pos_embeddings")):
         return "embedding"
     if name.startswith("lm_head"):
@@ -41,12 +42,10 @@ def kind_of(name: str) -> Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
-    """An optimizer and its settings for some parameters. Values are absolute: nothing is left to
-    multiply.
-    """
+    """An optimizer and its settings for some parameters. Values are absolute, not multipliers."""
 
     optimizer: str
-    """Name of the optimizer (`proxies.core.optimizers.OPTIMIZERS`)."""
+    """Name of the optimizer (`forerun._proxies.core.optimizers.OPTIMIZERS`)."""
     settings: dict[str, float]
     """All settings that this optimizer has, by name, and no others."""
 
@@ -68,26 +67,27 @@ class GroupSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterNumbers(GroupSettings):
-    """What one parameter is trained with."""
+    """The optimizer, settings, and initialization of one parameter."""
 
     name: str
     size: tuple[int, ...]
     kind: Kind
     width_multiplier: float
-    """Against the base shape, from mup's infinite dimensions."""
+    """Ratio to the base shape's width, from mup's infinite dimensions."""
     init_std: float
-    """Normal(0, init_std); 0 for gains, which start at one, and biases, which start at zero."""
+    """Standard deviation of the initial values, Normal(0, init_std); 0 for gains (initialized to
+    one) and biases (initialized to zero)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardNumbers:
-    """The forward multipliers of a model."""
+    """Forward multipliers of a model."""
 
     embedding: float
-    """Of the embeddings' output (tokens and positions together)."""
+    """Multiplier of the sum of token and position embeddings."""
     attention: float
-    """Of q . k."""
+    """Scale of the attention logits q . k."""
     residual: float
-    """Of each branch (attention, feed-forward) before it joins the residual stream."""
+    """Multiplier of each branch (attention, feed-forward) before it joins the residual stream."""
     output: float
-    """Of the readout's input."""
+    """Multiplier of the readout's input."""

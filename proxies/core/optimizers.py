@@ -1,9 +1,9 @@
-"""The registries of optimizers, and of recipes, which assign them to kinds of parameters. Standard
-library only.
+"""Registries of optimizers, and of recipes, which assign optimizers to kinds of parameters.
 
-To add an optimizer: an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in `proxies.model`,
-and its line in `proxies.model.optimizer`. Plans, searches, frozen configs, explanations and
-estimates read both registries. An exporter refuses an optimizer that it does not list.
+To add an optimizer: an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in
+`forerun._proxies.model`, and its line in `forerun._proxies.model.optimizer`. Plans, searches,
+frozen configs, explanations, and estimates read both registries. An exporter refuses an optimizer
+that it does not list.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
-from proxies.core.muon import iteration_flops
-from proxies.core.numbers import KINDS, Kind, kind_of
-from proxies.core.shape import Shape, parameter_shapes
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from forerun._proxies.core.muon import compute_iteration_flops
+from forerun._proxies.core.numbers import KINDS, Kind, get_kind
+from forerun._proxies.core.shape import Shape, list_parameter_shapes
 
 WEIGHT_DECAY = "weight_decay"
 """Setting that every optimizer has: a step multiplies a weight by 1 - lr * weight_decay."""
 
 
-def _no_flops(size: tuple[int, ...]) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSpec:
-    """Description of an optimizer: all but its update."""
+    """Description of an optimizer, without its update."""
 
     name: str
     """Name in frozen configs and exports."""
@@ -37,23 +33,25 @@ class OptimizerSpec:
     source: str
     """Paper or page that defines it."""
     settings: tuple[str, ...]
-    """Names of its settings. Each is a hyperparameter, which declares its meaning, bounds, default,
-    and scaling."""
+    """Names of its settings; each is a key of
+    `forerun._proxies.core.hyperparameters.HYPERPARAMETERS`."""
     num_moments: int
     """Numbers that it keeps for each weight from step to step."""
     step_copies: int
-    """Copies of the weights during a step, beside weights, gradients, and moments."""
+    """Copies of the weights that a step needs, in addition to weights, gradients, and moments."""
     kinds: tuple[Kind, ...] = KINDS
     """Kinds of parameters that it may step."""
     only_matrices: bool = False
     """Whether it may step parameters of two dimensions only."""
     rates_by_shape: bool = False
-    """Whether the learning rate of a matrix follows its shape (`proxies.core.muon.MuonRate`)."""
-    step_flops: Callable[[tuple[int, ...]], float] = _no_flops
-    """FLOPs that it adds to every step for a parameter of that size, whatever the batch."""
+    """Whether the learning rate of a matrix follows its shape
+    (`forerun._proxies.core.muon.MuonRate`).
+    """
+    step_flops: Callable[[tuple[int, ...]], float] = lambda size: 0.0
+    """Function from a parameter's size to the FLOPs that the optimizer adds to every step."""
     gathered_bytes: int = 0
-    """Bytes per weight of the one whole matrix that a rank gathers for its step; 0 if it does
-    not."""
+    """Memory in bytes per weight for the whole matrix that a rank gathers before it updates it; 0
+    if ranks gather no matrices."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.settings if name not in HYPERPARAMETERS]
@@ -70,58 +68,53 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """An assignment of optimizers to kinds of parameters, which a plan names in
-    `proxy.optimizer`.
-    """
+    """An assignment of optimizers to kinds of parameters; a plan names it in `proxy.optimizer`."""
 
     name: str
     label: str
     """Name in sentences."""
     default: str
-    """Optimizer of all parameters that `by_kind` gives to no other."""
+    """Name of the optimizer of all parameters that have no other."""
     by_kind: Mapping[Kind, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Optimizers of single kinds. A parameter that its optimizer cannot step gets the default
-    one."""
+    """Names of optimizers by kind of parameter. A parameter that its optimizer cannot step gets the
+    default one."""
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    """Hyperparameters that set a setting of another name, by optimizer and setting."""
+    """Names of hyperparameters that are not called like the setting that they set, by optimizer and
+    setting."""
 
-    def optimizer_for(self, kind: Kind, size: tuple[int, ...] | None = None) -> OptimizerSpec:
-        """Return the optimizer that steps parameters of a kind; `size` is the parameter's, if it is
-        known.
-        """
+    def get_optimizer(self, kind: Kind, size: tuple[int, ...] | None = None) -> OptimizerSpec:
+        """Return the optimizer of a parameter, by its kind and, if known, its size."""
         chosen = OPTIMIZERS[self.by_kind.get(kind, self.default)]
         return chosen if chosen.can_step(kind, size) else OPTIMIZERS[self.default]
 
     @property
     def optimizers(self) -> tuple[OptimizerSpec, ...]:
-        """Its optimizers, the main one first."""
+        """Optimizers of the recipe, the main one first: the default is the main one only if there
+        is no other.
+        """
         return tuple(
             OPTIMIZERS[name] for name in dict.fromkeys((*self.by_kind.values(), self.default))
         )
 
     @property
     def main(self) -> OptimizerSpec:
-        """The optimizer whose learning rate the search is about: of hidden matrices where they have
-        their own.
-        """
+        """Optimizer of the hidden matrices, whose learning rate a study searches."""
         return self.optimizers[0]
 
     @property
     def rates_by_shape(self) -> bool:
-        """Whether the learning rates of hidden matrices follow their shape."""
+        """Whether the learning rates of hidden matrices depend on their shape."""
         return self.main.rates_by_shape
 
-    def hyperparameter_for(self, optimizer: str, setting: str) -> str:
+    def get_hyperparameter_name(self, optimizer: str, setting: str) -> str:
         """Return the name of the hyperparameter that sets an optimizer's setting."""
         return self.renamed.get(optimizer, {}).get(setting, setting)
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:
-        """Names of the hyperparameters that set some setting of its optimizers, those of the main
-        one first.
-        """
+        """Names of the hyperparameters that set its optimizers, those of the main one first."""
         names = (
-            self.hyperparameter_for(spec.name, name)
+            self.get_hyperparameter_name(spec.name, name)
             for spec in self.optimizers
             for name in spec.settings
         )
@@ -129,16 +122,16 @@ class Recipe:
 
     @property
     def renamed_hyperparameters(self) -> dict[str, str]:
-        """Names of settings by the hyperparameter that sets them under another name."""
+        """Settings by the hyperparameter that sets them, if the two have different names."""
         return {
             name: setting
             for by_setting in self.renamed.values()
             for setting, name in by_setting.items()
         }
 
-    def value_at_base(self, hparams: Hparams, optimizer: str, setting: str) -> float:
+    def get_base_value(self, hparams: Hparams, optimizer: str, setting: str) -> float:
         """Return the value of an optimizer's setting at the base shape."""
-        name = self.hyperparameter_for(optimizer, setting)
+        name = self.get_hyperparameter_name(optimizer, setting)
         value: float = getattr(hparams, name)
         fallback = HYPERPARAMETERS[name].zero_means
         return getattr(hparams, fallback) if fallback and value == 0 else value
@@ -154,7 +147,7 @@ OPTIMIZERS: Mapping[str, OptimizerSpec] = MappingProxyType(
                 source="arXiv 1711.05101",
                 settings=(LEARNING_RATE, WEIGHT_DECAY, "eps", "beta1", "beta2"),
                 num_moments=2,
-                step_copies=1,  # torch's foreach implementation holds the denominators
+                step_copies=1,  # the denominators of torch's foreach implementation
             ),
             OptimizerSpec(
                 name="muon",
@@ -162,12 +155,12 @@ OPTIMIZERS: Mapping[str, OptimizerSpec] = MappingProxyType(
                 source="Jordan 2024, kellerjordan.github.io/posts/muon; torch.optim.Muon",
                 settings=(LEARNING_RATE, WEIGHT_DECAY, "momentum"),
                 num_moments=1,
-                step_copies=2,  # the gradients looked ahead, and what they become
+                step_copies=2,  # Nesterov momentum, and the orthogonal matrices
                 kinds=("hidden",),
                 only_matrices=True,
                 rates_by_shape=True,
-                step_flops=iteration_flops,
-                gathered_bytes=16,  # gathered, stacked, and what the iteration holds
+                step_flops=compute_iteration_flops,
+                gathered_bytes=16,  # gathered matrix, its stacked copy, and the iteration's buffers
             ),
         )
     }
@@ -199,17 +192,19 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 if TYPE_CHECKING:
     OptimizerName = str
     RecipeName = str
-else:  # the registries' names are spelled out nowhere else
+else:  # literals of the registered names, which plans and records are checked against
     OptimizerName = Literal[tuple(OPTIMIZERS)]
     RecipeName = Literal[tuple(RECIPES)]
 
 
 def has_hyperparameter(recipe: str, name: str) -> bool:
-    """Return whether a hyperparameter has a meaning under a recipe: it sets something there, or no
-    optimizer at all.
+    """Return whether a hyperparameter has a meaning under a recipe.
+
+    This is true if it sets an optimizer of this recipe, or if it sets no optimizer of any recipe.
     """
-    own = RECIPES[recipe].hyperparameters
-    return name in own or not any(name in other.hyperparameters for other in RECIPES.values())
+    if name in RECIPES[recipe].hyperparameters:
+        return True
+    return not any(name in chosen.hyperparameters for chosen in RECIPES.values())
 
 
 def list_recipes_with(name: str) -> list[str]:
@@ -217,25 +212,27 @@ def list_recipes_with(name: str) -> list[str]:
     return [recipe for recipe in RECIPES if has_hyperparameter(recipe, name)]
 
 
-def is_renamed(name: str) -> bool:
-    """Return whether a hyperparameter sets, in some recipe, a setting of another name."""
+def has_renamed_setting(name: str) -> bool:
+    """Return whether the name of a hyperparameter differs from that of the setting that it sets.
+
+    For example, `adamw_learning_rate` sets AdamW's `learning_rate` in the recipe `muon`.
+    """
     return any(name in recipe.renamed_hyperparameters for recipe in RECIPES.values())
 
 
 def find_recipe(*, rates_by_shape: bool) -> Recipe:
-    """Return the first recipe whose hidden matrices have rates that follow their shape, or have
-    not.
-    """
+    """Return the first recipe that has this value of `rates_by_shape`."""
     return next(recipe for recipe in RECIPES.values() if recipe.rates_by_shape == rates_by_shape)
 
 
-def optimizer_flops(recipe: str, shape: Shape) -> float:
-    """Return the FLOPs that a recipe adds to every step of a model, whatever its batch.
+def compute_optimizer_flops(recipe: str, shape: Shape) -> float:
+    """Return the FLOPs that a recipe adds to every step of a model, at any batch size.
 
-    They are no part of a run's training FLOPs (`proxies.core.flops`). Times and hours count them.
+    A run's training FLOPs (`forerun._proxies.core.flops`) do not include them; estimates of time
+    do.
     """
     chosen = RECIPES[recipe]
     return sum(
-        chosen.optimizer_for(kind_of(name), size).step_flops(size)
-        for name, size in parameter_shapes(shape).items()
+        chosen.get_optimizer(get_kind(name), size).step_flops(size)
+        for name, size in list_parameter_shapes(shape).items()
     )

@@ -1,8 +1,8 @@
-"""Opening files that must be plain files.
+"""Functions that open a file only if it is a plain file.
 
-A command that opens a named pipe waits until somebody writes to it, and a device may never end.
-Everything that reads a file whose path a person or another program chose opens it here, and what is
-not a plain file is refused at once.
+A command that opens a named pipe waits until somebody writes to it, and a device may never end. So
+every file whose path a person or another program chose is opened here, and anything that is not a
+plain file is refused at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from proxies.core.notation import counted
+from forerun._proxies.core.notation import format_counted
 
 MAX_RECORD_BYTES = 2**26
 """Upper limit for a file that is read as a whole; a large study's evidence takes a hundredth
@@ -43,8 +43,7 @@ def require_plain(path: Path) -> None:
 
 
 def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
-    """Open a plain file, or the one that a link leads to, without ever waiting for a writer or
-    reader.
+    """Open a plain file, or the target of a link, without ever waiting for another process.
 
     Raises:
         OSError: The file cannot be opened or is not a plain file.
@@ -88,7 +87,7 @@ def refuse_pipe(path: Path) -> None:
 
 
 def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-    """Return the content of a plain file, or of the one that a link leads to.
+    """Return the content of a plain file, or of a link's target.
 
     Raises:
         OSError: The file cannot be opened, is not a plain file, or has more than `max_bytes` bytes.
@@ -98,7 +97,7 @@ def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
         if num_bytes > max_bytes:
             raise OSError(
                 errno.EFBIG,
-                f"it has {counted(num_bytes, 'byte')}: must be at most {max_bytes}",
+                f"it has {format_counted(num_bytes, 'byte')}: must be at most {max_bytes}",
                 str(path),
             )
         return file.read(max_bytes + 1)
@@ -112,9 +111,7 @@ def _check_kind(mode: int, path: Path) -> None:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open with O_NONBLOCK, with which a pipe opens at once; it changes nothing for a plain
-    file.
-    """
+    """Open with O_NONBLOCK: a pipe opens at once, and a plain file as usual."""
     try:
         return os.open(path, flags | os.O_NONBLOCK, 0o644)
     except OSError as error:

@@ -1,6 +1,4 @@
-"""How a run compares with its base run, and factors that are powers of that. Standard library
-only.
-"""
+"""Ratios of a run to its base run, and factors that are powers of these ratios."""
 
 from __future__ import annotations
 
@@ -8,43 +6,43 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from proxies.core.checks import Checks, SpecError
+from forerun._proxies.core.checks import Checks, SpecError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratios:
-    """How a run compares with the base run its hyperparameters were set at."""
+    """Ratios of a run to the base run, at which its hyperparameters were set."""
 
     width: float = 1.0
-    """m_N; a hidden matrix uses its own fan-in's."""
+    """m_N. For a hidden matrix, the ratio of its own fan-in."""
     depth: float = 1.0
     """m_L."""
     batch: float = 1.0
-    """m_B, in tokens."""
+    """m_B, of the batches in tokens."""
     duration: float = 1.0
-    """m_D, in tokens."""
+    """m_D, of the training tokens."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         for field in dataclasses.fields(self):
-            checks.number(field.name, above=0)
-        checks.done()
+            checks.require_number(field.name, above=0)
+        checks.raise_problems()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Powers:
-    """A factor m_N^width m_L^depth m_B^batch m_D^duration."""
+    """The factor m_N^width m_L^depth m_B^batch m_D^duration."""
 
     width: float = 0.0
     depth: float = 0.0
     batch: float = 0.0
     duration: float = 0.0
 
-    def at(self, ratios: Ratios) -> float:
-        """The factor; exactly 1.0 at the base.
+    def evaluate(self, ratios: Ratios) -> float:
+        """Return the factor at some ratios; exactly 1.0 at the base.
 
         Raises:
-            SpecError: it is no number that a float holds.
+            SpecError: The factor is not a positive finite float.
         """
         try:
             factor = float(
@@ -56,43 +54,41 @@ class Powers:
         except OverflowError:
             factor = math.inf
         if not 0 < factor < math.inf:
-            raise SpecError(
-                "Ratios", [f"{self} of {ratios} is {factor}: choose ratios nearer to 1"]
-            )
+            problem = f"{self} of {ratios} is {factor}: choose ratios nearer to 1"
+            raise SpecError("Ratios", [problem])
         return factor
 
-    def times(self, other: Powers) -> Powers:
-        """The product of two factors."""
+    def multiply(self, factor: Powers) -> Powers:
+        """Return the product of two factors."""
         return Powers(
-            width=self.width + other.width,
-            depth=self.depth + other.depth,
-            batch=self.batch + other.batch,
-            duration=self.duration + other.duration,
+            width=self.width + factor.width,
+            depth=self.depth + factor.depth,
+            batch=self.batch + factor.batch,
+            duration=self.duration + factor.duration,
         )
 
     def __str__(self) -> str:
-        """As one would write it: `m_N^-1 m_L^-1/2`; `1` where nothing scales."""
-        parts = (
-            ("m_N", self.width),
-            ("m_L", self.depth),
-            ("m_B", self.batch),
-            ("m_D", self.duration),
-        )
-        return (
-            " ".join(
-                name if power == 1 else f"{name}^{_fraction(power)}"
-                for name, power in parts
-                if power
-            )
-            or "1"
-        )
+        """Return the factor as people write it: `m_N^-1 m_L^-1/2`; `1` if nothing scales."""
+        powers = {
+            "m_N": self.width,
+            "m_L": self.depth,
+            "m_B": self.batch,
+            "m_D": self.duration,
+        }
+        factors = [
+            name if power == 1 else f"{name}^{_format_power(power)}"
+            for name, power in powers.items()
+            if power
+        ]
+        return " ".join(factors) or "1"
 
 
 UNSCALED = Powers()
-"""The same at every size."""
+"""The factor 1 at every size."""
 
 
-def _fraction(power: float) -> str:
+def _format_power(power: float) -> str:
+    """Return an exponent as an integer, as halves, or as a decimal number."""
     if power == int(power):
         return str(int(power))
     return f"{int(power * 2)}/2" if power * 2 == int(power * 2) else f"{power:g}"

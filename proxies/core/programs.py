@@ -1,6 +1,4 @@
-"""The user's own code as part of a run: a model factory, or a whole trainer. Standard library
-only.
-"""
+"""The user's own code in a run: a factory that builds the model, or a command that trains it."""
 
 from __future__ import annotations
 
@@ -14,77 +12,78 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
-from proxies.core import canon
-from proxies.core.checks import Checks
-from proxies.core.errors import InputError
-from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
 
-MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
+# ---- Factories ----
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factory:
-    """A function that builds a `torch.nn.Module` of a shape, in the user's own module."""
+    """A function in the user's module that builds a `torch.nn.Module` of a shape."""
 
     target: str
-    """`package.module:function`."""
+    """Name of the function, `package.module:function`."""
     source_sha256: str
-    """Of the module's source file: other code is another run."""
+    """Sha256 of the module's source file; with other code it is another run."""
     dimensions: tuple[tuple[str, str], ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Patterns of parameter names, and what each of their dimensions is: (`*.experts.up`, `expert
-    in out`)."""
+    """Patterns of parameter names, with one word for each of their dimensions: (`*.experts.up`,
+    `expert in out`)."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        for pattern, words in self.dimensions:
-            named = words.split()
-            plain = (
-                bool(named)
-                and all(word.isidentifier() for word in named)
-                and bool({"in", "out"} & {*named})
+        for pattern, text in self.dimensions:
+            words = text.split()
+            counts = [words.count("in"), words.count("out")]
+            checks.require(
+                all(word.isidentifier() for word in words) and max(counts) == 1,
+                f"{pattern!r} = {text!r}: must be one word for each dimension, `in`, `out` or "
+                "both once among them, such as 'expert in out'",
             )
-            twice = [word for word in ("in", "out") if named.count(word) > 1]
-            checks.that(
-                plain and not twice,
-                f"{pattern!r} = {words!r}: must be one word for each dimension, `in`, `out` or "
-                "both once among them, "
-                "such as 'expert in out'",
-            )
-        fine = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)
-        checks.that(bool(fine), f"target = {self.target!r}: must be package.module:function")
-        checks.that(
-            len(self.source_sha256) == 64, f"source_sha256 = {self.source_sha256!r} is not a sha256"
+        checks.require(
+            bool(re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", self.target)),
+            f"target = {self.target!r}: must be package.module:function",
         )
-        checks.done()
+        checks.require(
+            len(self.source_sha256) == canon.ID_LENGTH,
+            f"source_sha256 = {self.source_sha256!r} is not a sha256",
+        )
+        checks.raise_problems()
 
 
 class FactoryError(InputError):
-    """A factory that cannot be used. `problems` lists all that is wrong with it."""
+    """A factory that cannot be used. `problems` lists everything that is wrong with it."""
 
     cause, refuses_study = "user_code", True
+    """Kind of failure, and that the driver ends the study instead of retrying the run."""
 
     def __init__(self, target: str, problems: list[str]) -> None:
         self.target, self.problems = target, problems
         super().__init__(f"{target}: " + "; ".join(problems))
 
     def __reduce__(self) -> tuple[type[FactoryError], tuple[str, list[str]]]:
-        """As it was made: it travels from workers."""
+        """Return the arguments to pickle: workers send this error."""
         return FactoryError, (self.target, self.problems)
 
 
 class FactoryChangedError(InputError):
-    """The factory's source is no longer what the run was named after."""
+    """A factory whose source differs from the one in the run's spec."""
 
     cause, refuses_study = "user_code", True
+    """Kind of failure, and that the driver ends the study instead of retrying the run."""
 
+
+# ---- Commands ----
 
 PLACEHOLDERS = {
     **{
-        HYPERPARAMETERS[name].told_as: HYPERPARAMETERS[name].meaning
+        HYPERPARAMETERS[name].placeholder_name: HYPERPARAMETERS[name].meaning
         for name in USER_TRAINER_HPARAMS
     },
     "num_steps": "optimizer steps",
-    "warmup_steps": "warmup steps among them",
+    "warmup_steps": "warmup steps, part of num_steps",
     "decay_steps": "decay steps (wsd)",
     "decay_shape": "linear or sqrt (wsd)",
     "schedule": "cosine, linear, wsd or constant",
@@ -95,58 +94,56 @@ PLACEHOLDERS = {
     "num_kv_heads": "key and value heads",
     "head_dim": "width of a head",
     "ffn_width": "feed-forward width",
-    "vocab_size": "tokens known",
+    "vocab_size": "tokens in the vocabulary",
     "seq_len": "tokens per sequence",
-    "base_width": "width the hyperparameters are set at",
+    "base_width": "width at which the hyperparameters are set",
     "base_num_layers": "blocks of the base shape",
     "width_multiplier": "width / base_width",
-    "parametrization": "its name",
+    "parametrization": "name of the parametrization",
     "batch_tokens": "tokens per step",
     "batch_sequences": "sequences per step",
     "batch_warmup_steps": "steps before the batch is full",
-    "batch_warmup_stages": "equal stages; 1: no warmup",
+    "batch_warmup_stages": "equal stages of the batch warmup; 1: no warmup",
     "seed": "seed of weights and data order",
     "run_dir": "an empty folder for this run",
     "run_json": "the file in it with all these values and the spec",
     "data": "the corpus folder",
 }
-"""What a command template may name."""
+"""Placeholders that a command's template may contain, with their meanings."""
 
-PLACES = ("run_dir", "run_json", "data")
-"""Those of the machine that a run is on."""
-NEEDED = {
+PATH_PLACEHOLDERS = ("run_dir", "run_json", "data")
+"""Placeholders for paths on the machine that trains the run."""
+REQUIRED_PLACEHOLDERS = {
     "lr": "the search cannot reach the trainer",
     "width": "the model would not grow",
     "num_steps": "the trainer cannot know when to end",
     "seed": "repetitions would all be the same run, and every interval too narrow",
 }
-"""What a template must name (or {run_json}, which holds everything), and why."""
+"""Placeholders that a template must contain, unless it contains {run_json}, and the reasons."""
 
-
+MetricsFormat = Literal["jsonl", "wandb", "tensorboard"]
 LossUnit = Literal["nats", "bits", "bits per byte"]
 """Unit of a logged loss: nats or bits per token, or bits per byte of text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A trainer's command line, and where it leaves its metrics. No shell runs it.
-
-    The metrics of `tensorboard` carry their own step; `step_key` is of `jsonl` and `wandb`.
-    """
+    """The command line of a trainer, and the place of its metrics. No shell runs it."""
 
     template: str
-    """With `{placeholders}`; a brace of its own is written twice."""
+    """Command line with `{placeholders}`; a literal brace is written twice."""
     metrics_format: MetricsFormat
     metrics_path: str
-    """The JSONL file, or the folder below which the run or event files lie; `{placeholders}`
-    allowed; a relative path starts in `{run_dir}`."""
+    """Path of the JSONL file, or of the folder with the W&B run or event files. It may contain
+    `{placeholders}`; a relative path starts in `{run_dir}`."""
     step_key: str
+    """Key of the step; unused for `tensorboard`, whose metrics have their own step."""
     train_loss_key: str
     validation_loss_key: str
     grad_norm_key: str
-    """Empty: the trainer logs none."""
+    """Key of the gradient norm; empty if the trainer does not log it."""
     own: tuple[str, ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
-    """Names that a plan declares beside the placeholders."""
+    """Placeholders that the plan declares."""
     train_loss_unit: LossUnit = field(default="nats", metadata=canon.UNLESS_DEFAULT)
     validation_loss_unit: LossUnit = field(default="nats", metadata=canon.UNLESS_DEFAULT)
     bytes_per_token: float = field(default=0.0, metadata=canon.UNLESS_DEFAULT)
@@ -154,97 +151,99 @@ class Command:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.one_of("metrics_format", get_args(MetricsFormat))
-        problems = [*template_problems(self.template, self.own), *_command_problems(self.template)]
-        checks.problems += [f"template: {problem}" for problem in problems]
-        problems = [
-            *template_problems(self.metrics_path, self.own),
-            *_path_problems(self.metrics_path),
-        ]
-        checks.problems += [f"metrics_path: {problem}" for problem in problems]
-        for name in ("step_key", "train_loss_key", "validation_loss_key"):
-            checks.that(bool(getattr(self, name)), f"{name} is empty")
-        keys = [
-            key
-            for key in (
-                self.step_key,
-                self.train_loss_key,
-                self.validation_loss_key,
-                self.grad_norm_key,
-            )
-            if key
-        ]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        checks.that(not twice, f"{', '.join(map(repr, twice))}: two metrics must not share one key")
-        checks.number("bytes_per_token", least=0)
+        checks.require_one_of("metrics_format", get_args(MetricsFormat))
+        problems = {
+            "template": [
+                *find_template_problems(self.template, self.own),
+                *_find_command_problems(self.template),
+            ],
+            "metrics_path": [
+                *find_template_problems(self.metrics_path, self.own),
+                *_find_path_problems(self.metrics_path),
+            ],
+        }
+        for name in problems:
+            checks.problems += [f"{name}: {problem}" for problem in problems[name]]
+        self._check_keys(checks)
+        checks.require_number("bytes_per_token", least=0)
         for name in ("train_loss_unit", "validation_loss_unit"):
-            checks.one_of(name, get_args(LossUnit))
-            checks.that(
+            checks.require_one_of(name, get_args(LossUnit))
+            checks.require(
                 getattr(self, name) != "bits per byte" or self.bytes_per_token > 0,
                 f"{name} is bits per byte: set metrics_bytes_per_token to the bytes of the text "
                 "over its tokens",
             )
-        checks.done()
+        checks.raise_problems()
 
-    def nats_per_unit(self, unit: LossUnit) -> float:
+    def _check_keys(self, checks: Checks) -> None:
+        required = ("step_key", "train_loss_key", "validation_loss_key")
+        for name in required:
+            checks.require(bool(getattr(self, name)), f"{name} is empty")
+        keys = [key for name in (*required, "grad_norm_key") if (key := getattr(self, name))]
+        repeated = sorted({key for key in keys if keys.count(key) > 1})
+        checks.require(
+            not repeated, f"{', '.join(map(repr, repeated))}: two metrics must not share one key"
+        )
+
+    def get_nats_per_unit(self, unit: LossUnit) -> float:
         """Return the factor that converts a loss in a unit to nats per token."""
-        return {
-            "nats": 1.0,
-            "bits": math.log(2),
-            "bits per byte": math.log(2) * self.bytes_per_token,
-        }[unit]
+        if unit == "nats":
+            return 1.0
+        return math.log(2) * (self.bytes_per_token if unit == "bits per byte" else 1.0)
 
     @property
-    def named(self) -> set[str]:
-        """The placeholders of its template."""
-        return placeholders_in(self.template)
+    def placeholders(self) -> set[str]:
+        """Placeholders of the template."""
+        return find_placeholders(self.template)
 
-    def reaches(self, placeholder: str) -> bool:
-        """Whether the trainer receives this value: a search over one that it does not receive has
-        no effect.
-        """
-        return not {placeholder, "run_json"}.isdisjoint(placeholders_in(self.template))
+    def can_receive(self, placeholder: str) -> bool:
+        """Return whether the trainer receives a value; if not, a search over it has no effect."""
+        return not {placeholder, "run_json"}.isdisjoint(self.placeholders)
 
 
-def template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
-    """What is wrong with a template, which may also name a plan's `own` axes; nothing for a good
-    one.
+def find_placeholders(template: str) -> set[str]:
+    """Return the placeholders of a template; empty if it cannot be parsed."""
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError:
+        return set()
+
+
+def find_template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
+    """Return the problems of a template.
+
+    Args:
+        template: Text with `{placeholders}`.
+        own: Placeholders that the plan declares.
     """
     if not template.strip():
         return ["it is empty"]
     try:
-        fields = [
-            (f, spec, how)
-            for _, f, spec, how in string.Formatter().parse(template)
-            if f is not None
-        ]
+        parts = list(string.Formatter().parse(template))
     except ValueError as error:
         return [f"{template!r} does not parse ({error}): write a literal brace twice"]
     problems, known = [], (*PLACEHOLDERS, *own)
-    for name, spec, how in fields:
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {{{near[0]}}}?" if near else f"must be one of {', '.join(known)}"
-            problems.append(
-                f"{{{name}}} is unknown, also to search.axes: {meant} (write a literal brace twice)"
+            advice = (
+                f"did you mean {{{near[0]}}}?" if near else f"must be one of {', '.join(known)}"
             )
-        elif spec or how:
+            problems.append(
+                f"{{{name}}} is unknown, also to search.axes: {advice} (write a literal brace "
+                "twice)"
+            )
+        elif spec or conversion:
             problems.append(
                 f"{{{name}}} has a format, which would change the value: write {{{name}}}"
             )
     return problems
 
 
-def placeholders_in(template: str) -> set[str]:
-    """The placeholders of a template; none for one that does not parse."""
-    try:
-        return {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
-    except ValueError:
-        return set()
-
-
-def _command_problems(template: str) -> list[str]:
-    """Quotes, and what a trainer must be told."""
+def _find_command_problems(template: str) -> list[str]:
+    """Return the problems of a command line: its quotes, and placeholders that it lacks."""
     problems = []
     try:
         shlex.split(template)
@@ -252,26 +251,21 @@ def _command_problems(template: str) -> list[str]:
         problems.append(
             f"{template!r} does not split into words ({error}): are its quotes balanced?"
         )
-    names = placeholders_in(template)
-    missing = (
-        {}
-        if "run_json" in names
-        else {name: why for name, why in NEEDED.items() if name not in names}
-    )
-    return problems + [f"it lacks {{{name}}}: {why}" for name, why in missing.items()]
-
-
-def _path_problems(path: str) -> list[str]:
-    """Two runs must never write, nor an attempt find, the same metrics."""
-    names, pure = placeholders_in(path), PurePosixPath(path)
-    shared = (
-        pure.is_absolute() or path.startswith("~") or not names.isdisjoint(("data", "run_json"))
-    )
-    if ".." in pure.parts or (shared and "run_dir" not in names):
-        return [
-            (
-                f"{path!r} is outside {{run_dir}}, so runs would write one file: begin it with "
-                f"{{run_dir}}/"
-            )
+    names = find_placeholders(template)
+    if "run_json" not in names:
+        problems += [
+            f"it lacks {{{name}}}: {REQUIRED_PLACEHOLDERS[name]}"
+            for name in REQUIRED_PLACEHOLDERS
+            if name not in names
         ]
+    return problems
+
+
+def _find_path_problems(path: str) -> list[str]:
+    """Return the problem of a path to metrics at which two runs would write the same file."""
+    names, parsed = find_placeholders(path), PurePosixPath(path)
+    is_elsewhere = parsed.is_absolute() or path.startswith("~") or {"data", "run_json"} & names
+    if ".." in parsed.parts or (is_elsewhere and "run_dir" not in names):
+        problem = f"{path!r} is outside {{run_dir}}, so runs would write one file"
+        return [f"{problem}: begin it with {{run_dir}}/"]
     return []

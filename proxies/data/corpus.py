@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxies.core.notation import counted
-from proxies.data.dataset_folder import split_by_name
-from proxies.data.document_split import SplitJob, SplitProgress, write_source
-from proxies.data.documents import (
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.data.dataset_folder import split_by_name
+from forerun._proxies.data.document_split import SplitJob, SplitProgress, write_source
+from forerun._proxies.data.documents import (
     RAW,
     TEXT_SUFFIXES,
     FoundFiles,
-    Leftovers,
     ReaderOptions,
     SourceFile,
+    UnreadFiles,
+    describe_formats,
     find_files,
-    told,
 )
-from proxies.data.mixture import weight_problems
-from proxies.data.pretokenized import check_range, dtype_of, vocabulary_of
-from proxies.data.shards import (
-    another_corpus,
-    check_same_settings,
-    publish,
+from forerun._proxies.data.mixture import find_weight_problems
+from forerun._proxies.data.pretokenized import check_range, find_ids_dtype, find_vocabulary
+from forerun._proxies.data.shards import (
+    create_unfinished_folder,
+    make_another_corpus_error,
+    publish_corpus,
     read_published,
-    unfinished,
 )
-from proxies.data.tokenizer import (
+from forerun._proxies.data.tokenizer import (
     MAX_BPE_VOCAB,
     MIN_BPE_VOCAB,
     FileTokenizer,
@@ -43,9 +42,17 @@ from proxies.data.tokenizer import (
     load_tokenizer,
     train_bpe,
 )
-from proxies.data.tokenizer_sample import MAX_SAMPLE_BYTES, sample_documents
-from proxies.data.tokens import SCHEMA_VERSION, TOKENIZER_FILE, DataError, Manifest, NotRead, Source
+from forerun._proxies.data.tokenizer_sample import MAX_SAMPLE_BYTES, sample_documents
+from forerun._proxies.data.tokens import (
+    SCHEMA_VERSION,
+    TOKENIZER_FILE,
+    DataError,
+    Manifest,
+    NotRead,
+)
 
+Say = Callable[[str], None]
+"""Function that shows a line of text to the user."""
 UNNAMED = "text"
 """Name of a corpus's only source, if the user gave none."""
 MAX_KINDS_SHOWN = 6
@@ -54,22 +61,19 @@ about seventy."""
 
 
 def tokenize(
-    sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]],
+    sources: Sequence[Path | str] | Mapping[str, Sequence[Path | str]],
     out: Path,
     *,
     suffixes: tuple[str, ...] = TEXT_SUFFIXES,
     excluded: tuple[str, ...] = (),
-    text_key: str = "text",
+    reading: ReaderOptions = ReaderOptions(),  # noqa: B008 - frozen
     tokenizer: str = "bytes",
     end_token: str | None = None,
     bpe_vocab_size: int | None = None,
-    vocab_size: int | None = None,
-    end_id: int | None = None,
-    raw_dtype: str | None = None,
     validation_fraction: float = 0.02,
     weights: Mapping[str, float] | None = None,
     progress: Callable[[SplitProgress], None] = lambda progress: None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Manifest:
     """Write the shards and the manifest of a corpus; identical documents count once.
 
@@ -78,13 +82,10 @@ def tokenize(
         out: The corpus folder.
         suffixes: Suffixes of the files to take from folders.
         excluded: Names of folders to skip.
-        text_key: Key of JSON Lines objects, or column of parquet files.
+        reading: Options of the readers.
         tokenizer: `bytes`, or the path of a `tokenizer.json`.
         end_token: Token that ends a document; None to look for one of the usual names.
         bpe_vocab_size: Size of a BPE to train on a sample of the sources; None to train none.
-        vocab_size: Vocabulary size of ids that do not imply it, not below that of a tokenizer.
-        end_id: Id that ends a document in pre-tokenized files.
-        raw_dtype: Dtype of raw ids, one of `RAW_DTYPES`; None to recognize it file by file.
         validation_fraction: Share of the documents that is held out.
         weights: Share of each source in training; None to use its share of the training tokens.
         progress: Called from time to time with the progress.
@@ -94,22 +95,20 @@ def tokenize(
         DataError: There is nothing to read, `out` contains another corpus, a source has fewer than
             two documents, or the disk is full.
     """
-    paths_by_name = _name_sources(sources)
-    bpe_problems = _find_bpe_problems(bpe_vocab_size, tokenizer, end_token)
-    _check(paths_by_name, validation_fraction, weights, bpe_problems)
-    published = _check_published(out, paths_by_name, weights, bpe_vocab_size, say)
-    listings = _list_sources(paths_by_name, suffixes, excluded, out, say)
-    files = [file for listing in listings.values() for file in listing.files]
-    options = ReaderOptions(
-        text_key=text_key, vocab_size=vocab_size or 0, end_id=end_id, raw_dtype=raw_dtype
-    )
-    with unfinished(out) as folder:
+    paths_by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
+    problems = _find_bpe_problems(bpe_vocab_size, tokenizer, end_token)
+    _check_arguments(paths_by_name, validation_fraction, weights, problems)
+    listings = {
+        name: find_files(paths, suffixes, excluded, out) for name, paths in paths_by_name.items()
+    }
+    listings = {name: _sort_files(name, files, suffixes, say) for name, files in listings.items()}
+    all_files = [file for listing in listings.values() for file in listing.files]
+    with create_unfinished_folder(out) as folder:
         if bpe_vocab_size:
-            tokenizer = _train_bpe(
-                files, folder, bpe_vocab_size, text_key, validation_fraction, say
-            )
+            texts = sample_documents(all_files, reading, validation_fraction)
+            tokenizer = _train_bpe(texts, folder, bpe_vocab_size, say)
         loaded = load_tokenizer(tokenizer, end_token)
-        text_tokenizer, reading = _choose_vocabulary(files, loaded, options, say)
+        text_tokenizer, reading = _choose_vocabulary(all_files, loaded, reading, say)
         job = SplitJob(
             folder=folder,
             tokenizer=text_tokenizer,
@@ -117,49 +116,53 @@ def tokenize(
             validation_fraction=validation_fraction,
             progress=progress,
             say=say,
-            total_bytes=sum(file.num_bytes for file in files),
-            out=out,
-            published=published,
+            total_bytes=sum(file.num_bytes for file in all_files),
         )
-        return _write_corpus(job, listings, weights, is_mixture=isinstance(sources, Mapping))
+        return _write_corpus(job, out, listings, weights, is_mixture=isinstance(sources, Mapping))
 
 
-def _list_sources(
-    paths_by_name: Mapping[str, list[Path | str]],
-    suffixes: tuple[str, ...],
-    excluded: tuple[str, ...],
-    out: Path,
-    say: Callable[[str], None],
-) -> dict[str, FoundFiles]:
-    """Find the files of each source, then assign them to splits."""
-    listings = {
-        name: find_files(paths, suffixes, excluded, out) for name, paths in paths_by_name.items()
-    }
-    return {name: _sort_out(name, listing, suffixes, say) for name, listing in listings.items()}
+def _check_arguments(
+    paths_by_name: Mapping[str, Sequence[Path | str]],
+    validation_fraction: float,
+    weights: Mapping[str, float] | None,
+    problems: list[str],
+) -> None:
+    """Check the arguments of `tokenize`, and raise their problems together with earlier ones.
+
+    Raises:
+        DataError: There are problems.
+    """
+    problems += [
+        f"{name!r} is not a valid source name: use letters, digits, _ and - only"
+        for name in paths_by_name
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    ]
+    if not any(paths_by_name.values()):
+        problems.append("no source was named: name at least one file or folder")
+    if not 0 < validation_fraction < 1:
+        problems.append(f"validation_fraction = {validation_fraction}: must be above 0 and below 1")
+    if weights is not None:
+        problems += find_weight_problems(tuple(paths_by_name), weights)
+    if problems:
+        raise DataError(*problems)
 
 
-def _name_sources(
-    sources: Iterable[Path | str] | Mapping[str, Sequence[Path | str]],
-) -> dict[str, list[Path | str]]:
-    by_name = sources if isinstance(sources, Mapping) else {UNNAMED: sources}
-    return {name: list(paths) for name, paths in by_name.items()}
-
-
-def _sort_out(
-    name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Callable[[str], None]
-) -> FoundFiles:
+def _sort_files(name: str, listing: FoundFiles, suffixes: tuple[str, ...], say: Say) -> FoundFiles:
     """Assign the files of a source to splits by their names, and say which files are read.
 
-    Cards and test splits move to the files that are not read.
+    Dataset cards and the files of test splits are added to the files that are not read.
     """
-    by_purpose, left = split_by_name(listing.files), Leftovers()
-    for kind, unread in (("dataset card", by_purpose.cards), ("test split", by_purpose.test)):
-        for file in unread:
-            left.add(kind, file.relative_name, file.num_bytes)
-    files, not_read = by_purpose.files, (*left.to_records(), *listing.not_read)
-    say(f"{name}: {told(files)}; {counted(sum(file.num_bytes for file in files), 'byte')}")
+    by_purpose, unread = split_by_name(listing.files), UnreadFiles()
+    for kind, files in (("dataset card", by_purpose.cards), ("test split", by_purpose.test)):
+        for file in files:
+            unread.add(kind, file.relative_name, file.num_bytes)
+    files, not_read = by_purpose.files, (*unread.to_records(), *listing.not_read)
+    say(
+        f"{name}: {describe_formats(files)}; "
+        f"{format_counted(sum(file.num_bytes for file in files), 'byte')}"
+    )
     if not_read:
-        say(f"{name}: not read: {describe_not_read(not_read)}; --suffix adds suffixes to read")
+        say(f"{name}: not read: {_describe_not_read(not_read)}; --suffix adds suffixes to read")
     if sentence := by_purpose.describe():
         say(f"{name}: {sentence}")
     if not files:
@@ -170,84 +173,20 @@ def _sort_out(
     return FoundFiles(files, not_read)
 
 
-def describe_not_read(kinds: Sequence[NotRead]) -> str:
-    """Describe the kinds of files that are not read.
-
-    Kinds that were set aside for their content or name come first, then those with the most bytes.
-    """
-
-    def importance(kind: NotRead) -> tuple[bool, int]:
-        is_suffix_alone = kind.suffix.startswith(".") and " " not in kind.suffix
-        return not kind.suffix or is_suffix_alone, -kind.num_bytes
-
-    shown = sorted(kinds, key=importance)[:MAX_KINDS_SHOWN]
-    left = [kind for kind in kinds if kind not in shown]
-    words = [*map(_describe, shown)]
-    if left:
-        words.append(
-            f"{sum(kind.num_files for kind in left)} files of {counted(len(left), 'other kind')} "
-            "(--json names all)"
-        )
+def _describe_not_read(kinds: Sequence[NotRead]) -> str:
+    """Describe the kinds of files that are not read, with the names of the first files of each."""
+    words = []
+    for kind in kinds[:MAX_KINDS_SHOWN]:
+        more = ", ..." if kind.num_files > len(kind.examples) else ""
+        names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
+        words.append(f"{kind.num_files} {kind.suffix or 'without suffix'}{names}")
+    if unnamed := kinds[MAX_KINDS_SHOWN:]:
+        files = format_counted(sum(kind.num_files for kind in unnamed), "file")
+        words.append(f"{files} of {format_counted(len(unnamed), 'other kind')} (--json names all)")
     return "; ".join(words)
 
 
-def _describe(kind: NotRead) -> str:
-    """Describe the files of a kind: their number, and the names of the first."""
-    more = ", ..." if kind.num_files > len(kind.examples) else ""
-    names = f" ({', '.join(kind.examples)}{more})" if kind.examples else ""
-    return f"{kind.num_files} {kind.suffix or 'without suffix'}{names}"
-
-
-def _check(
-    named: Mapping[str, list[Path | str]],
-    validation_fraction: float,
-    weights: Mapping[str, float] | None,
-    problems: list[str],
-) -> None:
-    problems += [
-        f"{name!r} is not a valid source name: use letters, digits, _ and - only"
-        for name in named
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name)
-    ]
-    if not any(named.values()):
-        problems.append("no source was named: name at least one file or folder")
-    if not 0 < validation_fraction < 1:
-        problems.append(f"validation_fraction = {validation_fraction}: must be above 0 and below 1")
-    if weights is not None:
-        problems += weight_problems(tuple(named), weights)
-    if problems:
-        raise DataError(*problems)
-
-
-def _check_published(
-    out: Path,
-    named: Mapping[str, list[Path | str]],
-    weights: Mapping[str, float] | None,
-    bpe_vocab_size: int | None,
-    say: Callable[[str], None],
-) -> Manifest | None:
-    """Return the manifest of the corpus in `out`, if there is one, and say that there is.
-
-    Raises:
-        DataError: The corpus has other sources, weights or tokenizer than the new one, or it cannot
-            be read.
-    """
-    published = read_published(out)
-    if published is None:
-        return None
-    check_same_settings(out, published, {"names": tuple(named)})
-    shares = {source.name: float(source.num_tokens("train")) for source in published.sources}
-    expected = published.reweighted(shares if weights is None else weights)
-    check_same_settings(out, published, {"weights": expected.weights})
-    if bpe_vocab_size and not published.tokenizer.startswith("sha256:"):
-        raise another_corpus(out, f"with tokenizer {published.tokenizer}, not a trained one")
-    say(
-        f"{out} holds a corpus of {counted(published.num_documents, 'document')}, "
-        f"{published.num_tokens('train'):,} training and "
-        f"{published.num_tokens('validation'):,} validation tokens: the same text repairs its "
-        "shards, other text is refused at the first token that differs (name another --out for it)"
-    )
-    return published
+# ---- Tokenizer and vocabulary ----
 
 
 def _find_bpe_problems(
@@ -271,22 +210,12 @@ def _find_bpe_problems(
     return problems
 
 
-def _train_bpe(
-    files: Sequence[SourceFile],
-    folder: Path,
-    vocab_size: int,
-    text_key: str,
-    validation_fraction: float,
-    say: Callable[[str], None],
-) -> str:
-    """Train a tokenizer on a sample of the files and return the path of its file."""
-    reading = ReaderOptions(text_key=text_key, vocab_size=vocab_size, end_id=None)
-    texts = sample_documents(files, reading, validation_fraction)
-    num_bytes = sum(map(len, texts))
+def _train_bpe(texts: Sequence[bytes], folder: Path, vocab_size: int, say: Say) -> str:
+    """Train a tokenizer on a sample of the documents, and return the path of its file."""
     say(
-        f"training a byte-level BPE of {counted(vocab_size, 'entry')} on "
-        f"{counted(len(texts), 'training document')}, {num_bytes:,} bytes (a sample has at most "
-        f"{MAX_SAMPLE_BYTES:,})"
+        f"training a byte-level BPE of {format_counted(vocab_size, 'entry')} on "
+        f"{format_counted(len(texts), 'training document')}, {sum(map(len, texts)):,} bytes (a "
+        f"sample has at most {MAX_SAMPLE_BYTES:,})"
     )
     path = folder / TOKENIZER_FILE
     path.write_bytes(train_bpe(texts, vocab_size))
@@ -294,10 +223,7 @@ def _train_bpe(
 
 
 def _choose_vocabulary(
-    files: Sequence[SourceFile],
-    tokenizer: Tokenizer,
-    user_options: ReaderOptions,
-    say: Callable[[str], None],
+    files: Sequence[SourceFile], tokenizer: Tokenizer, user_options: ReaderOptions, say: Say
 ) -> tuple[Tokenizer | None, ReaderOptions]:
     """Decide the vocabulary of a corpus.
 
@@ -308,38 +234,32 @@ def _choose_vocabulary(
         say: Called with lines about the vocabulary.
 
     Returns:
-        The tokenizer of texts, None if the ids' is unknown; and the options of the readers.
+        The tokenizer of the texts, None if the sources are ids of an unknown tokenizer; and the
+        options of the readers.
 
     Raises:
         DataError: The options contradict the tokenizer or the files.
     """
     ids = [file for file in files if file.ids_dtype]
     texts = [file for file in files if not file.ids_dtype]
-    is_unnamed = bool(ids) and not isinstance(tokenizer, FileTokenizer)
     if user_options.raw_dtype and not any(file.ids_dtype == RAW for file in ids):
         raise DataError(
             f"--dtype {user_options.raw_dtype}: no file of raw ids is among the sources: leave it "
             "out"
         )
-    if is_unnamed and texts:
-        raise DataError(
-            f"{ids[0].path} holds ids, {texts[0].path} text: give the tokenizer of the ids with "
-            "--tokenizer, or tokenize them separately"
-        )
-    if is_unnamed:
-        size, end = vocabulary_of(
-            ids, user_options.vocab_size or None, user_options.end_id, user_options.raw_dtype
-        )
-        reading = replace(user_options, vocab_size=size, end_id=end)
+    if ids and not isinstance(tokenizer, FileTokenizer):
+        if texts:
+            raise DataError(
+                f"{ids[0].path} holds ids, {texts[0].path} text: give the tokenizer of the ids "
+                "with --tokenizer, or tokenize them separately"
+            )
+        reading = find_vocabulary(ids, user_options)
         _say_about_ids(ids, reading, say)
         return None, reading
     _check_tokenizer(tokenizer, user_options)
-    reading = replace(
-        user_options,
-        vocab_size=user_options.vocab_size or tokenizer.vocab_size,
-        end_id=tokenizer.end_id,
-    )
-    check_range(ids, reading.vocab_size, None, user_options.raw_dtype)
+    vocab_size = user_options.vocab_size or tokenizer.vocab_size
+    reading = replace(user_options, vocab_size=vocab_size, end_id=tokenizer.end_id)
+    check_range(ids, reading)
     if isinstance(tokenizer, FileTokenizer):
         say(f"end of a document: {tokenizer.end_reason}; --end-token names another")
     if ids:
@@ -351,9 +271,10 @@ def _check_tokenizer(tokenizer: Tokenizer, user_options: ReaderOptions) -> None:
     """Check that the options for ids do not contradict the tokenizer.
 
     Raises:
-        DataError: The end id is another, or the vocabulary is smaller than the tokenizer's.
+        DataError: The end id differs from the tokenizer's, or the vocabulary is smaller than the
+            tokenizer's.
     """
-    if user_options.end_id is not None and user_options.end_id != tokenizer.end_id:
+    if user_options.end_id not in (None, tokenizer.end_id):
         raise DataError(
             f"--end-id {user_options.end_id}: the tokenizer ends documents with "
             f"{tokenizer.end_id}; --end-token names another token"
@@ -361,25 +282,17 @@ def _check_tokenizer(tokenizer: Tokenizer, user_options: ReaderOptions) -> None:
     if user_options.vocab_size and user_options.vocab_size < tokenizer.vocab_size:
         raise DataError(
             f"--vocab-size {user_options.vocab_size}: the tokenizer has "
-            f"{counted(tokenizer.vocab_size, 'id')}"
+            f"{format_counted(tokenizer.vocab_size, 'id')}"
         )
 
 
-def _say_about_ids(
-    ids: Sequence[SourceFile], reading: ReaderOptions, say: Callable[[str], None]
-) -> None:
+def _say_about_ids(ids: Sequence[SourceFile], reading: ReaderOptions, say: Say) -> None:
     """Say which dtypes raw ids have, and which id ends a document."""
-    raw = Counter(
-        dtype_of(file, reading.vocab_size, reading.raw_dtype)
-        for file in ids
-        if file.ids_dtype == RAW
-    )
+    raw = Counter(find_ids_dtype(file, reading) for file in ids if file.ids_dtype == RAW)
     if raw:
-        widths = ", ".join(f"{count} of {dtype}" for dtype, count in raw.items())
-        say(
-            f"raw ids: {widths} "
-            f"({'as --dtype says' if reading.raw_dtype else 'recognized; --dtype names another'})"
-        )
+        counts = ", ".join(f"{count} of {dtype}" for dtype, count in raw.items())
+        reason = "as --dtype says" if reading.raw_dtype else "recognized; --dtype names another"
+        say(f"raw ids: {counts} ({reason})")
     end = (
         "none: long texts are cut; --end-id names one"
         if reading.end_id is None
@@ -388,69 +301,72 @@ def _say_about_ids(
     say(f"end of a document in ids: {end}")
 
 
+# ---- Shards and manifest ----
+
+
 def _write_corpus(
     job: SplitJob,
+    out: Path,
     listings: Mapping[str, FoundFiles],
     weights: Mapping[str, float] | None,
     *,
     is_mixture: bool,
 ) -> Manifest:
     """Write the shards of all sources, publish the corpus, and return its manifest."""
-    sources = _write_sources(job, listings, is_mixture=is_mixture)
-    manifest = _make_manifest(job, sources, weights, listings)
-    tokenizer = job.tokenizer.content if isinstance(job.tokenizer, FileTokenizer) else None
-    publish(job.folder, job.out, manifest, tokenizer)
-    return manifest
-
-
-def _write_sources(
-    job: SplitJob, listings: Mapping[str, FoundFiles], *, is_mixture: bool
-) -> list[Source]:
-    """Write the shards of every source.
-
-    Raises:
-        DataError: `job.out` contains a corpus with other settings.
-    """
-    if job.published is not None:
-        check_same_settings(job.out, job.published, _get_settings(job))
-        if job.published.source_bytes not in (0, job.total_bytes):
-            job.say(
-                f"{job.out} was made from {counted(job.published.source_bytes, 'byte')}, and the "
-                f"sources have {job.total_bytes:,}: a new document in them is refused when it is "
-                "reached"
-            )
-    return [
-        write_source(job, name, listing.files, f"{name}-" if is_mixture else "")
-        for name, listing in listings.items()
-    ]
-
-
-def _get_settings(job: SplitJob) -> dict[str, Any]:
-    """Return the fields of the manifest that are known before documents are read."""
-    return {
+    settings: dict[str, Any] = {
         "tokenizer": "unnamed" if job.tokenizer is None else job.tokenizer.name,
         "vocab_size": job.reading.vocab_size,
         "dtype": job.dtype,
         "end_id": job.reading.end_id,
+        "source_bytes": job.total_bytes,
     }
-
-
-def _make_manifest(
-    job: SplitJob,
-    sources: Sequence[Source],
-    weights: Mapping[str, float] | None,
-    listings: Mapping[str, FoundFiles],
-) -> Manifest:
-    shares = {source.name: float(source.num_tokens("train")) for source in sources}
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        sources=tuple(sources),
-        **_get_settings(job),
+    if published := read_published(out):
+        _check_published(out, published, {"names": tuple(listings), **settings}, weights)
+        job.say(f"{out} holds this corpus already: its shards are written again")
+    sources = tuple(
+        write_source(job, name, listing.files, f"{name}-" if is_mixture else "")
+        for name, listing in listings.items()
     )
     not_read = tuple(kind for listing in listings.values() for kind in listing.not_read)
-    num_bytes = sum(file.num_bytes for listing in listings.values() for file in listing.files)
-    return replace(
-        manifest.reweighted(shares if weights is None else weights),
-        not_read=not_read,
-        source_bytes=num_bytes,
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION, sources=sources, not_read=not_read, **settings
     )
+    manifest = manifest.reweight(weights or _get_token_shares(manifest))
+    tokenizer = job.tokenizer.content if isinstance(job.tokenizer, FileTokenizer) else None
+    publish_corpus(job.folder, out, manifest, tokenizer)
+    return manifest
+
+
+def _get_token_shares(manifest: Manifest) -> dict[str, float]:
+    return {source.name: float(source.count_tokens("train")) for source in manifest.sources}
+
+
+def _check_published(
+    out: Path,
+    published: Manifest,
+    settings: dict[str, Any],
+    weights: Mapping[str, float] | None,
+) -> None:
+    """Check that the corpus in `out` has the settings of the new one, before any text is read.
+
+    Args:
+        out: The corpus folder.
+        published: The manifest in it.
+        settings: Fields of the new manifest.
+        weights: Weights of the new sources; None for their shares of the training tokens.
+
+    Raises:
+        DataError: The published corpus has other settings.
+    """
+    if published.names == settings["names"]:
+        expected = published.reweight(weights or _get_token_shares(published))
+        settings["weights"] = expected.weights
+    if not published.source_bytes:
+        del settings["source_bytes"]
+    differences = [
+        f"{field} {old!s:.80}, not {new!s:.80}"
+        for field, new in settings.items()
+        if (old := getattr(published, field)) != new
+    ]
+    if differences:
+        raise make_another_corpus_error(out, f"with {'; '.join(differences)}")

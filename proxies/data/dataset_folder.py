@@ -1,8 +1,11 @@
-"""Dataset folders of the Hugging Face Hub: data files named by their split, and a README card."""
+"""Splits of files by their names, as in dataset folders of the Hugging Face Hub.
+
+Such a folder has data files that are named for a split, and a README that describes the data (a
+card), which is not read.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
-from proxies.core.notation import counted
-from proxies.core.plain_files import open_plain
-from proxies.data.documents import SourceFile
-from proxies.data.tokens import MAX_EXAMPLES
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.data.documents import SourceFile
+from forerun._proxies.data.tokens import MAX_EXAMPLES
 
 _NamedSplit = Literal["train", "validation", "test"]
 _WORDS: dict[str, _NamedSplit] = {
@@ -34,7 +36,7 @@ _CARD = re.compile(
     re.IGNORECASE,
 )
 """Names of files that describe data."""
-_FREE_SUFFIXES = (".md", ".py")
+_CODE_SUFFIXES = (".md", ".py")
 """Suffixes of texts whose names do not name a split: `train.py` is code."""
 
 
@@ -70,7 +72,7 @@ class SplitFiles:
                     f"files without a split's name are for training: {_list_names(self.unmarked)}"
                 )
             if counts[None]:
-                sentences.append(f"{counted(counts[None], 'other')} by content")
+                sentences.append(f"{format_counted(counts[None], 'other')} by content")
         elif self.test:
             sentences.append("no file is named for validation: split by content")
         if self.ambiguous:
@@ -89,118 +91,80 @@ def split_by_name(files: Sequence[SourceFile]) -> SplitFiles:
     Otherwise the content of each document decides. The names of texts are ignored if any of them
     is code or Markdown.
     """
-    cards = [file for file in files if _is_card(file, files)]
-    data = [file for file in files if file.format != "text"]
     texts = [file for file in files if file.format == "text" and not _has_card_name(file)]
+    has_code = any(file.path.suffix in _CODE_SUFFIXES for file in texts)
+    cards = [file for file in files if _is_card(file, files, has_code=has_code)]
+    if len(cards) == len(files):
+        cards = []
 
-    # Decide the splits by the names of the files.
-    are_free = any(file.path.suffix in _FREE_SUFFIXES for file in texts)
-    named_texts = {} if are_free else _find_text_splits(texts)
+    # A word for a split counts anywhere in the name of a table, JSON lines, or ids. A text may be
+    # about anything: unless every text has such a word, one of them for training, its name must
+    # consist of the word (`val.txt`, `val/1.txt`).
+    words = {_find_word(text) for text in texts}
+    needs_bare_names = None in words or "train" not in words
     splits = _complete_splits(
-        data if are_free else [*data, *texts], _find_data_splits(data) | named_texts
+        {
+            file: _find_word(file, needs_bare_name=needs_bare_names and file.format == "text")
+            for file in files
+            if file not in cards and not (has_code and file.format == "text")
+        }
     )
-
-    # If the texts have splits, texts with the name of a card are cards too.
-    if any(file in splits for file in texts):
-        cards += [file for file in files if _has_card_name(file) and file not in cards]
     named = [(file, splits.get(file)) for file in files if file not in cards]
     to_read = [replace(file, split=split) for file, split in named if split != "test"]
     ambiguous = [
-        file for file in texts if file not in splits and _find_split(file) not in (None, "train")
+        file for file in texts if file not in splits and _find_word(file) not in (None, "train")
     ]
     return SplitFiles(
         files=sorted(to_read, key=lambda file: file.split != "validation"),
         test=[file for file, split in named if split == "test"],
         cards=cards,
         unmarked=[
-            file for file, split in named if split == "train" and _find_split(file) != "train"
+            file for file, split in named if split == "train" and _find_word(file) != "train"
         ],
-        ambiguous=[] if are_free or len(ambiguous) == len(named) else ambiguous,
+        ambiguous=[] if has_code or len(ambiguous) == len(named) else ambiguous,
     )
 
 
-def _complete_splits(
-    files: Sequence[SourceFile], named: dict[SourceFile, _NamedSplit]
-) -> dict[SourceFile, _NamedSplit]:
+def _complete_splits(named: dict[SourceFile, _NamedSplit | None]) -> dict[SourceFile, _NamedSplit]:
     """Return the split of each file, as far as the names decide it.
 
     Args:
-        files: All files whose names count.
-        named: Split of each file whose name has one.
+        named: Split in the name of each file whose name counts; None if it has none.
     """
-    splits = {file: named.get(file, "train") for file in files}
+    splits: dict[SourceFile, _NamedSplit] = {
+        file: split or "train" for file, split in named.items()
+    }
+    # Names that leave nothing to train on do not count
     if "train" not in splits.values():
         return {}
     if "validation" in splits.values():
         return splits
+    # Without a validation file, the content of the other files decides their splits
     return {file: split for file, split in splits.items() if split == "test"}
 
 
-def _find_data_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
-    """Return the splits in the names of tables, JSON lines, and ids.
-
-    If no name has the word `train`, a folder's name counts only if it consists of a split's words,
-    which `dev-docs` does not.
-    """
-    splits = {file: split for file in files if (split := _find_split(file)) is not None}
-    if "train" in splits.values():
-        return splits
-    return {
-        file: split
-        for file in files
-        if (split := _find_split(file, needs_bare_folders=True)) is not None
-    }
-
-
-def _find_text_splits(files: Sequence[SourceFile]) -> dict[SourceFile, _NamedSplit]:
-    """Return the splits in the names of texts.
-
-    If every text names a split, and one of them training, all count. Otherwise only unambiguous
-    names count: a split's word alone (`val.txt`, `val/1.txt`), or the name of another text of the
-    source with a split's word added (`wiki.txt`, `wiki-val.txt`).
-    """
-    splits = {file: split for file in files if (split := _find_split(file)) is not None}
-    if len(splits) == len(files) and "train" in splits.values():
-        return splits
-    top = (
-        os.path.commonpath([PurePath(file.relative_name).parent for file in files]) if files else ""
-    )
-    stems = Counter(_strip_split(_find_stem(file)) for file in files)
-    bare: dict[SourceFile, _NamedSplit] = {}
-    for file in files:
-        folder_or_name = PurePath(file.relative_name).relative_to(top).parts[0]
-        is_folder = folder_or_name != file.path.name
-        stem = folder_or_name if is_folder else _find_stem(file)
-        has_twin = not is_folder and stems[_strip_split(stem)] > 1
-        split = _find_split_in(stem)
-        if split is not None and (_is_bare(stem) or has_twin):
-            bare[file] = split
-    return bare
-
-
-def _find_split(file: SourceFile, *, needs_bare_folders: bool = False) -> _NamedSplit | None:
+def _find_word(file: SourceFile, *, needs_bare_name: bool = False) -> _NamedSplit | None:
     """Return the split in a file's name, or else in the name of the nearest folder that has one.
 
-    Only folders below the source count. Returns None if no name has a split.
+    Only folders below the source count, and only if their names consist of a split's words, which
+    `dev-docs` does not. Returns None if no name has a split.
     """
-    if file.format == "text" and file.path.suffix in _FREE_SUFFIXES:
-        return None
     *folders, name = PurePath(file.relative_name).parts
-    for part in (
-        name,
-        *reversed([folder for folder in folders if not needs_bare_folders or _is_bare(folder)]),
-    ):
-        if (split := _find_split_in(part)) is not None:
-            return split
-    return None
+    split = _find_split_in(name)
+    if split is not None and (not needs_bare_name or _is_bare(_find_stem(file))):
+        return split
+    bare_folders = (folder for folder in reversed(folders) if _is_bare(folder))
+    return next((split for folder in bare_folders if (split := _find_split_in(folder))), None)
 
 
 def _find_split_in(name: str) -> _NamedSplit | None:
+    """Return the split that a name's words mean; None if they mean none, or several."""
     splits = {_WORDS[word] for word in _find_words(name) if word in _WORDS}
     return splits.pop() if len(splits) == 1 else None
 
 
 def _find_words(name: str) -> list[str]:
+    """Return the words and numbers of a name, in lower case."""
     return re.findall(r"[^\W\d_]+|\d+", name.lower())
 
 
@@ -210,14 +174,9 @@ def _find_stem(file: SourceFile) -> str:
     return PurePath(name).stem
 
 
-def _strip_split(name: str) -> tuple[str, ...]:
-    """Return the words of a name that are not a split's."""
-    return tuple(word for word in _find_words(name) if word not in _WORDS)
-
-
 def _is_bare(name: str) -> bool:
     """Return whether a name consists of a split's words and numbers: `val`, `validation-00001`."""
-    return not any(word.isalpha() for word in _strip_split(name))
+    return all(word in _WORDS or not word.isalpha() for word in _find_words(name))
 
 
 def _list_names(files: Sequence[SourceFile]) -> str:
@@ -231,16 +190,15 @@ def _has_card_name(file: SourceFile) -> bool:
     )
 
 
-def _is_card(file: SourceFile, files: Sequence[SourceFile]) -> bool:
-    """Return whether a file describes data.
+def _is_card(file: SourceFile, files: Sequence[SourceFile], *, has_code: bool) -> bool:
+    """Return whether a file is a card, which describes data.
 
-    It does if it has a card's name and is a README with a YAML header, or its folder contains
-    tables, JSON lines, or ids.
+    A file is a card if it has a card's name and one of two things is true: its folder contains
+    tables, JSON lines, or ids; or no text of the source is code or Markdown (`has_code`).
     """
     if not _has_card_name(file):
         return False
-    with open_plain(file.path) as stream:
-        if file.path.name.lower() == "readme.md" and stream.read(4).rstrip() == b"---":
-            return True
     folder = file.path.parent
-    return any(sibling.format != "text" and folder in sibling.path.parents for sibling in files)
+    return not has_code or any(
+        sibling.format != "text" and folder in sibling.path.parents for sibling in files
+    )

@@ -1,8 +1,8 @@
 """Write the documents of one source into its two splits, training and validation.
 
 The hash of a document's content decides its split, whatever else is in the corpus. Identical
-documents count once, so the splits share none. Only the hashes are kept in memory for the whole
-corpus, about 100 bytes per document.
+documents count once, so no document is in both splits. Only the hashes are kept in memory for the
+whole corpus, about 100 bytes per document.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from proxies.core.notation import counted
-from proxies.data.documents import Document, ReaderOptions, SourceFile
-from proxies.data.pretokenized import read_llm_c, read_megatron, read_npy, read_raw
-from proxies.data.shards import PublishedShards, ShardWriter, another_corpus
-from proxies.data.text_readers import read_jsonl, read_parquet, read_text
-from proxies.data.tokenizer import Tokenizer
-from proxies.data.tokens import SPLITS, DataError, Dtype, Manifest, Source, Split
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.data.documents import Document, ReaderOptions, SourceFile
+from forerun._proxies.data.pretokenized import read_llm_c, read_megatron, read_npy, read_raw
+from forerun._proxies.data.shards import ShardWriter
+from forerun._proxies.data.text_readers import read_jsonl, read_parquet, read_text
+from forerun._proxies.data.tokenizer import Tokenizer
+from forerun._proxies.data.tokens import SPLITS, DataError, Dtype, Source, Split
 
-READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = {
+_READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = {
     "text": read_text,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
@@ -31,9 +31,12 @@ READERS: dict[str, Callable[[SourceFile, ReaderOptions], Iterator[Document]]] = 
     "megatron": read_megatron,
     "llm.c": read_llm_c,
 }
+"""Readers of documents by `SourceFile.format`."""
 _MAX_BATCH_BYTES = 2**22
+"""Size of waiting texts at which they are tokenized together."""
 _REPORT_EVERY_DOCUMENTS = 256
 _DIGEST_BYTES = 16
+"""Bytes of a digest that are kept to recognize identical documents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,45 +64,41 @@ class SplitJob:
     progress: Callable[[SplitProgress], None]
     say: Callable[[str], None]
     total_bytes: int
-    out: Path
-    """Corpus folder that the shards will move to."""
-    published: Manifest | None
-    """Manifest of the corpus that `out` contains already, which may only be written again; None if
-    there is none."""
     bytes_done: int = 0
-    seen: set[bytes] = field(default_factory=set)
-    """Digests of the documents of finished sources."""
+    known_digests: set[bytes] = field(default_factory=set)
+    """First bytes of the digests of the documents of finished sources."""
 
     @property
     def dtype(self) -> Dtype:
         """Dtype of the ids in shards."""
         return "uint16" if self.reading.vocab_size <= 2**16 else "uint32"
 
-    def open_writer(self, name: str, split: Split, stem: str) -> ShardWriter:
-        """Return a writer of one split of a source."""
-        old = (
-            [source for source in self.published.sources if source.name == name]
-            if self.published
-            else []
-        )
-        published = (
-            PublishedShards(self.out, old[0].train if split == "train" else old[0].validation)
-            if old
-            else None
-        )
-        return ShardWriter(self.folder, f"{stem}{split}", self.dtype, published)
+
+def read_documents(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
+    """Yield the documents of a file.
+
+    Raises:
+        DataError: The file cannot be read, or is not what its format says.
+    """
+    try:
+        yield from _READERS[file.format](file, reading)
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
 
 
 def is_held_out(digest: bytes, validation_fraction: float) -> bool:
     """Return whether a document is held out for validation, by the SHA-256 digest of its text."""
+    # The first two bytes of the digest are a number that is uniform on [0, 1). A change here would
+    # move documents between the splits of every corpus, and give every corpus another id
     return digest[0] / 256 + digest[1] / 65536 < validation_fraction
 
 
 def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: str) -> Source:
-    """Write the shards of one source; its weight is left at 1.
+    """Write the shards of one source, whose weight is left at 1.
 
-    If one split would be empty, the source is read a second time: the document with the smallest
-    hash is held out, or the one with the largest hash is trained on.
+    If one split would be empty, the source is read a second time, and one document moves to the
+    empty split: the document with the smallest hash to validation, or the document with the largest
+    hash to training.
 
     Args:
         job: Settings that all sources share.
@@ -110,21 +109,21 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
     Raises:
         DataError: A file cannot be read, fewer than two documents are found, or the disk is full.
     """
-    by_name = any(file.split for file in files)
+    has_named_splits = any(file.split for file in files)
     with _Pass(
         job, name, stem, lambda digest: is_held_out(digest, job.validation_fraction)
     ) as first_pass:
         first_pass.take_all(files)
         if len(first_pass.new_digests) < 2:
             raise DataError(
-                f"source {name!r}: {counted(len(first_pass.new_digests), 'new document')} with "
-                f"text found, and {first_pass.num_left_out:,} left out that are without text, or "
-                "identical to one before, in this source or an earlier one: there must be at least "
-                "2, one to train on and one to hold out"
+                f"source {name!r}: {format_counted(len(first_pass.new_digests), 'new document')} "
+                f"with text found, and {first_pass.num_left_out:,} left out that are without text, "
+                "or identical to one before, in this source or an earlier one: there must be at "
+                "least 2, one to train on and one to hold out"
             )
         if all(first_pass.num_documents.values()):
-            return first_pass.source()
-        if by_name:
+            return first_pass.finish()
+        if has_named_splits:
             empty = next(split for split, count in first_pass.num_documents.items() if not count)
             raise DataError(
                 f"source {name!r}: the files that are named for {empty} hold no new document "
@@ -143,17 +142,19 @@ def write_source(job: SplitJob, name: str, files: Sequence[SourceFile], stem: st
     job.total_bytes += sum(file.num_bytes for file in files)
     with _Pass(job, name, stem, is_in_validation) as second_pass:
         second_pass.take_all(files)
-        return second_pass.source()
+        return second_pass.finish()
 
 
 class _Pass:
     """One pass over the files of a source."""
 
     def __init__(
-        self, job: SplitJob, name: str, stem: str, is_held_out: Callable[[bytes], bool]
+        self, job: SplitJob, name: str, stem: str, is_in_validation: Callable[[bytes], bool]
     ) -> None:
-        self._job, self._name, self._is_held_out = job, name, is_held_out
-        self.writers = {split: job.open_writer(name, split, stem) for split in SPLITS}
+        self._job, self._name, self._is_in_validation = job, name, is_in_validation
+        self.writers = {
+            split: ShardWriter(job.folder, f"{stem}{split}", job.dtype) for split in SPLITS
+        }
         self.num_documents: dict[Split, int] = dict.fromkeys(SPLITS, 0)
         self.new_digests: set[bytes] = set()
         self.smallest_digest, self.largest_digest = b"\xff" * 32, b""
@@ -171,7 +172,7 @@ class _Pass:
     def take_all(self, files: Iterable[SourceFile]) -> None:
         """Read the files to their ends, and write their new documents."""
         for file in files:
-            for document in self._read(file):
+            for document in read_documents(file, self._job.reading):
                 self._take(document, file.split)
                 self._num_taken += 1
                 if self._num_waiting >= _MAX_BATCH_BYTES:
@@ -183,19 +184,13 @@ class _Pass:
         self._write_texts()
         self._report_progress()
 
-    def _read(self, file: SourceFile) -> Iterator[Document]:
-        try:
-            yield from READERS[file.format](file, self._job.reading)
-        except OSError as error:
-            raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
-
-    def source(self) -> Source:
+    def finish(self) -> Source:
         """Close the shards, and return the source that was written."""
-        self._job.seen |= self.new_digests
+        self._job.known_digests |= self.new_digests
         shards = {split: writer.close() for split, writer in self.writers.items()}
         tokens = {split: writer.num_tokens for split, writer in self.writers.items()}
         self._job.say(
-            f"{self._name}: {counted(len(self.new_digests), 'document')}, "
+            f"{self._name}: {format_counted(len(self.new_digests), 'document')}, "
             f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens; "
             f"left out: {self.num_left_out:,} without text, or identical to one before"
         )
@@ -221,13 +216,13 @@ class _Pass:
             hashed, is_blank = body.astype("<u4").tobytes(), body.size == 0
         digest = hashlib.sha256(hashed).digest()
         key = digest[:_DIGEST_BYTES]
-        if is_blank or key in self.new_digests or key in self._job.seen:
+        if is_blank or key in self.new_digests or key in self._job.known_digests:
             self.num_left_out += 1
             return
         self.new_digests.add(key)
         self.smallest_digest = min(self.smallest_digest, digest)
         self.largest_digest = max(self.largest_digest, digest)
-        split: Split = named_split or ("validation" if self._is_held_out(digest) else "train")
+        split: Split = named_split or ("validation" if self._is_in_validation(digest) else "train")
         self.num_documents[split] += 1
         if isinstance(content, bytes):
             self._texts[split].append(content)
@@ -243,19 +238,6 @@ class _Pass:
                 self.writers[split].write(self._job.tokenizer.encode(texts))
                 texts.clear()
         self._num_waiting = 0
-        self._refuse_other_text()
-
-    def _refuse_other_text(self) -> None:
-        """Raise an error if a token differs from the published corpus, unless this pass may have
-        to be repeated because one split is still empty.
-        """
-        differing = [split for split, writer in self.writers.items() if writer.differs]
-        if differing and all(self.num_documents.values()):
-            names = {"train": "training", "validation": "validation"}
-            tokens = " and ".join(names[split] for split in differing)
-            raise another_corpus(
-                self._job.out, f"with other {tokens} tokens of source {self._name!r}"
-            )
 
     def _report_progress(self) -> None:
         job = self._job

@@ -6,24 +6,23 @@ The format follows from a file's first bytes and its name.
 from __future__ import annotations
 
 import codecs
-import contextlib
-import json
 import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.plain_files import name_kind, open_plain, read_plain
-from proxies.data.megatron_index import index_of, is_indexed
-from proxies.data.raw_ids import NPY_MAGIC, read_npy_header
-from proxies.data.remote import find_remote, is_uri
-from proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead, Split
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import name_kind, open_plain
+from forerun._proxies.data.megatron_index import has_index, read_index
+from forerun._proxies.data.raw_ids import NPY_MAGIC, read_npy_header
+from forerun._proxies.data.remote import is_uri, list_remote
+from forerun._proxies.data.tokens import MAX_EXAMPLES, DataError, NotRead, Split
 
 TEXT_SUFFIXES = (
     ".txt",
@@ -36,14 +35,18 @@ TEXT_SUFFIXES = (
     ".json.zst",
     ".parquet",
 )
+"""Suffixes of the files that are read from folders, unless the user names others."""
 LLMC_MAGICS = {20240520: "uint16", 20240801: "uint32"}
-_LLMC_EVAL_MAGIC = 20240522
+"""Dtype of the ids by the magic number of llm.c's header."""
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 _PREFIX_BYTES = 2**16
+"""Size of the beginning of a text file that is checked for UTF-8."""
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 RAW = "raw"
-"""Value of `SourceFile.ids_dtype` if the file does not state its dtype (`proxies.data.raw_ids`)."""
+"""Value of `SourceFile.ids_dtype` if the file does not state its dtype
+(`forerun._proxies.data.raw_ids`).
+"""
 _OTHER_KINDS = {
     ".mds": "a shard of MosaicML's MDS",
     ".ds": "datatrove's tokens",
@@ -54,6 +57,7 @@ _OTHER_KINDS = {
     ".tar": "an archive",
     ".zip": "an archive",
 }
+"""Formats that are recognized by their suffix and refused, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +66,7 @@ class SourceFile:
 
     path: Path
     format: str
-    """A key of the table of readers: `text`, `jsonl`, `parquet`, `nanogpt`, `npy`, `llm.c`,
-    `megatron`."""
+    """A key of the table of readers in `document_split`, such as `text` or `parquet`."""
     compression: str | None
     num_bytes: int
     ids_dtype: str | None
@@ -77,7 +80,7 @@ class SourceFile:
     from_folder: bool = False
     """Whether the file was found in a folder, instead of being named as a source."""
     split: Split | None = None
-    """Split of all its documents, from the file's name; None if each document's content decides."""
+    """Split of all documents of the file, by its name; None if each document's content decides."""
 
     @property
     def name(self) -> str:
@@ -89,19 +92,20 @@ class SourceFile:
 class ReaderOptions:
     """Options that every reader of documents takes."""
 
-    text_key: str
+    text_key: str = "text"
     """Key of a JSON Lines object, or column of a parquet file, that contains the text."""
-    vocab_size: int
-    """Exclusive upper limit for the ids of pre-tokenized files."""
-    end_id: int | None
+    vocab_size: int = 0
+    """Exclusive upper limit for the ids of pre-tokenized files, at least the vocabulary size of the
+    tokenizer if there is one; 0 if the user gave none."""
+    end_id: int | None = None
     """Id that ends a document in pre-tokenized files; None if there is none."""
     raw_dtype: str | None = None
     """Dtype of raw ids that the user named; None to recognize it."""
 
 
 class FoundFiles(NamedTuple):
-    """The files of the sources that are read, and the kinds of files in their folders that are
-    not.
+    """The files of the sources that are read, and the kinds of files in their folders that are not
+    read.
     """
 
     files: list[SourceFile]
@@ -126,7 +130,7 @@ def find_files(
 
     Args:
         paths: Files, which must be readable, and folders; a string may also be a URI
-            (`proxies.data.remote`).
+            (`forerun._proxies.data.remote`).
         suffixes: Suffixes of the files to take from folders.
         excluded: Names of folders to skip.
         out: Folder that the corpus will be written to.
@@ -136,53 +140,60 @@ def find_files(
             says. All problems are listed at once.
     """
     files: list[SourceFile] = []
-    left = Leftovers()
-    problems: list[str] = []
-    remote_not_read: list[NotRead] = []
+    unread, problems = UnreadFiles(), list[str]()
     for path in paths:
         try:
             if isinstance(path, str) and is_uri(path):
-                remote_files, not_read = _list_remote(path)
-                files += remote_files
-                remote_not_read += not_read
+                files += _find_remote(path, unread)
+            elif not Path(path).is_dir():
+                files.append(recognize_file(Path(path)))
             else:
-                files += _find_local(Path(path), suffixes, excluded, out, left, problems)
+                listed = _walk(Path(path), excluded, out)
+                files += _find_listed(Path(path), sorted(listed), suffixes, unread, problems)
         except OSError as error:
             problems.append(f"{error.filename or path} cannot be read: {error.strerror}")
         except DataError as error:
             problems += error.problems
     if problems:
         raise DataError(*problems)
-    all_not_read = [*left.to_records(), *remote_not_read]
-    all_not_read.sort(key=lambda kind: (-kind.num_bytes, kind.suffix))
-    return FoundFiles(files, tuple(all_not_read))
+    not_read = sorted(unread.to_records(), key=lambda kind: (-kind.num_bytes, kind.suffix))
+    return FoundFiles(files, tuple(not_read))
 
 
-def _find_local(
-    path: Path,
+def _find_listed(
+    folder: Path,
+    paths: Iterable[Path],
     suffixes: tuple[str, ...],
-    excluded: tuple[str, ...],
-    out: Path | None,
-    left: Leftovers,
+    unread: UnreadFiles,
     problems: list[str],
-) -> list[SourceFile]:
-    """Return the files at a path; files that are not read go to `left`, errors to `problems`."""
-    if not path.is_dir():
-        return [replace(recognise(path), relative_name=path.name, from_folder=False)]
-    files = []
-    for file in sorted(_walk(path, excluded, out)):
+) -> Iterator[SourceFile]:
+    """Yield the files of a folder that are read; others go to `unread`, errors to `problems`."""
+    for path in paths:
         try:
-            recognized = _recognize_listed(file, suffixes, left)
-        except DataError as error:
-            problems += error.problems
+            stat = path.stat()
+        except OSError:
+            unread.add("link to nothing", path.name, 0)
             continue
-        if recognized is not None:
-            name = str(file.relative_to(path))
-            files.append(replace(recognized, relative_name=name, from_folder=True))
-    return files
+        kind = name_kind(stat.st_mode)
+        if kind != "file":
+            unread.add(kind, path.name, 0)
+        elif not path.name.endswith(suffixes):
+            unread.add(path.suffix, path.name, stat.st_size)
+        else:
+            try:
+                file = recognize_file(path)
+                is_text = _is_text(file)
+            except DataError as error:
+                problems += error.problems
+                continue
+            if is_text:
+                name = str(path.relative_to(folder))
+                yield replace(file, relative_name=name, from_folder=True)
+            else:
+                unread.add(f"{path.suffix} not in UTF-8", path.name, stat.st_size)
 
 
-class Leftovers:
+class UnreadFiles:
     """Collects files that are not read, by kind."""
 
     def __init__(self) -> None:
@@ -205,41 +216,37 @@ class Leftovers:
         ]
 
 
-def _recognize_listed(file: Path, suffixes: tuple[str, ...], left: Leftovers) -> SourceFile | None:
-    """Return a folder's file if it is to be read; otherwise add it to `left` and return None."""
-    try:
-        stat = file.stat()
-    except OSError:
-        left.add("link to nothing", file.name, 0)
-        return None
-    kind = name_kind(stat.st_mode)
-    if kind != "file":
-        left.add(kind, file.name, 0)
-    elif not file.name.endswith(suffixes):
-        left.add(file.suffix, file.name, stat.st_size)
-    elif not _is_text(recognized := recognise(file)):
-        left.add(f"{file.suffix} not in UTF-8", file.name, stat.st_size)
-    else:
-        return recognized
-    return None
+def _find_remote(uri: str, unread: UnreadFiles) -> list[SourceFile]:
+    """Return the parquet files at a URI; other files go to `unread`.
 
-
-def _list_remote(uri: str) -> FoundFiles:
-    remote = find_remote(uri)
+    Raises:
+        DataError: There is no parquet file, or the URI cannot be listed.
+    """
+    remote_files = list_remote(uri)
     root = uri.partition("://")[2].partition("?")[0].rstrip("/")
-    files = [
-        SourceFile(
-            path=Path(file.path),
-            uri=file.uri,
-            format="parquet",
-            compression=None,
-            num_bytes=file.num_bytes,
-            ids_dtype=None,
-            relative_name=file.path.removeprefix(root).lstrip("/") or Path(file.path).name,
+    files = []
+    for file in remote_files:
+        name = PurePath(file.path).name
+        if not name.endswith(".parquet"):
+            unread.add(PurePath(name).suffix, name, file.num_bytes)
+            continue
+        files.append(
+            SourceFile(
+                path=Path(file.path),
+                uri=file.uri,
+                format="parquet",
+                compression=None,
+                num_bytes=file.num_bytes,
+                ids_dtype=None,
+                relative_name=file.path.removeprefix(root).lstrip("/") or name,
+            )
         )
-        for file in remote.files
-    ]
-    return FoundFiles(files, tuple(remote.not_read))
+    if not files:
+        raise DataError(
+            f"{uri}: no .parquet file is there ({format_counted(len(remote_files), 'other')}); "
+            "from a store only parquet is read"
+        )
+    return files
 
 
 def _is_text(file: SourceFile) -> bool:
@@ -270,8 +277,8 @@ def _walk(folder: Path, excluded: tuple[str, ...], out: Path | None) -> Iterator
             yield from _walk(entry, excluded, out)
 
 
-def recognise(path: Path) -> SourceFile:
-    """Recognize a file's format by its first bytes and its name.
+def recognize_file(path: Path) -> SourceFile:
+    """Recognize a file's format by its first bytes, and then by its name.
 
     Raises:
         DataError: The file cannot be read, is not what its name says, or has a format that is not
@@ -307,65 +314,30 @@ def recognise(path: Path) -> SourceFile:
             f"{path} is named .parquet but does not begin as parquet does: it is empty, truncated "
             "or misnamed"
         )
-    elif inner_name.endswith(".npy"):
-        kind = "npy" if start == NPY_MAGIC else "nanogpt"
-    elif inner_name.endswith(".bin"):
-        kind = "megatron" if is_indexed(path) else _recognize_bin(path, start, magic, compression)
+    elif start == NPY_MAGIC:
+        kind = "npy"
+    elif inner_name.endswith(".bin") and has_index(path):
+        kind = "megatron"
+    elif inner_name.endswith((".bin", ".npy")):
+        kind = "llm.c" if magic in LLMC_MAGICS else "nanogpt"
     else:
         kind = "jsonl" if inner_name.endswith(_JSONL_SUFFIXES) else "text"
     dtype = {"llm.c": LLMC_MAGICS.get(magic), "nanogpt": RAW}.get(kind)
     if kind == "megatron":
-        dtype = index_of(path).dtype
+        dtype = read_index(path).dtype
     elif kind == "npy":
         dtype = read_npy_header(path)[0].name
     return SourceFile(
-        path=path, format=kind, compression=compression, num_bytes=num_bytes, ids_dtype=dtype
+        path=path,
+        format=kind,
+        compression=compression,
+        num_bytes=num_bytes,
+        ids_dtype=dtype,
+        relative_name=path.name,
     )
 
 
-def _recognize_bin(path: Path, start: bytes, magic: int, compression: str | None) -> str:
-    if start == NPY_MAGIC:
-        raise DataError(
-            f"{path} is named .bin but begins as NumPy's .npy does: rename it to .npy, so that its "
-            "header is read"
-        )
-    if compression and magic not in LLMC_MAGICS and path.suffix != ".bin":
-        raise DataError(f"{path} is a compressed .bin file, which is not read: decompress it first")
-    with contextlib.suppress(FileNotFoundError):
-        _refuse_chunk(path, path.parent / "index.json")
-    if magic == _LLMC_EVAL_MAGIC:
-        raise DataError(
-            f"{path} is an evaluation file of llm.c (magic {magic}), which contains no text: leave "
-            "it out"
-        )
-    return "llm.c" if magic in LLMC_MAGICS else "nanogpt"
-
-
-def _refuse_chunk(path: Path, index: Path) -> None:
-    """Raise an error if the index of the file's folder lists chunks of a format that is not read.
-
-    Raises:
-        DataError: The index lists chunks of litdata or shards of MDS, or it cannot be read.
-        FileNotFoundError: There is no index.
-    """
-    try:
-        content = json.loads(read_plain(index))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise DataError(
-            f"{index} lies beside {path} and cannot be read ({reason}): remove one of them"
-        ) from error
-    kinds = {"chunks": "litdata", "shards": "MosaicML's MDS"}
-    for key in kinds.keys() & (content if isinstance(content, dict) else {}):
-        raise DataError(
-            f"{path} is a chunk of {kinds[key]} ({index.name} beside it), which is not read: "
-            "convert it"
-        )
-
-
-def told(files: Iterable[SourceFile]) -> str:
+def describe_formats(files: Iterable[SourceFile]) -> str:
     """Describe the formats of files, such as `12 parquet, 1 jsonl (zstd)`."""
     kinds = Counter(
         f"{file.format} ({file.compression})" if file.compression else file.format for file in files

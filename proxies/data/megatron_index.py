@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.notation import counted
-from proxies.core.plain_files import open_plain
-from proxies.data.tokens import DataError
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import open_plain
+from forerun._proxies.data.tokens import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
-_OLD_MAGIC = b"TNTIDX"
 _HEADER = struct.Struct("<QBQQ")
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """Dtype by its code; 6 and 7 are floats, which are not ids."""
@@ -43,11 +42,11 @@ def _get_index_path(path: Path) -> Path:
     return path.with_suffix(".idx")
 
 
-def is_indexed(path: Path) -> bool:
+def has_index(path: Path) -> bool:
     """Return whether a `.bin` has an index of Megatron-LM.
 
     Raises:
-        DataError: The index cannot be read, or is in the older format of fairseq.
+        DataError: The index cannot be read.
     """
     index = _get_index_path(path)
     try:
@@ -57,11 +56,6 @@ def is_indexed(path: Path) -> bool:
         return False
     except OSError as error:
         raise DataError(f"{index} cannot be read: {error.strerror}") from error
-    if magic.startswith(_OLD_MAGIC):
-        raise DataError(
-            f"{index} is an index of fairseq ({_OLD_MAGIC.decode()}), which is not read: convert "
-            f"{path}"
-        )
     return magic == MAGIC
 
 
@@ -73,28 +67,25 @@ def _read_header(index: Path, content: bytes) -> tuple[int, int, int]:
         DataError: The header is truncated, has another version or dtype, or does not fit the size
             of the index.
     """
-    offset = len(MAGIC)
-    if len(content) < offset + _HEADER.size:
+    header_bytes = len(MAGIC) + _HEADER.size
+    version, code, num_sequences, num_documents = _HEADER.unpack(
+        content[len(MAGIC) : header_bytes].ljust(_HEADER.size, b"\0")
+    )
+    # The lists may be followed by one byte for each sequence, its mode, which is not read.
+    num_bytes = header_bytes + num_sequences * (4 + 8) + num_documents * 8
+    if len(content) < header_bytes or not num_bytes <= len(content) <= num_bytes + num_sequences:
         raise DataError(
-            f"{index} has {counted(len(content), 'byte')}, its header alone has "
-            f"{offset + _HEADER.size}: it is truncated"
+            f"{index} has {format_counted(len(content), 'byte')}, its header says {num_bytes:,}: "
+            "it is truncated or damaged"
         )
-    version, code, num_sequences, num_documents = _HEADER.unpack_from(content, offset)
     if version != 1 or code not in _DTYPES:
         raise DataError(
             f"{index} has version {version} and type {code}: must be version 1 and whole numbers"
         )
-    expected_bytes = offset + _HEADER.size + num_sequences * (4 + 8) + num_documents * 8
-    # One byte per sequence may follow: its mode.
-    if not expected_bytes <= len(content) <= expected_bytes + num_sequences:
-        raise DataError(
-            f"{index} has {counted(len(content), 'byte')}, its header says {expected_bytes:,}: it "
-            "is truncated or damaged"
-        )
     return code, num_sequences, num_documents
 
 
-def index_of(path: Path) -> MegatronIndex:
+def read_index(path: Path) -> MegatronIndex:
     """Read the index of a `.bin`.
 
     Raises:
@@ -112,14 +103,15 @@ def index_of(path: Path) -> MegatronIndex:
     offset = len(MAGIC) + _HEADER.size
     lengths = np.frombuffer(content, "<i4", num_sequences, offset).astype(np.int64)
     pointers = np.frombuffer(content, "<i8", num_sequences, offset + 4 * num_sequences)
-    first = np.frombuffer(content, "<i8", num_documents, offset + 12 * num_sequences)
+    offset += 12 * num_sequences  # 4 bytes for each length, 8 for each pointer
+    first_sequences = np.frombuffer(content, "<i8", num_documents, offset)
     size = np.dtype(_DTYPES[code]).itemsize
     ends = np.cumsum(lengths)
     are_documents_valid = (
         num_documents > 0
-        and first[0] == 0
-        and first[-1] == num_sequences
-        and bool((np.diff(first) >= 0).all())
+        and first_sequences[0] == 0
+        and first_sequences[-1] == num_sequences
+        and bool((np.diff(first_sequences) >= 0).all())
     )
     are_contiguous = np.array_equal(pointers, (ends - lengths) * size)
     if (lengths < 0).any() or not are_documents_valid or not are_contiguous:
@@ -133,8 +125,8 @@ def index_of(path: Path) -> MegatronIndex:
     num_bytes = path.stat().st_size
     if num_bytes != num_ids * size:
         raise DataError(
-            f"{path} has {counted(num_bytes, 'byte')}, its index says {num_ids * size:,}: one of "
-            "them is truncated"
+            f"{path} has {format_counted(num_bytes, 'byte')}, its index says {num_ids * size:,}: "
+            "one of them is truncated"
         )
-    boundaries = np.concatenate([[0], ends])[first]
+    boundaries = np.concatenate([[0], ends])[first_sequences]
     return MegatronIndex(dtype=_DTYPES[code], starts=boundaries[:-1], lengths=np.diff(boundaries))

@@ -6,7 +6,9 @@ Sturmian sequence, which deviates from its share by at most half a sequence. So 
 position is computed without a replay, and in any prefix of a run each source has its share to
 within two sequences.
 
-Exports carry this module: it uses NumPy and the standard library only.
+The order of the data of every recorded run and of every exported trainer comes from this module:
+its results must never change. Exports carry a copy of it, so it must use only NumPy and the
+standard library.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ RESOLUTION = 2**30
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
+    """A fork of the tree; each side is another fork, or the number of a source."""
+
     left: _Fork | int
     right: _Fork | int
     left_parts: int
+    """Weight of the sources on the left, in parts of `RESOLUTION`."""
     parts: int
+    """Weight of all sources below the fork, in parts of `RESOLUTION`."""
 
 
-def weight_problems(names: Sequence[str], weights: Mapping[str, float]) -> list[str]:
+def find_weight_problems(names: Sequence[str], weights: Mapping[str, float]) -> list[str]:
     """Return every problem of the weights of a mixture; empty if there is none.
 
     Args:
@@ -74,7 +80,7 @@ class Mixture:
         self._num_sources = len(weights)
         self._root = _build_tree([(source, part) for source, part in enumerate(parts) if part])
 
-    def counts(self, num_sequences: int) -> list[int]:
+    def count_by_source(self, num_sequences: int) -> list[int]:
         """Return how many of the first `num_sequences` sequences of a run come from each source."""
         counts = [0] * self._num_sources
         pending = [(self._root, num_sequences)]
@@ -83,6 +89,7 @@ class Mixture:
             if isinstance(node, int):
                 counts[node] = num_passed
             else:
+                # As `_count_left`, in Python's integers, which cannot overflow
                 num_left = (num_passed * node.left_parts + node.parts // 2) // node.parts
                 pending += [(node.left, num_left), (node.right, num_passed - num_left)]
         return counts
@@ -103,7 +110,8 @@ class Mixture:
         source_B = np.empty(num_sequences, dtype=np.int64)
         index_B = np.empty(num_sequences, dtype=np.int64)
         position_B = np.arange(first_sequence, first_sequence + num_sequences, dtype=np.int64)
-        # Nodes, with the rows of the batch that reach them and the sequences that passed before.
+        # Nodes to visit, each with the rows of the batch that reach it, and for each row the number
+        # of earlier sequences of the run that reached it.
         pending: list[tuple[_Fork | int, NDArray[np.int64], NDArray[np.int64]]] = [
             (self._root, np.arange(num_sequences), position_B)
         ]

@@ -1,6 +1,8 @@
 """A keyed permutation of range(size), computed for any indices without a table.
 
-Exports carry this module: it uses NumPy and the standard library only.
+The order of the data of every recorded run and of every exported trainer comes from this module:
+its results must never change. Exports carry a copy of it, so it must use only NumPy and the
+standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ A whole block takes about as much time as the few indices that one step needs.
 """
 
 
-def permuted(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int64]:
+def permute(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int64]:
     """Return the images of indices under a keyed permutation of range(size).
 
     The permutation is a four-round Feistel network with cycle walking. It stores no table, so any
@@ -27,18 +29,18 @@ def permuted(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int6
     Args:
         index_B: Indices in range(size), [B].
         size: Size of the permuted range, at most 2^62.
-        key: Key of the permutation.
+        key: Text that determines the permutation.
 
     Returns:
         Images of the indices, [B].
     """
-    first, last = 0, 2
-    if len(index_B):
-        first, last = int(index_B.min()) // _BLOCK_SIZE, int(index_B.max()) // _BLOCK_SIZE
+    if not len(index_B):
+        return index_B
+    first, last = int(index_B.min()) // _BLOCK_SIZE, int(index_B.max()) // _BLOCK_SIZE
     if last - first > 1:
         return _permute(index_B, size, key)
 
-    # The indices are in one block or two neighboring ones, which are cached.
+    # The indices are in one block or in two neighboring blocks, which are cached.
     blocks = [_permute_block(number, size, key) for number in range(first, last + 1)]
     table = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     images_B: NDArray[np.int64] = table[index_B - first * _BLOCK_SIZE]
@@ -56,6 +58,7 @@ def _permute_block(number: int, size: int, key: str) -> NDArray[np.int64]:
 
 
 def _permute(index_B: NDArray[np.int64], size: int, key: str) -> NDArray[np.int64]:
+    """Return the images of indices, computed without the cache of blocks."""
     # The network permutes 2^(2 * half_bits) numbers, at least `size`.
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     image_B = _apply_rounds(index_B.astype(np.uint64), half_bits, key)
@@ -82,5 +85,6 @@ def _apply_rounds(index_B: NDArray[np.uint64], half_bits: int, key: str) -> NDAr
 
 @functools.lru_cache(maxsize=1024)
 def _make_round_keys(key: str) -> tuple[np.uint64, ...]:
+    """Return four keys of 64 bits, one for each round of the network."""
     digest = hashlib.sha256(key.encode()).digest()
     return tuple(np.uint64(int.from_bytes(digest[i : i + 8], "big")) for i in range(0, 32, 8))

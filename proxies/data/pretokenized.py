@@ -1,7 +1,7 @@
 """Readers of token ids that another program wrote.
 
-The formats are raw ids (`proxies.data.raw_ids`), NumPy's `.npy`, llm.c's `.bin` with a header, and
-Megatron-LM's `.bin` with an index file (`proxies.data.megatron_index`).
+The formats are raw ids (`forerun._proxies.data.raw_ids`), NumPy's `.npy`, llm.c's `.bin` with a
+header, and Megatron-LM's `.bin` with an index file (`forerun._proxies.data.megatron_index`).
 
 The header of llm.c (dev/data/data_common.py) is 256 int32: the magic number 20240520 (uint16 ids,
 GPT-2) or 20240801 (uint32 ids, Llama 3), version 1 or 7, and the number of tokens; the rest is
@@ -11,16 +11,17 @@ unused. The ids begin at byte 1024.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.notation import counted
-from proxies.core.plain_files import open_plain, require_plain
-from proxies.data.documents import LLMC_MAGICS, RAW, Document, ReaderOptions, SourceFile
-from proxies.data.megatron_index import index_of
-from proxies.data.raw_ids import find_dtype, read_npy_header
-from proxies.data.tokens import DataError
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import open_plain, require_plain
+from forerun._proxies.data.documents import LLMC_MAGICS, RAW, Document, ReaderOptions, SourceFile
+from forerun._proxies.data.megatron_index import read_index
+from forerun._proxies.data.raw_ids import find_dtype, read_npy_header
+from forerun._proxies.data.tokens import DataError
 
 PIECE_TOKENS = 2**16
 """Maximum number of tokens in a document; longer ones are cut, as in files without an end id."""
@@ -34,32 +35,27 @@ _LLMC_VOCABULARIES = {"uint16": (50257, _GPT2_END_ID), "uint32": (128_256, 128_0
 """Vocabulary size and end id of llm.c's files, by the dtype of their ids."""
 
 
-def vocabulary_of(
-    files: Sequence[SourceFile],
-    vocab_size: int | None,
-    end_id: int | None,
-    raw_dtype: str | None = None,
-) -> tuple[int, int | None]:
-    """Return the vocabulary size and the end id of pre-tokenized files.
+def find_vocabulary(files: Sequence[SourceFile], options: ReaderOptions) -> ReaderOptions:
+    """Return the options with the vocabulary size and the end id of pre-tokenized files.
 
     Values that are not given follow from llm.c's headers. Without such a header, the end id is
     GPT-2's if the vocabulary is GPT-2's; else there is none.
 
     Args:
         files: The pre-tokenized files.
-        vocab_size: Vocabulary size that the user gave, or None.
-        end_id: End id that the user gave, or None.
-        raw_dtype: Dtype of raw ids that the user gave, or None.
+        options: Options of the readers as the user gave them.
 
     Raises:
         DataError: The vocabulary of a file is unknown, or its ids cannot be of that vocabulary.
     """
+    # (vocabulary size, end id) of the files with llm.c's header
     implied = {
         _LLMC_VOCABULARIES[dtype]
         for file in files
         if file.format == "llm.c" and (dtype := file.ids_dtype)
     }
-    if vocab_size is None:
+    vocab_size, end_id = options.vocab_size, options.end_id
+    if not vocab_size:
         without_header = [file for file in files if file.format != "llm.c"]
         if without_header and not implied:
             raise DataError(
@@ -76,14 +72,14 @@ def vocabulary_of(
         ends = {end for _, end in implied} or (
             {_GPT2_END_ID} if vocab_size in _GPT2_VOCAB_SIZES else set()
         )
-        end_id = next((end for end in ends if len(ends) == 1 and end < vocab_size), None)
-    check_range(files, vocab_size, end_id, raw_dtype)
-    return vocab_size, end_id
+        if len(ends) == 1:
+            end_id = next((end for end in ends if end < vocab_size), None)
+    reading = replace(options, vocab_size=vocab_size, end_id=end_id)
+    check_range(files, reading)
+    return reading
 
 
-def check_range(
-    files: Iterable[SourceFile], vocab_size: int, end_id: int | None, raw_dtype: str | None = None
-) -> None:
+def check_range(files: Iterable[SourceFile], reading: ReaderOptions) -> None:
     """Check that the dtypes of files can represent every id of a vocabulary.
 
     Raises:
@@ -91,11 +87,12 @@ def check_range(
             All problems are listed at once.
     """
     problems = []
+    vocab_size, end_id = reading.vocab_size, reading.end_id
     if end_id is not None and not 0 <= end_id < vocab_size:
         problems.append(f"--end-id {end_id} is outside the vocabulary of {vocab_size}")
     for file in files:
         try:
-            dtype = dtype_of(file, vocab_size, raw_dtype)
+            dtype = find_ids_dtype(file, reading)
         except DataError as error:
             problems += error.problems
             continue
@@ -109,14 +106,14 @@ def check_range(
         raise DataError(*problems)
 
 
-def dtype_of(file: SourceFile, vocab_size: int, raw_dtype: str | None) -> str:
+def find_ids_dtype(file: SourceFile, reading: ReaderOptions) -> str:
     """Return the dtype of a pre-tokenized file's ids; a raw file is read to recognize it.
 
     Raises:
-        DataError: see `find_dtype`.
+        DataError: The dtype cannot be determined (`find_dtype`).
     """
     if file.ids_dtype == RAW:
-        return find_dtype(file.path, file.num_bytes, vocab_size, raw_dtype)
+        return find_dtype(file.path, file.num_bytes, reading.vocab_size, reading.raw_dtype)
     return file.ids_dtype or "uint32"
 
 
@@ -124,17 +121,18 @@ def read_raw(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Yield the documents of a raw file of ids, each with its end id.
 
     Raises:
-        DataError: see `find_dtype`; or an id outside the vocabulary.
+        DataError: The dtype cannot be determined (`find_dtype`), or an id is outside the
+            vocabulary.
     """
-    dtype = np.dtype(dtype_of(file, reading.vocab_size, reading.raw_dtype)).newbyteorder("<")
-    yield from _read_ids(file, reading, dtype, 0)
+    yield from _read_ids(file, reading, np.dtype(find_ids_dtype(file, reading)), 0)
 
 
 def read_npy(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Yield the documents of a `.npy` file, each with its end id.
 
     Raises:
-        DataError: see `read_npy_header`; or an id outside the vocabulary.
+        DataError: The header cannot be read (`read_npy_header`), or an id is outside the
+            vocabulary.
     """
     dtype, _, start = read_npy_header(file.path)
     yield from _read_ids(file, reading, dtype, start)
@@ -151,22 +149,23 @@ def read_llm_c(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
         header = stream.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise DataError(
-            f"{file.path} has {counted(len(header), 'byte')}, llm.c's header alone has "
+            f"{file.path} has {format_counted(len(header), 'byte')}, llm.c's header alone has "
             f"{_HEADER_BYTES}: it is truncated"
         )
     magic, version, num_tokens = (int(number) for number in np.frombuffer(header, dtype="<i4")[:3])
-    dtype = np.dtype(LLMC_MAGICS[magic]).newbyteorder("<")
-    readable = {2: 1, 4: 7}[dtype.itemsize]
-    if version != readable:
+    dtype = np.dtype(LLMC_MAGICS[magic])
+    expected_version = {"uint16": 1, "uint32": 7}[dtype.name]
+    if version != expected_version:
         raise DataError(
-            f"{file.path} has llm.c's version {version}: for magic {magic} it must be {readable}"
+            f"{file.path} has llm.c's version {version}: for magic {magic} it must be "
+            f"{expected_version}"
         )
     num_bytes = _HEADER_BYTES + num_tokens * dtype.itemsize
     if num_bytes != file.num_bytes:
         raise DataError(
-            f"{file.path} has {counted(file.num_bytes, 'byte')}, its header says "
-            f"{counted(num_tokens, 'id')}, which take {num_bytes:,}: it is truncated, or something "
-            "was appended"
+            f"{file.path} has {format_counted(file.num_bytes, 'byte')}, its header says "
+            f"{format_counted(num_tokens, 'id')}, which take {num_bytes:,}: it is truncated, or "
+            "something was appended"
         )
     yield from _read_ids(file, reading, dtype, _HEADER_BYTES)
 
@@ -177,60 +176,66 @@ def read_megatron(file: SourceFile, reading: ReaderOptions) -> Iterator[Document
     Raises:
         DataError: The index does not fit the file, or an id is outside the vocabulary.
     """
-    index = index_of(file.path)
-    stored = np.dtype(index.dtype).newbyteorder("<")
-    require_plain(file.path)
-    ids = np.memmap(file.path, dtype=stored, mode="r") if file.num_bytes else np.empty(0, stored)
+    index = read_index(file.path)
+    ids = _map_ids(file, np.dtype(index.dtype), 0)
     for start, length in zip(index.starts.tolist(), index.lengths.tolist(), strict=True):
-        document = np.asarray(ids[start : start + length])
-        outside = (document < 0) | (document >= reading.vocab_size)
-        if outside.any():
-            place = int(np.argmax(outside))
-            raise DataError(
-                f"{file.path} token {start + place:,} is the id {int(document[place])}, outside "
-                f"the vocabulary of {reading.vocab_size}: correct --vocab-size"
-            )
+        document = ids[start : start + length]
+        _check_ids(file, document, start, reading)
         if reading.end_id is not None and (not length or document[-1] != reading.end_id):
             document = np.append(document, reading.end_id)
-        for piece in range(0, len(document), PIECE_TOKENS):
-            yield document[piece : piece + PIECE_TOKENS].astype(np.uint32)
+        yield from _cut_pieces(document)
+
+
+def _check_ids(
+    file: SourceFile, ids: NDArray[np.integer], position: int, reading: ReaderOptions
+) -> None:
+    """Check that all ids are inside the vocabulary.
+
+    Args:
+        file: The file.
+        ids: Some of its ids.
+        position: Place of the first of them in the file.
+        reading: Options of the readers.
+
+    Raises:
+        DataError: An id is outside the vocabulary.
+    """
+    outside = (ids < 0) | (ids >= reading.vocab_size)
+    if outside.any():
+        place = int(np.argmax(outside))
+        raise DataError(
+            f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the "
+            f"vocabulary of {reading.vocab_size} (read as {ids.dtype.name}): correct --vocab-size "
+            "or --dtype, or the file is damaged or of another format"
+        )
 
 
 def _read_ids(
     file: SourceFile, reading: ReaderOptions, dtype: np.dtype[np.integer], start: int
 ) -> Iterator[Document]:
     """Yield the documents of an array of ids that begins at byte `start`, each with its end id."""
-    end_id = -1 if reading.end_id is None else reading.end_id  # no id is -1
-    pending, position = np.empty(0, dtype=np.uint32), 0
-    for ids in _read_chunks(file, dtype, start):
-        outside = (ids < 0) | (ids >= reading.vocab_size)
-        if outside.any():
-            place = int(np.argmax(outside))
-            raise DataError(
-                f"{file.path} token {position + place:,} is the id {int(ids[place])}, outside the "
-                f"vocabulary of {reading.vocab_size} (read as {dtype.name}): correct --vocab-size "
-                "or --dtype, or the file is damaged or of another format"
-            )
-        position += len(ids)
-        pending = np.concatenate([pending, ids.astype(np.uint32)])
-        num_yielded = 0
-        # The last document may continue in the next chunk: only full pieces of it are yielded.
-        for end in [*(np.flatnonzero(pending == end_id) + 1).tolist(), None]:
-            stop = len(pending) if end is None else end
-            while stop - num_yielded > PIECE_TOKENS:
-                yield pending[num_yielded : num_yielded + PIECE_TOKENS]
-                num_yielded += PIECE_TOKENS
-            if end is not None:
-                yield pending[num_yielded:end]
-                num_yielded = end
-        pending = pending[num_yielded:]
-    yield pending
+    ids, document_start = _map_ids(file, dtype, start), 0
+    for first in range(0, len(ids), _CHUNK_TOKENS):
+        chunk = ids[first : first + _CHUNK_TOKENS]
+        _check_ids(file, chunk, first, reading)
+        ends = [] if reading.end_id is None else np.flatnonzero(chunk == reading.end_id).tolist()
+        for end in ends:
+            document_end = first + end + 1
+            yield from _cut_pieces(ids[document_start:document_end])
+            document_start = document_end
+    yield from _cut_pieces(ids[document_start:])
 
 
-def _read_chunks(
-    file: SourceFile, dtype: np.dtype[np.integer], start: int
-) -> Iterator[NDArray[np.integer]]:
-    with open_plain(file.path) as stream:
-        stream.seek(start)
-        while content := stream.read(_CHUNK_TOKENS * dtype.itemsize):
-            yield np.frombuffer(content, dtype=dtype)
+def _map_ids(file: SourceFile, dtype: np.dtype[np.integer], start: int) -> NDArray[np.integer]:
+    """Map the ids of a file, which begin at byte `start`, into memory."""
+    require_plain(file.path)
+    if file.num_bytes <= start:
+        return np.empty(0, dtype)
+    stored = dtype if dtype.byteorder == ">" else dtype.newbyteorder("<")
+    return np.asarray(np.memmap(file.path, dtype=stored, mode="r", offset=start))
+
+
+def _cut_pieces(ids: NDArray[np.integer]) -> Iterator[Document]:
+    """Yield a document in pieces of at most `PIECE_TOKENS`."""
+    for start in range(0, max(1, len(ids)), PIECE_TOKENS):
+        yield ids[start : start + PIECE_TOKENS].astype(np.uint32)

@@ -2,8 +2,8 @@
 
 nanoGPT, OLMo-core, and many scripts write an array of ids as it is in memory. A file that is read
 with the wrong width still gives ids: of uint32 ids below 65,536, every second uint16 is 0. So the
-width is recognized as the one with which the ids are inside the vocabulary and at least half of
-them are not 0. If two widths are possible, the user must name one.
+width (bytes per id) is recognized as the one with which the ids are inside the vocabulary and at
+least half of them are not 0. If two widths are possible, the user must name one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.notation import counted
-from proxies.core.plain_files import open_plain
-from proxies.data.tokens import DataError
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import open_plain
+from forerun._proxies.data.tokens import DataError
 
 RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 NPY_MAGIC = b"\x93NUMPY"
@@ -38,7 +38,9 @@ _CONTAINERS = {
 }
 """Contents of files that are not plain ids, by their first bytes."""
 _HEADER_BYTES, _SAFETENSORS_START = 1024, 8
+"""Size of llm.c's header, and offset of the JSON in a safetensors file, after its length."""
 _TEXT_BYTES, _MIN_TEXT_BYTES = frozenset(b"\t\n\r" + bytes(range(32, 127))), 64
+"""Bytes of ASCII text, and minimum number of them that proves a text."""
 _MIN_IDS, _MIN_NONZERO_SHARE = 16, 0.5
 """Minimum number of ids, and minimum share of them that is not 0, to prove a width."""
 
@@ -53,8 +55,8 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         raw_dtype: Dtype that the user named, one of `RAW_DTYPES`; None to recognize it.
 
     Raises:
-        DataError: The file is empty, holds something else than ids, is no whole number of them, is
-            big-endian, or may have more than one width.
+        DataError: The file is empty, contains something else than ids, has not a whole number of
+            them, or may have ids of more than one width.
     """
     if not num_bytes:
         raise DataError(f"{path} is empty: leave it out")
@@ -63,13 +65,13 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         raise DataError(f"{path} is {content}, and not plain ids: convert it, or leave it out")
     if num_bytes % (size := np.dtype(raw_dtype or "uint16").itemsize):
         raise DataError(
-            f"{path} has {counted(num_bytes, 'byte')}, not a whole number of {size}-byte ids: it "
-            "is truncated, or its ids have another width (--dtype)"
+            f"{path} has {format_counted(num_bytes, 'byte')}, not a whole number of {size}-byte "
+            "ids: it is truncated, or its ids have another width (--dtype)"
         )
     if raw_dtype:
         return raw_dtype
 
-    # Little-endian ids: the largest width with which they fit.
+    # Choose the largest width with which the ids fit.
     widths = [width for width in (8, 4, 2) if num_bytes % width == 0]
     shares = {width: _find_share_inside(sample, f"<u{width}", vocab_size) for width in widths}
     wide = [width for width in widths if width > 2 and shares[width] >= _MIN_SHARE_INSIDE]
@@ -77,30 +79,16 @@ def find_dtype(path: Path, num_bytes: int, vocab_size: int, raw_dtype: str | Non
         if _is_mostly_nonzero(sample, f"<u{width}"):
             return f"uint{8 * width}"
     if wide:
-        fitting = ([2] if shares[2] == 1.0 else []) + wide[::-1]
+        fitting = ([2] if shares[2] == 1.0 else []) + sorted(wide)
         names = " or ".join(f"uint{8 * width}" for width in fitting)
         raise DataError(
             f"{path} may hold ids of {names}: it has too many zeros to tell; name one with --dtype"
         )
-
-    # Big-endian ids are an error.
-    for width in widths:
-        dtype = f">u{width}"
-        is_inside = _find_share_inside(sample, dtype, vocab_size) == 1.0
-        # Small ids are inside in both byte orders: 1 becomes 256.
-        if width == 2 and shares[2] >= _MIN_SHARE_INSIDE:
-            is_inside = False
-        if is_inside and _is_mostly_nonzero(sample, dtype):
-            raise DataError(
-                f"{path} holds big-endian ids of {counted(width, 'byte')}, which are not read: "
-                "write them little-endian, for example by "
-                f"numpy.fromfile(file, '>u{width}').astype('<u{width}').tofile(new_file)"
-            )
     return "uint16"  # The reader reports the first id outside the vocabulary.
 
 
 def _name_other_content(sample: bytes, num_bytes: int, vocab_size: int) -> str:
-    """Name the content of a file that is provably not plain ids; empty if nothing is proved."""
+    """Name the content of a file that is surely not plain ids; empty if nothing is sure."""
     for start, name in _CONTAINERS.items():
         if sample.startswith(start):
             return name
@@ -162,7 +150,7 @@ def read_npy_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
     num_bytes = path.stat().st_size - start
     if num_bytes != shape[0] * dtype.itemsize:
         raise DataError(
-            f"{path} has {counted(num_bytes, 'byte')} of ids, its header says "
+            f"{path} has {format_counted(num_bytes, 'byte')} of ids, its header says "
             f"{shape[0] * dtype.itemsize:,}: it is truncated, or something was appended"
         )
     return dtype, shape[0], start
@@ -194,8 +182,9 @@ def _find_share_inside(sample: bytes, dtype: str, vocab_size: int) -> float:
 
 
 def _is_mostly_nonzero(sample: bytes, dtype: str) -> bool:
-    """Return whether enough ids are not 0 to rule out that they are narrower ids read too wide, or
-    wider ids read too narrow.
+    """Return whether enough ids are not 0 to prove their width.
+
+    Half or more of the ids are 0 if ids of a larger width are read with a smaller one.
     """
     ids = _view_ids(sample, dtype)
     return bool(ids.size >= _MIN_IDS and np.count_nonzero(ids) >= _MIN_NONZERO_SHARE * ids.size)

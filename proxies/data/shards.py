@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -20,54 +20,21 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core import canon
-from proxies.core.plain_files import open_plain
-from proxies.data.tokens import MANIFEST, TOKENIZER_FILE, DataError, Manifest, Shard, read_manifest
+from forerun._proxies.core import canon
+from forerun._proxies.data.tokens import (
+    MANIFEST,
+    SPLITS,
+    TOKENIZER_FILE,
+    DataError,
+    Manifest,
+    Shard,
+    read_manifest,
+)
 
 SHARD_TOKENS = 2**26
 """Number of tokens in each shard of a split but the last."""
 UNFINISHED = ".unfinished"
-"""Name of the folder that a corpus is assembled in."""
-
-
-class PublishedShards:
-    """The published shards of one split, which new shards are compared with while being written.
-
-    Args:
-        folder: The corpus folder.
-        shards: Shards of the split in the folder's manifest.
-    """
-
-    def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
-        self._folder, self._shards = folder, shards
-        self._damaged: set[int] = set()
-
-    def differ(self, index: int, offset: int, content: bytes) -> bool:
-        """Return whether new content differs from the published content at the same place.
-
-        A damaged shard does not count as different, because it is being repaired.
-
-        Args:
-            index: Number of the shard.
-            offset: Offset of the content in the shard, in bytes.
-            content: New ids, in the dtype of the corpus.
-        """
-        if index in self._damaged:
-            return False
-        if index >= len(self._shards):
-            return True
-        shard = self._shards[index]
-        try:
-            with open_plain(self._folder / shard.file) as file:
-                file.seek(offset)
-                if file.read(len(content)) == content:
-                    return False
-            is_intact = canon.file_sha256(self._folder / shard.file) == shard.sha256
-        except OSError:
-            is_intact = False
-        if not is_intact:
-            self._damaged.add(index)
-        return is_intact
+"""Name of the folder in which a corpus is assembled."""
 
 
 class ShardWriter:
@@ -77,16 +44,10 @@ class ShardWriter:
         folder: Folder to write to.
         stem: Beginning of the file names: `train` gives `train-00000.bin`, and so on.
         dtype: Dtype of the stored ids, `uint16` or `uint32`.
-        published: Published shards to compare with; None if there are none.
     """
 
-    def __init__(
-        self, folder: Path, stem: str, dtype: str, published: PublishedShards | None = None
-    ) -> None:
+    def __init__(self, folder: Path, stem: str, dtype: str) -> None:
         self._folder, self._stem, self._dtype = folder, stem, np.dtype(dtype).newbyteorder("<")
-        self._published = published
-        self.differs = False
-        """Whether an id that was written differs from the published one at the same place."""
         self._shards: list[Shard] = []
         self._file: BinaryIO | None = None
         self._hash = hashlib.sha256()
@@ -107,10 +68,7 @@ class ShardWriter:
             num_free = SHARD_TOKENS - self._num_tokens
             part, ids = ids[:num_free], ids[num_free:]
             content = part.astype(self._dtype).tobytes()
-            if self._published is not None and not self.differs:
-                offset = self._num_tokens * self._dtype.itemsize
-                self.differs = self._published.differ(len(self._shards), offset, content)
-            with _writing(self._path):
+            with _explain_write_errors(self._path):
                 if self._file is None:
                     self._file = self._path.open("wb")
                 self._file.write(content)
@@ -142,7 +100,7 @@ class ShardWriter:
     def _end_shard(self) -> None:
         if self._file is None:
             return
-        with _writing(self._path), self._file as file:
+        with _explain_write_errors(self._path), self._file as file:
             file.flush()
             os.fsync(file.fileno())
         shard = Shard(
@@ -156,7 +114,7 @@ class ShardWriter:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _explain_write_errors(path: Path) -> Iterator[None]:
     """Turn operating system errors while writing into a DataError with advice."""
     try:
         yield
@@ -170,10 +128,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def unfinished(out: Path) -> Iterator[Path]:
+def create_unfinished_folder(out: Path) -> Iterator[Path]:
     """Create a folder in which the corpus `out` is assembled, and remove it at the end.
 
-    The folder is locked. What a killed process left in it is deleted.
+    The folder is locked. Files that a killed process left in it are deleted.
 
     Raises:
         DataError: Another process is writing to `out`, it contains files that are not of a corpus
@@ -181,14 +139,14 @@ def unfinished(out: Path) -> Iterator[Path]:
     """
     folder, is_new = out / UNFINISHED, not out.exists()
     read_published(out)
-    with _writing(out):
+    with _explain_write_errors(out):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            is_new = False
+            is_new = False  # the folder is the other process's
             raise DataError(
                 f"{out} is being written by another process: wait for it, or name another --out"
             ) from error
@@ -221,11 +179,12 @@ def read_published(out: Path) -> Manifest | None:
         except DataError as error:
             raise DataError(f"{out} cannot be written: {error}; or name another --out") from error
     if out.is_dir() and not (out / UNFINISHED).exists():
-        names = [
-            *(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in ("train", "validation")),
+        # The names that `ShardWriter` gives, also with the name of a source before them
+        patterns = [
+            *(f"*{split}-[0-9][0-9][0-9][0-9][0-9].bin" for split in SPLITS),
             TOKENIZER_FILE,
         ]
-        if unknown_files := sorted(file.name for name in names for file in out.glob(name)):
+        if unknown_files := sorted(file.name for pattern in patterns for file in out.glob(pattern)):
             raise DataError(
                 f"{out} has no {MANIFEST} but has {unknown_files[0]}, which would be overwritten: "
                 "name another --out"
@@ -233,32 +192,7 @@ def read_published(out: Path) -> Manifest | None:
     return None
 
 
-def check_same_settings(out: Path, published: Manifest, settings: Mapping[str, object]) -> None:
-    """Check that a published corpus has the settings of the new one, before any text is read.
-
-    Args:
-        out: The corpus folder.
-        published: Its manifest.
-        settings: Fields of the manifest, with the values of the new corpus.
-
-    Raises:
-        DataError: A field has another value.
-    """
-    differences = [
-        f"{field} {_shorten(old)}, not {_shorten(new)}"
-        for field, new in settings.items()
-        if (old := getattr(published, field)) != new
-    ]
-    if differences:
-        raise another_corpus(out, f"with {'; '.join(differences)}")
-
-
-def _shorten(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:76]} ..."
-
-
-def another_corpus(out: Path, difference: str) -> DataError:
+def make_another_corpus_error(out: Path, difference: str) -> DataError:
     """Return the error for a folder that contains another corpus than the one to be written."""
     return DataError(
         f"{out} holds another corpus ({difference}), which runs may depend on: name another --out, "
@@ -266,7 +200,7 @@ def another_corpus(out: Path, difference: str) -> DataError:
     )
 
 
-def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
+def publish_corpus(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
     """Move a finished corpus from `folder` to `out`: first its files, last the manifest.
 
     Args:
@@ -280,21 +214,21 @@ def publish(folder: Path, out: Path, manifest: Manifest, tokenizer: bytes | None
     """
     was_published = (out / MANIFEST).exists()
     if was_published and (published := read_manifest(out)).data_id != manifest.data_id:
-        raise another_corpus(
+        raise make_another_corpus_error(
             out,
-            f"of {published.num_tokens('train'):,} training and "
-            f"{published.num_tokens('validation'):,} validation tokens, not "
-            f"{manifest.num_tokens('train'):,} and {manifest.num_tokens('validation'):,}",
+            f"of {published.count_tokens('train'):,} training and "
+            f"{published.count_tokens('validation'):,} validation tokens, not "
+            f"{manifest.count_tokens('train'):,} and {manifest.count_tokens('validation'):,}",
         )
     targets = {file: out / file.name for file in sorted(folder.iterdir())}
     try:
-        with _writing(out / MANIFEST):
+        with _explain_write_errors(out / MANIFEST):
             if tokenizer is not None:
                 canon.write_atomic(folder / TOKENIZER_FILE, tokenizer)
                 targets[folder / TOKENIZER_FILE] = out / TOKENIZER_FILE
             for file, target in targets.items():
                 file.replace(target)
-            canon.write_atomic(out / MANIFEST, canon.pretty(manifest))
+            canon.write_atomic(out / MANIFEST, canon.to_pretty_json(manifest))
     except BaseException:
         # Without a manifest, the next `tokenize` would refuse to overwrite these files.
         if not was_published:

@@ -9,34 +9,38 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from proxies.core.canon import parse_deep
-from proxies.core.plain_files import open_plain, require_plain
-from proxies.data.documents import Document, ReaderOptions, SourceFile
-from proxies.data.remote import filesystem_of, first_line
-from proxies.data.tokens import DataError
+from forerun._proxies.core.canon import parse_deep
+from forerun._proxies.core.plain_files import open_plain, require_plain
+from forerun._proxies.data.documents import Document, ReaderOptions, SourceFile
+from forerun._proxies.data.remote import get_first_line, open_filesystem
+from forerun._proxies.data.tokens import DataError
 
 MAX_PIECE_BYTES = 2**18
+"""Maximum size of a piece of a text file, which counts as a document."""
 MAX_LINE_BYTES = 2**30
+"""Maximum size of a line of a JSON Lines file."""
 _CHUNK_BYTES = 2**20
 _BATCH_ROWS = 256
+_TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 _BOM = b"\xef\xbb\xbf"
 
 
 def read_text(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Yield a text file in pieces of at most `MAX_PIECE_BYTES`, cut at the ends of lines.
 
-    The pieces count as documents: a large file has to be several, to have both splits.
+    Each piece counts as a document: one large file must give documents for both splits.
 
     Raises:
         DataError: The file cannot be read, ends in the middle of compressed data, or is not UTF-8.
     """
     pending = b""
-    with _Stream(file) as stream:
+    with _open_stream(file) as stream:
         while True:
             chunk = stream.read(_CHUNK_BYTES)
             pending, start = pending + chunk, 0
@@ -72,29 +76,20 @@ def read_jsonl(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
     """Yield the string under `reading.text_key` of each line, one JSON object per line.
 
     Empty lines are skipped; null is an empty text. Other keys may hold NaN, numbers that no float
-    can represent, bytes that are not UTF-8, values nested to any depth, and repeated keys.
+    can represent, bytes that are not UTF-8, and values nested to any depth. Of a repeated key, the
+    last value counts.
 
     Raises:
         DataError: The file cannot be read, or a line is too long, is not a JSON object, or has no
             text.
     """
-    decode = json.JSONDecoder(
-        object_pairs_hook=lambda pairs: _Object(pairs, reading.text_key), parse_int=float
-    ).decode
-    with _Stream(file) as stream:
+    decode = json.JSONDecoder(parse_int=float).decode
+    with _open_stream(file) as stream:
         number = 0
         while line := stream.readline(MAX_LINE_BYTES + 1):
             number += 1
             if line.strip():
                 yield _read_line(file, number, line, reading.text_key, decode)
-
-
-class _Object(dict[str, object]):
-    """A JSON object that records whether the key of the text appears twice."""
-
-    def __init__(self, pairs: list[tuple[str, object]], text_key: str) -> None:
-        super().__init__(pairs)
-        self.is_doubled = len(pairs) != len(self) and sum(name == text_key for name, _ in pairs) > 1
 
 
 def _read_line(
@@ -109,29 +104,20 @@ def _read_line(
     try:
         value = parse_deep(line.decode(errors="surrogateescape"), decode)
     except ValueError as error:
-        if number == 1 and line.lstrip().startswith(b"["):
-            raise _make_array_error(file, where) from error
-        raise DataError(f"{where}: not JSON: {error} (each line must be one object)") from error
+        if number != 1 or not line.lstrip().startswith(b"["):
+            raise DataError(f"{where}: not JSON: {error} (each line must be one object)") from error
+        value = []  # the beginning of a JSON array that spans several lines
     if isinstance(value, list):
-        raise _make_array_error(file, where)
-    if not isinstance(value, _Object):
         raise DataError(
-            f"{where} is {line.strip().decode(errors='replace')[:40]}: must be an object with a "
-            f"string `{text_key}`"
+            f"{where} begins a JSON array, but JSON Lines are read, one object per line: convert "
+            f"it, for example by `jq -c '.[]' {file.path.name} > {file.path.stem}.jsonl`"
         )
-    if value.is_doubled:
-        raise DataError(
-            f"{where}: the key `{text_key}` appears twice, so its text is ambiguous: keep one of "
-            "them"
-        )
-    text = value.get(text_key, 0)
+    columns = value if isinstance(value, dict) else {}
+    # 0 stands for a missing key; None is null, an empty text
+    text = columns.get(text_key, 0)
     if text is not None and not isinstance(text, str):
-        strings = [name for name, content in value.items() if isinstance(content, str)]
-        choice = (
-            f"strings are under {', '.join(strings)}"
-            if strings
-            else "no key of this line has a string"
-        )
+        strings = [name for name, content in columns.items() if isinstance(content, str)]
+        choice = f"strings are under {', '.join(strings)}" if strings else "it has no string"
         raise DataError(
             f"{where}: must be an object with a string `{text_key}` ({choice}; --text-key names "
             "another key)"
@@ -142,13 +128,6 @@ def _read_line(
         raise DataError(
             f"{where}: `{text_key}` holds bytes that are not UTF-8, or half a surrogate pair"
         ) from None
-
-
-def _make_array_error(file: SourceFile, where: str) -> DataError:
-    return DataError(
-        f"{where} begins a JSON array, but JSON Lines are read, one object per line: convert it, "
-        f"for example by `jq -c '.[]' {file.path.name} > {file.path.stem}.jsonl`"
-    )
 
 
 def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]:
@@ -162,7 +141,7 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
     try:
         source: object = file.path
         if file.uri:
-            filesystem, path = filesystem_of(file.uri)
+            filesystem, path = open_filesystem(file.uri)
             source = filesystem.open_input_file(path)
         else:
             require_plain(file.path)
@@ -183,78 +162,53 @@ def read_parquet(file: SourceFile, reading: ReaderOptions) -> Iterator[Document]
         # The client of an object store raises its own exceptions: all of them are bad input.
         if not file.uri and not isinstance(error, (pa.ArrowException, OSError, UnicodeDecodeError)):
             raise
-        raise DataError(f"{file.name} cannot be read as parquet: {first_line(error)}") from error
+        raise DataError(
+            f"{file.name} cannot be read as parquet: {get_first_line(error)}"
+        ) from error
 
 
 def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
     """Check that the column exists exactly once and contains texts.
 
     Raises:
-        DataError: It does not; the message names the column's type, and the columns of texts.
+        DataError: The column is missing, appears twice, or contains no texts. The message names its
+            type, and the columns that contain texts.
     """
     fields = [field for field in schema if field.name == text_key]
     if len(fields) == 1 and (_is_text_type(fields[0].type) or pa.types.is_null(fields[0].type)):
         return
     texts = [field.name for field in schema if _is_text_type(field.type)]
-    if texts:
-        advice = f"name one of {', '.join(texts)} with --text-key"
-    else:
+    advice = f"name one of {', '.join(texts)} with --text-key"
+    if not texts:
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
-        advice = (
-            f"no column holds texts ({columns[:300]}): write one first, such as each chat as "
-            "one text"
-        )
-    if len(fields) == 1:
-        raise DataError(
-            f"{file.name} column {text_key!r} holds {str(fields[0].type)[:80]}, not text: {advice}"
-        )
-    raise DataError(f"{file.name} has {len(fields) or 'no'} column {text_key!r}: {advice}")
+        advice = f"no column holds texts ({columns[:300]}): write one first"
+    problem = (
+        f"column {text_key!r} holds {str(fields[0].type)[:80]}, not text"
+        if len(fields) == 1
+        else f"has {len(fields) or 'no'} column {text_key!r}"
+    )
+    raise DataError(f"{file.name} {problem}: {advice}")
 
 
 def _is_text_type(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    checks = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_string_view,
-        pa.types.is_binary_view,
-    )
-    return any(check(kind) for check in checks)
+    return str(kind) in _TEXT_TYPES
 
 
-class _Stream:
-    """The decompressed bytes of a file, without a byte order mark; errors name the file."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self._path, self._raw = file.path, cast(io.BufferedReader, open_plain(file.path))
-        self._stream = self._raw
+@contextmanager
+def _open_stream(file: SourceFile) -> Iterator[io.BufferedReader]:
+    """Open the decompressed bytes of a file, without a byte order mark; errors name the file."""
+    with open_plain(file.path) as raw:
+        stream = cast(io.BufferedReader, raw)
         if file.compression:
-            inner = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), file.compression)
-            self._stream = io.BufferedReader(inner, _CHUNK_BYTES)
-
-    def __enter__(self) -> _Stream:
-        if self._call_reader(self._stream.peek, len(_BOM)).startswith(_BOM):
-            self.read(len(_BOM))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._raw.close()
-
-    def read(self, size: int) -> bytes:
-        return self._call_reader(self._stream.read, size)
-
-    def readline(self, size: int) -> bytes:
-        return self._call_reader(self._stream.readline, size)
-
-    def _call_reader(self, read: Callable[[int], bytes], size: int) -> bytes:
+            inner = pa.CompressedInputStream(pa.PythonFile(raw, "r"), file.compression)
+            stream = io.BufferedReader(inner, _CHUNK_BYTES)
         try:
-            return read(size)
+            if stream.peek(len(_BOM)).startswith(_BOM):
+                stream.read(len(_BOM))
+            yield stream
         except (OSError, pa.ArrowException) as error:
-            offset = self._raw.tell()
-            self._raw.close()
             raise DataError(
-                f"{self._path} cannot be read beyond byte {offset:,}: {first_line(error)}; make it "
-                "again, or leave it out"
+                f"{file.path} cannot be read beyond byte {raw.tell():,}: "
+                f"{get_first_line(error)}; make it again, or leave it out"
             ) from error

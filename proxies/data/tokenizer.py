@@ -8,26 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core.notation import counted
-from proxies.core.plain_files import read_plain
-from proxies.data.tokenizer_process import (
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import read_plain
+from forerun._proxies.data.tokenizer_process import (
     BATCH_SECONDS,
     BYTES_PER_SECOND,
     START_SECONDS,
     TokenizerProcess,
-    pack_texts,
     serve,
-    unpack_json,
-    unpack_texts,
 )
-from proxies.data.tokens import DataError
+from forerun._proxies.data.tokens import DataError
 
 DOCUMENT_END = 0
 """End id of the byte tokenizer: NUL, which is removed from texts."""
@@ -42,8 +39,8 @@ END_TOKENS = (
 )
 """Usual names of end tokens, in order of preference."""
 CONFIG_FILE = "tokenizer_config.json"
-_MAP_FILE = "special_tokens_map.json"
-_LOAD, _ENCODE = 0, 1
+MAX_TOKENIZER_BYTES = 2**28
+"""Maximum size of a tokenizer's file; the largest in use have about 35 MB."""
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 257, 2**18
 """Limits for the size of a trained BPE: 256 bytes and the end token, and the largest vocabulary in
 use (Gemma 3)."""
@@ -70,7 +67,7 @@ class FileTokenizer:
 
     A text that spells a special token is encoded as ordinary text. Documents are not truncated,
     padded, or wrapped in special tokens, whatever the file says. Another process loads and applies
-    the file (`proxies.data.tokenizer_process`).
+    the file (`forerun._proxies.data.tokenizer_process`).
 
     Args:
         file: Path of a `tokenizer.json`.
@@ -88,15 +85,16 @@ class FileTokenizer:
             raise DataError(f"{file} cannot be read: {error.strerror}") from error
         self.name = f"sha256:{hashlib.sha256(self.content).hexdigest()}"
         self._process = TokenizerProcess(file, __name__)
-        loaded = unpack_json(self._process.ask(_LOAD, self.content, START_SECONDS))
-        if problem := loaded.get("problem"):
-            raise DataError(f"{file} {problem}")
-        vocabulary: Mapping[str, int] = loaded["vocabulary"]  # type: ignore[assignment]
-        special: list[str] = loaded["special"]  # type: ignore[assignment]
+        try:
+            text = self.content.decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{file} is not a tokenizer.json: it is not UTF-8") from None
+        loaded = self._process.ask({"file": text}, START_SECONDS)
+        vocabulary: dict[str, int] = loaded["vocabulary"]
         self.vocab_size = max(vocabulary.values()) + 1
-        choice = choose_end_token(file, vocabulary, frozenset(special), end_token)
-        self.end_id = vocabulary[choice.token]
-        self.end_reason = f"{choice.token} (id {self.end_id}), {choice.reason}"
+        token, reason = choose_end_token(file, vocabulary, loaded["special"], end_token)
+        self.end_id = vocabulary[token]
+        self.end_reason = f"{token} (id {self.end_id}), {reason}"
         """The end token and the reason for the choice, for messages."""
 
     def encode(self, texts: list[bytes]) -> NDArray[np.uint32]:
@@ -105,42 +103,27 @@ class FileTokenizer:
         Raises:
             DataError: The tokenizer fails, or takes longer than its limit.
         """
-        message = pack_texts(texts)
-        seconds = BATCH_SECONDS + len(message) / BYTES_PER_SECOND
-        # The answer has the number of texts, the length of each, then all ids.
-        answer = np.frombuffer(self._process.ask(_ENCODE, message, seconds), dtype="<u4")
-        num_texts = answer[0]
-        ends = np.cumsum(answer[1 : 1 + num_texts], dtype=np.int64)
-        ids = np.insert(answer[1 + num_texts :], ends, np.uint32(self.end_id))
-        return ids.astype(np.uint32, copy=False)
-
-
-MAX_TOKENIZER_BYTES = 2**28
-"""Maximum size of a tokenizer's file; the largest in use have about 35 MB."""
-
-
-class EndToken(NamedTuple):
-    """The token that ends a document, and the reason for the choice."""
-
-    token: str
-    reason: str
+        seconds = BATCH_SECONDS + sum(map(len, texts)) / BYTES_PER_SECOND
+        request = {"texts": [text.decode() for text in texts], "end_id": self.end_id}
+        return np.array(self._process.ask(request, seconds), dtype=np.uint32)
 
 
 def choose_end_token(
-    file: Path, vocabulary: Mapping[str, int], special: frozenset[str], end_token: str | None
-) -> EndToken:
+    file: Path, vocabulary: Mapping[str, int], special: Sequence[str], end_token: str | None
+) -> tuple[str, str]:
     """Choose the token that ends a document.
 
     The order of preference is: the token that the user named; `eos_token` of the
-    `tokenizer_config.json`, or of the `special_tokens_map.json`, in the file's folder; a usual name
-    that the file or its configuration marks as special; a usual name in the vocabulary, which may
-    be a word.
+    `tokenizer_config.json` in the file's folder; a usual name that the file marks as special.
 
     Args:
         file: The tokenizer's file.
         vocabulary: Id by token.
         special: Tokens that the file marks as special.
         end_token: Token that the user named; None if the user named none.
+
+    Returns:
+        The token, and the reason for the choice.
 
     Raises:
         DataError: There is no such token, or the configuration cannot be read.
@@ -151,36 +134,19 @@ def choose_end_token(
                 f"{file} has no token {end_token}: name with --end-token the token that ends a "
                 "document"
             )
-        return EndToken(end_token, "as --end-token says")
-    config = _read_config(file.parent / CONFIG_FILE)
-    configured, source = _get_content(config.get("eos_token")), CONFIG_FILE
-    if not configured:
-        configured, source = (
-            _get_content(_read_config(file.parent / _MAP_FILE).get("eos_token")),
-            _MAP_FILE,
-        )
+        return end_token, "as --end-token says"
+    configured = _read_config(file.parent / CONFIG_FILE).get("eos_token")
+    if isinstance(configured, dict):
+        configured = configured.get("content")
     if configured in vocabulary:
-        return EndToken(configured, f"the eos_token of {source}")
-    note = f" ({source} says {configured}, which the file does not have)" if configured else ""
-    decoder = config.get("added_tokens_decoder")
-    added = decoder.values() if isinstance(decoder, dict) else ()
-    special |= {
-        _get_content(token)
-        for token in added
-        if isinstance(token, dict) and token.get("special") is True
-    }
-    special &= vocabulary.keys()
+        return str(configured), f"the eos_token of {CONFIG_FILE}"
+    note = f" ({CONFIG_FILE} says {configured}, which the file does not have)" if configured else ""
     for token in END_TOKENS:
         if token in special:
-            return EndToken(token, f"a usual name that the file marks as special{note}")
-    for token in END_TOKENS:
-        if token in vocabulary:
-            return EndToken(
-                token, f"a usual name, although the file does not mark it as special{note}"
-            )
+            return token, f"a usual name that the file marks as special{note}"
     raise DataError(
-        f"{file} has no token {' or '.join(END_TOKENS)}{note}: name with --end-token the token "
-        "that ends a document"
+        f"{file} has no special token {' or '.join(END_TOKENS)}{note}: name with --end-token the "
+        "token that ends a document"
         + (f"; its special tokens are {', '.join(sorted(special)[:20])}" if special else "")
     )
 
@@ -203,47 +169,40 @@ def _read_config(path: Path) -> dict[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def _get_content(token: object) -> str:
-    """Return the text of a token, which may stand in an object."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else ""
+class _TokenizerServer:
+    """Answers the requests of a `FileTokenizer` in the child process."""
 
+    _tokenizer: Any = None
 
-def _make_answer_function() -> Callable[[int, bytes], bytes]:
-    """Return the function that answers the messages of a `FileTokenizer`, for `serve`."""
-    from tokenizers import Tokenizer
+    def answer(self, request: dict[str, Any]) -> object:
+        """Load a tokenizer's file, or return the ids of texts with the end id after each."""
+        if "file" in request:
+            return self._load(request["file"])
+        encodings = self._tokenizer.encode_batch_fast(request["texts"], add_special_tokens=False)
+        end_id = request["end_id"]
+        return [id_ for encoding in encodings for id_ in (*encoding.ids, end_id)]
 
-    loaded: list[Any] = []
+    def _load(self, content: str) -> dict[str, object]:
+        from tokenizers import Tokenizer
 
-    def load(content: bytes) -> dict[str, object]:
         try:
-            tokenizer = Tokenizer.from_str(content.decode())
+            tokenizer = Tokenizer.from_str(content)
         except Exception as error:  # `tokenizers` raises nothing more specific
-            reason = str(error).partition("\n")[0]
-            return {"problem": f"is not a tokenizer.json of Hugging Face's tokenizers: {reason}"}
+            raise ValueError(
+                f"it is not a tokenizer.json of Hugging Face's tokenizers: {error}"
+            ) from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
-        loaded[:] = [tokenizer]
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            return {"problem": "has no tokens"}
+            raise ValueError("it has no tokens")
+        self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().values()
         return {
             "vocabulary": vocabulary,
             "special": [token.content for token in added if token.special],
         }
-
-    def answer(kind: int, message: bytes) -> bytes:
-        if kind == _LOAD:
-            return json.dumps(load(message)).encode()
-        encodings = loaded[0].encode_batch_fast(unpack_texts(message), add_special_tokens=False)
-        parts = [np.array(encoding.ids, dtype="<u4") for encoding in encodings]
-        return np.concatenate(
-            [np.array([len(parts), *map(len, parts)], dtype="<u4"), *parts]
-        ).tobytes()
-
-    return answer
 
 
 Tokenizer = BytesTokenizer | FileTokenizer
@@ -298,11 +257,11 @@ def train_bpe(texts: Sequence[bytes], vocab_size: int) -> bytes:
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         raise DataError(
-            f"train_bpe = {vocab_size}: the text gives only {counted(size, 'entry')}; choose a "
-            "smaller vocabulary, or add text"
+            f"train_bpe = {vocab_size}: the text gives only {format_counted(size, 'entry')}; "
+            "choose a smaller vocabulary, or add text"
         )
     return bytes(tokenizer.to_str(), "utf-8")
 
 
 if __name__ == "__main__":
-    serve(_make_answer_function(), int(sys.argv[1]))
+    serve(_TokenizerServer().answer, int(sys.argv[1]))

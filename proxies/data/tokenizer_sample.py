@@ -9,9 +9,9 @@ import hashlib
 import heapq
 from collections.abc import Sequence
 
-from proxies.data.document_split import READERS, is_held_out
-from proxies.data.documents import ReaderOptions, SourceFile
-from proxies.data.tokens import DataError
+from forerun._proxies.data.document_split import is_held_out, read_documents
+from forerun._proxies.data.documents import ReaderOptions, SourceFile
+from forerun._proxies.data.tokens import DataError
 
 MAX_SAMPLE_BYTES = 2**24
 """Maximum size of a sample. Training a BPE on it takes 6 s on one core for 4,096 entries, and 7 s
@@ -23,10 +23,8 @@ def sample_documents(
 ) -> list[bytes]:
     """Return the documents with the largest hashes, up to a total of `MAX_SAMPLE_BYTES`.
 
-    They are sorted by hash.
-
-    Documents of the validation split are left out, so that the tokenizer does not fit the text on
-    which models are evaluated.
+    They are sorted by hash. Documents of the validation split are left out, so that the tokenizer
+    does not fit the text on which models are evaluated.
 
     Args:
         files: All files of the corpus.
@@ -45,18 +43,15 @@ def sample_documents(
     for file in files:
         if file.split == "validation":
             continue
-        try:
-            for document in READERS[file.format](file, reading):
-                assert isinstance(document, bytes)
-                text = document.replace(b"\0", b"")
-                digest = hashlib.sha256(text).digest()
-                if digest in texts or is_held_out(digest, validation_fraction):
-                    continue
-                texts[digest] = text
-                heapq.heappush(hashes, digest)
-                num_bytes += len(text)
-                while num_bytes > MAX_SAMPLE_BYTES and len(hashes) > 1:
-                    num_bytes -= len(texts.pop(heapq.heappop(hashes)))
-        except OSError as error:
-            raise DataError(f"{file.path} cannot be read: {error.strerror or error}") from error
+        for document in read_documents(file, reading):
+            assert isinstance(document, bytes)
+            text = document.replace(b"\0", b"")
+            digest = hashlib.sha256(text).digest()
+            if digest in texts or is_held_out(digest, validation_fraction):
+                continue
+            texts[digest] = text
+            heapq.heappush(hashes, digest)
+            num_bytes += len(text)
+            while num_bytes > MAX_SAMPLE_BYTES and len(hashes) > 1:
+                num_bytes -= len(texts.pop(heapq.heappop(hashes)))
     return [texts[digest] for digest in sorted(hashes)]

@@ -3,8 +3,9 @@ and the position.
 
 A corpus folder contains `manifest.json`, the tokenizer's file if there is one, and raw
 little-endian shards (uint16, or uint32 for large vocabularies; no header) of one or more sources.
-The manifest's content id is the `data_id` of every run on the corpus. Exports carry this module to
-other machines: it uses NumPy and the standard library only.
+The manifest's content id is the `data_id` of every run on the corpus. Exports carry copies of this
+module and of the modules of forerun that it imports, so all of them must use only NumPy and the
+standard library.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from proxies.core import canon
-from proxies.core.checks import Checks, SpecError
-from proxies.core.errors import ExitCode, InputError
-from proxies.core.notation import counted
-from proxies.core.plain_files import read_plain, require_plain
-from proxies.data.mixture import Mixture, weight_problems
-from proxies.data.windows import Windows
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import Checks, SpecError
+from forerun._proxies.core.errors import ExitCode, InputError
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import read_plain, require_plain
+from forerun._proxies.data.mixture import Mixture, find_weight_problems
+from forerun._proxies.data.windows import Windows
 
 MANIFEST = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -45,6 +46,7 @@ class DataError(InputError):
     """A corpus cannot be read, or is not what its manifest says; `problems` lists every problem."""
 
     cause, refuses_study = "bad_data", True
+    """Kind of failure, and that the driver ends the study instead of retrying the run."""
 
     def __init__(self, *problems: str) -> None:
         self.problems = list(problems)
@@ -62,19 +64,21 @@ class Shard:
     """One file of tokens."""
 
     file: str
+    """Name of the file in the corpus folder."""
     num_tokens: int
     max_id: int
+    """Largest token id in the file."""
     sha256: str
 
     def __post_init__(self) -> None:
         checks = Checks(self)
         is_plain_name = re.fullmatch(r"[\w-]+\.bin", self.file) is not None
-        checks.that(
+        checks.require(
             is_plain_name,
             f"file = {self.file!r}: must be the name of a .bin file in the corpus folder",
         )
-        checks.whole("num_tokens", "max_id", least=0)
-        checks.done()
+        checks.require_whole("num_tokens", "max_id", least=0)
+        checks.raise_problems()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +92,7 @@ class Source:
     train: tuple[Shard, ...]
     validation: tuple[Shard, ...]
 
-    def num_tokens(self, split: Split) -> int:
+    def count_tokens(self, split: Split) -> int:
         """Return the number of tokens in a split."""
         return sum(shard.num_tokens for shard in getattr(self, split))
 
@@ -108,7 +112,8 @@ class NotRead:
 class Manifest:
     """The description of a corpus: everything that the data of a run depends on.
 
-    It contains no path and no date. `not_read` and `source_bytes` are no part of the corpus's id.
+    It contains no path and no date. The id of the corpus does not depend on `not_read` and
+    `source_bytes`.
     """
 
     schema_version: int
@@ -127,47 +132,49 @@ class Manifest:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.that(
+        checks.require(
             self.schema_version == SCHEMA_VERSION,
             f"schema_version = {self.schema_version}: must be {SCHEMA_VERSION}",
         )
-        checks.whole("vocab_size")
-        checks.whole("source_bytes", least=0)
-        checks.that(bool(self.sources), "sources is empty: there must be at least one")
+        checks.require_whole("vocab_size")
+        checks.require_whole("source_bytes", least=0)
+        checks.require(bool(self.sources), "sources is empty: there must be at least one")
         names = self.names
-        checks.that(
+        checks.require(
             len(set(names)) == len(names), f"sources are {', '.join(names)}: a name appears twice"
         )
-        if checks.fine:
+        if checks.has_no_problem:
             limit = int(np.iinfo(self.dtype).max) + 1
-            checks.that(
+            checks.require(
                 self.vocab_size <= limit,
                 f"vocab_size = {self.vocab_size}: shards of {self.dtype} hold "
-                f"{counted(limit, 'id')} at most",
+                f"{format_counted(limit, 'id')} at most",
             )
             in_range = self.end_id is None or 0 <= self.end_id < self.vocab_size
-            checks.that(
+            checks.require(
                 in_range, f"end_id = {self.end_id}: outside the vocabulary of {self.vocab_size}"
             )
-            shards = [
-                shard for source in self.sources for shard in (*source.train, *source.validation)
-            ]
-            largest_id = max((shard.max_id for shard in shards), default=0)
+            largest_id = max((shard.max_id for shard in self.shards), default=0)
             min_vocab_size = max(256 if self.tokenizer == "bytes" else 2, largest_id + 1)
-            checks.that(
+            checks.require(
                 self.vocab_size >= min_vocab_size,
                 f"vocab_size = {self.vocab_size}: must be at least {min_vocab_size} "
                 f"({self.tokenizer}, largest id {largest_id})",
             )
-            checks.problems += weight_problems(
+            checks.problems += find_weight_problems(
                 names, {source.name: source.weight for source in self.sources}
             )
-        checks.done()
+        checks.raise_problems()
 
     @property
     def data_id(self) -> str:
         """Content id of the corpus."""
-        return canon.content_id(replace(self, not_read=(), source_bytes=0))
+        return canon.compute_content_id(replace(self, not_read=(), source_bytes=0))
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Shards of all sources."""
+        return [shard for source in self.sources for shard in (*source.train, *source.validation)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,11 +191,11 @@ class Manifest:
         """Number of documents of all sources, in both splits."""
         return sum(source.num_documents for source in self.sources)
 
-    def num_tokens(self, split: Split) -> int:
+    def count_tokens(self, split: Split) -> int:
         """Return the number of tokens in a split, over all sources."""
-        return sum(source.num_tokens(split) for source in self.sources)
+        return sum(source.count_tokens(split) for source in self.sources)
 
-    def reweighted(self, weights: Mapping[str, float]) -> Manifest:
+    def reweight(self, weights: Mapping[str, float]) -> Manifest:
         """Return a manifest of the same shards with other weights, which is another corpus.
 
         Args:
@@ -198,7 +205,7 @@ class Manifest:
             DataError: A source is unknown or has no weight, a weight is negative or not finite, or
                 all are zero. All problems are listed at once.
         """
-        if problems := weight_problems(self.names, weights):
+        if problems := find_weight_problems(self.names, weights):
             raise DataError(*problems)
         total = math.fsum(weights.values())
         # Shares that add up to 1 but for rounding stay exactly as given.
@@ -218,7 +225,7 @@ def has_other_files(folder: Path) -> bool:
     return folder.exists()
 
 
-def advise_corpus(folder: Path) -> str:
+def describe_missing_corpus(folder: Path) -> str:
     """Return the message that there is no corpus at a path, with the command that makes one.
 
     If the path contains other files, which may be the text, the command writes to another folder.
@@ -246,7 +253,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return canon.decode(Manifest, canon.parse(read_plain(path, MAX_MANIFEST_BYTES)))
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path} does not exist: {advise_corpus(folder)}") from None
+        raise DataError(f"{path} does not exist: {describe_missing_corpus(folder)}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (canon.CanonError, SpecError) as error:
@@ -254,58 +261,58 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path} is not a manifest: {error}: {advice}") from error
 
 
-def shard_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Return the problems of a corpus's files, without reading the shards.
+def find_corpus_problems(
+    folder: Path,
+    manifest: Manifest,
+    *,
+    reads_shards: bool = False,
+    on_shard: Callable[[str, float], None] = lambda file, share: None,
+) -> list[str]:
+    """Return the problems of a corpus's files.
 
-    A shard is a problem if it is missing or has another size than recorded, and the tokenizer if
-    it is missing or has another hash.
+    A file is a problem if it is missing, cannot be read, or is not what the manifest says.
+
+    Args:
+        folder: Corpus folder.
+        manifest: Its manifest.
+        reads_shards: Whether to verify the hashes of shards, not only their sizes.
+        on_shard: Called before each shard, with its file name and the share of all tokens before
+            it.
     """
-    shards = [shard for source in manifest.sources for shard in (*source.train, *source.validation)]
-    return [
-        f"{folder / shard.file}: it {problem}; run `forerun tokenize` again"
-        for shard in shards
-        if (problem := _find_size_problem(folder / shard.file, shard, manifest.dtype))
-    ] + [
-        f"{folder}: {problem}; run `forerun tokenize` again"
-        for problem in _find_tokenizer_problems(folder, manifest.tokenizer)
-    ]
+    problems, num_read = [], 0
+    num_tokens = sum(shard.num_tokens for shard in manifest.shards)
+    for shard in manifest.shards:
+        on_shard(shard.file, num_read / max(1, num_tokens))
+        num_read += shard.num_tokens
+        num_bytes = shard.num_tokens * np.dtype(manifest.dtype).itemsize
+        sha256 = shard.sha256 if reads_shards else ""
+        problems.append(_find_file_problem(folder / shard.file, num_bytes, sha256))
+    kind, _, sha256 = manifest.tokenizer.partition(":")
+    if kind == "sha256":
+        problems.append(_find_file_problem(folder / TOKENIZER_FILE, None, sha256))
+    return [f"{problem}; run `forerun tokenize` again" for problem in problems if problem]
 
 
-def _find_size_problem(path: Path, shard: Shard, dtype: Dtype) -> str:
-    """Return what is wrong with a shard's file or its size, to follow the file's name in a message;
-    empty if nothing is.
+def _find_file_problem(path: Path, num_bytes: int | None, sha256: str) -> str:
+    """Return the problem of a file; empty if it has none.
+
+    Args:
+        path: The file.
+        num_bytes: Size that it must have; None for any.
+        sha256: Hash that it must have; empty for any.
     """
     try:
         require_plain(path)
+        size = path.stat().st_size
+        if num_bytes is not None and (size != num_bytes or not size):
+            return f"{path} has {format_counted(size, 'byte')}, the manifest says {num_bytes:,}"
+        if sha256 and canon.hash_file(path) != sha256:
+            return f"{path} does not match the manifest's hash: its content changed"
     except FileNotFoundError:
-        return "is missing"
+        return f"{path} is missing"
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    expected_bytes = shard.num_tokens * np.dtype(dtype).itemsize
-    num_bytes = path.stat().st_size
-    if num_bytes and num_bytes == expected_bytes:
-        return ""
-    return f"has {counted(num_bytes, 'byte')}, the manifest says {expected_bytes:,}"
-
-
-def _find_tokenizer_problems(folder: Path, tokenizer: str) -> list[str]:
-    path = folder / TOKENIZER_FILE
-    if not tokenizer.startswith("sha256:"):
-        return []
-    try:
-        require_plain(path)
-    except FileNotFoundError:
-        return [f"{TOKENIZER_FILE} is missing"]
-    except OSError as error:
-        return [f"{TOKENIZER_FILE} cannot be read: {error.strerror}"]
-    if f"sha256:{canon.file_sha256(path)}" != tokenizer:
-        return [
-            (
-                f"{TOKENIZER_FILE} does not match the manifest's hash: it is another tokenizer, or "
-                "was edited"
-            )
-        ]
-    return []
+        return f"{path} cannot be read: {error.strerror}"
+    return ""
 
 
 class TokenStore:
@@ -313,8 +320,8 @@ class TokenStore:
 
     Args:
         folder: Corpus folder that `forerun tokenize` wrote.
-        trusted: Check only the sizes of shards, not their hashes; for workers, whose driver has
-            just read every byte.
+        trusted: Whether to check only the sizes of shards, not their hashes: workers do so, because
+            the driver that started them has just checked every byte.
         weights: Weights of the sources that replace the manifest's; None to keep those. The
             store's manifest has the weights that are used.
         on_shard: Called before each shard is read, with its file name and the share of all tokens
@@ -335,43 +342,27 @@ class TokenStore:
         on_shard: Callable[[str, float], None] = lambda file, share: None,
     ) -> None:
         stored = read_manifest(folder)
-        self._on_shard, self._num_opened = on_shard, 0
-        self._num_stored = sum(stored.num_tokens(split) for split in SPLITS)
-        self.manifest = stored if weights is None else stored.reweighted(weights)
-        self._trusted = trusted
-        problems = [] if trusted else _find_tokenizer_problems(folder, stored.tokenizer)
+        self.manifest = stored if weights is None else stored.reweight(weights)
+        if problems := find_corpus_problems(
+            folder, stored, reads_shards=not trusted, on_shard=on_shard
+        ):
+            raise CorruptCorpusError(*problems)
+        dtype = np.dtype(stored.dtype).newbyteorder("<")
+        # As plain arrays: slicing them is faster than slicing a memmap.
         self._shards: dict[Split, list[list[NDArray[np.integer]]]] = {
             split: [
-                [self._open(folder, shard, problems) for shard in getattr(source, split)]
+                [
+                    np.asarray(np.memmap(folder / shard.file, dtype=dtype, mode="r"))
+                    for shard in getattr(source, split)
+                ]
                 for source in stored.sources
             ]
             for split in SPLITS
         }
-        if problems:
-            problems[0] = f"{folder}: {problems[0]}"
-            problems[-1] += "; run `forerun tokenize` again"
-            raise CorruptCorpusError(*problems)
         self._windows_of: dict[tuple[Split, int], list[Windows]] = {}
         self._mixture = Mixture([source.weight for source in self.manifest.sources])
 
-    def _open(self, folder: Path, shard: Shard, problems: list[str]) -> NDArray[np.integer]:
-        """Map a shard into memory and verify it; problems are added to the list."""
-        path = folder / shard.file
-        self._on_shard(shard.file, self._num_opened / max(1, self._num_stored))
-        self._num_opened += shard.num_tokens
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        if problem := _find_size_problem(path, shard, self.manifest.dtype):
-            problems.append(f"{shard.file} {problem}")
-            return np.empty(0, dtype=dtype)
-        # As a plain array: slicing it is faster than slicing a memmap.
-        tokens = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
-        if self._trusted:
-            return tokens
-        if canon.file_sha256(path) != shard.sha256:
-            problems.append(f"{shard.file} does not match the manifest's hash: its content changed")
-        return tokens
-
-    def num_windows(self, split: Split, seq_len: int) -> int:
+    def count_windows(self, split: Split, seq_len: int) -> int:
         """Return how many sequences can be drawn before a window is drawn a second time.
 
         Windows do not overlap. With several sources, the one that is used up first at the corpus's
@@ -389,12 +380,13 @@ class TokenStore:
             return 0
 
         def is_repeating(num_sequences: int) -> bool:
-            counts = self._mixture.counts(num_sequences)
+            counts = self._mixture.count_by_source(num_sequences)
             return any(count > num for count, num in zip(counts, num_windows, strict=True))
 
+        # One less than the smallest number of sequences at which a source repeats
         return bisect.bisect_left(range(sum(num_windows) + 1), True, key=is_repeating) - 1
 
-    def train_batch(
+    def read_train_batch(
         self, *, seed: int, first_sequence: int, num_sequences: int, seq_len: int
     ) -> NDArray[np.int64]:
         """Return a batch of training sequences.
@@ -421,14 +413,14 @@ class TokenStore:
                 raise DataError(
                     f"the training split{place} is shorter than one window of {seq_len + 1} tokens"
                 )
-        source_B, index_B = self._mixture.draw(first_sequence, num_sequences)
-        batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)
-        for number, windows in enumerate(windows_by_source):
-            rows = np.flatnonzero(source_B == number)
-            windows.copy_into(batch_BT, rows, windows.shuffled(index_B[rows], seed))
-        return batch_BT
+        return self._read_batch(
+            windows_by_source,
+            first_sequence,
+            num_sequences,
+            lambda windows, index_B: windows.shuffle(index_B, seed),
+        )
 
-    def validation_batch(self, *, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
+    def read_validation_batch(self, *, num_sequences: int, seq_len: int) -> NDArray[np.int64]:
         """Return the validation batch: evenly spaced windows, the same for every run.
 
         Args:
@@ -441,23 +433,47 @@ class TokenStore:
         Raises:
             DataError: The split has fewer windows.
         """
-        num_windows = self.num_windows("validation", seq_len)
+        num_windows = self.count_windows("validation", seq_len)
         if num_windows < num_sequences:
             raise DataError(
-                f"the validation split holds {counted(num_windows, 'window')} of {seq_len} tokens: "
-                f"{num_sequences:,} are needed"
+                f"the validation split holds {format_counted(num_windows, 'window')} of "
+                f"{seq_len} tokens: {num_sequences:,} are needed"
             )
-        source_B, index_B = self._mixture.draw(0, num_sequences)
-        batch_BT = np.empty((num_sequences, seq_len + 1), dtype=np.int64)
-        for number, windows in enumerate(self._make_windows("validation", seq_len)):
+        return self._read_batch(
+            self._make_windows("validation", seq_len),
+            0,
+            num_sequences,
+            lambda windows, index_B: index_B * len(windows) // max(1, len(index_B)),
+        )
+
+    def _read_batch(
+        self,
+        windows_by_source: list[Windows],
+        first_sequence: int,
+        num_sequences: int,
+        choose_windows: Callable[[Windows, NDArray[np.int64]], NDArray[np.int64]],
+    ) -> NDArray[np.int64]:
+        """Read the sequences that the mixture draws, [B, T + 1].
+
+        Args:
+            windows_by_source: Windows of each source.
+            first_sequence: Number of sequences before the batch.
+            num_sequences: Number of sequences in the batch, B.
+            choose_windows: Returns the windows of a source for the numbers of its draws.
+        """
+        source_B, index_B = self._mixture.draw(first_sequence, num_sequences)
+        num_tokens = windows_by_source[0].seq_len + 1
+        batch_BT = np.empty((num_sequences, num_tokens), dtype=np.int64)
+        for number, windows in enumerate(windows_by_source):
             rows = np.flatnonzero(source_B == number)
-            windows.copy_into(batch_BT, rows, index_B[rows] * len(windows) // max(1, len(rows)))
+            windows.copy_into(batch_BT, rows, choose_windows(windows, index_B[rows]))
         return batch_BT
 
     def _make_windows(self, split: Split, seq_len: int) -> list[Windows]:
         """Return the windows of each source, from the cache after the first call."""
         if (split, seq_len) not in self._windows_of:
-            # A single source needs no key: there is no other order to differ from.
+            # The key gives each source an order of its own; a single source needs none. Any change
+            # to a key changes the batches of recorded runs and of exported trainers.
             keys = (
                 [f"/{name}" for name in self.manifest.names]
                 if len(self.manifest.sources) > 1

@@ -1,9 +1,11 @@
 """The engine that trains runs with the user's own trainer, one command per run.
 
-The engine has the interface of a bank with one slot: `admit` starts a run, `advance` follows it for
-about a second. The command is not started by a shell, and `proxies.external.keeper` ends all of its
-processes with the run or the worker. Each attempt has its own folder, `RUNS_DIR/RUN_ID/attempt-N`,
-with `run.json`, `log.txt` and the metrics. This module does not import torch.
+The engine has the interface of a bank (an engine that trains K trials as one batched model) with
+one slot: `admit` starts a run, and `advance` waits about a second and reads the metrics that the
+run has logged. The command is not started by a shell, and
+`forerun._proxies.external.command_supervisor` ends all of its processes with the run or the worker.
+Each attempt has its own folder, `RUNS_DIR/RUN_ID/attempt-N`, with `run.json`, `log.txt` and the
+metrics. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies.core import canon
-from proxies.core.errors import InputError
-from proxies.core.failures import Cause, signal_of
-from proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
-from proxies.core.programs import Command
-from proxies.core.shape import Shape
-from proxies.core.spec import Curve, RunResult, RunSpec
-from proxies.external.command_outcome import find_divergence, judge_run
-from proxies.external.growing_file import MetricsError
-from proxies.external.log_file import LOG_FILE, RedactedLog, read_last_lines
-from proxies.external.metric_files import MetricFiles
-from proxies.external.supervised_command import SupervisedCommand
+from forerun._proxies.core import canon
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.failures import Cause, get_signal
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, USER_TRAINER_HPARAMS
+from forerun._proxies.core.programs import Command
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.core.spec import Curve, EndedRun, RunResult, RunSpec
+from forerun._proxies.external.command_outcome import find_divergence, judge_run
+from forerun._proxies.external.growing_file import MetricsError
+from forerun._proxies.external.log_file import LOG_FILE, RedactedLog, read_last_lines
+from forerun._proxies.external.metric_files import MetricFiles
+from forerun._proxies.external.supervised_command import SupervisedCommand
 
 RUN_FILE = "run.json"
 RUN_DIR_VARIABLE = "FORERUN_RUN_DIR"
@@ -53,7 +55,7 @@ class CommandError(InputError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandSettings:
-    """The folders, limits and environment that commands run with."""
+    """The folders, time limit, and environment of commands."""
 
     runs_dir: Path
     """Folder in which each attempt's folder is created."""
@@ -64,8 +66,8 @@ class CommandSettings:
     timeout_seconds: float
     """Time limit of one run, in seconds."""
     python_path: str | None = None
-    """PYTHONPATH of the commands; None to set none. The worker's own is for forerun's code, and
-    could hide the trainer's modules."""
+    """PYTHONPATH of the commands; None to set none. The worker's own PYTHONPATH is for forerun's
+    code, and could hide the trainer's modules."""
     redact: Callable[[], Callable[[str], str]] = lambda: str
     """Creates the function that removes secrets from the lines of one log, which is stored with the
     study."""
@@ -76,7 +78,7 @@ class CommandEngine:
 
     def __init__(self, settings: CommandSettings) -> None:
         self._settings = settings
-        self._run: _Running | None = None
+        self._run: _Attempt | None = None
 
     @property
     def free_slots(self) -> list[int]:
@@ -95,21 +97,21 @@ class CommandEngine:
             CommandError: The slot is taken, the run has no command, or its program cannot be
                 started.
         """
-        if index or self._run:
+        if index or self._run:  # there is no other slot than 0
             raise CommandError(
                 f"slot {index} is taken: a worker runs one command at a time (num_slots = 1)"
             )
-        self._run = _Running(spec, self._settings)
+        self._run = _Attempt(spec, self._settings)
 
-    def advance(self, num_steps: int, seconds: float = 1.0) -> list[tuple[int, RunResult, Curve]]:
-        """Follow the run for a time, or until it ends.
+    def advance(self, num_steps: int, seconds: float = 1.0) -> list[EndedRun]:
+        """Wait for the end of the run, up to a time limit, and read the metrics that it has logged.
 
         Args:
             num_steps: Ignored; other engines take this number of steps.
             seconds: Maximum time to wait for the end. Reading the files may take two seconds more.
 
         Returns:
-            Slot, result and curve of the run if it ended, else nothing.
+            The run if it ended, else nothing.
 
         Raises:
             CommandError: The run ended without metrics that can be judged. The slot is free, and
@@ -125,7 +127,7 @@ class CommandEngine:
         if outcome is None:
             return []
         self._run = None
-        return [(0, *outcome)]
+        return [EndedRun(0, *outcome)]
 
     def evict(self, index: int) -> None:
         """Stop the command, first by SIGTERM, and free the slot."""
@@ -134,21 +136,22 @@ class CommandEngine:
             run.process.stop()
 
 
-class _Running:
+class _Attempt:
     """One attempt at training one run."""
 
-    def __init__(self, spec: RunSpec, place: CommandSettings) -> None:
+    def __init__(self, spec: RunSpec, settings: CommandSettings) -> None:
         if spec.command is None:
             raise CommandError(f"run {spec.id[:12]} has no command")
         self.spec = spec
-        self._timeout_seconds = place.timeout_seconds
-        self.run_dir = _create_attempt_folder(place.runs_dir / spec.id)
+        self._timeout_seconds = settings.timeout_seconds
+        self.run_dir = _create_attempt_folder(settings.runs_dir / spec.id)
         self._log = self.run_dir / LOG_FILE
-        values = placeholder_values(spec, self.run_dir, place.corpus)
-        argv = filled(spec.command.template, values)
-        find_program(argv[0], place.code_dir)
+        values = get_placeholder_values(spec, self.run_dir, settings.corpus)
+        argv = fill_template(spec.command.template, values)
+        find_program(argv[0], settings.code_dir)
         canon.write_atomic(
-            self.run_dir / RUN_FILE, canon.pretty({"spec": spec, "values": values, "argv": argv})
+            self.run_dir / RUN_FILE,
+            canon.to_pretty_json({"spec": spec, "values": values, "argv": argv}),
         )
         self._metrics = MetricFiles(
             spec.command, self.run_dir / _fill(spec.command.metrics_path, values)
@@ -156,9 +159,9 @@ class _Running:
         self._began = time.monotonic()
         self.process = SupervisedCommand(
             argv,
-            folder=place.code_dir,
-            environment=command_environment(spec.command, self.run_dir, place.python_path),
-            log=RedactedLog(self._log, place.redact()),
+            folder=settings.code_dir,
+            environment=make_command_environment(spec.command, self.run_dir, settings.python_path),
+            log=RedactedLog(self._log, settings.redact()),
             grace_seconds=_GRACE_SECONDS,
         )
         self._seconds: float | None = None
@@ -167,10 +170,14 @@ class _Running:
     @property
     def last_step(self) -> int:
         """Last step logged so far; 0 before the first."""
-        return self._metrics.logged().last_step or 0
+        return self._metrics.merge_metrics().last_step or 0
 
     def advance(self, seconds: float) -> tuple[RunResult, Curve] | None:
-        """Follow the run for a time, as `CommandEngine.advance` does; None if it has not ended."""
+        """Wait for the end of the run and read its metrics, as `CommandEngine.advance` does.
+
+        Returns:
+            The result and the curve; None if the run has not ended.
+        """
         if self._seconds is None and self.process.wait(seconds):
             self._seconds = (self.process.end_time or time.monotonic()) - self._began
         try:
@@ -189,17 +196,17 @@ class _Running:
 
     def _describe_exit_problem(self) -> str:
         """Describe how the command ended; empty for exit code 0."""
-        ended = self.process.ended
-        if isinstance(ended, str):
-            return ended
-        if not ended:
+        status = self.process.exit_status
+        if isinstance(status, str):
+            return status
+        if not status:
             return ""
-        number = signal_of(ended)
+        number = get_signal(status)
         if number == signal.SIGKILL:
-            return f"it was killed by SIGKILL ({_format_exit(ended)}), probably for memory"
-        if ended < 0:
+            return f"it was killed by SIGKILL ({_format_exit(status)}), probably for memory"
+        if status < 0:
             return f"it was killed by signal {number}"
-        return f"it ended with {_format_exit(ended)}"
+        return f"it ended with {_format_exit(status)}"
 
     def _make_error(self, problem: str) -> CommandError:
         """Return the error of a run that cannot be judged, with its cause."""
@@ -207,10 +214,10 @@ class _Running:
         place = f"run {self.spec.id[:12]}, {self.run_dir.name} in {self.run_dir.parent}"
         error = CommandError(f"{place}: {problem}" + ("" if lines else f"; {LOG_FILE} is empty"))
         error.log_tail = "\n".join(lines)
-        ended = self.process.ended
-        if self.process.keeper_killed:
+        status = self.process.exit_status
+        if self.process.supervisor_killed:
             error.cause = "lost_worker"
-        if isinstance(ended, int) and signal_of(ended) == signal.SIGKILL:
+        if isinstance(status, int) and get_signal(status) == signal.SIGKILL:
             error.cause = "out_of_memory"
         return error
 
@@ -220,7 +227,7 @@ class _Running:
         Raises:
             CommandError: The run has exceeded its time limit.
         """
-        if find_divergence(self.spec, self._metrics.logged(), has_ended=False):
+        if find_divergence(self.spec, self._metrics.merge_metrics(), has_ended=False):
             self.process.stop()
             self._seconds = self._seconds or time.monotonic() - self._began
             return judge_run(
@@ -230,7 +237,7 @@ class _Running:
             self.process.stop()
             problem = (
                 f"it was stopped after timeout_seconds = {self._timeout_seconds:g}; "
-                f"{self._metrics.hint()}"
+                f"{self._metrics.describe_contents()}"
             )
             raise self._make_error(problem)
         return None
@@ -244,15 +251,17 @@ class _Running:
         return has_more
 
 
-def _format_exit(ended: int) -> str:
-    return f"exit code {ended}" if ended > 0 else f"signal {-ended}"
+def _format_exit(status: int) -> str:
+    return f"exit code {status}" if status > 0 else f"signal {-status}"
 
 
-def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dict[str, canon.Json]:
+def get_placeholder_values(
+    spec: RunSpec, run_dir: Path, corpus: Path | None
+) -> dict[str, canon.Json]:
     """Return the values of a template's placeholders, by name.
 
-    The names are those of `proxies.core.programs.PLACEHOLDERS`, without `data` if there is no
-    corpus. A clip norm of None, which means no clipping, stays None.
+    The names are those of `forerun._proxies.core.programs.PLACEHOLDERS`, without `data` if there is
+    no corpus. A clip norm of None, which means no clipping, stays None.
 
     Args:
         spec: The run.
@@ -261,15 +270,18 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     """
     shape, base, hparams, schedule = spec.shape, spec.base_shape, spec.hparams, spec.schedule
     values: dict[str, canon.Json] = {
-        **{HYPERPARAMETERS[name].told_as: getattr(hparams, name) for name in USER_TRAINER_HPARAMS},
-        **spec.own_values,
+        **{
+            HYPERPARAMETERS[name].placeholder_name: getattr(hparams, name)
+            for name in USER_TRAINER_HPARAMS
+        },
+        **spec.user_values,
         "num_steps": schedule.num_steps,
         "warmup_steps": schedule.warmup_steps,
         "decay_steps": schedule.decay_steps,
         "schedule": schedule.kind,
         "decay_shape": schedule.decay_shape,
         "final_fraction": schedule.final_fraction,
-        **size_values(shape, base),
+        **get_size_values(shape, base),
         "vocab_size": shape.vocab_size,
         "seq_len": shape.seq_len,
         "base_width": base.width,
@@ -286,7 +298,7 @@ def placeholder_values(spec: RunSpec, run_dir: Path, corpus: Path | None) -> dic
     return values if corpus is None else {**values, "data": str(corpus)}
 
 
-def size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
+def get_size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
     """Return the values of the placeholders that describe a model's size."""
     return {
         "num_layers": shape.num_layers,
@@ -299,7 +311,7 @@ def size_values(shape: Shape, base: Shape) -> dict[str, canon.Json]:
     }
 
 
-def filled(template: str, values: dict[str, canon.Json]) -> list[str]:
+def fill_template(template: str, values: Mapping[str, object]) -> list[str]:
     """Return the words of a command, with its placeholders replaced by their values.
 
     The template is split into words first: a value is never split, and no shell interprets it.
@@ -310,10 +322,10 @@ def filled(template: str, values: dict[str, canon.Json]) -> list[str]:
     return [_fill(word, values) for word in shlex.split(template)]
 
 
-def _fill(word: str, values: dict[str, canon.Json]) -> str:
+def _fill(word: str, values: Mapping[str, object]) -> str:
     """Replace the placeholders of one word.
 
-    Numbers are written exactly, as by `str`; None, which only a clip norm can be, is written as
+    Numbers are written exactly, as by `str`. Only a clip norm can be None, which is written as
     `inf`.
     """
     texts = {
@@ -352,7 +364,9 @@ def _create_attempt_folder(folder: Path) -> Path:
         number += 1
 
 
-def command_environment(command: Command, run_dir: Path, python_path: str | None) -> dict[str, str]:
+def make_command_environment(
+    command: Command, run_dir: Path, python_path: str | None
+) -> dict[str, str]:
     """Return the environment of a command: this process's own, without its PYTHONPATH.
 
     A W&B run is written into the run's folder, offline unless WANDB_MODE is set.

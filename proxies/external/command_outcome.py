@@ -1,6 +1,6 @@
 """Decide how a run of a user's trainer ended, from the metrics that it logged.
 
-Standard library only.
+This module and the modules of forerun that it imports need only the standard library.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import platform
 
-from proxies.core import canon, flops
-from proxies.core.notation import format_loss
-from proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
-from proxies.external.growing_file import MetricsError
-from proxies.external.metric_files import LoggedMetrics, MetricFiles
+from forerun._proxies.core import canon, flops
+from forerun._proxies.core.notation import format_loss
+from forerun._proxies.core.spec import DIVERGED_ABOVE_NATS, Curve, RunResult, RunSpec
+from forerun._proxies.external.growing_file import MetricsError
+from forerun._proxies.external.metric_files import LoggedMetrics, MetricFiles
 
 
 def find_divergence(
@@ -26,7 +26,7 @@ def find_divergence(
 
     Args:
         spec: The run.
-        logged: Metrics that it has logged so far.
+        logged: Metrics that the run has logged so far.
         has_ended: Whether the run has ended by itself.
     """
     ceiling = math.log(spec.shape.vocab_size) + DIVERGED_ABOVE_NATS
@@ -34,7 +34,7 @@ def find_divergence(
     last = max(logged.validation_loss, default=None)
     if has_ended and last is not None:
         losses.append((last, logged.validation_loss[last]))
-    divergences = [logged.bad] if logged.bad else []
+    divergences = [logged.first_nonfinite] if logged.first_nonfinite else []
     divergences += [
         (
             step,
@@ -44,6 +44,7 @@ def find_divergence(
             ),
         )
         for step, loss in losses
+        # One more step than the warmup, because trainers count steps from 0 or from 1
         if loss > ceiling and step > spec.schedule.warmup_steps + 1
     ]
     return min(divergences, default=None)
@@ -59,42 +60,37 @@ def judge_run(
 ) -> tuple[RunResult, Curve]:
     """Return the result and the curve of a run that has ended, or was stopped as diverged.
 
-    A trainer may count steps from 0 or from 1; one that logs a training loss at step 0 counts from
-    0. The last validation loss must be of the run's last step, or of the one before it, which is
-    the last step's number if steps are counted from 0.
+    A trainer may count steps from 0 or from 1. A trainer that logs a training loss at step 0 counts
+    from 0. The last validation loss must be logged at the run's last step. If the run has N steps,
+    this step has the number N, or N - 1 if the trainer counts from 0; both are accepted.
 
     Args:
         spec: The run.
-        metrics: Files that it has logged its metrics to.
-        exit_problem: What was wrong with the end of the command; empty for exit code 0, and for a
-            command that was stopped because of its metrics.
+        metrics: Files with the metrics of the run.
+        exit_problem: Problem of the command's exit; empty for exit code 0, and for a command that
+            was stopped because of its metrics.
         seconds: Duration of the run.
         has_ended: Whether the run has ended by itself.
 
     Raises:
         MetricsError: The run neither diverged nor finished.
     """
-    logged = metrics.logged()
+    logged = metrics.merge_metrics()
     if divergence := find_divergence(spec, logged, has_ended=has_ended):
         return _make_result(spec, logged, seconds, reason=divergence[1], until=divergence[0])
     problem = exit_problem or _find_missing_metric(spec, logged)
     # Strict JSON writers log null for NaN.
-    if problem and logged.nulls:
-        step, key = min((step, key) for key, step in logged.nulls.items())
-        return _make_result(
-            spec,
-            logged,
-            seconds,
-            reason=f"{key} is null at step {step}, and no number after it",
-            until=step,
-        )
+    if problem and logged.null:
+        step, key = logged.null
+        reason = f"{key} is null at step {step}, and no number after it"
+        return _make_result(spec, logged, seconds, reason=reason, until=step)
     if problem:
-        raise MetricsError(f"{problem}; {metrics.hint()}")
+        raise MetricsError(f"{problem}; {metrics.describe_contents()}")
     return _make_result(spec, logged, seconds, reason="", until=spec.schedule.num_steps)
 
 
 def _find_missing_metric(spec: RunSpec, logged: LoggedMetrics) -> str:
-    """Return which metric of a finished run was not logged; empty if none is missing."""
+    """Describe the metric that a finished run did not log; empty if none is missing."""
     command, num_steps = spec.command, spec.schedule.num_steps
     assert command is not None
     for key, series in (
@@ -118,10 +114,11 @@ def _find_missing_metric(spec: RunSpec, logged: LoggedMetrics) -> str:
 def _make_result(
     spec: RunSpec, logged: LoggedMetrics, seconds: float, *, reason: str, until: int
 ) -> tuple[RunResult, Curve]:
-    """Return the result and the curve of a run, from what it logged up to the step `until`.
+    """Return the result and the curve of a run, from its metrics up to the step `until`.
 
-    An empty reason means that the run has finished, any other that it diverged.
+    An empty reason means that the run has finished, any other reason that it diverged.
     """
+    # A result counts steps from 1; a trainer that logs a loss at step 0 counts from 0
     shift = 1 if 0 in logged.train_loss else 0
     planned_steps = spec.schedule.num_steps
     steps = sorted(
@@ -135,15 +132,15 @@ def _make_result(
         grad_norm=tuple(logged.grad_norm[step] for step in steps) if has_norms else (),
     )
     num_steps = planned_steps if not reason else (steps[-1] + shift if steps else 0)
-    tokens = spec.tokens_by(num_steps)
+    tokens = spec.count_tokens_by(num_steps)
     result = RunResult(
         id=spec.id,
         status="diverged" if reason else "finished",
         loss_nats=None if reason else logged.validation_loss[max(logged.validation_loss)],
         num_steps=num_steps,
         last_train_loss_nats=losses[-1] if losses else None,
-        curve_id=canon.content_id(curve),
-        flops=float(flops.flops_per_token(spec.shape)) * tokens,
+        curve_id=canon.compute_content_id(curve),
+        flops=float(flops.compute_flops_per_token(spec.shape)) * tokens,
         tokens=tokens,
         seconds=seconds,
         environment={"machine": platform.machine()},

@@ -4,10 +4,11 @@ A factory is `build(shape) -> nn.Module`, or `build(shape, forward)` if it appli
 scale and the residual multiplier of `forward` itself. The module takes ids [B, T] (int64) and
 returns logits [B, T, V], or an object with `.logits`.
 
-A factory draws its weights by its own law: a constant std of 0.02, 1 / sqrt(fan-in), and so on. At
-the base shape these values are kept. At another shape, a tensor is multiplied by the ratio of
-initial stds, this shape over the base shape, that the parametrization wants, divided by the ratio
-that the factory gives. So the stds that the factory gives are measured here.
+A factory draws its weights with initial stds of its own choice: 0.02, 1 / sqrt(fan-in), and so on.
+At the base shape these values are kept. At another shape, each tensor must have the initial std
+that the parametrization gives: the factory's std at the base shape, times the parametrization's
+factor between the shapes. So this module measures the stds of the factory's models at both shapes.
+The tensor is then multiplied by the ratio of the std that it must have to the std that it has.
 """
 
 from __future__ import annotations
@@ -27,44 +28,30 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from proxies.core.notation import counted, with_article
-from proxies.core.numbers import ForwardNumbers
-from proxies.core.programs import FactoryError
-from proxies.core.shape import Shape
+from forerun._proxies.core.canon import PACKAGE_DIR
+from forerun._proxies.core.notation import add_article, format_counted
+from forerun._proxies.core.numbers import ForwardNumbers
+from forerun._proxies.core.programs import FactoryError
+from forerun._proxies.core.shape import Shape
 
 # ---- Initial values ----
 
 MIN_SAMPLES = 50_000
-"""Number of elements that a std is measured from. The standard error of the std is then 0.3 %, that
-of a ratio of two stds 0.45 %."""
+"""Minimum number of elements from which a std is measured. Its relative standard error is then at
+most 1 / sqrt(2 * MIN_SAMPLES), about 0.3 %."""
 MAX_BUILDS = 64
+"""Maximum number of models that are built to collect the elements."""
 MAX_ELEMENTS = 2 * 10**8
-"""Number of drawn elements per shape after which no further model is built: a large model is built
-once."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """The distribution of the initial values of a group of parameters."""
-
-    mean: float
-    std: float
-    """Standard deviation; 0 if all values are equal."""
-    constant: bool
-    """Whether all values are equal."""
-
-    @property
-    def random(self) -> bool:
-        """Whether the values are drawn around zero.
-
-        Only such values are scaled; values that are drawn around one are kept.
-        """
-        return not self.constant and self.std > abs(self.mean)
+"""Number of drawn elements after which no further model of a shape is built, so that a large model
+is built once."""
 
 
 @dataclass(slots=True)
-class _Moments:
-    """The sums from which the spread of a group of parameters is computed."""
+class InitialSpread:
+    """The mean, spread, and bounds of the initial values of a group of parameters.
+
+    Only sums over the values are kept, not the values.
+    """
 
     total: float = 0.0
     squares: float = 0.0
@@ -81,16 +68,33 @@ class _Moments:
         self.min_value = min(self.min_value, values.min().item())
         self.max_value = max(self.max_value, values.max().item())
 
-    def compute_spread(self) -> Spread:
-        """Return the spread of all values that were added."""
-        mean = self.total / self.num_elements
-        if self.min_value == self.max_value:
-            return Spread(mean=mean, std=0.0, constant=True)
-        variance = max(0.0, self.squares / self.num_elements - mean * mean)
-        return Spread(mean=mean, std=math.sqrt(variance), constant=False)
+    @property
+    def mean(self) -> float:
+        """Mean of the values."""
+        return self.total / self.num_elements
+
+    @property
+    def std(self) -> float:
+        """Standard deviation; 0 if all values are equal."""
+        if self.is_constant:
+            return 0.0
+        return math.sqrt(max(0.0, self.squares / self.num_elements - self.mean * self.mean))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all values are equal."""
+        return self.min_value == self.max_value
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the values are drawn around zero.
+
+        Only such values are scaled; values that are drawn around one are kept.
+        """
+        return not self.is_constant and self.std > abs(self.mean)
 
 
-def block_prefixes(module: nn.Module, num_layers: int) -> frozenset[str]:
+def find_block_prefixes(module: nn.Module, num_layers: int) -> frozenset[str]:
     """Return the paths of the lists of blocks, each with its last dot, such as `layers.`.
 
     A list of blocks is an `nn.ModuleList`, or any module whose children with parameters are
@@ -116,7 +120,7 @@ def _find_prefix(name: str) -> str | None:
     return None if first is None else "".join(f"{part}." for part in parts[:first])
 
 
-def group_of(name: str, blocks: frozenset[str]) -> str:
+def get_group_name(name: str, blocks: frozenset[str]) -> str:
     """Return the name that a parameter has in all blocks, such as `layers.*.attention.wq.weight`.
 
     Args:
@@ -130,7 +134,7 @@ def group_of(name: str, blocks: frozenset[str]) -> str:
 
 
 @lru_cache(maxsize=32)
-def spreads(build: Build, shape: Shape) -> Mapping[str, Spread]:
+def measure_spreads(build: Build, shape: Shape) -> Mapping[str, InitialSpread]:
     """Measure the spread of the initial values of every group of parameters.
 
     Models are built with the seeds 0, 1, and so on, until every group has enough elements.
@@ -138,21 +142,23 @@ def spreads(build: Build, shape: Shape) -> Mapping[str, Spread]:
     Raises:
         FactoryError: The factory fails.
     """
-    moments: dict[str, _Moments] = {}
+    groups: dict[str, InitialSpread] = {}
     num_drawn = 0
     for seed in range(MAX_BUILDS):
         module = construct(build, shape, seed=seed)
-        blocks = block_prefixes(module, shape.num_layers)
+        blocks = find_block_prefixes(module, shape.num_layers)
         for name, parameter in module.named_parameters():
             if parameter.numel():
-                moments.setdefault(group_of(name, blocks), _Moments()).add(parameter)
+                groups.setdefault(get_group_name(name, blocks), InitialSpread()).add(parameter)
                 num_drawn += parameter.numel()
         # Constants need no further samples.
-        varied = [group for group in moments.values() if group.min_value < group.max_value]
-        min_elements = min((group.num_elements for group in varied), default=MIN_SAMPLES)
+        min_elements = min(
+            (group.num_elements for group in groups.values() if not group.is_constant),
+            default=MIN_SAMPLES,
+        )
         if min_elements >= MIN_SAMPLES or num_drawn > MAX_ELEMENTS:
             break
-    return {name: group.compute_spread() for name, group in moments.items()}
+    return groups
 
 
 # ---- Construction ----
@@ -161,7 +167,7 @@ Build = Callable[..., nn.Module]
 """A model factory."""
 
 
-def neutral(shape: Shape) -> ForwardNumbers:
+def get_neutral_multipliers(shape: Shape) -> ForwardNumbers:
     """Return the forward multipliers of an ordinary model.
 
     The attention scale is 1 / sqrt(head_dim), all other multipliers are 1.
@@ -171,19 +177,21 @@ def neutral(shape: Shape) -> ForwardNumbers:
     )
 
 
-def name_of(build: Build) -> str:
+def get_factory_name(build: Build) -> str:
     """Return the name of a factory for messages, `module:function`."""
     return f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
 
 
 @lru_cache(maxsize=32)
-def with_values(build: Build, values: tuple[tuple[str, float | int | str], ...]) -> Build:
-    """Bind the values of a plan's own axes to a factory as keyword arguments.
+def bind_values(build: Build, values: tuple[tuple[str, float | int | str], ...]) -> Build:
+    """Bind the values that a plan declares for the user's own code to a factory, as keyword
+    arguments.
 
     Equal values give the same object, so that caches by factory work.
     """
     bound: Any = partial(build, **dict(values))
-    bound.__module__, bound.__qualname__ = build.__module__, name_of(build).partition(":")[2]
+    bound.__module__ = build.__module__
+    bound.__qualname__ = get_factory_name(build).partition(":")[2]
     return cast(Build, bound) if values else build
 
 
@@ -202,7 +210,7 @@ def takes_forward(build: Build) -> bool:
         has_forward = "forward" in signature.parameters
         signature.bind(None, **keywords, **({"forward": None} if has_forward else {}))
     except (TypeError, ValueError) as error:
-        raise FactoryError(name_of(build), [f"{_SIGNATURE}: {error}"]) from None
+        raise FactoryError(get_factory_name(build), [f"{_SIGNATURE}: {error}"]) from None
     return has_forward
 
 
@@ -229,10 +237,10 @@ def construct(
         FactoryError: The factory has the wrong signature, raises an error, or does not return a
             module.
     """
-    target, keywords = name_of(build), {}
+    target, keywords = get_factory_name(build), {}
     if takes_forward(build):
         keywords["forward"] = dataclasses.replace(
-            forward or neutral(shape), embedding=1.0, output=1.0
+            forward or get_neutral_multipliers(shape), embedding=1.0, output=1.0
         )
     # What the factory prints must not reach standard output: with `--json` it is one JSON object.
     quiet = contextlib.redirect_stdout(sys.stderr)
@@ -242,20 +250,22 @@ def construct(
             module = build(shape, **keywords)
     except (Exception, SystemExit) as error:
         problem = (
-            f"fails at width {shape.width} with {counted(shape.num_layers, 'layer')}: "
-            f"{quoted(error)}"
+            f"fails at width {shape.width} with {format_counted(shape.num_layers, 'layer')}: "
+            f"{describe_error(error)}"
         )
         raise FactoryError(target, [problem]) from error
     if not isinstance(module, nn.Module):
         problem = (
-            f"returns {with_article(type(module).__name__)} at width {shape.width}: must be a "
+            f"returns {add_article(type(module).__name__)} at width {shape.width}: must be a "
             "torch.nn.Module"
         )
         raise FactoryError(target, [problem])
     return module
 
 
-def outline(build: Build, shape: Shape, forward: ForwardNumbers | None = None) -> nn.Module:
+def construct_on_meta(
+    build: Build, shape: Shape, forward: ForwardNumbers | None = None
+) -> nn.Module:
     """Build the model on the meta device, without its values; on the CPU if that fails."""
     try:
         return construct(build, shape, forward, device="meta")
@@ -263,7 +273,7 @@ def outline(build: Build, shape: Shape, forward: ForwardNumbers | None = None) -
         return construct(build, shape, forward)
 
 
-def logits_of(module: nn.Module, ids_BT: Tensor) -> Tensor:
+def compute_logits(module: nn.Module, ids_BT: Tensor) -> Tensor:
     """Return the logits of token ids: what the module returns, or its `.logits`.
 
     Args:
@@ -278,7 +288,7 @@ def logits_of(module: nn.Module, ids_BT: Tensor) -> Tensor:
     return logits_BTV
 
 
-def quoted(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an error, with the innermost line of the user's code that it came from."""
     message = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SyntaxError):
@@ -286,10 +296,9 @@ def quoted(error: BaseException) -> str:
             f"{Path(error.filename or '?').name}, line {error.lineno}: "
             f"`{(error.text or '').strip()}`: {message}"
         )
-    package_folder = Path(__file__).parents[1]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         is_installed = bool({"site-packages", "importlib"} & {*path.parts})
-        if path.is_file() and not path.is_relative_to(package_folder) and not is_installed:
+        if path.is_file() and not path.is_relative_to(PACKAGE_DIR) and not is_installed:
             return f"{path.name}, line {frame.lineno}: `{frame.line}`: {message}"
     return message

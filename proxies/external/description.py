@@ -1,8 +1,8 @@
 """Describe a factory's model for a run.
 
-A description has the numbers that each parameter is trained with, the factors that scale initial
-values to the parametrization's law, and the modules that the forward multipliers apply to. The
-model is compared with models of base shapes that the same factory builds.
+A description has the numbers that each parameter is trained with, the factors by which initial
+values are multiplied so that they have the parametrization's stds, and the modules to which the
+forward multipliers apply. The model is compared with models of base shapes from the same factory.
 """
 
 from __future__ import annotations
@@ -10,25 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxies.core.hyperparameters import HYPERPARAMETERS
-from proxies.core.notation import counted
-from proxies.core.numbers import ForwardNumbers, ParameterNumbers
-from proxies.core.optimizers import RECIPES
-from proxies.core.programs import FactoryError
-from proxies.core.shape import Shape
-from proxies.core.spec import RunSpec
-from proxies.external.construction import (
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from forerun._proxies.core.optimizers import RECIPES
+from forerun._proxies.core.programs import FactoryError
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.core.spec import RunSpec
+from forerun._proxies.external.construction import (
     Build,
-    Spread,
-    block_prefixes,
-    name_of,
-    outline,
-    spreads,
+    InitialSpread,
+    construct_on_meta,
+    find_block_prefixes,
+    get_factory_name,
+    measure_spreads,
     takes_forward,
 )
-from proxies.external.parameter_usage import usage_of
-from proxies.external.roles import Roles, roles_of
-from proxies.parametrization.parametrization import Parameter, forward_numbers, table_of
+from forerun._proxies.external.parameter_usage import find_usage
+from forerun._proxies.external.roles import Roles, find_roles
+from forerun._proxies.parametrization.parametrization import (
+    Parameter,
+    compute_forward_numbers,
+    compute_table,
+)
 
 _EMBEDDING_KEY = next(
     hyperparameter.name
@@ -39,8 +43,8 @@ _EMBEDDING_KEY = next(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelOutline:
-    """The numbers that a factory's model is trained with, and the modules of its multipliers."""
+class Description:
+    """The numbers that a factory's model is trained with, and the modules that are multiplied."""
 
     numbers: tuple[ParameterNumbers, ...]
     """Numbers of each parameter, in the module's order; a tied matrix appears once."""
@@ -49,37 +53,22 @@ class ModelOutline:
     """Modules whose output the embedding multiplier scales."""
     readouts: tuple[str, ...]
     """Modules whose input the output multiplier scales."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Description(ModelOutline):
-    """An outline of a factory's model, with the factors for its initial values."""
-
     factors: dict[str, float]
-    """Factor for the initial values of each parameter; 1.0 at the base shape, and without muP."""
+    """Factor for the initial values of each parameter; 1.0 at the base shape, and without muP.
+    Empty in a description by `describe_outline`."""
 
 
-def outline_of(build: Build, spec: RunSpec) -> ModelOutline:
-    """Return the outline of a run's model, without allocating a model of that shape.
+def describe_outline(build: Build, spec: RunSpec) -> Description:
+    """Describe a run's model without allocating a model of that shape, and so without factors.
 
     Raises:
         FactoryError: The model cannot be trained under the run's parametrization.
         SpecError: Scaled betas are outside [0, 1).
     """
-    roles, problems = _find_roles(build, spec)
-    if problems:
-        raise FactoryError(name_of(build), problems)
-    is_mup = spec.parametrization.width == "mup"
-    base_spreads = spreads(build, _get_init_shape(spec)) if is_mup else {}
-    return ModelOutline(
-        numbers=_compute_numbers(spec, roles, base_spreads),
-        forward=forward_numbers(spec),
-        embeddings=roles.embeddings,
-        readouts=roles.readouts,
-    )
+    return _describe(build, spec, {})
 
 
-def called_blocks(build: Build, shape: Shape) -> tuple[str, ...]:
+def find_called_blocks(build: Build, shape: Shape) -> tuple[str, ...]:
     """Return the lists of blocks of a model whose members are all called, as `model.layers.*`.
 
     A list whose members share parameters with other modules is left out, because they cannot be
@@ -88,17 +77,20 @@ def called_blocks(build: Build, shape: Shape) -> tuple[str, ...]:
     Raises:
         FactoryError: The factory fails.
     """
-    module, called = outline(build, shape), usage_of(build, shape).called
+    module, called = construct_on_meta(build, shape), find_usage(build, shape).called
+    # The longest prefix of a name comes first, because a prefix may begin with another one
+    prefixes = sorted(find_block_prefixes(module, shape.num_layers), reverse=True)
+
+    # Members of lists that own each parameter; "" stands for all other modules
     owners: dict[int, set[str]] = {}
-    blocks = block_prefixes(module, shape.num_layers)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        prefix = next((block for block in blocks if name.startswith(block)), "")
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         owners.setdefault(id(parameter), set()).add(
             prefix + name[len(prefix) :].split(".")[0] if prefix else ""
         )
     sharing = {owner for sharers in owners.values() if len(sharers) > 1 for owner in sharers}
     patterns = []
-    for prefix in sorted(blocks):
+    for prefix in reversed(prefixes):
         members = [
             prefix + name for name, _ in module.get_submodule(prefix.rstrip(".")).named_children()
         ]
@@ -107,7 +99,7 @@ def called_blocks(build: Build, shape: Shape) -> tuple[str, ...]:
     return tuple(patterns)
 
 
-def describe(build: Build, spec: RunSpec) -> Description:
+def describe_model(build: Build, spec: RunSpec) -> Description:
     """Describe the factory's model of a run.
 
     Raises:
@@ -115,29 +107,40 @@ def describe(build: Build, spec: RunSpec) -> Description:
             problem.
         SpecError: Scaled betas are outside [0, 1).
     """
+    return _describe(build, spec, measure_spreads(build, spec.shape))
+
+
+def _describe(build: Build, spec: RunSpec, run_spreads: Mapping[str, InitialSpread]) -> Description:
+    """Describe the factory's model of a run.
+
+    Args:
+        build: The factory.
+        spec: The run.
+        run_spreads: Spreads of the initial values at the run's shape; empty for `describe_outline`.
+    """
     roles, problems = _find_roles(build, spec)
-    run_spreads = spreads(build, spec.shape)
     is_mup = spec.parametrization.width == "mup"
-    base_spreads = spreads(build, _get_init_shape(spec)) if is_mup else run_spreads
+    base_spreads = measure_spreads(build, _get_init_shape(spec)) if is_mup else run_spreads
     groups = dict.fromkeys(role.group for role in roles.parameters)
     problems += [
         f"{group} is missing at the base depth: keep the blocks, and nothing else, in an "
         "nn.ModuleList"
         for group in groups
-        if group not in base_spreads
+        if base_spreads and group not in base_spreads
     ]
     if problems:
-        raise FactoryError(name_of(build), problems)
+        raise FactoryError(get_factory_name(build), problems)
     numbers = _compute_numbers(spec, roles, base_spreads)
     factors = {
         role.name: _compute_factor(
             spec, parameter_numbers, run_spreads[role.group], base_spreads[role.group]
         )
         for role, parameter_numbers in zip(roles.parameters, numbers, strict=True)
+        if run_spreads
     }
     return Description(
         numbers=numbers,
-        forward=forward_numbers(spec),
+        forward=compute_forward_numbers(spec),
         factors=factors,
         embeddings=roles.embeddings,
         readouts=roles.readouts,
@@ -148,8 +151,8 @@ def _find_roles(build: Build, spec: RunSpec) -> tuple[Roles, list[str]]:
     """Return the roles of the parameters, and the problems of multipliers and depth."""
     # No tensor has the depth as a dimension, so the base shape has the depth of the run.
     base = spec.base_shape.at_depth(spec.shape.num_layers)
-    roles = roles_of(build, spec.shape, base, spec.factory.dimensions if spec.factory else ())
-    problems = _find_multiplier_problems(build, spec, roles, forward_numbers(spec))
+    roles = find_roles(build, spec.shape, base, spec.factory.dimensions if spec.factory else ())
+    problems = _find_multiplier_problems(build, spec, roles, compute_forward_numbers(spec))
     return roles, problems + _find_depth_problems(build, spec)
 
 
@@ -164,10 +167,10 @@ def _get_init_shape(spec: RunSpec) -> Shape:
 
 
 def _compute_numbers(
-    spec: RunSpec, roles: Roles, base_spreads: Mapping[str, Spread]
+    spec: RunSpec, roles: Roles, base_spreads: Mapping[str, InitialSpread]
 ) -> tuple[ParameterNumbers, ...]:
     """Return the numbers of each parameter, from its role and its spread at the base shape."""
-    stds = {group: spread.std for group, spread in base_spreads.items() if spread.random}
+    stds = {group: spread.std for group, spread in base_spreads.items() if spread.is_random}
     parameters = (
         Parameter(
             name=role.name,
@@ -178,18 +181,18 @@ def _compute_numbers(
         )
         for role in roles.parameters
     )
-    return table_of(
+    return compute_table(
         spec.parametrization, RECIPES[spec.optimizer], parameters, spec.ratios, spec.hparams
     )
 
 
 def _compute_factor(
-    spec: RunSpec, numbers: ParameterNumbers, spread: Spread, base_spread: Spread
+    spec: RunSpec, numbers: ParameterNumbers, spread: InitialSpread, base_spread: InitialSpread
 ) -> float:
     """Return the factor that gives a parameter the initial std of the parametrization."""
     if spec.parametrization.width != "mup" or spread is base_spread:
         return 1.0
-    if not (base_spread.random and spread.random):
+    if not (base_spread.is_random and spread.is_random):
         return 1.0
     return numbers.init_std / spread.std
 
@@ -202,9 +205,9 @@ def _find_multiplier_problems(
     if forward.residual != 1 and not takes_forward(build):
         problems.append(
             f"{spec.parametrization} multiplies the branches by {forward.residual:.4g} at "
-            f"{counted(spec.shape.num_layers, 'layer')} (base {spec.base_shape.num_layers}), which "
-            "only the model can do: the factory must be build(shape, forward), and the model must "
-            "apply forward.residual"
+            f"{format_counted(spec.shape.num_layers, 'layer')} (base "
+            f"{spec.base_shape.num_layers}), which only the model can do: the factory must be "
+            "build(shape, forward), and the model must apply forward.residual"
         )
     if forward.embedding != 1 and (roles.unscaled_embeddings or not roles.embeddings):
         reason = ", ".join(roles.unscaled_embeddings) or "no embedding module is found"
@@ -231,19 +234,25 @@ def _find_multiplier_problems(
 def _find_depth_problems(build: Build, spec: RunSpec) -> list[str]:
     """Return a problem if the parameters of the model do not depend on the depth.
 
-    Blocks in a Python list are no submodules: the model would train without their parameters, and
-    look like a small model.
+    The parameters of blocks in a Python list are not parameters of the module. The model would
+    train without them, and look like a small model.
     """
     depths = spec.shape.num_layers, spec.shape.num_layers + 1
     names = [
-        {name for name, _ in outline(build, spec.base_shape.at_depth(depth)).named_parameters()}
+        {
+            name
+            for name, _ in construct_on_meta(
+                build, spec.base_shape.at_depth(depth)
+            ).named_parameters()
+        }
         for depth in depths
     ]
     if names[0] != names[1]:
         return []
     return [
         (
-            f"has the same parameters with {counted(depths[0], 'layer')} as with {depths[1]}: the "
-            "factory must read num_layers, and the blocks must be in an nn.ModuleList"
+            f"has the same parameters with {format_counted(depths[0], 'layer')} as with "
+            f"{depths[1]}: the factory must read num_layers, and the blocks must be in an "
+            "nn.ModuleList"
         )
     ]

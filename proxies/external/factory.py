@@ -2,8 +2,8 @@
 
 The module is imported from the plan's folder or the installed packages, never from a study folder.
 The model is compared with models of base shapes from the same factory. Its initial values are
-scaled by the parametrization's law, and hooks apply the forward multipliers. At the base shape it
-is exactly what the factory builds, value by value.
+scaled to the stds of the parametrization, and hooks apply the forward multipliers. At the base
+shape it is exactly what the factory builds, value by value.
 """
 
 from __future__ import annotations
@@ -11,36 +11,35 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxies.core.canon import file_sha256
-from proxies.core.numbers import ForwardNumbers, ParameterNumbers
-from proxies.core.programs import Factory, FactoryChangedError, FactoryError
-from proxies.core.spec import RunSpec
-from proxies.external.construction import (
+from forerun._proxies.core.canon import hash_file
+from forerun._proxies.core.numbers import ForwardNumbers, ParameterNumbers
+from forerun._proxies.core.programs import Factory, FactoryChangedError, FactoryError
+from forerun._proxies.core.spec import RunSpec
+from forerun._proxies.external.construction import (
     Build,
+    bind_values,
+    compute_logits,
     construct,
-    logits_of,
-    quoted,
+    describe_error,
     takes_forward,
-    with_values,
 )
-from proxies.external.description import describe, outline_of
-from proxies.parametrization.parametrization import parameter_table
+from forerun._proxies.external.description import describe_model, describe_outline
+from forerun._proxies.parametrization.parametrization import compute_parameter_table
 
 _loaded: dict[str, tuple[Path, str]] = {}
 """File of each imported user module, and the file's SHA-256 at import time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FactoryModel:
+class UserModel:
     """A factory's model, initialized and hooked, with the numbers it is trained with."""
 
     module: nn.Module
@@ -48,10 +47,10 @@ class FactoryModel:
 
     def __call__(self, ids_BT: Tensor) -> Tensor:
         """Return the logits [B * T, V] of token ids [B, T]."""
-        return logits_of(self.module, ids_BT).flatten(0, 1)
+        return compute_logits(self.module, ids_BT).flatten(0, 1)
 
 
-def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
+def build_model(spec: RunSpec, folder: Path) -> UserModel:
     """Build the model of a run by its factory.
 
     Args:
@@ -65,8 +64,8 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
     """
     if spec.factory is None:
         raise ValueError(f"run {spec.id[:12]} names no factory")
-    build = checked_load(spec.factory, folder, spec.own_values)
-    description = describe(build, spec)
+    build = load_unchanged_factory(spec.factory, folder, spec.user_values)
+    description = describe_model(build, spec)
     module = construct(build, spec.shape, description.forward, seed=spec.seed)
     module.to(torch.float64 if spec.numerics.dtype == "float64" else torch.float32).train()
     parameters = dict(module.named_parameters())
@@ -75,7 +74,7 @@ def build_model(spec: RunSpec, folder: Path) -> FactoryModel:
             if factor != 1:
                 parameters[name].mul_(factor)
     hook_multipliers(module, description.forward, description.embeddings, description.readouts)
-    return FactoryModel(module=module, numbers=description.numbers)
+    return UserModel(module=module, numbers=description.numbers)
 
 
 def hook_multipliers(
@@ -90,20 +89,16 @@ def hook_multipliers(
         readouts: Paths of modules whose input the output multiplier scales.
     """
     for name in embeddings if forward.embedding != 1 else ():
-        module.get_submodule(name).register_forward_hook(_scale_output(forward.embedding))
+        module.get_submodule(name).register_forward_hook(
+            lambda module, inputs, output: output * forward.embedding
+        )
     for name in readouts if forward.output != 1 else ():
-        module.get_submodule(name).register_forward_pre_hook(_scale_input(forward.output))
+        module.get_submodule(name).register_forward_pre_hook(
+            lambda module, inputs: (inputs[0] * forward.output, *inputs[1:])
+        )
 
 
-def _scale_output(factor: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    return lambda module, inputs, output: output * factor
-
-
-def _scale_input(factor: float) -> Callable[[nn.Module, Any], tuple[Any, ...]]:
-    return lambda module, inputs: (inputs[0] * factor, *inputs[1:])
-
-
-def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
+def get_parameter_numbers(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
     """Return the numbers that the parameters of a run's model are trained with.
 
     Args:
@@ -115,11 +110,13 @@ def numbers_of(spec: RunSpec, folder: Path) -> tuple[ParameterNumbers, ...]:
         FactoryError: The model cannot be trained; lists every problem.
     """
     if spec.factory is None:
-        return parameter_table(spec)
-    return outline_of(checked_load(spec.factory, folder, spec.own_values), spec).numbers
+        return compute_parameter_table(spec)
+    return describe_outline(
+        load_unchanged_factory(spec.factory, folder, spec.user_values), spec
+    ).numbers
 
 
-def load(
+def load_factory(
     target: str, folder: Path, values: Mapping[str, float | int | str] | None = None
 ) -> tuple[Build, Factory]:
     """Import a factory from a folder, or from the installed packages.
@@ -145,12 +142,14 @@ def load(
         raise FactoryError(
             target, [f"{module.__file__ or folder / name} has no function {function}"]
         )
-    build = with_values(build, tuple((values or {}).items()))
+    build = bind_values(build, tuple((values or {}).items()))
     takes_forward(build)
     return build, Factory(target=target, source_sha256=_loaded[name][1])
 
 
-def checked_load(factory: Factory, folder: Path, values: Mapping[str, float | int | str]) -> Build:
+def load_unchanged_factory(
+    factory: Factory, folder: Path, values: Mapping[str, float | int | str]
+) -> Build:
     """Load the factory of a run or a frozen config, and check that its source has not changed.
 
     Args:
@@ -160,9 +159,9 @@ def checked_load(factory: Factory, folder: Path, values: Mapping[str, float | in
 
     Raises:
         FactoryChangedError: The source has changed.
-        FactoryError: The factory cannot be loaded (`load`).
+        FactoryError: The factory cannot be loaded (`load_factory`).
     """
-    build, current = load(factory.target, folder, values)
+    build, current = load_factory(factory.target, folder, values)
     if current.source_sha256 != factory.source_sha256:
         raise FactoryChangedError(
             f"{factory.target} has changed: its source's sha256 was {factory.source_sha256[:12]} "
@@ -192,7 +191,9 @@ def _import_module(target: str, name: str, folder: Path) -> ModuleType:
         with contextlib.redirect_stdout(sys.stderr):
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        problem = f"{name} cannot be imported from {folder} or what is installed: {quoted(error)}"
+        problem = (
+            f"{name} cannot be imported from {folder} or what is installed: {describe_error(error)}"
+        )
         raise FactoryError(target, [problem]) from error
     finally:
         sys.dont_write_bytecode = dont_write_bytecode
@@ -200,7 +201,7 @@ def _import_module(target: str, name: str, folder: Path) -> ModuleType:
     if local.is_file() and file.resolve() != local.resolve():
         raise FactoryError(target, [f"{local} has the name of {file}: rename it"])
     if file.is_file():
-        _loaded[name] = (file, file_sha256(file))
+        _loaded[name] = (file, hash_file(file))
     return module
 
 
@@ -209,7 +210,7 @@ def _forget_changed(name: str, local: Path) -> None:
     if name not in _loaded:
         return
     file, sha256 = _loaded[name]
-    if not file.is_file() or file_sha256(file) != sha256 or (local.is_file() and local != file):
+    if not file.is_file() or hash_file(file) != sha256 or (local.is_file() and local != file):
         package = name.partition(".")[0]
         names = [loaded for loaded in sys.modules if loaded.partition(".")[0] == package]
         for loaded in names:

@@ -1,4 +1,8 @@
-"""Read a file in portions while another program is still writing it. Standard library only."""
+"""Files that are read in portions while another program is still writing them.
+
+`GrowingFile` returns the new bytes, and `RowReader` is the base of readers of metrics, which return
+new rows. This module and the modules of forerun that it imports need only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from proxies.core.errors import InputError
-from proxies.core.plain_files import open_plain
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.plain_files import open_plain
 
 MAX_PENDING_BYTES = 64 * 2**20
 """Maximum size of an incomplete line or record; a larger one is an error."""
@@ -20,7 +24,7 @@ class MetricsError(InputError):
 
 
 class GrowingFile:
-    """A file that is read on from where the last read stopped.
+    """A file of which each read returns the bytes after those of the last read.
 
     Reading starts again at the beginning if the file was replaced or truncated.
     """
@@ -36,8 +40,8 @@ class GrowingFile:
         """Read the next bytes. A file that does not exist yet counts as empty.
 
         Returns:
-            Up to `max_bytes` bytes, and whether they are the first of the file; if so, incomplete
-            data of earlier reads is void.
+            Up to `max_bytes` bytes, and whether they are the first of the file. If they are, the
+            caller must forget incomplete data of earlier reads.
 
         Raises:
             OSError: The file cannot be read, or is not a regular file.
@@ -47,7 +51,7 @@ class GrowingFile:
                 stat = os.fstat(file.fileno())
                 if stat.st_ino != self._inode or stat.st_size < self._offset:
                     self._offset, self._inode = 0, stat.st_ino
-                begins = self._offset == 0
+                is_beginning = self._offset == 0
                 file.seek(self._offset)
                 data = file.read(max_bytes)
         except FileNotFoundError:
@@ -55,30 +59,30 @@ class GrowingFile:
             return b"", False
         self._offset += len(data)
         self.at_end = self._offset >= stat.st_size
-        return data, begins
+        return data, is_beginning
 
 
-class Rows(ABC):
-    """A metrics file as rows of values that were logged together, in the order of the file.
+class RowReader(ABC):
+    """A reader of a metrics file, as rows of values that were logged together.
 
-    An incomplete row waits for its end.
+    The rows come in the order of the file. An incomplete row is returned when its end was written.
     """
 
-    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
+    def __init__(self, path: Path, metric_names: frozenset[str]) -> None:
         self.names: set[str] = set()
-        """Metric names in the file, for the message that a wanted one is missing."""
+        """Metric names in the file, for the message that a requested one is missing."""
         self.complaint = ""
         """Sentence about parts of the file that could not be read; empty if there are none."""
         self.num_beginnings = 0
         """Number of reads that started at the beginning of the file: more than 1 if the file was
         replaced or truncated."""
-        self._file, self._wanted = GrowingFile(path), wanted
-        # Bytes that are not parsed yet, and the offset of the first of them in the file.
-        self._pending, self._at = b"", 0
+        self._file, self._metric_names = GrowingFile(path), metric_names
+        # Bytes that are not parsed yet, and the place of the first of them in the file.
+        self._pending, self._offset = b"", 0
         self._damage: MetricsError | None = None
 
     def read(self, max_bytes: int) -> list[dict[str, object]]:
-        """Return the next rows, with the wanted names only.
+        """Return the next rows, with the requested names only.
 
         If the file is damaged, the rows before the damage are returned, and the next call raises
         the error.
@@ -90,9 +94,9 @@ class Rows(ABC):
             MetricsError: The file is damaged, or has another format.
             OSError: The file cannot be read.
         """
-        data, begins = self._file.read(max_bytes)
-        if begins:
-            self._pending, self._at, self._damage = b"", 0, None
+        data, is_beginning = self._file.read(max_bytes)
+        if is_beginning:
+            self._pending, self._offset, self._damage = b"", 0, None
             self.num_beginnings += 1
         if self._damage is not None:
             raise self._damage
@@ -111,9 +115,10 @@ class Rows(ABC):
         """Add the rows that are complete by now, and remove them from the pending bytes."""
 
     def end(self) -> list[dict[str, object]]:
-        """Return the rows that are complete only if nobody writes the file any more.
+        """Return the rows that are complete only because the trainer has ended, such as a last line
+        without a line break.
 
-        There are none by default: an incomplete record has no values.
+        By default there are none: an incomplete record has no values.
         """
         return []
 

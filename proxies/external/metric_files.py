@@ -1,14 +1,15 @@
-"""The metrics that a trainer has logged so far: losses by step, and the first that is not finite.
+"""The metrics that a trainer has logged so far: losses and gradient norms by step.
 
 They are read from JSONL files, TensorBoard event files, or W&B runs. A run may have several files
 (ranks, restarts, writers), which are read in the order of their names. If a step was logged twice,
-for example after a resume, the last value counts. Standard library only.
+for example after a resume, the last value counts. This module and the modules of forerun that it
+imports need only the standard library.
 
 TensorBoard's event files are read without TensorBoard. Their frames (TFRecord) have the length in 8
-bytes, its masked crc32c, the data, and the data's masked crc32c. The data is an `Event`
-(tensorflow/core/util/event.proto): step = 2, summary = 5; Summary.value = 1; Value.tag = 1,
-simple_value = 2, tensor = 8; TensorProto.dtype = 1, tensor_content = 4, float_val = 5, double_val =
-6.
+bytes, its checksum, the data, and the data's checksum; the checksums are not verified. The data is
+an `Event` (tensorflow/core/util/event.proto): step = 2, summary = 5; Summary.value = 1; Value.tag =
+1, simple_value = 2, tensor = 8; TensorProto.dtype = 1, tensor_content = 4, float_val = 5,
+double_val = 6.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxies.core.canon import parse_deep
-from proxies.core.notation import counted
-from proxies.core.plain_files import require_plain
-from proxies.core.programs import Command
-from proxies.core.tables.numerals import to_number
-from proxies.external import wire
-from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
-from proxies.external.wandb_run import WandbRun
+from forerun._proxies.core.canon import parse_deep
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import require_plain
+from forerun._proxies.core.programs import Command
+from forerun._proxies.core.tables.numerals import to_number
+from forerun._proxies.external import protocol_buffers
+from forerun._proxies.external.growing_file import (
+    MAX_NAMES,
+    MAX_PENDING_BYTES,
+    MetricsError,
+    RowReader,
+)
+from forerun._proxies.external.wandb_run import WandbRun
 
 # ---- JSONL files ----
 
@@ -37,7 +43,7 @@ from proxies.external.wandb_run import WandbRun
 _NON_FINITE_WORD = re.compile(r"(?<=[:,\[\s])([-+]?)(nan|inf|infinity)(?=[,}\]\s])", re.IGNORECASE)
 
 
-class JsonLines(Rows):
+class JsonLines(RowReader):
     """A file with one JSON object per line.
 
     Lines that are not objects are skipped and counted. Nested keys are joined by dots.
@@ -59,7 +65,7 @@ class JsonLines(Rows):
         return [row] if (row := self._read_row(line)) else []
 
     def _read_row(self, line: bytes) -> dict[str, object]:
-        """Return the wanted values of a line; empty if there are none."""
+        """Return the requested values of a line; empty if there are none."""
         text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
         if not text.strip():
             return {}
@@ -72,13 +78,13 @@ class JsonLines(Rows):
             return self._skip_line()
         if len(self.names) < MAX_NAMES:
             self.names.update(name for name, value in flat.items() if not isinstance(value, dict))
-        return {name: value for name, value in flat.items() if name in self._wanted}
+        return {name: value for name, value in flat.items() if name in self._metric_names}
 
     def _skip_line(self) -> dict[str, object]:
         """Count a line that is not an object, and return an empty row."""
         self._num_skipped += 1
         are = "is not a JSON object" if self._num_skipped == 1 else "are not JSON objects"
-        self.complaint = f"{counted(self._num_skipped, 'line')} {are}"
+        self.complaint = f"{format_counted(self._num_skipped, 'line')} {are}"
         return {}
 
 
@@ -114,88 +120,62 @@ def _flatten(value: dict[str, object], prefix: str = "") -> dict[str, object]:
 
 # ---- TensorBoard event files ----
 
+_LENGTH_BYTES, _CRC_BYTES = 12, 4
+"""Sizes of a frame's length with its checksum, and of the checksum of its data."""
 _FLOAT, _DOUBLE = 1, 2  # tensorflow/core/framework/types.proto
-_POLYNOMIAL = 0x82F63B78  # Castagnoli polynomial, bits reversed: RFC 3720, section 12.1
 
 
-def _make_crc_table() -> list[int]:
-    """Return the crc32c of each byte."""
-    table = []
-    for crc in range(256):
-        for _ in range(8):
-            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)  # noqa: PLW2901  (the loop is the algorithm)
-        table.append(crc)
-    return table
-
-
-_TABLE = _make_crc_table()
-
-
-def masked_crc32c(data: bytes) -> int:
-    """Return TFRecord's checksum: crc32c, rotated right by 15 bits, plus a constant.
-
-    This Python code processes about 10 MB/s.
-    """
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-class EventFile(Rows):
+class EventFile(RowReader):
     """An `events.out.tfevents.*` file; each row has the step under `step_key`."""
 
-    def __init__(self, path: Path, wanted: frozenset[str], step_key: str) -> None:
-        super().__init__(path, wanted - {step_key})
+    def __init__(self, path: Path, metric_names: frozenset[str], step_key: str) -> None:
+        super().__init__(path, metric_names - {step_key})
         self._step_key = step_key
 
     def _take(self, rows: list[dict[str, object]]) -> None:
         used = 0
-        while len(self._pending) >= used + 12:
-            size, crc = struct.unpack_from("<QI", self._pending, used)
-            if masked_crc32c(self._pending[used : used + 8]) != crc or size > MAX_PENDING_BYTES:
+        while len(self._pending) >= used + _LENGTH_BYTES:
+            (size,) = struct.unpack_from("<Q", self._pending, used)
+            if size > MAX_PENDING_BYTES:
                 raise MetricsError(
-                    f"the event at byte {self._at + used} is damaged (its length's checksum)"
+                    f"the event at byte {self._offset + used} is damaged (its length)"
                 )
-            end = used + 12 + size
-            if len(self._pending) < end + 4:
+            start = used + _LENGTH_BYTES
+            if len(self._pending) < start + size + _CRC_BYTES:
                 break
-            event = self._pending[used + 12 : end]
-            (event_crc,) = struct.unpack_from("<I", self._pending, end)
-            rows += self._read_rows(event, event_crc, self._at + used)
-            used = end + 4
-        self._pending, self._at = self._pending[used:], self._at + used
+            try:
+                rows += self._read_rows(self._pending[start : start + size])
+            except protocol_buffers.WireError as error:
+                raise MetricsError(
+                    f"the event at byte {self._offset + used} is damaged: {error}"
+                ) from error
+            used = start + size + _CRC_BYTES
+        self._pending, self._offset = self._pending[used:], self._offset + used
 
-    def _read_rows(self, event: bytes, crc: int, offset: int) -> list[dict[str, object]]:
-        """Return the row of an event's scalars; none if it has no wanted ones."""
-        if masked_crc32c(event) != crc:
-            raise MetricsError(f"the event at byte {offset} is damaged (its checksum does not fit)")
+    def _read_rows(self, event: bytes) -> list[dict[str, object]]:
+        """Return the row of an event's requested scalars, in a list; empty if it has none."""
         step, values = 0, dict[str, object]()
-        try:
-            for number, value in wire.fields(event):
-                if number == 2 and isinstance(value, int):
-                    step = value
-                elif number == 5 and isinstance(value, bytes):
-                    values |= self._read_scalars(value)
-        except wire.WireError as error:
-            raise MetricsError(f"the event at byte {offset} is damaged: {error}") from error
+        for number, value in protocol_buffers.read_fields(event):
+            if number == 2 and isinstance(value, int):
+                step = value
+            elif number == 5 and isinstance(value, bytes):
+                values |= self._read_scalars(value)
         return [{**values, self._step_key: step}] if values else []
 
     def _read_scalars(self, summary: bytes) -> dict[str, object]:
-        """Return the wanted scalars of a summary, by tag."""
+        """Return the requested scalars of a summary, by tag."""
         scalars: dict[str, object] = {}
-        for number, value in wire.fields(summary):
+        for number, value in protocol_buffers.read_fields(summary):
             if number != 1 or not isinstance(value, bytes):
                 continue
-            parts = dict(wire.fields(value))
+            parts = dict(protocol_buffers.read_fields(value))
             tag = parts.get(1, b"")
             name = tag.decode("utf-8", errors="replace") if isinstance(tag, bytes) else ""
             if len(self.names) < MAX_NAMES and {2, 8} & set(parts):
                 self.names.add(name)
-            if name in self._wanted and isinstance(simple := parts.get(2), bytes):
-                scalars[name] = wire.floats(simple, 4)[0]
-            elif name in self._wanted and isinstance(tensor := parts.get(8), bytes):
+            if name in self._metric_names and isinstance(simple := parts.get(2), bytes):
+                scalars[name] = protocol_buffers.unpack_floats(simple, 4)[0]
+            elif name in self._metric_names and isinstance(tensor := parts.get(8), bytes):
                 scalars[name] = _read_scalar(tensor, name)
         return scalars
 
@@ -203,7 +183,7 @@ class EventFile(Rows):
 def _read_scalar(tensor: bytes, name: str) -> float:
     """Return the only number of a float or double tensor."""
     kind, numbers = 0, b""
-    for number, value in wire.fields(tensor):
+    for number, value in protocol_buffers.read_fields(tensor):
         if number == 1 and isinstance(value, int):
             kind = value
         elif number in (4, 5, 6) and isinstance(value, bytes):
@@ -212,10 +192,10 @@ def _read_scalar(tensor: bytes, name: str) -> float:
         raise MetricsError(
             f"{name} is a tensor of type {kind}: log it as a float32 or float64 scalar"
         )
-    values = wire.floats(numbers, 4 if kind == _FLOAT else 8)
+    values = protocol_buffers.unpack_floats(numbers, 4 if kind == _FLOAT else 8)
     if len(values) != 1:
         raise MetricsError(
-            f"{name} is a tensor of {counted(len(values), 'number')}: must be a scalar"
+            f"{name} is a tensor of {format_counted(len(values), 'number')}: must be a scalar"
         )
     return values[0]
 
@@ -229,15 +209,15 @@ _PATTERNS = {"wandb": "*.wandb", "tensorboard": "*tfevents*"}
 
 @dataclass(kw_only=True, slots=True)
 class LoggedMetrics:
-    """The metrics of a run, by step as the trainer counts them."""
+    """The metrics of a run in nats per token, by step as the trainer counts steps."""
 
     train_loss: dict[int, float] = field(default_factory=dict)
     validation_loss: dict[int, float] = field(default_factory=dict)
     grad_norm: dict[int, float] = field(default_factory=dict)
-    bad: tuple[int, str] | None = None
+    first_nonfinite: tuple[int, str] | None = None
     """Step of the first loss that is NaN or infinite, and a sentence about it."""
-    nulls: dict[str, int] = field(default_factory=dict)
-    """Step of the first null of each loss after its last number, from rows in which every loss is
+    null: tuple[int, str] | None = None
+    """Step and name of the first null loss after the last number, from rows in which every loss is
     null.
 
     A null alone proves nothing: many loggers write null for a column without a value.
@@ -248,15 +228,15 @@ class LoggedMetrics:
         """Last step with a loss; None if there is none."""
         return max((*self.train_loss, *self.validation_loss), default=None)
 
-    def steps_done(self, num_steps: int) -> int:
-        """Return how many of a run's `num_steps` steps are done, by the last one with a loss."""
+    def count_steps_done(self, num_steps: int) -> int:
+        """Return how many of a run's `num_steps` steps are done, by the last step with a loss."""
         last = self.last_step
         if last is None:
             return 0
-        return min(last + counts_from_zero(self.train_loss, num_steps), num_steps)
+        return min(last + is_counted_from_zero(self.train_loss, num_steps), num_steps)
 
 
-def counts_from_zero(loss_steps: Collection[int], num_steps: int) -> bool:
+def is_counted_from_zero(loss_steps: Collection[int], num_steps: int) -> bool:
     """Return whether a log numbers the first step of a run 0, not 1.
 
     A log that has a training loss at step 0 and at `num_steps` counts steps done: its first loss
@@ -269,19 +249,19 @@ def counts_from_zero(loss_steps: Collection[int], num_steps: int) -> bool:
     return 0 in loss_steps and num_steps not in loss_steps
 
 
-def rows_of(path: Path, wanted: frozenset[str], step_key: str) -> Rows:
+def open_rows(path: Path, metric_names: frozenset[str], step_key: str) -> RowReader:
     """Return a reader of a log, by the name of the file.
 
     Args:
         path: Path of the log.
-        wanted: Names of the metrics to read.
+        metric_names: Names of the metrics to read.
         step_key: Name under which the step of a TensorBoard event is returned.
     """
     if path.name.endswith(".wandb"):
-        return WandbRun(path, wanted)
+        return WandbRun(path, metric_names)
     if "tfevents" in path.name:
-        return EventFile(path, wanted, step_key)
-    return JsonLines(path, wanted)
+        return EventFile(path, metric_names, step_key)
+    return JsonLines(path, metric_names)
 
 
 class MetricFiles:
@@ -302,11 +282,8 @@ class MetricFiles:
             command.validation_loss_key,
             command.grad_norm_key,
         )
-        self._wanted = frozenset(key for key in keys if key)
-        self._files: dict[Path, tuple[Rows, LoggedMetrics]] = {}
-        self._steps: dict[Path, int] = {}
-        self._held: dict[Path, set[int]] = {}
-        """Steps with a loss that each file contains now."""
+        self._metric_names = frozenset(key for key in keys if key)
+        self._files: dict[Path, _MetricFile] = {}
 
     def read(self, max_step: int) -> bool:
         """Read a portion of every file.
@@ -324,61 +301,58 @@ class MetricFiles:
         has_more = False
         for path in self._find_files():
             if path not in self._files:
-                self._files[path] = (
-                    rows_of(path, self._wanted, self._command.step_key),
-                    LoggedMetrics(),
-                )
-            rows, logged = self._files[path]
-            num_beginnings = rows.num_beginnings
+                rows = open_rows(path, self._metric_names, self._command.step_key)
+                self._files[path] = _MetricFile(rows=rows)
+            file = self._files[path]
+            num_beginnings = file.rows.num_beginnings
             try:
-                new_rows = rows.read(READ_BYTES)
-                if rows.num_beginnings != num_beginnings:
-                    self._held[path] = set()
+                new_rows = file.rows.read(READ_BYTES)
+                if file.rows.num_beginnings != num_beginnings:
+                    file.steps_held = set()
                 for row in new_rows:
-                    self._take(path, row, logged, max_step)
+                    self._take(file, row, max_step)
             except MetricsError as error:
                 raise MetricsError(f"{path.name}: {error}") from error
-            has_more |= not rows.at_end
+            has_more |= not file.rows.at_end
         return has_more
 
     def end(self, max_step: int) -> None:
         """Read rows that are complete only when the files are finished; raises as `read`."""
-        for path, (rows, logged) in self._files.items():
-            for row in rows.end():
-                self._take(path, row, logged, max_step)
+        for file in self._files.values():
+            for row in file.rows.end():
+                self._take(file, row, max_step)
 
-    def logged(self) -> LoggedMetrics:
+    def merge_metrics(self) -> LoggedMetrics:
         """Return the metrics of all files; values of later files replace those of earlier ones."""
         merged = LoggedMetrics()
-        for _, (_, metrics) in sorted(self._files.items(), key=lambda file: file[0]):
+        for _, file in sorted(self._files.items()):
+            metrics = file.metrics
+            # A number in a later file comes after a null in an earlier one.
+            has_numbers = metrics.last_step is not None
+            merged.null = metrics.null or (None if has_numbers else merged.null)
             merged.train_loss |= metrics.train_loss
             merged.validation_loss |= metrics.validation_loss
             merged.grad_norm |= metrics.grad_norm
-            merged.bad = merged.bad or metrics.bad
-            # A number in a later file comes after a null in an earlier one.
-            losses = {
-                self._command.train_loss_key: metrics.train_loss,
-                self._command.validation_loss_key: metrics.validation_loss,
-            }
-            unresolved = {key: step for key, step in merged.nulls.items() if not losses[key]}
-            merged.nulls = unresolved | metrics.nulls
+            merged.first_nonfinite = merged.first_nonfinite or metrics.first_nonfinite
         return merged
 
-    def held_steps(self) -> set[int]:
+    def get_steps_in_files(self) -> set[int]:
         """Return the steps with a loss that the files contain now, as far as they have been read.
 
-        `logged` also has steps of files that were replaced or deleted.
+        `merge_metrics` also has steps of files that were replaced or deleted.
         """
-        steps_by_file = [steps for path, steps in self._held.items() if path.exists()]
-        return set[int]().union(*steps_by_file)
+        return {
+            step for path, file in self._files.items() if path.exists() for step in file.steps_held
+        }
 
-    def hint(self) -> str:
+    def describe_contents(self) -> str:
         """Describe what the files contain, for the message that something is missing."""
         if not self._files:
             pattern = _PATTERNS.get(self._command.metrics_format, "file")
             return f"there is no {pattern} at {self.path}"
-        names = sorted({name for rows, _ in self._files.values() for name in rows.names})
-        complaints = [rows.complaint for rows, _ in self._files.values() if rows.complaint]
+        readers = [file.rows for file in self._files.values()]
+        names = sorted({name for rows in readers for name in rows.names})
+        complaints = [rows.complaint for rows in readers if rows.complaint]
         return "; ".join([f"{self.path} holds {', '.join(names[:20]) or 'nothing'}", *complaints])
 
     def _find_files(self) -> list[Path]:
@@ -394,76 +368,75 @@ class MetricFiles:
             if path.is_file()
         )
 
-    def _take_nulls(self, row: dict[str, object], logged: LoggedMetrics, step: int) -> None:
-        """Record nulls of a row in which every loss is null, and drop those before a number."""
-        keys = [
-            key
-            for key in (self._command.train_loss_key, self._command.validation_loss_key)
-            if key in row
-        ]
-        if all(row[key] is None for key in keys):
-            for key in keys:
-                logged.nulls.setdefault(key, step)
-        for key in keys:
-            if row[key] is not None:
-                logged.nulls.pop(key, None)
-
-    def _take(
-        self, path: Path, row: dict[str, object], logged: LoggedMetrics, max_step: int
-    ) -> None:
+    def _take(self, file: _MetricFile, row: dict[str, object], max_step: int) -> None:
         """Add the values of a row; a loss without a step belongs to the last step of the file."""
-        command = self._command
+        command, metrics = self._command, file.metrics
         if command.step_key in row:
-            self._steps[path] = _parse_step(row[command.step_key], command.step_key, max_step)
-        losses = {
-            command.train_loss_key: logged.train_loss,
-            command.validation_loss_key: logged.validation_loss,
-        }
-        units = {
-            command.train_loss_key: command.train_loss_unit,
-            command.validation_loss_key: command.validation_loss_unit,
-        }
-        if not {*losses, command.grad_norm_key} & row.keys():
+            file.step = _parse_step(row[command.step_key], command.step_key, max_step)
+        losses = (
+            (command.train_loss_key, command.train_loss_unit, metrics.train_loss),
+            (command.validation_loss_key, command.validation_loss_unit, metrics.validation_loss),
+        )
+        loss_keys = [key for key, _, _ in losses if key in row]
+        if not loss_keys and command.grad_norm_key not in row:
             return
-        if path not in self._steps:
+        if file.step is None:
             raise MetricsError(
                 f"{', '.join(row)} without a step: {command.step_key!r} is not in it"
             )
-        step = self._steps[path]
-        self._take_nulls(row, logged, step)
-        for key, series in losses.items():
-            value = _parse_number(row.get(key), key, step)
+        if any(row[key] is not None for key in loss_keys):
+            metrics.null = None
+        elif loss_keys:
+            metrics.null = metrics.null or (file.step, loss_keys[0])
+        for key, unit, series in losses:
+            value = _parse_number(row.get(key), key, file.step)
             if value is None:
                 continue
             if not math.isfinite(value):
-                logged.bad = logged.bad or (
-                    step,
-                    f"{key} is {'NaN' if math.isnan(value) else value} at step {step}",
+                word = "NaN" if math.isnan(value) else value
+                metrics.first_nonfinite = metrics.first_nonfinite or (
+                    file.step,
+                    f"{key} is {word} at step {file.step}",
                 )
             elif value < 0:
-                raise MetricsError(f"{key} is {value:g} at step {step}: a loss must be at least 0")
+                raise MetricsError(
+                    f"{key} is {value:g} at step {file.step}: a loss must be at least 0"
+                )
             else:
-                self._held.setdefault(path, set()).add(step)
-                series[step] = value * command.nats_per_unit(units[key])
-        norm = _parse_number(row.get(command.grad_norm_key), command.grad_norm_key, step)
+                file.steps_held.add(file.step)
+                series[file.step] = value * command.get_nats_per_unit(unit)
+        norm = _parse_number(row.get(command.grad_norm_key), command.grad_norm_key, file.step)
         if norm is not None and math.isfinite(norm):
-            logged.grad_norm[step] = norm
+            metrics.grad_norm[file.step] = norm
+
+
+@dataclass(kw_only=True, slots=True)
+class _MetricFile:
+    """One metrics file of a run, as far as it has been read."""
+
+    rows: RowReader
+    metrics: LoggedMetrics = field(default_factory=LoggedMetrics)
+    step: int | None = None
+    """Last step that the file has logged."""
+    steps_held: set[int] = field(default_factory=set)
+    """Steps with a loss that the file contains now."""
 
 
 MAX_LOSS_RATIO = 1.33
 """Maximum ratio of a validation loss to the training loss near it, or the reverse, if both have the
 same unit; bits are 1.44 times nats."""
+_MIN_DIFFERENCE = 0.3
+"""Difference of two losses below which their ratio is not judged: near zero it has no meaning."""
 UNIT_KEYS = (
     "proxy.metrics_train_loss_unit, proxy.metrics_validation_loss_unit (nats, bits, bits per byte)"
 )
 """Keys of a plan that declare the units of logged losses, for messages."""
 
 
-def units_agree(training: float, validation: float) -> bool:
+def have_same_unit(training: float, validation: float) -> bool:
     """Return whether two losses of one run may have the same unit: they have a similar size."""
     low, high = sorted((training, validation))
-    # Near zero the ratio has no meaning.
-    return high <= MAX_LOSS_RATIO * low or high - low < 0.3
+    return high <= MAX_LOSS_RATIO * low or high - low < _MIN_DIFFERENCE
 
 
 def _parse_step(value: object, key: str, max_step: int) -> int:
@@ -472,8 +445,9 @@ def _parse_step(value: object, key: str, max_step: int) -> int:
         raise MetricsError(f"{key} is {_format_logged(value)}: must be a whole number of steps")
     if step > max_step:
         raise MetricsError(
-            f"{key} is {value!s:.20}, but the run has {counted(max_step, 'optimizer step')}: log "
-            "optimizer steps under this key, and make the trainer obey {num_steps}"
+            f"{key} is {value!s:.20}, but the run has "
+            f"{format_counted(max_step, 'optimizer step')}: log optimizer steps under this key, "
+            "and make the trainer obey {num_steps}"
         )
     return int(step)
 

@@ -14,17 +14,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from proxies.core.shape import Shape
-from proxies.external.construction import Build, construct, logits_of, quoted
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.external.construction import Build, compute_logits, construct, describe_error
 
 MAX_SEQUENCE_TOKENS = 64
 """Length of the sequences that the model is called with, at most."""
 How = Literal["table", "map", "convolution", "other"]
+"""Way in which a module uses a parameter (`ParameterUse.how`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterUse:
-    """How one module uses one of its own parameters."""
+    """The way in which a module uses one of its own parameters."""
 
     module: str
     """Path of the module."""
@@ -48,7 +49,7 @@ class ModelUsage:
 
 @dataclass(slots=True)
 class _Call:
-    """A call of a module."""
+    """The last call of a module."""
 
     takes_ids: bool
     sizes: tuple[int, int]
@@ -56,7 +57,7 @@ class _Call:
 
 
 @lru_cache(maxsize=32)
-def usage_of(build: Build, shape: Shape) -> ModelUsage:
+def find_usage(build: Build, shape: Shape) -> ModelUsage:
     """Build the model of a shape, and find out how it uses its parameters.
 
     Raises:
@@ -110,13 +111,15 @@ def _find_use(
 ) -> ParameterUse:
     """Find out how a module uses one of its parameters.
 
-    The module's type decides; for a user's module without submodules, its input and output.
+    The module's type decides. For a module of the user's own class without submodules, the sizes of
+    its input and output decide.
     """
     how: How = "other"
     is_leaf = call is not None and next(module.children(), None) is None
     if isinstance(module, nn.Embedding) or (is_leaf and call and call.takes_ids):
         how = "table"
     elif isinstance(module, nn.Linear) or (
+        # A parameter [out, in] between an input and an output of these sizes
         is_leaf and call and call.sizes == tuple(parameter.shape)[::-1]
     ):
         how = "map"
@@ -148,7 +151,7 @@ def _find_pass_problems(module: nn.Module, shape: Shape) -> list[str]:
     # Keep torch's own generator as it is: the caller may be drawing initial values.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            logits_BTV = logits_of(module, ids_BT)
+            logits_BTV = compute_logits(module, ids_BT)
             expected = (*ids_BT.shape, shape.vocab_size)
             if not isinstance(logits_BTV, Tensor) or tuple(logits_BTV.shape) != expected:
                 returned = (
@@ -182,23 +185,24 @@ def _find_pass_problems(module: nn.Module, shape: Shape) -> list[str]:
             return [
                 (
                     f"its model fails on ids {list(ids_BT.shape)} at width {shape.width}: "
-                    f"{quoted(error)}"
+                    f"{describe_error(error)}"
                 )
             ]
 
 
 def _find_repeat_problems(module: nn.Module, ids_BT: Tensor, logits_BTV: Tensor) -> list[str]:
     """Return a problem if another call gives other logits, or a token affects earlier logits."""
-    if not torch.equal(logits_of(module, ids_BT), logits_BTV):
+    if not torch.equal(compute_logits(module, ids_BT), logits_BTV):
         return [
             (
                 "its model gives different logits at every call, as with dropout: set its random "
                 "parts to zero"
             )
         ]
+    # Change the last token of each sequence to another id that occurs
     changed_BT = ids_BT.clone()
     changed_BT[:, -1] = (changed_BT[:, -1] + 1) % (int(ids_BT.max()) + 1)
-    earlier_BTV = logits_of(module, changed_BT)[:, :-1]
+    earlier_BTV = compute_logits(module, changed_BT)[:, :-1]
     if torch.allclose(earlier_BTV, logits_BTV[:, :-1], rtol=1e-3, atol=1e-5):
         return []
     return ["its model looks ahead: logits change with a later token; add a causal mask"]

@@ -1,15 +1,16 @@
 """Find the role of each parameter of a factory's model.
 
 The role follows from the dimensions that grow with the width, and from how the model uses the
-parameter in one forward pass at the base shape (`proxies.external.parameter_usage`). A matrix
-between two dimensions that grow is hidden (arXiv 2203.03466, Table 8), a table that ids look up is
-an embedding, and the map from the width to the vocabulary is the readout. A matrix with one fixed
-dimension is scaled by its own fan-in: if that grows, its std and rate shrink as those of a hidden
-matrix; if not, they stay.
+parameter in one forward pass at the base shape (`forerun._proxies.external.parameter_usage`). A
+matrix between two dimensions that grow is hidden (arXiv 2203.03466, Table 8), a table that ids look
+up is an embedding, and the map from the width to the vocabulary is the readout. Any other matrix
+with one fixed dimension is scaled by its own fan-in: if the fan-in grows, the std and the rate
+shrink like those of a hidden matrix; otherwise they stay.
 
-A parameter with more dimensions is a stack of matrices: over the taps of a convolution's kernel, or
-over experts, where the two dimensions that grow are the matrix. If input and output cannot be told
-apart, or only one dimension grows, the user names them.
+A parameter with more than two dimensions is a stack of matrices, one for each tap of a
+convolution's kernel or for each expert. The matrix of an expert has the two dimensions that grow.
+If input and output cannot be distinguished, or only one dimension grows, the user must name the
+dimensions in the plan.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from proxies.core.checks import SpecError
-from proxies.core.numbers import Kind
-from proxies.core.programs import FactoryError
-from proxies.core.shape import Shape
-from proxies.external.construction import (
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.core.numbers import Kind
+from forerun._proxies.core.programs import FactoryError
+from forerun._proxies.core.shape import Shape
+from forerun._proxies.external.construction import (
     Build,
-    Spread,
-    block_prefixes,
-    group_of,
-    name_of,
-    outline,
-    spreads,
+    InitialSpread,
+    construct_on_meta,
+    find_block_prefixes,
+    get_factory_name,
+    get_group_name,
+    measure_spreads,
 )
-from proxies.external.parameter_usage import ParameterUse, list_names, usage_of
-from proxies.parametrization.parametrization import delta_shape, width_multipliers
+from forerun._proxies.external.parameter_usage import ParameterUse, find_usage, list_names
+from forerun._proxies.parametrization.parametrization import (
+    compute_width_multipliers,
+    make_delta_shape,
+)
 
 Dimensions = tuple[tuple[str, str], ...]
-"""Names of the dimensions of parameters, as `proxies.core.programs.Factory.dimensions`."""
+"""Names of the dimensions of parameters, as `forerun._proxies.core.programs.Factory.dimensions`."""
 Sizes = dict[str, tuple[int, ...]]
 """Size of each parameter by name."""
 
@@ -52,7 +56,8 @@ class Role:
     size: tuple[int, ...]
     kind: Kind
     width_multiplier: float
-    """Ratio to the base shape: of the fan-in for a matrix, else the one of the package `mup`."""
+    """Ratio of the fan-in of a matrix to that at the base shape; for other parameters, the width
+    multiplier of the package `mup`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +73,7 @@ class Roles:
     """Modules whose input the output multiplier scales."""
 
 
-def roles_of(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = ()) -> Roles:
+def find_roles(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = ()) -> Roles:
     """Find the roles of the parameters of a model.
 
     Args:
@@ -81,17 +86,17 @@ def roles_of(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = (
         FactoryError: The model cannot be trained as a proxy; lists every problem.
     """
     # The dimensions that differ between the base and the delta shape grow with the width.
-    delta = delta_shape(shape, base)
+    delta = make_delta_shape(shape, base)
     models, problems = [], list[str]()
     for model_shape in (shape, base, delta):
         try:
-            models.append(outline(build, model_shape))
+            models.append(construct_on_meta(build, model_shape))
         except FactoryError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if not problems:
         problems = _find_parameter_problems(models[0], dimensions)
     if len(models) < 3:
-        raise FactoryError(name_of(build), problems)
+        raise FactoryError(get_factory_name(build), problems)
     sizes, base_sizes, delta_sizes = (_get_sizes(model) for model in models)
 
     multipliers: dict[str, tuple[float, int]] = {}
@@ -102,26 +107,26 @@ def roles_of(build: Build, shape: Shape, base: Shape, dimensions: Dimensions = (
         )
     else:
         try:
-            multipliers = width_multipliers(sizes, base_sizes, delta_sizes)
+            multipliers = compute_width_multipliers(sizes, base_sizes, delta_sizes)
         except SpecError as error:
             problems += error.problems
-    usage = usage_of(build, base)
+    usage = find_usage(build, base)
     if problems := [*problems, *usage.problems]:
-        raise FactoryError(name_of(build), problems)
+        raise FactoryError(get_factory_name(build), problems)
 
     finder = _RoleFinder(
         sizes,
         base_sizes,
         delta_sizes,
         usage.uses,
-        block_prefixes(models[0], shape.num_layers),
-        spreads(build, base),
+        find_block_prefixes(models[0], shape.num_layers),
+        measure_spreads(build, base),
         shape.vocab_size,
         dimensions,
     )
     parameters = tuple(finder.find_role(name, multipliers[name][0]) for name in sizes)
     if finder.problems:
-        raise FactoryError(name_of(build), finder.problems)
+        raise FactoryError(get_factory_name(build), finder.problems)
     return finder.find_modules(parameters)
 
 
@@ -154,7 +159,9 @@ def _find_parameter_problems(module: nn.Module, dimensions: Dimensions) -> list[
 
 
 class _RoleFinder:
-    """Finds the roles of parameters, and collects a problem for each whose role is unclear."""
+    """Finds the roles of parameters, and collects a problem for each parameter with an unclear
+    role.
+    """
 
     def __init__(
         self,
@@ -163,7 +170,7 @@ class _RoleFinder:
         delta_sizes: Sizes,
         uses: Mapping[str, tuple[ParameterUse, ...]],
         blocks: frozenset[str],
-        base_spreads: Mapping[str, Spread],
+        base_spreads: Mapping[str, InitialSpread],
         vocab_size: int,
         dimensions: Dimensions,
     ) -> None:
@@ -182,9 +189,9 @@ class _RoleFinder:
 
         Args:
             name: Name of the parameter.
-            width_multiplier: The one of the package `mup`.
+            width_multiplier: Width multiplier of the package `mup`.
         """
-        group, size = group_of(name, self._blocks), self._sizes[name]
+        group, size = get_group_name(name, self._blocks), self._sizes[name]
         uses = self._uses.get(name, ())
         has_known_use = any(use.how != "other" for use in uses)
         patterns = (
@@ -242,7 +249,7 @@ class _RoleFinder:
         It has one dimension that is larger than 1, or several that no product or look-up uses.
         """
         spread = self._base_spreads[group]
-        is_bias = spread.random or (spread.constant and spread.mean == 0)
+        is_bias = spread.is_random or (spread.is_constant and spread.mean == 0)
         if group == name:
             return "final_bias" if is_bias else "final_gain"
         if is_bias:
@@ -256,7 +263,7 @@ class _RoleFinder:
         return grows[in_dim] and not grows[out_dim] and is_vocab
 
     def _classify_map(self, name: str, group: str, out_dim: int, in_dim: int) -> tuple[Kind, float]:
-        """Return the kind of a map, and the ratio of its fan-in to the base shape's."""
+        """Return the kind of a map, and the ratio of its fan-in to that at the base shape."""
         size, base_size, grows = self._sizes[name], self._base_sizes[name], self._grows[name]
         if self._is_readout(name, out_dim, in_dim) and group == name:
             return "readout", size[in_dim] / base_size[in_dim]
@@ -267,7 +274,8 @@ class _RoleFinder:
     def _classify_named(self, name: str, group: str, words: list[str]) -> tuple[Kind, float]:
         """Return the kind and the multiplier of a parameter whose dimensions the user named.
 
-        Without an input it is a vector, without an output a sum over the input.
+        A parameter without a dimension `in` is a vector, and one without `out` is a weighted sum
+        over its input.
         """
         if "in" not in words:
             return self._classify_vector(name, group), 1.0
@@ -277,7 +285,7 @@ class _RoleFinder:
         return self._classify_map(name, group, words.index("out"), in_dim)
 
     def _find_stack_multiplier(self, name: str) -> float:
-        """Return the ratio of the fan-in of a stack of matrices to the base shape's.
+        """Return the ratio of the fan-in of a stack's matrices to that at the base shape.
 
         Each matrix has the two dimensions that grow.
         """
@@ -304,7 +312,11 @@ class _RoleFinder:
         if len(size) == 2 and all(grows):
             return "hidden"
         fixed = [dim for dim, is_growing in zip(size, grows, strict=True) if not is_growing]
-        if group_of(name, self._blocks) != name or self._vocab_size in fixed or not any(grows):
+        if (
+            get_group_name(name, self._blocks) != name
+            or self._vocab_size in fixed
+            or not any(grows)
+        ):
             self.problems.append(
                 f"{name} {list(size)}: cannot tell whether it is an embedding, a readout or "
                 "hidden; keep it in an nn.Embedding or nn.Linear that the model calls, or name its "

@@ -1,36 +1,30 @@
 """A command that ends with the process that started it.
 
-The command runs under `proxies.external.keeper`; this module is the side of the parent. Standard
-library only.
+The command runs under `forerun._proxies.external.command_supervisor`; this module is the side of
+the parent. It and the modules of forerun that it imports need only the standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from proxies.external import keeper
-from proxies.external.log_file import RedactedLog
+from forerun._proxies.external import command_supervisor
+from forerun._proxies.external.log_file import RedactedLog
 
-_STOP_SECONDS = 35.0
-"""Time to wait after the grace period; the keeper gives up on processes 30 s after SIGKILL."""
+_STOP_SECONDS = command_supervisor.KILL_SECONDS + 5.0
+"""Time to wait after the grace period, longer than the supervisor waits after SIGKILL."""
 _START_SECONDS = 30.0
-_KILL_SECONDS = 5.0
-_POLL_SECONDS = 0.02
-_TOKEN_VARIABLE = "FORERUN_COMMAND"
-"""Environment variable by which the processes of the keeper and the command are found; its value is
-the command's token."""
+"""Time limit for the start of the supervisor."""
 
 
 class SupervisedCommand:
-    """A command that runs under its own keeper process."""
+    """A command that runs under a supervisor process of its own."""
 
     def __init__(
         self,
@@ -52,39 +46,46 @@ class SupervisedCommand:
                 command leaves running.
 
         Raises:
-            OSError: The keeper cannot be started.
+            OSError: The supervisor cannot be started.
         """
-        self.ended: int | str | None = None
+        self.exit_status: int | str | None = None
         """Exit code, -N for signal N, or the reason why there is none; None while any process of
         the command runs."""
         self.end_time: float | None = None
         """Time at which the end was noticed (`time.monotonic`); the log may be completed later."""
-        self.keeper_killed = False
-        """Whether the keeper was killed from outside, so that the command's exit code is
+        self.supervisor_killed = False
+        """Whether the supervisor was killed from outside, so that the command's exit code is
         unknown."""
-        self._token, self._grace_seconds = secrets.token_hex(16), grace_seconds
+        self._grace_seconds = grace_seconds
         self._answer = b""
         # Isolated and without site-packages: it starts in 20 ms, and cannot import a file of the
         # user by mistake.
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(grace_seconds), *argv]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            command_supervisor.__file__,
+            str(grace_seconds),
+            *argv,
+        ]
         self._log = log
         try:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 command,
                 cwd=folder,
-                env={**environment, _TOKEN_VARIABLE: self._token},
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log.fileno(),
             )
         finally:
             log.release()
-        # The first process forks and ends at once; the keeper is then not a child of this process.
-        self._keeper.wait(_START_SECONDS)
+        # The first process forks and ends at once, so that the supervisor is no child of this one.
+        self._supervisor.wait(_START_SECONDS)
 
     def __del__(self) -> None:
-        """Close the keeper's standard input, which makes it kill the command."""
-        if hasattr(self, "_keeper"):
+        """Close the supervisor's standard input, which makes it kill the command."""
+        if hasattr(self, "_supervisor"):
             self._close()
 
     def wait(self, seconds: float) -> bool:
@@ -96,13 +97,13 @@ class SupervisedCommand:
         Returns:
             Whether they have ended.
         """
-        assert self._keeper.stdout is not None
+        assert self._supervisor.stdout is not None
         deadline = time.monotonic() + seconds
-        while self.ended is None:
+        while self.exit_status is None:
             remaining_seconds = max(0.0, deadline - time.monotonic())
-            if not select.select([self._keeper.stdout], [], [], remaining_seconds)[0]:
+            if not select.select([self._supervisor.stdout], [], [], remaining_seconds)[0]:
                 return False
-            part = os.read(self._keeper.stdout.fileno(), 4096)
+            part = os.read(self._supervisor.stdout.fileno(), 4096)
             self._answer += part
             if not part:
                 self._end()
@@ -113,28 +114,22 @@ class SupervisedCommand:
 
         Does nothing if it has ended already.
         """
-        assert self._keeper.stdin is not None
-        if self.ended is None:
-            with contextlib.suppress(OSError):  # the keeper may have ended just now
-                os.write(self._keeper.stdin.fileno(), b"t")
-            # A keeper that was suspended by SIGSTOP has to be resumed first.
-            _signal_all(self._token, signal.SIGCONT)
+        assert self._supervisor.stdin is not None
+        if self.exit_status is None:
+            with contextlib.suppress(OSError):  # the supervisor may have ended just now
+                os.write(self._supervisor.stdin.fileno(), b"t")
             if not self.wait(self._grace_seconds + _STOP_SECONDS):
                 self._end()
 
     def _end(self) -> None:
-        """Read the keeper's answer; if there is none, kill the processes that it has left."""
+        """Read the supervisor's answer; there is none if it was killed, which ends the command."""
         self.end_time = time.monotonic()
-        if not self._answer:
-            self.keeper_killed = True
-            deadline = self.end_time + _KILL_SECONDS
-            while _signal_all(self._token, signal.SIGKILL) and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-        self.ended = _read_answer(self._answer)
+        self.supervisor_killed = not self._answer
+        self.exit_status = _read_answer(self._answer)
         self._close()
 
     def _close(self) -> None:
-        for pipe in (self._keeper.stdin, self._keeper.stdout):
+        for pipe in (self._supervisor.stdin, self._supervisor.stdout):
             if pipe is not None:
                 pipe.close()
         self._log.close()
@@ -148,20 +143,6 @@ def _read_answer(answer: bytes) -> int | str:
         return (
             f"it {text}"
             if text
-            else "forerun's keeper of the command was killed from outside, and the command with it"
+            else "forerun's supervisor of the command was killed from outside, and the command "
+            "with it"
         )
-
-
-def _signal_all(token: str, number: int) -> bool:
-    """Send a signal to the keeper and all processes of the command; return whether there are any.
-
-    Works on Linux only.
-    """
-    variable = f"{_TOKEN_VARIABLE}={token}".encode()
-    is_running = False
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if variable in path.read_bytes().split(b"\0"):
-                os.kill(int(path.parent.name), number)
-                is_running = True
-    return is_running

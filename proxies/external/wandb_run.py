@@ -4,7 +4,7 @@ After a header of 7 bytes, the file has LevelDB's log format: blocks of 32 kB, w
 length, kind and data; a record may span frames. Each record is a protocol buffer message. The field
 numbers are those of `wandb_internal.proto` in wandb 0.31: Record.history = 2, HistoryRecord.item =
 1, HistoryItem.key = 1, nested_key = 2, value_json = 16. The checksum is the ordinary CRC-32 of kind
-and data. Standard library only.
+and data. This module and the modules of forerun that it imports need only the standard library.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from proxies.external import wire
-from proxies.external.growing_file import MAX_NAMES, MAX_PENDING_BYTES, MetricsError, Rows
+from forerun._proxies.external import protocol_buffers
+from forerun._proxies.external.growing_file import (
+    MAX_NAMES,
+    MAX_PENDING_BYTES,
+    MetricsError,
+    RowReader,
+)
 
 _MAGIC = b":W&B"
 _HEADER_BYTES, _FRAME_BYTES, _BLOCK_BYTES = 7, 7, 32768
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+"""Kinds of frames: a whole record, or a part of one."""
 
 
-class WandbRun(Rows):
+class WandbRun(RowReader):
     """A `run-*.wandb` file of an offline or online run."""
 
     _record = b""
@@ -33,23 +39,23 @@ class WandbRun(Rows):
             try:
                 rows += [
                     row
-                    for number, part in wire.fields(record)
+                    for number, part in protocol_buffers.read_fields(record)
                     if number == 2 and (row := self._read_row(part))
                 ]
-            except (wire.WireError, ValueError, RecursionError) as error:
+            except (protocol_buffers.WireError, ValueError, RecursionError) as error:
                 raise MetricsError(
-                    f"a record before byte {self._at} is not a W&B record: {error}"
+                    f"a record before byte {self._offset} is not a W&B record: {error}"
                 ) from error
 
     def _records(self) -> Iterator[bytes]:
         """Yield the records that are complete by now."""
         used, data = 0, self._pending
-        if self._at == 0 and len(data) >= _HEADER_BYTES:
+        if self._offset == 0 and len(data) >= _HEADER_BYTES:
             if not data.startswith(_MAGIC):
                 raise MetricsError("this is not a W&B run: it does not begin like one")
             used = _HEADER_BYTES
-        while self._at or used:
-            bytes_left = _BLOCK_BYTES - (self._at + used) % _BLOCK_BYTES
+        while self._offset or used:
+            bytes_left = _BLOCK_BYTES - (self._offset + used) % _BLOCK_BYTES
             # The end of a block that has no room for a frame is padding.
             if bytes_left < _FRAME_BYTES:
                 if len(data) < used + bytes_left:
@@ -71,7 +77,8 @@ class WandbRun(Rows):
                     used += bytes_left
                     continue
                 raise MetricsError(
-                    f"the frame at byte {self._at + used} is damaged (its checksum does not fit)"
+                    f"the frame at byte {self._offset + used} is damaged (its checksum does not "
+                    "fit)"
                 )
             used += _FRAME_BYTES + size
             self._record = part if kind in (_FULL, _FIRST) else self._record + part
@@ -79,19 +86,19 @@ class WandbRun(Rows):
                 yield self._record
             elif len(self._record) > MAX_PENDING_BYTES:
                 raise MetricsError(
-                    f"a record before byte {self._at + used} is longer than {MAX_PENDING_BYTES} "
-                    "bytes"
+                    f"a record before byte {self._offset + used} is longer than "
+                    f"{MAX_PENDING_BYTES} bytes"
                 )
-        self._pending, self._at = data[used:], self._at + used
+        self._pending, self._offset = data[used:], self._offset + used
 
     def _read_row(self, history: int | bytes) -> dict[str, object]:
-        """Return the wanted values of one call of `wandb.log`."""
+        """Return the requested values of one call of `wandb.log`."""
         row: dict[str, object] = {}
-        for number, item in wire.fields(_require_bytes(history)):
+        for number, item in protocol_buffers.read_fields(_require_bytes(history)):
             if number != 1:
                 continue
             key, nested, text = "", [], b""
-            for field, value in wire.fields(_require_bytes(item)):
+            for field, value in protocol_buffers.read_fields(_require_bytes(item)):
                 if field == 1:
                     key = _require_bytes(value).decode("utf-8", errors="replace")
                 elif field == 2:
@@ -101,12 +108,12 @@ class WandbRun(Rows):
             name = ".".join(nested) or key
             if len(self.names) < MAX_NAMES:
                 self.names.add(name)
-            if name in self._wanted:
+            if name in self._metric_names:
                 row[name] = json.loads(text)
         return row
 
 
 def _require_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise wire.WireError("a number in place of a message")
+        raise protocol_buffers.WireError("a number in place of a message")
     return value

@@ -1,7 +1,10 @@
-"""The decoder that proxies train, and its optimizer; every tensor may carry a leading trial axis.
+"""The decoder that proxies train, its loss, and its optimizers, for one model and for a bank.
 
-Enters:   a shape, token ids, numbers per parameter.
-Leaves:   logits, losses, updates.
-Promises: a slot of a bank computes what the same model computes alone.
-Refuses:  shapes that do not divide.
+A bank trains K trials of one shape as one batched model, whose tensors have a leading trial axis.
+Start reading at `decoder.Decoder`, then `bank_adamw.BankAdamW`.
+
+Enters:   a shape, token ids, and numbers per parameter.
+Leaves:   logits, losses, and updates.
+Promises: a trial of a bank computes the same as the same model alone.
+Refuses:  sequences of another length than the shape's.
 """

@@ -1,5 +1,9 @@
-"""Muon for the trials of a bank: every trial's matrices of one shape are made orthogonal at
-once.
+"""Muon for the trials of a bank. The updates of all matrices of one shape, of all trials, are made
+orthogonal at once.
+
+Shape suffixes: K trials, P weights of a trial, M weights of a trial that Muon updates, S matrices
+of a trial that Muon updates, G matrices of one shape among these, N = K * G matrices of one shape
+of all trials, R rows and C columns of a matrix.
 """
 
 from __future__ import annotations
@@ -9,18 +13,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from proxies.core.hyperparameters import Hparams
-from proxies.core.numbers import ParameterNumbers, kind_of
-from proxies.core.optimizers import OPTIMIZERS
-from proxies.model.bank_adamw import BankAdamW
-from proxies.model.muon import by_shape, iteration_dtype, orthogonalized
+from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.numbers import ParameterNumbers, get_kind
+from forerun._proxies.core.optimizers import OPTIMIZERS
+from forerun._proxies.model.bank_adamw import BankAdamW
+from forerun._proxies.model.muon import get_iteration_dtype, group_by_shape, orthogonalize
 
 
 class BankMuon(BankAdamW):
-    """Muon for the hidden matrices of K trials, AdamW for the rest; all matrices of one shape at
-    once.
+    """Muon for the hidden matrices of K trials, and AdamW for the other parameters.
 
-    A trial's results do not depend on its neighbours': every product is by matrix.
+    Every matrix product concerns one matrix of one trial, so that a trial's results do not depend
+    on the other trials. The arguments are those of `BankAdamW`.
     """
 
     def __init__(
@@ -33,37 +37,41 @@ class BankMuon(BankAdamW):
         by_row: bool | None = None,
         compiled: bool = False,
     ) -> None:
-        """As `BankAdamW`."""
         super().__init__(model, num_trials, dtype, device, by_row=by_row, compiled=compiled)
-        matrices = {
-            name: tuple(parameter.shape[1:])
+        device = self.weights_KP.device
+        matrices_KRC = {
+            name: parameter
             for name, parameter in model.named_parameters()
-            if OPTIMIZERS["muon"].can_step(kind_of(name), tuple(parameter.shape[1:]))
+            if OPTIMIZERS["muon"].can_step(get_kind(name), tuple(parameter.shape[1:]))
         }
-        self.left_out = frozenset(matrices)
-        device, weights = self.weights_KP.device, self.weights_KP
-        self._dtype = iteration_dtype(device, dtype)
-        self.momentum_K1 = torch.zeros(num_trials, 1, dtype=torch.float64, device=device)
-        self._names = tuple(matrices)
-        sizes = [size[0] * size[1] for size in matrices.values()]
+        self._names = tuple(matrices_KRC)
+        # `BankAdamW` reads this attribute and leaves these parameters to Muon
+        self.excluded = frozenset(matrices_KRC)
+        self._dtype = get_iteration_dtype(device, dtype)
+
+        # Views of each matrix: weights, gradients, and moving averages of the gradients
+        self._weight_KRC = [
+            self._view(self.weights_KP, name, matrix) for name, matrix in matrices_KRC.items()
+        ]
+        self._gradient_KRC = [
+            self._view(self.gradients_KP, name, matrix) for name, matrix in matrices_KRC.items()
+        ]
+        sizes = [weight_KRC[0].numel() for weight_KRC in self._weight_KRC]
         self._averages_KM = torch.zeros(num_trials, sum(sizes), dtype=dtype, device=device)
         averages = torch.split(self._averages_KM, sizes, dim=1)
         self._average_KRC = [
-            a_KM.view(-1, *size) for a_KM, size in zip(averages, matrices.values(), strict=True)
+            average_KM.view(weight_KRC.shape)
+            for average_KM, weight_KRC in zip(averages, self._weight_KRC, strict=True)
         ]
-        spans = [self.spans[name] for name in self._names]
-        self._weight_KRC, self._gradient_KRC = (
-            [
-                b_KP[:, start:stop].view(-1, *size)
-                for (start, stop), size in zip(spans, matrices.values(), strict=True)
-            ]
-            for b_KP in (weights, self.gradients_KP)
+        # Indices of the matrices by shape
+        self._groups = list(
+            group_by_shape([weight_KRC[0] for weight_KRC in self._weight_KRC]).values()
         )
-        self._by_shape = list(by_shape([w_KRC[0] for w_KRC in self._weight_KRC]).values())
-        # Per matrix, on the device: a recorded step asks the host for nothing.
-        self._lr_KS, self._share_KS = (
-            torch.zeros(num_trials, len(sizes), dtype=dtype, device=device) for _ in "ab"
-        )
+
+        # These numbers are on the device, because a recorded CUDA graph cannot ask the host
+        self.momentum_K1 = torch.zeros(num_trials, 1, dtype=torch.float64, device=device)
+        self._lr_KS = torch.zeros(num_trials, len(sizes), dtype=dtype, device=device)
+        self._decay_share_KS = torch.zeros_like(self._lr_KS)
 
     def admit(
         self,
@@ -72,48 +80,61 @@ class BankMuon(BankAdamW):
         weights: Mapping[str, Tensor],
         hparams: Hparams,
     ) -> None:
-        """As `BankAdamW.admit`; hidden matrices have Muon's numbers."""
+        """Give a row to a new trial, like `BankAdamW.admit`."""
         super().admit(trial, numbers, weights, hparams)
-        named = {parameter.name: parameter for parameter in numbers}
+        numbers_by_name = {parameter.name: parameter for parameter in numbers}
         for index, name in enumerate(self._names):
-            self._lr_KS[trial, index] = named[name].learning_rate
-            self._share_KS[trial, index] = named[name].decay_share
-            self.momentum_K1[trial] = named[name].settings["momentum"]
+            matrix = numbers_by_name[name]
+            self._lr_KS[trial, index] = matrix.learning_rate
+            self._decay_share_KS[trial, index] = matrix.decay_share
+            self.momentum_K1[trial] = matrix.settings["momentum"]  # the same for all matrices
 
-    def state(self, trial: int) -> dict[str, Tensor]:
-        """A trial's weights, moments and Muon's averages: views into the buffers."""
-        return {**super().state(trial), "averages": self._averages_KM[trial]}
+    def get_state(self, trial: int) -> dict[str, Tensor]:
+        """Return a trial's weights, moments of AdamW, and moving averages of Muon, as views into
+        the buffers.
+        """
+        return {**super().get_state(trial), "averages": self._averages_KM[trial]}
 
     def clear(self, trial: int) -> None:
-        """Empty a trial's row, so that it computes zeros."""
+        """Set a row to zero, so that it computes zeros."""
         super().clear(trial)
-        for tensor in (self._averages_KM, self.momentum_K1, self._lr_KS, self._share_KS):
+        for tensor in (self._averages_KM, self.momentum_K1, self._lr_KS, self._decay_share_KS):
             tensor[trial] = 0
 
     @torch.no_grad()
     def step(self, lr_multiplier_K1: Tensor, active_K1: Tensor, grad_norm_K1: Tensor) -> None:
-        """One update of the active trials, as `BankAdamW.step`."""
-        shrink_K1 = self.shrink(grad_norm_K1)
+        """Make one update of the active trials, like `BankAdamW.step`."""
         dtype = self.weights_KP.dtype
-        on_K11 = active_K1[:, :, None]
-        weight_K11 = torch.where(active_K1, 1 - self.momentum_K1, 0).to(dtype)[:, :, None]
-        share_K1 = torch.where(active_K1, lr_multiplier_K1, 0).to(dtype)
-        for indices in self._by_shape:
-            ahead = []
-            for i in indices:
-                # where, not times: NaN * 0 is NaN, and a diverged row must not write.
-                gradient_KRC = torch.where(
-                    on_K11, self._gradient_KRC[i] * shrink_K1.to(dtype)[:, :, None], 0
-                )
-                self._average_KRC[i].lerp_(gradient_KRC, weight_K11)
-                ahead.append(gradient_KRC.lerp(self._average_KRC[i], 1 - weight_K11))
-            stacked_NRC = torch.stack(ahead, dim=1).flatten(0, 1)
-            step_NRC = orthogonalized(stacked_NRC, self._dtype).to(dtype)
-            step_KSRC = step_NRC.view(-1, len(indices), *step_NRC.shape[1:])
-            for place, i in enumerate(indices):
-                rate_K11, kept_K11 = (
-                    (own_KS[:, i : i + 1] * share_K1)[:, :, None]
-                    for own_KS in (self._lr_KS, self._share_KS)
-                )
-                self._weight_KRC[i].mul_(1 - kept_K11).sub_(step_KSRC[:, place] * rate_K11)
+        active_K11 = active_K1[:, :, None]
+        shrink_K11 = self.compute_clip_factor(grad_norm_K1).to(dtype)[:, :, None]
+
+        # Learning rate, and share of the new gradient in the moving average. Both are 0 for an
+        # inactive trial, which keeps its weights and its moving average
+        active_lr_K1 = torch.where(active_K1, lr_multiplier_K1, 0).to(dtype)
+        new_share_K11 = torch.where(active_K1, 1 - self.momentum_K1, 0).to(dtype)[:, :, None]
+        lr_KS = self._lr_KS * active_lr_K1
+        decay_share_KS = self._decay_share_KS * active_lr_K1
+
+        for group in self._groups:
+            lookaheads_KRC = []
+            for i in group:
+                # Clipping. `where` rather than a product: NaN * 0 is NaN
+                gradient_KRC = torch.where(active_K11, self._gradient_KRC[i] * shrink_K11, 0)
+                # Moving average, and Nesterov's look-ahead
+                average_KRC = self._average_KRC[i]
+                average_KRC.lerp_(gradient_KRC, new_share_K11)
+                lookaheads_KRC.append(gradient_KRC.lerp(average_KRC, 1 - new_share_K11))
+
+            # Newton-Schulz iterations of all matrices of one shape
+            stacked_NRC = torch.stack(lookaheads_KRC, dim=1).flatten(0, 1)
+            directions_NRC = orthogonalize(stacked_NRC, self._dtype).to(dtype)
+            directions_KGRC = directions_NRC.view(-1, len(group), *directions_NRC.shape[1:])
+
+            for place, i in enumerate(group):  # `place` counts within the group
+                # Decoupled weight decay, before the update
+                self._weight_KRC[i].mul_(1 - decay_share_KS[:, i, None, None])
+                # Update
+                self._weight_KRC[i].sub_(directions_KGRC[:, place] * lr_KS[:, i, None, None])
+        # AdamW for the other parameters; the matrices of Muon have the learning rate 0 there. It
+        # comes last, because on a CPU it clips the gradients in place
         super().step(lr_multiplier_K1, active_K1, grad_norm_K1)

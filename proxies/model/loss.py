@@ -1,12 +1,14 @@
-"""The loss per token: of logits, or by parts from hidden states, so that a batch's logits are never
-whole in memory.
+"""The loss per token: from logits, or in parts from hidden states ("fused").
 
-By parts, the forward pass computes each part's loss and its gradients at once, so a part's logits
-are made once and dropped, and what stays is the gradient of the hidden states and of the weight.
-With p the softmax of a token's logits W h, y its target and N tokens, the gradient of the mean loss
-by the logits is (p - one_hot(y)) / N; by h it is W^T times that, by W its outer product with h,
-summed over tokens. With a leading K every trial is its own; its numbers do not depend on the
-others'.
+The fused loss never has the logits of a whole batch in memory. Its forward pass computes the loss
+of each part of the batch together with its gradients. The logits of the part are then dropped, and
+only the gradients with respect to the hidden states and the readout's weight are kept.
+
+Let p be the softmax of a token's logits W h, y the token's target, and N the number of tokens. The
+gradient of the mean loss with respect to the logits is g = (p - one_hot(y)) / N. The gradient with
+respect to h is W^T g. The gradient with respect to W is the outer product g h^T, summed over the
+tokens. In a bank (K trials trained as one batched model), a trial's numbers do not depend on the
+other trials.
 
 Shape suffixes: K trials, N = B * T tokens (B sequences of T), D width, V vocabulary.
 """
@@ -22,7 +24,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from proxies.model.precision import wide_of, widened
+from forerun._proxies.model.precision import get_wide_dtype, widen
+
+# ---- Loss terms ----
 
 LossWeights = Mapping[str, float | Tensor]
 """Weights of loss terms by name: a number, or one per trial as a tensor [K]."""
@@ -31,56 +35,67 @@ NO_TERMS: LossWeights = {}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTerm:
-    """A term that a run-wide setting adds to the loss that is differentiated. The reported loss
-    stays without it.
-    """
+    """A term that a run-wide setting adds to the differentiated loss, not to the reported one."""
 
     value: Callable[[Tensor, Tensor], Tensor]
-    """Returns the term of each token, [..., N], from logits [..., N, V] in float32 at least and
-    targets [..., N]."""
+    """Function from logits [..., N, V] in float32 at least and targets [..., N] to the term of each
+    token [..., N]."""
     gradient: Callable[[Tensor, Tensor], Tensor]
-    """Returns its gradient by the logits, [..., N, V]."""
+    """Function from the same arguments to the gradient of the term by the logits, [..., N, V]."""
 
 
 LOSS_TERMS: dict[str, LossTerm] = {}
 """Loss terms by the run-wide setting that is their weight
-(`proxies.core.hyperparameters.RUN_WIDE`)."""
+(`forerun._proxies.core.hyperparameters.RUN_WIDE`)."""
 
 
-def loss_weights(run_wide: Mapping[str, float | None]) -> dict[str, float | Tensor]:
-    """Return the weights of the loss terms that a run has."""
-    return {name: value for name in LOSS_TERMS if (value := run_wide[name])}
+def get_loss_weights(run_wide: Mapping[str, float | None]) -> dict[str, float | Tensor]:
+    """Return the weights of the loss terms of a run, from its run-wide settings."""
+    return {name: weight for name in LOSS_TERMS if (weight := run_wide[name])}
 
 
-def token_loss(logits_KNV: Tensor, targets_KBT: Tensor, weights: LossWeights = NO_TERMS) -> Tensor:
-    """Return the mean cross-entropy in nats per token, in float32 at least: per trial, [K], or a
-    scalar without.
+# ---- Loss of logits ----
+
+
+def compute_token_loss(
+    logits_KNV: Tensor, targets_KBT: Tensor, weights: LossWeights = NO_TERMS
+) -> Tensor:
+    """Return the mean cross-entropy in nats per token, in float32 at least.
 
     Its gradient is that of the cross-entropy plus the weighted loss terms.
+
+    Args:
+        logits_KNV: Logits; [N, V] for one model.
+        targets_KBT: Token ids; [B, T] for one model.
+        weights: Weights of the loss terms.
+
+    Returns:
+        Losses [K], or a scalar.
     """
     losses_KN = functional.cross_entropy(
-        widened(logits_KNV.flatten(0, -2)),
-        targets_KBT.flatten(),
-        reduction="none",
+        widen(logits_KNV.flatten(0, -2)), targets_KBT.flatten(), reduction="none"
     )
     losses_K = losses_KN.view(logits_KNV.shape[:-1]).mean(dim=-1)
     if torch.is_grad_enabled():
+        targets_KN = targets_KBT.reshape(logits_KNV.shape[:-1])
         for name, weight in weights.items():
-            targets_KN = targets_KBT.reshape(logits_KNV.shape[:-1])
-            term_K = LOSS_TERMS[name].value(widened(logits_KNV), targets_KN).mean(dim=-1) * weight
-            losses_K = losses_K + (term_K - term_K.detach())
+            term_K = LOSS_TERMS[name].value(widen(logits_KNV), targets_KN).mean(dim=-1) * weight
+            losses_K = losses_K + (term_K - term_K.detach())  # the gradient alone
     return losses_K
 
 
+# ---- Fused loss ----
+
 PART_LOGITS = {"cpu": 2**18, "cuda": 2**26}
-"""Logits of one part, all trials together: what stays in a core's cache, and what fills a GPU."""
+"""Number of logits of one part, of all trials together, by device. On a CPU they fit into a core's
+cache; on a GPU they are enough to use all of it."""
 
-
-OfPart = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+PartLoss = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Type of `compute_part_loss`."""
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Mean losses [K] whose gradients were computed with them."""
+    """Mean losses [K], whose gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -89,26 +104,29 @@ class _FusedLoss(torch.autograd.Function):
         weight_KVD: Tensor,
         targets_KN: Tensor,
         part_tokens: int,
-        of_part: OfPart,
+        part_loss: PartLoss,
         weights: LossWeights,
     ) -> Tensor:
         num_tokens = hidden_KND.shape[1]
-        # Sums of many parts: in float32 at least.
-        total_K = torch.zeros(len(hidden_KND), dtype=wide_of(hidden_KND), device=hidden_KND.device)
-        d_weight_KVD = torch.zeros_like(weight_KVD, dtype=wide_of(weight_KVD))
+        # Sums over many parts, in float32 at least
+        total_K = torch.zeros(
+            len(hidden_KND), dtype=get_wide_dtype(hidden_KND), device=hidden_KND.device
+        )
+        d_weight_KVD = torch.zeros_like(weight_KVD, dtype=get_wide_dtype(weight_KVD))
         d_hidden = []
-        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part_tokens):
+        for h_KND, y_KN in _split_parts(hidden_KND, targets_KN, part_tokens):
+            # Loss and gradient by the logits
             logits_KNV = h_KND @ weight_KVD.mT
-            surprise_KN, d_logits_KNV = of_part(logits_KNV, y_KN, num_tokens)
+            losses_KN, d_logits_KNV = part_loss(logits_KNV, y_KN, num_tokens)
             for name, weight in weights.items():
-                share = (
-                    weight[:, None, None] / num_tokens
-                    if isinstance(weight, Tensor)
-                    else weight / num_tokens
-                )
-                d_term_KNV = LOSS_TERMS[name].gradient(widened(logits_KNV), y_KN)
-                d_logits_KNV = d_logits_KNV + (d_term_KNV * share).to(d_logits_KNV.dtype)
-            total_K += surprise_KN.sum(dim=1)
+                token_weight = weight / num_tokens
+                if isinstance(token_weight, Tensor):
+                    token_weight = token_weight[:, None, None]
+                d_term_KNV = LOSS_TERMS[name].gradient(widen(logits_KNV), y_KN)
+                d_logits_KNV = d_logits_KNV + (d_term_KNV * token_weight).to(d_logits_KNV.dtype)
+            total_K += losses_KN.sum(dim=1)
+
+            # Gradients by the hidden states and the weight
             d_hidden.append((d_logits_KNV @ weight_KVD).to(hidden_KND.dtype))
             d_weight_KVD += d_logits_KNV.mT @ h_KND
         ctx.save_for_backward(torch.cat(d_hidden, dim=1), d_weight_KVD.to(weight_KVD.dtype))
@@ -118,68 +136,75 @@ class _FusedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_losses_K: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         d_hidden_KND, d_weight_KVD = ctx.saved_tensors
-        share_K11 = d_losses_K[:, None, None]
-        return (
-            d_hidden_KND * share_K11.to(d_hidden_KND.dtype),
-            d_weight_KVD * share_K11.to(d_weight_KVD.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        d_losses_K11 = d_losses_K[:, None, None]
+        d_hidden_KND = d_hidden_KND * d_losses_K11.to(d_hidden_KND.dtype)
+        d_weight_KVD = d_weight_KVD * d_losses_K11.to(d_weight_KVD.dtype)
+        return d_hidden_KND, d_weight_KVD, None, None, None, None
 
 
-def fused_token_loss(
+def compute_fused_token_loss(
     hidden_KND: Tensor,
     weight_KVD: Tensor,
     targets_KBT: Tensor,
     *,
     part_tokens: int | None = None,
-    of_part: OfPart | None = None,
+    part_loss: PartLoss | None = None,
     weights: LossWeights = NO_TERMS,
 ) -> Tensor:
-    """Return `token_loss` of the logits `hidden @ weight^T`: mean nats per token, [K], or a scalar
-    without K.
+    """Return `compute_token_loss` of the logits `hidden @ weight^T`, without all logits in memory.
 
     Args:
-        hidden_KND: what the readout is applied to, any multiplier included; [N, D] without K.
-        weight_KVD: the readout's, tied or not; [V, D] without K.
-        targets_KBT: token ids [K, B, T], N = B * T; [B, T] without K.
-        part_tokens: tokens per trial whose logits are made at once; None: by `PART_LOGITS`.
-        of_part: `surprise_and_gradient`, compiled; None: as it stands.
-        weights: weights of the loss terms.
+        hidden_KND: Input of the readout, its multiplier included; [N, D] for one model.
+        weight_KVD: Weight of the readout; [V, D] for one model.
+        targets_KBT: Token ids, N = B * T; [B, T] for one model.
+        part_tokens: Tokens per trial whose logits are computed at once; None for `PART_LOGITS`.
+        part_loss: Compiled `compute_part_loss`; None for the uncompiled one.
+        weights: Weights of the loss terms.
+
+    Returns:
+        Mean losses in nats per token, [K], or a scalar.
     """
     if hidden_KND.dim() == 2:
-        hidden_KND, weight_KVD, targets_KBT = hidden_KND[None], weight_KVD[None], targets_KBT[None]
-        losses_1 = fused_token_loss(
-            hidden_KND,
-            weight_KVD,
-            targets_KBT,
+        losses_1 = compute_fused_token_loss(
+            hidden_KND[None],
+            weight_KVD[None],
+            targets_KBT[None],
             part_tokens=part_tokens,
-            of_part=of_part,
+            part_loss=part_loss,
             weights=weights,
         )
         return losses_1[0]
     num_trials, vocab_size, _ = weight_KVD.shape
-    part = part_tokens or max(1, PART_LOGITS[hidden_KND.device.type] // (num_trials * vocab_size))
+    if part_tokens is None:
+        part_logits = PART_LOGITS[hidden_KND.device.type]
+        part_tokens = max(1, part_logits // (num_trials * vocab_size))
     targets_KN = targets_KBT.flatten(1)
     if torch.is_grad_enabled():
-        each = of_part or surprise_and_gradient
-        losses_K: Tensor = _FusedLoss.apply(hidden_KND, weight_KVD, targets_KN, part, each, weights)  # type: ignore[no-untyped-call]
+        losses_K: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
+            hidden_KND,
+            weight_KVD,
+            targets_KN,
+            part_tokens,
+            part_loss or compute_part_loss,
+            weights,
+        )
         return losses_K
-    sums = [
-        _surprise(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1)
-        for h_KND, y_KN in _parts(hidden_KND, targets_KN, part)
+    sums_K = [
+        _compute_losses(h_KND @ weight_KVD.mT, y_KN)[0].sum(dim=1)
+        for h_KND, y_KN in _split_parts(hidden_KND, targets_KN, part_tokens)
     ]
-    return torch.stack(sums).sum(dim=0) / targets_KN.shape[1]
+    return torch.stack(sums_K).sum(dim=0) / targets_KN.shape[1]
 
 
 class FusedLoss(nn.Module):
-    """`fused_token_loss` of a model; what it makes of a part's logits can be compiled by itself."""
+    """`compute_fused_token_loss` as a module of a model.
 
-    of_part: OfPart | None = None
-    """`surprise_and_gradient`, compiled; None: as it stands. The whole would be compiled part by
-    part, all alike."""
+    In a compiled model only the loss of one part is compiled (`compiled_part_loss`). Compiling the
+    whole loss would compile every part, although all are the same.
+    """
+
+    compiled_part_loss: PartLoss | None = None
+    """Compiled `compute_part_loss`; None for the uncompiled one."""
 
     def forward(
         self,
@@ -188,13 +213,15 @@ class FusedLoss(nn.Module):
         targets_KBT: Tensor,
         weights: LossWeights = NO_TERMS,
     ) -> Tensor:
-        """Return losses [K], or a scalar without K."""
-        return fused_token_loss(
-            hidden_KND, weight_KVD, targets_KBT, of_part=self.of_part, weights=weights
+        """Return mean losses [K], or a scalar for one model."""
+        return compute_fused_token_loss(
+            hidden_KND, weight_KVD, targets_KBT, part_loss=self.compiled_part_loss, weights=weights
         )
 
 
-def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tuple[Tensor, Tensor]]:
+def _split_parts(
+    hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int
+) -> zip[tuple[Tensor, Tensor]]:
     return zip(
         torch.split(hidden_KND, part_tokens, dim=1),
         torch.split(targets_KN, part_tokens, dim=1),
@@ -202,32 +229,37 @@ def _parts(hidden_KND: Tensor, targets_KN: Tensor, part_tokens: int) -> zip[tupl
     )
 
 
-def _surprise(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N] nats, and the logarithms of all shares, in float32 at least."""
-    log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
-    return -log_shares_KNV.gather(2, targets_KN[..., None])[..., 0], log_shares_KNV
+def _compute_losses(logits_KNV: Tensor, targets_KN: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each token's loss in nats [K, N], and its log-probabilities, in float32 at least."""
+    log_probs_KNV = widen(logits_KNV).log_softmax(dim=-1)
+    return -log_probs_KNV.gather(2, targets_KN[..., None])[..., 0], log_probs_KNV
 
 
-def surprise_and_gradient(
+def compute_part_loss(
     logits_KNV: Tensor, targets_KN: Tensor, num_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Each token's loss, [K, N] nats in float32 at least; the gradient of the mean of `num_tokens`
-    by their logits.
+    """Compute the losses of a part, and their gradient by the logits.
 
-    Inside they are in float32 at least; the gradient is as the logits are.
+    Args:
+        logits_KNV: Logits of the part.
+        targets_KN: Token ids.
+        num_tokens: Tokens of the whole batch, over which the mean loss is taken.
+
+    Returns:
+        Each token's loss in nats [K, N], in float32 at least; the gradient of the mean loss
+        [K, N, V], computed in float32 at least and returned in the dtype of the logits.
     """
     if torch.compiler.is_compiling():
-        # The target by comparison: then the compiler makes one kernel of it all, which reads logits
-        # and writes their gradient, in their own dtype. A scatter would end that kernel, with a
-        # float32 copy of all shares in memory.
-        log_shares_KNV = widened(logits_KNV).log_softmax(dim=-1)
-        hit_KNV = targets_KN[..., None] == torch.arange(
-            logits_KNV.shape[-1], device=logits_KNV.device
-        )
-        surprise_KN = -torch.where(hit_KNV, log_shares_KNV, 0).sum(dim=-1)
-        d_logits_KNV = log_shares_KNV.exp() - hit_KNV.to(log_shares_KNV)
+        # A comparison finds the target, so that the compiler makes a single kernel, which reads
+        # logits and writes their gradient in their own dtype. A scatter would end this kernel, and
+        # leave a float32 copy of all probabilities in memory.
+        log_probs_KNV = widen(logits_KNV).log_softmax(dim=-1)
+        ids_V = torch.arange(logits_KNV.shape[-1], device=logits_KNV.device)
+        is_target_KNV = targets_KN[..., None] == ids_V
+        losses_KN = -torch.where(is_target_KNV, log_probs_KNV, 0).sum(dim=-1)
+        d_logits_KNV = log_probs_KNV.exp() - is_target_KNV.to(log_probs_KNV)
     else:
-        surprise_KN, log_shares_KNV = _surprise(logits_KNV, targets_KN)
-        minus_one_KN1 = torch.full_like(surprise_KN, -1)[..., None]
-        d_logits_KNV = log_shares_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
-    return surprise_KN, d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)
+        losses_KN, log_probs_KNV = _compute_losses(logits_KNV, targets_KN)
+        minus_one_KN1 = torch.full_like(losses_KN, -1)[..., None]
+        d_logits_KNV = log_probs_KNV.exp_().scatter_add_(2, targets_KN[..., None], minus_one_KN1)
+    return losses_KN, d_logits_KNV.div_(num_tokens).to(logits_KNV.dtype)

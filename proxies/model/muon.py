@@ -1,9 +1,13 @@
-"""Muon (Jordan 2024, kellerjordan.github.io/posts/muon): hidden matrices step by their momentum
-made orthogonal, all else by AdamW.
+"""Muon (Jordan 2024, kellerjordan.github.io/posts/muon) for hidden matrices, with AdamW for all
+other parameters.
 
-`Muon` trains one model, sharded or not, and equals `torch.optim.Muon` with `torch.optim.AdamW` for
-the rest. It takes a matrix's learning rate as it is: what a rule multiplies it with by its shape
-(`proxies.core.muon`) is in it already. Exports carry this file: what it imports, they carry too.
+Muon updates a matrix by its momentum, made orthogonal by Newton-Schulz iterations. `Muon` trains
+one model, sharded or not, and equals `torch.optim.Muon` together with `torch.optim.AdamW`. It uses
+learning rates as they are: the factor that depends on a matrix's shape
+(`forerun._proxies.core.muon`) is already part of them. Exports contain this file and the modules
+that it imports.
+
+Shape suffixes: N matrices, R rows, C columns.
 """
 
 from __future__ import annotations
@@ -17,96 +21,103 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from proxies.core.muon import COEFFICIENTS, EPS, NUM_ITERATIONS
+from forerun._proxies.core.muon import COEFFICIENTS, EPS, NUM_ITERATIONS
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 MOMENTUM = "momentum"
-"""The key that only Muon's groups have among torch's parameter groups."""
+"""Key that only Muon's groups have among torch's parameter groups."""
 BUFFER = "momentum_buffer"
-"""The name of the moving average in a parameter's state: torch's own."""
+"""Name of the moving average in a parameter's state, as in torch.optim.Muon."""
 
 
-def iteration_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
-    """What Newton-Schulz computes in: bfloat16 on a GPU, as published; on a CPU, where that is
-    slow, as the weights.
+def get_iteration_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
+    """Return the dtype of the iterations: bfloat16 on a GPU, as published.
+
+    On a CPU bfloat16 is slow, so the dtype is that of the weights.
     """
     return torch.bfloat16 if device.type == "cuda" else weights
 
 
-def orthogonalized(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices [N, R, C] with their singular values moved near one, in `dtype`: to 0.7 to 1.2, but
-    for the smallest.
+def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return matrices [N, R, C] with singular values near one, by Newton-Schulz iterations.
 
-    Each by itself: a matrix's result does not depend on the others'. Zero stays zero.
+    The singular values become 0.7 to 1.2, except for the smallest ones; a zero matrix stays zero. A
+    matrix's result does not depend on the other matrices.
+
+    Args:
+        matrices_NRC: The matrices.
+        dtype: Dtype of the iterations and of the result.
     """
     a, b, c = COEFFICIENTS
     x_NRC = matrices_NRC.to(dtype)
-    if tall := x_NRC.shape[1] > x_NRC.shape[2]:
+
+    # Products over the shorter side
+    is_tall = x_NRC.shape[1] > x_NRC.shape[2]
+    if is_tall:
         x_NRC = x_NRC.mT
-    # In the iteration's own precision, as torch.optim.Muon has it.
+
+    # Normalization, in the dtype of the iterations as in torch.optim.Muon
     x_NRC = x_NRC / torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True).clamp(min=EPS)
+
+    # X <- a X + (b X X^T + c (X X^T)^2) X
     for _ in range(NUM_ITERATIONS):
         gram_NRR = torch.bmm(x_NRC, x_NRC.mT)
         update_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
         x_NRC = torch.baddbmm(x_NRC, update_NRR, x_NRC, beta=a)
-    return x_NRC.mT if tall else x_NRC
+    return x_NRC.mT if is_tall else x_NRC
 
 
-def by_shape(matrices: Sequence[Tensor]) -> dict[tuple[int, ...], list[int]]:
-    """Indices of matrices by their shape: those of one are made orthogonal at once."""
-    found: dict[tuple[int, ...], list[int]] = {}
+def group_by_shape(matrices: Sequence[Tensor]) -> dict[tuple[int, ...], list[int]]:
+    """Return the indices of matrices by their shape."""
+    indices: dict[tuple[int, ...], list[int]] = {}
     for index, matrix in enumerate(matrices):
-        found.setdefault(tuple(matrix.shape), []).append(index)
-    return found
+        indices.setdefault(tuple(matrix.shape), []).append(index)
+    return indices
 
 
 def is_muon_group(group: Mapping[str, Any]) -> bool:
-    """Return whether `Muon` steps one of torch's parameter groups by Muon: it has a `momentum`, and
-    no `betas`.
-    """
+    """Return whether a parameter group is updated by Muon: it has a `momentum` and no `betas`."""
     return MOMENTUM in group
 
 
 class Muon(torch.optim.Optimizer):
-    """One optimizer for groups of Muon and groups of AdamW.
+    """An optimizer for groups of Muon and groups of AdamW.
+
+    Matrices may be sharded by rows, as by FSDP2. Then one rank gathers each matrix, makes it
+    orthogonal, and sends the rows back. The ranks work on different matrices, so all of them must
+    call `step`.
 
     Args:
-        params: torch's parameter groups, each with `lr` and `weight_decay`; a group of Muon with
-            `momentum`, a group of AdamW with `betas` and `eps`.
-        dtype: dtype of the iteration; None: see `iteration_dtype`.
-
-    A matrix sharded by rows, as FSDP2 has it, is gathered by one rank, made orthogonal there and
-    sent back, a rank to each of so many matrices; `step` is collective then.
+        params: torch's parameter groups, each with `lr` and `weight_decay`; a group of Muon also
+            with `momentum`, a group of AdamW with `betas` and `eps`.
+        dtype: Dtype of the iterations; None for `get_iteration_dtype`.
 
     Raises:
-        ValueError: a group has the settings of both or of neither, or a group of Muon holds what is
-            no matrix; at a step, a matrix is sharded otherwise.
+        ValueError: A group has the settings of both optimizers or of neither, or a group of Muon
+            has a parameter that is not a matrix. `step` raises it if a matrix is sharded in another
+            way than by rows over one dimension of the device mesh.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype
-        self.kept: dict[Tensor, Tensor] | None = None
-        """Where it is a dict: the last step's orthogonal matrices by parameter."""
         super().__init__(params, {})
         for group in self.param_groups:
             if is_muon_group(group) == ("betas" in group):
                 raise ValueError("each group must have either momentum (Muon) or betas (AdamW)")
-            wrong = [
-                tuple(p.shape) for p in group["params"] if is_muon_group(group) and p.dim() != 2
-            ]
-            if wrong:
-                raise ValueError(
-                    f"Muon steps matrices only, and got parameters of shape {wrong[0]}"
-                )
+            for p in group["params"]:
+                if is_muon_group(group) and p.dim() != 2:
+                    raise ValueError(
+                        f"Muon steps matrices only, and got parameters of shape {tuple(p.shape)}"
+                    )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient.
+        """Make one update of every parameter that has a gradient.
 
         Raises:
-            ValueError: a closure is given; this optimizer evaluates nothing itself.
+            ValueError: A closure is given; this optimizer does not evaluate the model.
         """
         if closure is not None:
             raise ValueError("closure: must be None")
@@ -147,73 +158,78 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _step_muon(self, matrices: list[tuple[Tensor, dict[str, Any]]]) -> None:
-        directions = self._directions([self._averaged(p, group[MOMENTUM]) for p, group in matrices])
+        averages = [self._update_average(p, group[MOMENTUM]) for p, group in matrices]
+        directions = self._find_directions(averages)
         for (p, group), direction in zip(matrices, directions, strict=True):
+            # Decoupled weight decay, before the update
             p.mul_(1 - group["lr"] * group["weight_decay"])
+            # Update
             p.add_(direction.to(p.dtype), alpha=-group["lr"])
-            if self.kept is not None:
-                self.kept[p] = direction.to(p.dtype)
 
-    def _averaged(self, p: Tensor, momentum: float) -> Tensor:
-        """Nesterov's look ahead of the moving average, which takes the gradient in."""
+    def _update_average(self, p: Tensor, momentum: float) -> Tensor:
+        """Add the gradient to the moving average, and return Nesterov's look-ahead of it."""
         state = self.state[p]
         if BUFFER not in state:
             state[BUFFER] = torch.zeros_like(p, memory_format=torch.preserve_format)
         assert p.grad is not None
         state[BUFFER].lerp_(p.grad, 1 - momentum)
-        ahead: Tensor = p.grad.lerp(state[BUFFER], momentum)
-        return ahead
+        lookahead: Tensor = p.grad.lerp(state[BUFFER], momentum)
+        return lookahead
 
-    def _directions(self, averages: list[Tensor]) -> list[Tensor]:
-        """Orthogonal matrices, placed and sharded as their averages are."""
-        found: list[Tensor] = list(averages)
-        by_rows: dict[tuple[Any, int], list[int]] = {}
-        whole = []
+    def _find_directions(self, averages: list[Tensor]) -> list[Tensor]:
+        """Return the orthogonal matrix of each average, on the average's device and sharded like
+        the average.
+        """
+        unsharded: list[int] = []
+        sharded: dict[tuple[Any, int], list[int]] = {}
         for index, average in enumerate(averages):
             if _is_sharded(average):
-                by_rows.setdefault((average.device_mesh, _rows_dimension(average)), []).append(
-                    index
-                )
+                key = average.device_mesh, _find_sharded_dimension(average)
+                sharded.setdefault(key, []).append(index)
             else:
-                whole.append(index)
-        for index, direction in zip(
-            whole, self._orthogonalized([averages[i] for i in whole]), strict=True
-        ):
-            found[index] = direction
-        for (mesh, dimension), indices in by_rows.items():
-            parts = [average for average in (averages[i] for i in indices) if _is_sharded(average)]
+                unsharded.append(index)
+        directions = dict(
+            zip(unsharded, self._orthogonalize([averages[i] for i in unsharded]), strict=True)
+        )
+        for (mesh, dimension), indices in sharded.items():
             group = mesh.get_group(dimension)
             num_ranks = dist.get_world_size(group)
-            for start in range(0, len(parts), num_ranks):  # a rank holds one whole matrix at a time
-                turn = slice(start, start + num_ranks)
-                for index, direction in zip(
-                    indices[turn], self._taking_turns(parts[turn], group), strict=True
-                ):
-                    found[index] = direction
-        return found
+            # Each rank holds one whole matrix at a time
+            for start in range(0, len(indices), num_ranks):
+                chosen = indices[start : start + num_ranks]
+                parts = [average for i in chosen if _is_sharded(average := averages[i])]
+                directions |= zip(chosen, self._orthogonalize_sharded(parts, group), strict=True)
+        return [directions[index] for index in range(len(averages))]
 
-    def _orthogonalized(self, matrices: list[Tensor]) -> list[Tensor]:
-        found = list(matrices)
-        for indices in by_shape(matrices).values():
+    def _orthogonalize(self, matrices: list[Tensor]) -> list[Tensor]:
+        """Return the orthogonal matrix of each matrix; those of one shape are computed at once."""
+        directions = list(matrices)
+        for indices in group_by_shape(matrices).values():
             stacked_NRC = torch.stack([matrices[i] for i in indices])
-            dtype = self._dtype or iteration_dtype(stacked_NRC.device, stacked_NRC.dtype)
-            for index, direction in zip(indices, orthogonalized(stacked_NRC, dtype), strict=True):
-                found[index] = direction
-        return found
+            dtype = self._dtype or get_iteration_dtype(stacked_NRC.device, stacked_NRC.dtype)
+            for index, direction in zip(indices, orthogonalize(stacked_NRC, dtype), strict=True):
+                directions[index] = direction
+        return directions
 
-    def _taking_turns(self, parts: list[DTensor], group: dist.ProcessGroup) -> list[DTensor]:
-        """Those of no more sharded matrices than there are ranks: each rank gathers one and makes
-        it orthogonal.
+    def _orthogonalize_sharded(
+        self, parts: list[DTensor], group: dist.ProcessGroup
+    ) -> list[DTensor]:
+        """Return the orthogonal matrices of no more sharded matrices than there are ranks.
+
+        Rank k gathers the k-th matrix, makes it orthogonal, and returns the rows to their ranks.
         """
-        me, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+        rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         averages = [part.to_local().contiguous() for part in parts]
         directions = [torch.empty_like(local) for local in averages]
-        mine = averages[me].new_empty(parts[me].shape) if me < len(parts) else None
-        rows = [] if mine is None else _rows_by_rank(mine, num_ranks)
-        _exchange(averages, rows, me, group)
-        if mine is not None:
-            mine.copy_(self._orthogonalized([mine])[0])
-        _exchange(rows, directions, me, group)
+        own_matrix: Tensor | None = None
+        rows: list[Tensor] = []
+        if rank < len(parts):
+            own_matrix = averages[rank].new_empty(parts[rank].shape)
+            rows = _split_rows(own_matrix, num_ranks)
+        _exchange(averages, rows, rank, group)
+        if own_matrix is not None:
+            own_matrix.copy_(self._orthogonalize([own_matrix])[0])
+        _exchange(rows, directions, rank, group)
         return [
             type(part).from_local(
                 local,
@@ -227,50 +243,50 @@ class Muon(torch.optim.Optimizer):
         ]
 
 
+# ---- Sharded matrices ----
+
+
 def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    # Half a second of every process that trains goes into loading what one rank alone never needs.
+    # Not imported: loading it takes half a second, and a single rank never needs it
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _rows_dimension(part: DTensor) -> int:
-    """The dimension of the mesh over which a matrix's rows are sharded.
+def _find_sharded_dimension(part: DTensor) -> int:
+    """Return the dimension of the mesh over which a matrix's rows are sharded.
 
     Raises:
-        ValueError: it is sharded otherwise.
+        ValueError: The matrix is sharded differently.
     """
-    over = [
-        dimension
-        for dimension, placement in enumerate(part.placements)
-        if not placement.is_replicate()
-    ]
-    if len(over) != 1 or not part.placements[over[0]].is_shard(0):
+    dimensions = [i for i, placement in enumerate(part.placements) if not placement.is_replicate()]
+    if len(dimensions) != 1 or not part.placements[dimensions[0]].is_shard(0):
         raise ValueError(
             f"placements = {part.placements}: Muon needs matrices sharded by rows over one "
             "dimension"
         )
-    return over[0]
+    return dimensions[0]
 
 
-def _rows_by_rank(matrix: Tensor, num_ranks: int) -> list[Tensor]:
-    """Views of the rows that each rank holds: as many each, but the last ones fewer or none."""
+def _split_rows(matrix: Tensor, num_ranks: int) -> list[Tensor]:
+    """Return views of the rows of each rank: equally many, but the last ranks fewer or none."""
     pieces = list(torch.chunk(matrix, num_ranks))
     return [*pieces, *[matrix[:0]] * (num_ranks - len(pieces))]
 
 
 def _exchange(
-    sent: list[Tensor], received: list[Tensor], me: int, group: dist.ProcessGroup
+    sent: list[Tensor], received: list[Tensor], rank: int, group: dist.ProcessGroup
 ) -> None:
-    """Send the k-th tensor to the k-th rank of a group, and receive the k-th from it; empty ones
-    are not sent.
+    """Send the k-th tensor to the k-th rank of a group, and receive the k-th from it.
+
+    Empty tensors are not sent.
     """
     operations = []
     for index in range(max(len(sent), len(received))):
         peer = dist.get_global_rank(group, index)
         for tensors, operation in ((sent, dist.isend), (received, dist.irecv)):
-            if index != me and index < len(tensors) and tensors[index].numel():
+            if index != rank and index < len(tensors) and tensors[index].numel():
                 operations.append(dist.P2POp(operation, tensors[index], peer, group))
-    if me < min(len(sent), len(received)):
-        received[me].copy_(sent[me])
+    if rank < min(len(sent), len(received)):
+        received[rank].copy_(sent[rank])
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()

@@ -1,16 +1,15 @@
-"""What a run's `dtype` means: one definition, for proxies and for the main run.
+"""The meaning of a run's `dtype`: one definition for proxies and for the main run.
 
-- Weights, gradients' sums and the optimizer are in `weights`, float32 under "bfloat16".
-- A model computes in `compute`: each weight is cast to it before it is used (gains, biases and
-  token tables too), and activations, the residual stream and logits are in it. So the gradient of a
-  weight is in it as well, before it is added to those in `weights`.
-- Statistics of norms, rotary positions, the softmax and the loss are in float32 at least
-  (`widened`).
+- Weights, sums of gradients, and the optimizer use the dtype `weights`, float32 under "bfloat16".
+- A model computes in the dtype `compute`: every weight is cast to it before use (gains, biases, and
+  token tables too), and activations, the residual stream, and logits have it. So the gradient of a
+  weight has it as well, before it is added to those in `weights`.
+- Statistics of norms, rotary positions, the softmax, and the loss use float32 at least (`widen`).
 
-That is what FSDP2's `MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=weights)` makes of the
-same model, to the bit on one device, but for a matrix that is token table and readout at once: its
-two gradients are added in `weights` here and in `compute` there. It is not torch.autocast, which
-leaves the residual stream in float32.
+On one device this equals, to the bit, FSDP2's `MixedPrecisionPolicy(param_dtype=compute,
+reduce_dtype=weights)` of the same model. The one exception is a matrix that is token table and
+readout at once: its two gradients are added in `weights` here, and in `compute` there. It differs
+from torch.autocast, which leaves the residual stream in float32.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from proxies.core.spec import Dtype
+from forerun._proxies.core.spec import Dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What weights are kept in, and what a model computes in."""
+    """Dtypes of a run."""
 
     weights: torch.dtype
+    """Dtype of weights, sums of gradients, and the optimizer."""
     compute: torch.dtype
+    """Dtype of the model's computation."""
 
 
 PRECISIONS: Mapping[Dtype, Precision] = MappingProxyType(
@@ -42,11 +43,11 @@ PRECISIONS: Mapping[Dtype, Precision] = MappingProxyType(
 )
 
 
-def widened(x: Tensor) -> Tensor:
-    """In float32 where it has fewer bits."""
-    return x.to(wide_of(x))
+def widen(x: Tensor) -> Tensor:
+    """Return a tensor in float32 if it has fewer bits."""
+    return x.to(get_wide_dtype(x))
 
 
-def wide_of(x: Tensor) -> torch.dtype:
-    """The dtype that sums and statistics of `x` are computed in: float32 at least."""
+def get_wide_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which sums and statistics of a tensor are computed: float32 at least."""
     return torch.promote_types(x.dtype, torch.float32)

@@ -1,11 +1,16 @@
-"""Parametrizations as plain numbers: per parameter an init std, a learning rate, a weight decay, an
-eps; and forward multipliers. The only module that imports `mup`, whose infinite dimensions are the
-source of the width multipliers. Numbers alone load no torch.
+"""Apply a parametrization to a model: compute each parameter's init std and optimizer settings.
 
-The rules are data (`proxies.core.rules`); here they meet a model's parameters. `mup` gives what mup
-1.0.0 gives, tensor by tensor (tested). At the base shape every parametrization is the same
-function. What is handed on is these numbers, never `infshape`: FSDP2, deepcopy and meta tensors
-drop it, and a wrong base is silent.
+`forerun._proxies.core.rules` defines the parametrizations: the powers by which numbers scale. This
+module evaluates these powers for the parameters of one model, and draws the initial values.
+
+The width multipliers come from the infinite dimensions of the package `mup` (those that grow with
+the width), and this is the only module that imports it. The parametrization `mup` gives the same
+numbers as mup 1.0.0, tensor by tensor (tested). At the base shape all parametrizations are the same
+function.
+
+The results are plain numbers, never mup's attribute `infshape` of a tensor: FSDP2, deepcopy, and
+meta tensors drop this attribute, and then a wrong base shape would not be noticed. Computing the
+numbers does not load torch.
 """
 
 from __future__ import annotations
@@ -20,73 +25,64 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxies.core.checks import SpecError
-from proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
-from proxies.core.muon import shape_factor
-from proxies.core.notation import counted
-from proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers, kind_of
-from proxies.core.optimizers import RECIPES, WEIGHT_DECAY, Recipe
-from proxies.core.powers import Powers, Ratios
-from proxies.core.rules import KindRule, Parametrization, decays, forward_rule, kind_rule, moments
-from proxies.core.shape import Shape, parameter_shapes
-from proxies.core.spec import RunSpec
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, Hparams
+from forerun._proxies.core.muon import compute_shape_factor
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.numbers import ForwardNumbers, Kind, ParameterNumbers, get_kind
+from forerun._proxies.core.optimizers import RECIPES, WEIGHT_DECAY, Recipe
+from forerun._proxies.core.powers import Powers, Ratios
+from forerun._proxies.core.rules import (
+    KindRule,
+    Parametrization,
+    has_decay,
+    make_forward_rule,
+    make_kind_rule,
+    scale_moments,
+)
+from forerun._proxies.core.shape import Shape, list_parameter_shapes
+from forerun._proxies.core.spec import RunSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from proxies.model.decoder import Multipliers
+    from forerun._proxies.model.decoder import Multipliers
 
-EMBEDDING_STD = 1.0
-POSITION_STD = 0.5
-"""Half the token table's, as in GPT-2's code (0.01 to 0.02)."""
+Sizes = Mapping[str, tuple[int, ...]]
+"""Dimensions of every parameter by name."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parameter:
-    """What a parameter is, before a parametrization gives it numbers."""
-
-    name: str
-    size: tuple[int, ...]
-    kind: Kind
-    width_multiplier: float
-    """mup's, against the base shape."""
-    base_std: float
-    """Init std before its rule: the base shape's; without a width rule, the shape's own; 0 for
-    gains and biases."""
+# ---- Width multipliers ----
 
 
-def width_multipliers(
-    sizes: Mapping[str, tuple[int, ...]],
-    base: Mapping[str, tuple[int, ...]],
-    delta: Mapping[str, tuple[int, ...]],
+def compute_width_multipliers(
+    sizes: Sizes, base: Sizes, delta: Sizes
 ) -> dict[str, tuple[float, int]]:
-    """Per parameter mup's width multiplier against the base, and its number of infinite dimensions.
+    """Return the width multiplier and the number of infinite dimensions of every parameter.
 
     Args:
-        sizes: every parameter's name and dimensions.
-        base: the same parameters' at the base shape.
-        delta: at a shape that differs from the base in every dimension that is to count as
-            infinite.
+        sizes: Dimensions at the shape.
+        base: Dimensions at the base shape.
+        delta: Dimensions at a shape that differs from the base in every dimension that grows with
+            the width, which is then an infinite one.
 
     Raises:
-        SpecError: a parameter that not all have, a dimension that differs from the base's, yet not
-            in `delta`, or a `delta` like the base, by which nothing would count as infinite; all at
-            once.
+        SpecError: A parameter is missing in one of the three, a dimension of `sizes` differs from
+            the base and that of `delta` does not, or `delta` equals the base, so that nothing would
+            scale (all problems at once).
     """
-    if problems := _incomparable(sizes, base, delta):
+    if problems := _compare_sizes(sizes, base, delta):
         raise SpecError("base shapes", problems)
-    mup, found = _mup_infshape(), {}
+    mup, multipliers = _load_mup_infshape(), {}
     for name, size in sizes.items():
-        inf = mup.zip_infshape(mup.zip_infshape(base[name], delta[name]), size)
-        found[name] = (float(inf.width_mult()), int(inf.ninf()))
-    return found
+        infshape = mup.zip_infshape(mup.zip_infshape(base[name], delta[name]), size)
+        multipliers[name] = float(infshape.width_mult()), int(infshape.ninf())
+    return multipliers
 
 
 @functools.cache
-def _mup_infshape() -> Any:
-    """Mup's own module of infinite dimensions, which imports nothing; `import mup` would load
-    torch, for seconds.
+def _load_mup_infshape() -> Any:
+    """Return mup's module of infinite dimensions; `import mup` would load torch, for seconds.
 
     Raises:
         ImportError: mup is not installed.
@@ -103,62 +99,87 @@ def _mup_infshape() -> Any:
     return module
 
 
-def _incomparable(
-    sizes: Mapping[str, tuple[int, ...]],
-    base: Mapping[str, tuple[int, ...]],
-    delta: Mapping[str, tuple[int, ...]],
-) -> list[str]:
-    """What mup would pass over in silence, or stumble on."""
+def _compare_sizes(sizes: Sizes, base: Sizes, delta: Sizes) -> list[str]:
+    """Return the problems of the sizes of a model, its base, and delta that mup does not report."""
     shared = [name for name in sizes if name in base and name in delta]
-    known = dict.fromkeys((*sizes, *base, *delta))
     problems = [
-        f"{name} is not in all of model, base and delta" for name in known if name not in shared
+        f"{name} is not in all of model, base and delta"
+        for name in dict.fromkeys((*sizes, *base, *delta))
+        if name not in shared
     ]
     if shared and all(base[name] == delta[name] for name in shared):
-        said = "base and delta are of equal width, so nothing would scale"
-        return [*problems, f"{said}; delta must differ from the base in every dimension that grows"]
+        problems.append(
+            "base and delta are of equal width, so nothing would scale; delta must differ from the "
+            "base in every dimension that grows"
+        )
+        return problems
     for name in shared:
-        if len({len(sizes[name]), len(base[name]), len(delta[name])}) > 1:
+        size, base_size, delta_size = sizes[name], base[name], delta[name]
+        if not len(size) == len(base_size) == len(delta_size):
             problems.append(
-                f"{name} has {counted(len(sizes[name]), 'dimension')}, {len(base[name])} at the "
-                "base and "
-                f"{len(delta[name])} in delta"
+                f"{name} has {format_counted(len(size), 'dimension')}, {len(base_size)} at the "
+                f"base and {len(delta_size)} in delta"
             )
             continue
         problems += [
-            f"{name}: dimension {i} is {here} here and {there} at the base, but does not vary "
+            f"{name}: dimension {i} is {here} here and {at_base} at the base, but does not vary "
             "between base and delta"
-            for i, (here, there, other) in enumerate(
-                zip(sizes[name], base[name], delta[name], strict=True)
-            )
-            if here != there == other
+            for i, (here, at_base) in enumerate(zip(size, base_size, strict=True))
+            if here != at_base == delta_size[i]
         ]
     return problems
 
 
-def parameters_of(
+# ---- Parameters ----
+
+EMBEDDING_STD = 1.0
+POSITION_STD = 0.5
+"""Init std of learned positions: half that of tokens, as in GPT-2's code (0.01 and 0.02)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """A parameter of a model, without the numbers that a parametrization gives it."""
+
+    name: str
+    size: tuple[int, ...]
+    kind: Kind
+    width_multiplier: float
+    """Ratio of the fan-in or width to that at the base shape, from mup."""
+    base_std: float
+    """Init std that the rule scales: the std at the base shape, or at the model's own shape if
+    there is no width rule; 0 for gains and biases."""
+
+
+def list_parameters(
     parametrization: Parametrization, shape: Shape, base_shape: Shape
 ) -> tuple[Parameter, ...]:
-    """The parameters of `proxies.model.decoder.Decoder`, in the module's own order."""
+    """Return the parameters of `forerun._proxies.model.decoder.Decoder`, in the model's order."""
     base = base_shape.at_depth(shape.num_layers)  # depth is no dimension of a tensor
-    sizes, base_sizes = parameter_shapes(shape), parameter_shapes(base)
-    multipliers = width_multipliers(sizes, base_sizes, parameter_shapes(delta_shape(shape, base)))
-    # The standard form starts every matrix from its own fan-in.
-    where = sizes if parametrization.width == "none" else base_sizes
+    sizes, base_sizes = list_parameter_shapes(shape), list_parameter_shapes(base)
+    multipliers = compute_width_multipliers(
+        sizes, base_sizes, list_parameter_shapes(make_delta_shape(shape, base))
+    )
+    # Without a width rule, the init std of every matrix follows its own fan-in
+    std_sizes = sizes if parametrization.width == "none" else base_sizes
     return tuple(
         Parameter(
             name=name,
             size=size,
-            kind=kind_of(name),
+            kind=get_kind(name),
             width_multiplier=multipliers[name][0],
-            base_std=_base_std(name, where[name], shape.tied),
+            base_std=_compute_base_std(name, std_sizes[name], shape.tied),
         )
         for name, size in sizes.items()
     )
 
 
-def delta_shape(shape: Shape, base: Shape) -> Shape:
-    """The base widened in whatever grows: heads, unless it is the head dim."""
+def make_delta_shape(shape: Shape, base: Shape) -> Shape:
+    """Return the base shape with every dimension doubled that grows from the base to a shape.
+
+    A width grows by the number of heads, by the head dim, or by both, so these are doubled. The
+    number of heads is doubled unless only the head dim differs.
+    """
     head_dims = 2 if shape.head_dim != base.head_dim else 1
     heads = 2 if shape.num_heads != base.num_heads or head_dims == 1 else 1
     return dataclasses.replace(
@@ -170,8 +191,9 @@ def delta_shape(shape: Shape, base: Shape) -> Shape:
     )
 
 
-def _base_std(name: str, size: tuple[int, ...], tied: bool) -> float:
-    kind = kind_of(name)
+def _compute_base_std(name: str, size: tuple[int, ...], tied: bool) -> float:
+    """Return the init std of a parameter of this size; a tied table is drawn like a readout."""
+    kind = get_kind(name)
     if kind in ("hidden", "readout") or (tied and name.startswith("tok_embeddings")):
         return 1 / math.sqrt(size[-1])
     if kind == "embedding":
@@ -179,51 +201,83 @@ def _base_std(name: str, size: tuple[int, ...], tied: bool) -> float:
     return 0.0
 
 
-def table_of(
+# ---- Numbers ----
+
+
+def compute_parameter_table(spec: RunSpec) -> tuple[ParameterNumbers, ...]:
+    """Return the numbers of every parameter of a run's `forerun._proxies.model.decoder.Decoder`, in
+    the model's order.
+    """
+    return compute_table(
+        spec.parametrization,
+        RECIPES[spec.optimizer],
+        list_parameters(spec.parametrization, spec.shape, spec.base_shape),
+        spec.ratios,
+        spec.hparams,
+    )
+
+
+def compute_table(
     parametrization: Parametrization,
     recipe: Recipe,
     parameters: Iterable[Parameter],
     ratios: Ratios,
     hparams: Hparams,
 ) -> tuple[ParameterNumbers, ...]:
-    """Return the numbers of every parameter.
+    """Return the numbers of some parameters.
 
     Raises:
-        SpecError: scaled betas that leave [0, 1).
+        SpecError: Scaled betas are outside [0, 1).
     """
-    averages = moments(parametrization, ratios, hparams)
+    betas = scale_moments(parametrization, ratios, hparams)
     return tuple(
-        _numbers(parametrization, recipe, p, ratios, hparams, averages) for p in parameters
+        _compute_numbers(parametrization, recipe, parameter, ratios, hparams, betas)
+        for parameter in parameters
     )
 
 
-def _numbers(
+def _compute_numbers(
     parametrization: Parametrization,
     recipe: Recipe,
     parameter: Parameter,
     ratios: Ratios,
     hparams: Hparams,
-    averages: dict[str, float],
+    betas: Mapping[str, float],
 ) -> ParameterNumbers:
-    kind, spec = parameter.kind, recipe.optimizer_for(parameter.kind, parameter.size)
-    by_shape = spec.rates_by_shape
-    rule = kind_rule(parametrization, kind, by_shape=by_shape)
-    base = {name: recipe.value_at_base(hparams, spec.name, name) for name in spec.settings}
-    # A matrix scales with its own fan-in, everything else with the width.
-    own = kind in ("hidden", "readout")
-    scale = dataclasses.replace(ratios, width=parameter.width_multiplier) if own else ratios
-    # A width rule by shape is a function of the matrix's own shape; decay takes the share lr * wd
-    # as given.
-    factor = _shape_factor(parametrization, parameter) if by_shape else 1.0
-    rated = dataclasses.replace(scale, width=1.0) if by_shape else scale
-    learning_rate = base[LEARNING_RATE] * rule.learning_rate.at(rated) * factor
-    decay = (
-        base[WEIGHT_DECAY] * rule.weight_decay.at(rated) if decays(parametrization, kind) else 0.0
-    )
-    decay /= learning_rate if parametrization.weight_decay == "independent" else factor
+    """Return the numbers of one parameter; `betas` are the scaled betas by name."""
+    kind = parameter.kind
+    optimizer = recipe.get_optimizer(kind, parameter.size)
+    by_shape = optimizer.rates_by_shape
+    rule = make_kind_rule(parametrization, kind, by_shape=by_shape)
+    base = {
+        name: recipe.get_base_value(hparams, optimizer.name, name) for name in optimizer.settings
+    }
+
+    # A matrix scales with its own fan-in, everything else with the model's width
+    if kind in ("hidden", "readout"):
+        ratios = dataclasses.replace(ratios, width=parameter.width_multiplier)
+
+    # A rule by shape replaces the width in rate and decay by a factor of the matrix's own shape
+    rate_ratios, factor = ratios, 1.0
+    if by_shape:
+        rate_ratios = dataclasses.replace(ratios, width=1.0)
+        factor = compute_shape_factor(parametrization.muon_rate, parameter.size)
+        factor *= parameter.width_multiplier**parametrization.muon_width_power
+
+    # Learning rate and weight decay
+    learning_rate = base[LEARNING_RATE] * rule.learning_rate.evaluate(rate_ratios) * factor
+    decay = 0.0
+    if has_decay(parametrization, kind):
+        decay = base[WEIGHT_DECAY] * rule.weight_decay.evaluate(rate_ratios)
+        # A step removes the share lr * decay of a weight. Independent decay sets this share itself,
+        # so divide by the learning rate; otherwise the share must not change with the matrix's
+        # shape, so divide by the factor of the shape that the learning rate contains.
+        decay /= learning_rate if parametrization.weight_decay == "independent" else factor
+
+    # All other settings
     settings = {LEARNING_RATE: learning_rate, WEIGHT_DECAY: decay}
     settings |= {
-        name: _at_shape(name, value, rule, scale, averages)
+        name: _scale_setting(name, value, rule, ratios, betas)
         for name, value in base.items()
         if name not in settings
     }
@@ -232,114 +286,99 @@ def _numbers(
         size=parameter.size,
         kind=kind,
         width_multiplier=parameter.width_multiplier,
-        init_std=parameter.base_std * rule.init_std.at(scale),
-        optimizer=spec.name,
+        init_std=parameter.base_std * rule.init_std.evaluate(ratios),
+        optimizer=optimizer.name,
         settings=settings,
     )
 
 
-def _at_shape(
-    name: str, value: float, rule: KindRule, scale: Ratios, averages: Mapping[str, float]
+def _scale_setting(
+    name: str, value: float, rule: KindRule, ratios: Ratios, betas: Mapping[str, float]
 ) -> float:
-    """Return a setting of the base at another shape, by the scaling of its hyperparameter."""
+    """Return a setting other than learning rate and weight decay, from its value at the base."""
     scaling = HYPERPARAMETERS[name].scaling
     if scaling is None:
         return value
     if scaling == "moments":
-        return averages[name]
+        return betas[name]
     powers: Powers = getattr(rule, scaling)
-    return value * powers.at(scale)
+    return value * powers.evaluate(ratios)
 
 
-def _shape_factor(parametrization: Parametrization, parameter: Parameter) -> float:
-    growth: float = parameter.width_multiplier**parametrization.muon_width_power
-    return shape_factor(parametrization.muon_rate, parameter.size) * growth
-
-
-def parameter_table(spec: RunSpec) -> tuple[ParameterNumbers, ...]:
-    """The numbers of every parameter of the run's `proxies.model.decoder.Decoder`, in the module's
-    own order.
-    """
-    return table_of(
-        spec.parametrization,
-        RECIPES[spec.optimizer],
-        parameters_of(spec.parametrization, spec.shape, spec.base_shape),
-        spec.ratios,
-        spec.hparams,
+def compute_forward_numbers(spec: RunSpec) -> ForwardNumbers:
+    """Return the forward multipliers of a run's model."""
+    return compute_forward_of_shape(
+        spec.parametrization, spec.shape, spec.base_shape, spec.ratios, spec.hparams
     )
 
 
-def forward_numbers(spec: RunSpec) -> ForwardNumbers:
-    """Forward multipliers of the run's model."""
-    return forward_of(spec.parametrization, spec.shape, spec.base_shape, spec.ratios, spec.hparams)
-
-
-def forward_of(
+def compute_forward_of_shape(
     parametrization: Parametrization,
     shape: Shape,
     base_shape: Shape,
     ratios: Ratios,
     hparams: Hparams,
 ) -> ForwardNumbers:
-    """Forward multipliers of a shape (mup's MuReadout for the output; its README for the
-    attention).
+    """Return the forward multipliers of a shape.
+
+    The output multiplier is that of mup's class `MuReadout`. The attention's scale is the one that
+    mup's README asks for, sqrt(base head_dim) / head_dim.
     """
-    rule = forward_rule(parametrization)
-    growth = (
-        base_shape.head_dim / shape.head_dim
-        if parametrization.attention == "inverse_head_dim"
-        else 1.0
-    )
+    rule = make_forward_rule(parametrization)
+    growth = 1.0
+    if parametrization.attention == "inverse_head_dim":
+        growth = base_shape.head_dim / shape.head_dim
     return ForwardNumbers(
         embedding=hparams.embedding_multiplier,
-        # In this order it is 1 / sqrt(head_dim) to the bit at the base.
+        # In this order it equals 1 / sqrt(head_dim) to the bit at the base
         attention=math.sqrt(growth) / math.sqrt(shape.head_dim),
-        residual=rule["residual"].at(ratios),
-        output=hparams.output_multiplier * rule["output"].at(ratios),
+        residual=rule["residual"].evaluate(ratios),
+        output=hparams.output_multiplier * rule["output"].evaluate(ratios),
     )
-
-
-def name_seed(seed: int, name: str) -> int:
-    """A generator seed for one parameter: the same whatever the order, the bank or the sharding."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
-
-
-def initial_tensor(numbers: ParameterNumbers, seed: int) -> Tensor:
-    """The parameter's initial value, float32 on the CPU: ones for gains, zeros for biases, else
-    normal(0, init_std).
-    """
-    return drawn(numbers.name, numbers.size, numbers.kind, numbers.init_std, seed)
-
-
-def drawn(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: int) -> Tensor:
-    """An initial value from the numbers it depends on, for those who have no whole
-    `ParameterNumbers`.
-    """
-    import torch
-
-    # Said each time: torch's default dtype and device are the user's to set, and weights do not
-    # depend on them.
-    here: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-    if kind.endswith("gain"):
-        return torch.ones(size, **here)
-    if kind.endswith("bias"):
-        return torch.zeros(size, **here)
-    generator = torch.Generator("cpu").manual_seed(name_seed(seed, name))
-    return torch.randn(size, generator=generator, **here) * init_std
 
 
 def stack_forward_numbers(
     numbers: list[ForwardNumbers], dtype: torch.dtype, device: torch.device | None = None
 ) -> Multipliers:
-    """One forward multiplier per trial, as tensors [K, 1, 1]."""
+    """Return the forward multipliers of a bank's trials, as tensors [K, 1, 1]."""
     import torch
 
-    from proxies.model.decoder import Multipliers
+    from forerun._proxies.model.decoder import Multipliers
 
-    columns: dict[str, Any] = {
-        field.name: torch.tensor(
-            [getattr(n, field.name) for n in numbers], dtype=dtype, device=device
-        )[:, None, None]
-        for field in dataclasses.fields(ForwardNumbers)
-    }
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(ForwardNumbers):
+        values = [getattr(trial, field.name) for trial in numbers]
+        columns[field.name] = torch.tensor(values, dtype=dtype, device=device)[:, None, None]
     return Multipliers(**columns)
+
+
+# ---- Initial values ----
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """Return the seed of one parameter.
+
+    It depends on the run's seed and the parameter's name only, so the initial values are the same
+    in any order of the parameters, in a bank or alone, and sharded or not. The text of which the
+    hash is taken must never change: it determines the initial values of every recorded run.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+
+
+def draw_initial_tensor(numbers: ParameterNumbers, seed: int) -> Tensor:
+    """Return a parameter's initial value in float32 on the CPU."""
+    return draw_tensor(numbers.name, numbers.size, numbers.kind, numbers.init_std, seed)
+
+
+def draw_tensor(name: str, size: tuple[int, ...], kind: Kind, init_std: float, seed: int) -> Tensor:
+    """Draw an initial value in float32 on the CPU: Normal(0, init_std), gains one, biases zero."""
+    import torch
+
+    # Explicit, because the user may have set torch's default dtype and device
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    if kind.endswith("gain"):
+        return torch.ones(size, **options)
+    if kind.endswith("bias"):
+        return torch.zeros(size, **options)
+    generator = torch.Generator("cpu").manual_seed(derive_seed(seed, name))
+    return torch.randn(size, generator=generator, **options) * init_std

@@ -2,35 +2,37 @@
 
 A mode is a `Numerics`: slots, threads, compilation, precision. The engines of all modes exist at
 the same time and are advanced in turns, so that other load on the machine affects all of them
-equally. What counts is the ratio of a mode's rate to the first mode's, round by round. This module
-does not import torch.
+equally. Modes are compared by the ratios of their rates in the same round. This module does not
+import torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from proxies.core.checks import Checks
-from proxies.core.failures import described
-from proxies.core.schedule import Schedule
-from proxies.core.spec import Curve, Numerics, RunResult, RunSpec
+from forerun._proxies.core.failures import describe_error
+from forerun._proxies.core.schedule import Schedule
+from forerun._proxies.core.spec import Numerics, RunSpec
 
 if TYPE_CHECKING:
-    from proxies.training.torch_device import TorchDevice
+    from forerun._proxies.training.engine import Engine
+    from forerun._proxies.training.torch_device import TorchDevice
 
-MARGIN = 0.1
-"""Minimum speedup, as a share, at which a mode is chosen over a simpler one."""
-STEP = 0.03
-"""Minimum speedup of twice the slots, as a share, at which four times the slots are measured."""
+MIN_MODE_SPEEDUP = 0.1
+"""Minimum speedup (0.1: by 10 %) at which a mode is chosen over a simpler one."""
+MIN_DOUBLING_SPEEDUP = 0.03
+"""Minimum speedup by twice the slots at which four times the slots are measured."""
 BLOCK_SECONDS = 0.1
 """Target duration of one mode's turn, in seconds."""
 MIN_ROUNDS, MAX_ROUNDS = 6, 40
 ENDLESS_STEPS = 10**6
+"""Steps of the measured runs, more than any measurement makes."""
+_MIN_SECONDS = 1e-9
+"""Lower bound of a measured time, so that a rate is finite on a clock that did not advance."""
 MAX_REASON_CHARS = 300
 """Maximum length of the reason why a mode is refused."""
 
@@ -42,7 +44,7 @@ class CalibrationProbe:
     spec: RunSpec
     """A run of the shape and batch, whose numerics each mode replaces."""
     modes: tuple[Numerics, ...]
-    """Modes to measure; the others are compared with the first."""
+    """Modes to measure; all others are compared with the first."""
     seconds: float
     """Time limit of all rounds together, in seconds, without building and compiling."""
     worker_cpus: float = 1.0
@@ -55,39 +57,31 @@ class CalibrationProbe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class ModeRate:
     """The speed of one mode on one worker."""
 
     mode: Numerics
     trial_steps_per_second: tuple[float, ...] = ()
-    """Rate in each round, over all slots; all modes have the same number of rounds."""
+    """Optimizer steps per second in each round, summed over the slots; all modes have the same
+    number of rounds."""
     first_seconds: float = 0.0
-    """Time to build and compile the engine from scratch, in seconds: until the end of the first
-    step, less the time of a step."""
+    """Time to build and compile the engine from scratch, in seconds: the time until the end of the
+    first step, minus the time of an ordinary step."""
     again_seconds: float = 0.0
-    """Time to start another run in the same engine, in seconds, less the time of a step."""
+    """Time to start another run in the same engine, in seconds: the time until the end of its first
+    step, minus the time of an ordinary step."""
     peak_bytes: int = 0
     """Upper bound of the memory that the engine took while it was built and made its first steps;
     0 if unknown."""
     refused: str = ""
     """Reason why the mode cannot train here; empty if it can."""
 
-    def __post_init__(self) -> None:
-        checks = Checks(self)
-        for name in ("first_seconds", "again_seconds"):
-            checks.number(name, least=0)
-        checks.whole("peak_bytes", least=0)
-        checks.that(
-            all(0 < rate < 1e12 for rate in self.trial_steps_per_second), "a rate must be positive"
-        )
-        checks.done()
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class CalibrationResult:
     """The measurements of one worker."""
 
-    rates: tuple[Rate, ...]
+    rates: tuple[ModeRate, ...]
     """Rate of each mode of the probe, in its order."""
     device: str
     """Type of the device, `cpu` or `cuda`."""
@@ -97,39 +91,25 @@ class Answer:
     """Name of the device, which the caller sets."""
 
 
-class Engine(Protocol):
-    """A bank, or the engine of a single trial."""
-
-    def admit(self, index: int, spec: RunSpec) -> None:
-        """Start a run in a free slot."""
-
-    def evict(self, index: int) -> None:
-        """Free a slot."""
-
-    def advance(self, num_steps: int) -> list[tuple[int, RunResult, Curve]]:
-        """Make a number of optimizer steps of every occupied slot."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _BuiltMode:
     """A mode whose engine has been built."""
 
-    mode: Numerics
     engine: Engine
-    first_seconds: float
-    again_seconds: float
-    peak_bytes: int
-    num_steps: int = 1
+    rate: ModeRate
+    """The measurements, still without the rates of the rounds."""
+    num_steps: int
     """Number of steps in one turn."""
-    rates: list[float] = dataclasses.field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    """Optimizer steps per second in each round so far, summed over the slots."""
 
 
-def measure(
+def measure_modes(
     probe: CalibrationProbe,
     open_engine: Callable[[RunSpec], Engine],
     device: TorchDevice,
     clock: Callable[[], float] = time.perf_counter,
-) -> Answer:
+) -> CalibrationResult:
     """Measure every mode of a probe; a mode that cannot be built or trained gets a reason instead.
 
     Args:
@@ -141,9 +121,9 @@ def measure(
     Raises:
         Exception: The first mode failed, so that there is nothing to compare with.
     """
-    device.forget()
-    free_bytes = device.free_bytes()
-    rates: dict[Numerics, Rate] = {}
+    device.free_memory()
+    free_bytes = device.get_free_bytes()
+    rates: dict[Numerics, ModeRate] = {}
     built: list[_BuiltMode] = []
     for mode in probe.modes:
         try:
@@ -156,39 +136,33 @@ def measure(
             rates[mode] = _make_refusal(mode, error)
     rates |= _measure_rounds(built, device, clock, probe.seconds)
     rates |= {
-        mode.mode: Rate(
-            mode=mode.mode,
-            trial_steps_per_second=tuple(mode.rates),
-            first_seconds=mode.first_seconds,
-            again_seconds=mode.again_seconds,
-            peak_bytes=mode.peak_bytes,
-        )
-        for mode in built
+        done.rate.mode: replace(done.rate, trial_steps_per_second=tuple(done.rates))
+        for done in built
     }
     # Free the engines, so that the next probe sees the memory as free.
     built.clear()
-    device.forget()
-    return Answer(
+    device.free_memory()
+    return CalibrationResult(
         rates=tuple(rates[mode] for mode in probe.modes), device=device.kind, free_bytes=free_bytes
     )
 
 
-def _make_refusal(mode: Numerics, error: Exception) -> Rate:
+def _make_refusal(mode: Numerics, error: Exception) -> ModeRate:
     """Return the rate of a mode that failed, with the reason."""
-    return Rate(mode=mode, refused=described(error).splitlines()[0][:MAX_REASON_CHARS])
+    return ModeRate(mode=mode, refused=describe_error(error).splitlines()[0][:MAX_REASON_CHARS])
 
 
 def _measure_rounds(
     built: list[_BuiltMode], device: TorchDevice, clock: Callable[[], float], seconds: float
-) -> dict[Numerics, Rate]:
-    """Give every mode its turn, round by round, until the modes are told apart.
+) -> dict[Numerics, ModeRate]:
+    """Give every mode its turn, round by round, until the rates of the modes differ clearly.
 
     This is a function of its own so that no local variable of the caller keeps an engine alive.
 
     Returns:
         The modes that failed in their turn, for example by memory; they are removed from `built`.
     """
-    failed: dict[Numerics, Rate] = {}
+    failed: dict[Numerics, ModeRate] = {}
     began = clock()
     while not _has_enough_rounds(built, clock() - began, seconds):
         for mode in tuple(built):
@@ -197,7 +171,7 @@ def _measure_rounds(
             except Exception as error:
                 if mode is built[0]:
                     raise
-                failed[mode.mode] = _make_refusal(mode.mode, error)
+                failed[mode.rate.mode] = _make_refusal(mode.rate.mode, error)
                 built.remove(mode)
     return failed
 
@@ -211,10 +185,10 @@ def _build(
 ) -> _BuiltMode:
     """Build the engine of a mode, fill its slots, and time its first steps."""
     # The runs must not end during the measurement: the validation at the end takes time.
-    rules = dataclasses.replace(
+    rules = replace(
         spec.parametrization, moments="fixed", rate_batch_power=0.0, rate_duration_power=0.0
     )
-    endless = dataclasses.replace(
+    endless = replace(
         spec,
         numerics=mode,
         schedule=Schedule(kind="constant", num_steps=ENDLESS_STEPS),
@@ -222,9 +196,9 @@ def _build(
         base_batch_tokens=spec.base_batch_tokens if rules.needs_tokens else None,
         base_num_tokens=spec.base_num_tokens if rules.needs_tokens else None,
     )
-    runs = [dataclasses.replace(endless, seed=seed) for seed in range(mode.num_slots)]
+    runs = [replace(endless, seed=seed) for seed in range(mode.num_slots)]
     device.prepare(mode)
-    device.watch()
+    device.start_peak_measurement()
 
     # First run: build and compile.
     began = clock()
@@ -244,56 +218,59 @@ def _build(
     # One ordinary step.
     began = clock()
     engine.advance(1)
-    step_seconds = max(clock() - began, 1e-9)
-    return _BuiltMode(
+    step_seconds = max(clock() - began, _MIN_SECONDS)
+    rate = ModeRate(
         mode=mode,
-        engine=engine,
         first_seconds=max(0.0, first_seconds - step_seconds),
         again_seconds=max(0.0, again_seconds - step_seconds),
-        peak_bytes=device.peak_bytes(),
-        num_steps=max(1, round(BLOCK_SECONDS / step_seconds)),
+        peak_bytes=device.get_peak_bytes(),
     )
+    num_steps = max(1, round(BLOCK_SECONDS / step_seconds))
+    return _BuiltMode(engine=engine, rate=rate, num_steps=num_steps)
 
 
 def _take_turn(built: _BuiltMode, device: TorchDevice, clock: Callable[[], float]) -> float:
-    """Make the steps of one turn, and return the rate in trial-steps per second."""
-    device.prepare(built.mode)
+    """Make the steps of one turn, and return the steps per second, summed over the slots."""
+    device.prepare(built.rate.mode)
     began = clock()
     built.engine.advance(built.num_steps)
-    return built.mode.num_slots * built.num_steps / max(clock() - began, 1e-9)
+    return built.rate.mode.num_slots * built.num_steps / max(clock() - began, _MIN_SECONDS)
 
 
 def _has_enough_rounds(built: Sequence[_BuiltMode], seconds: float, max_seconds: float) -> bool:
     """Return whether the rounds so far tell the modes apart, or the time is over."""
     num_rounds = len(built[0].rates)
     if num_rounds < MIN_ROUNDS:
-        # If a step takes seconds, a few rounds have to be enough.
+        # If a step takes seconds, fewer rounds have to be enough: two, once the time limit is
+        # exceeded three times.
         return num_rounds >= 2 and seconds > 3 * max_seconds
     if num_rounds >= MAX_ROUNDS or seconds > max_seconds:
         return True
     # Every mode against the first one, and the largest number of slots against the one before.
-    comparisons = [(mode, built[0], MARGIN) for mode in built[1:]]
+    comparisons = [(mode, built[0], MIN_MODE_SPEEDUP) for mode in built[1:]]
     if built[2:]:
-        comparisons.append((built[-1], built[-2], STEP))
+        comparisons.append((built[-1], built[-2], MIN_DOUBLING_SPEEDUP))
     for mode, reference, margin in comparisons:
         ratios = [a / b for a, b in zip(mode.rates, reference.rates, strict=True)]
-        if not clear(ratios, 1 + margin):
+        if not is_one_sided(ratios, 1 + margin):
             return False
     return True
 
 
-def clear(ratios: Sequence[float], limit: float) -> bool:
+def is_one_sided(ratios: Sequence[float], limit: float) -> bool:
     """Return whether at least seven of eight ratios are on one side of a limit."""
     above = sum(ratio > limit for ratio in ratios)
     return min(above, len(ratios) - above) <= len(ratios) // 8
 
 
-def surely(ratios: Sequence[float]) -> float:
+def bound_median(ratios: Sequence[float]) -> float:
     """Return a lower bound for the median of ratios, at a one-sided level of 90 %.
 
-    The bound is an order statistic (sign test).
+    The bound is an order statistic (sign test): the largest ratio that exceeds the median with a
+    probability of at most 10 %. With too few ratios for this level, it is the smallest ratio.
     """
     ordered, chance, below = sorted(ratios), 0.0, 0
+    # `chance` is the probability that at most `below` of the ratios are below the median
     while (chance := chance + math.comb(len(ordered), below) / 2 ** len(ordered)) <= 0.1:
         below += 1
     return ordered[max(0, below - 1)]

@@ -2,15 +2,20 @@
 
 At a few steps, the gradients of several passes are computed at the current weights. The Gram matrix
 of these gradients gives the gradient noise scale (arXiv 1812.06162), from which
-`proxies.core.noise_scale` estimates the critical batch size.
+`forerun._proxies.core.noise_scale` estimates the critical batch size.
 
 A measurement does not change the run: it reads the weights and writes neither weights, `.grad`, nor
-random state, so the losses stay identical to the bit. All measurements together cost at most 1/60
-of the run's passes, and they use sequences that the run has not trained on yet.
+random state, so the losses stay identical to the bit. All measurements together cost at most one
+pass for each `RUN_PASSES_PER_LOOK_PASS` passes of the run, and they use sequences that the run has
+not trained on yet.
+
+Shape suffixes: P passes, N sequences of all passes, B sequences of one pass, T tokens of a
+sequence, M kept entries of a gradient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,34 +24,41 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from proxies.core.noise_scale import NoiseLook, look_passes
-from proxies.core.spec import RunSpec
-from proxies.data.tokens import TokenStore
-from proxies.model.decoder import Decoder, Multipliers
-from proxies.parametrization.parametrization import forward_numbers
-from proxies.training.outcome import batch_of
+from forerun._proxies.core.noise_scale import NoiseLook, plan_looks
+from forerun._proxies.core.spec import RunSpec
+from forerun._proxies.data.tokens import TokenStore
+from forerun._proxies.model.decoder import Decoder, Multipliers
+from forerun._proxies.parametrization.parametrization import compute_forward_numbers
+from forerun._proxies.training.run_progress import read_batch
 
 TARGET_GRADIENT_ENTRIES = 2**20
 """Approximate number of entries kept of each gradient, evenly spaced.
 
-The gradients of all passes are in memory at once. A small model keeps every entry. For a large one,
-this many entries give the share of each product in the whole within a few thousandths.
+The gradients of all passes are in memory at once. Of a small model, every entry is kept. Of a large
+model, this many entries give the ratios of the inner products to a few thousandths.
 """
 
 
 @dataclass(slots=True)
-class NoiseLooks:
+class GradientNoiseProbe:
     """Collects the gradient noise measurements of the runs that an engine trains."""
 
-    taken: list[tuple[str, NoiseLook]] = field(default_factory=list)
+    measurements: list[tuple[str, NoiseLook]] = field(default_factory=list)
     """Run ids and measurements made since the caller last took them, oldest first."""
 
-    def due(self, spec: RunSpec, step: int, num_microbatches: int) -> int:
-        """Return the number of passes to measure before update `step`, 0 if none are due."""
-        passes_per_step = -(-spec.batch_sequences // spec.pass_sequences(num_microbatches))
-        return look_passes(spec.schedule.num_steps, passes_per_step).get(step, 0)
+    def get_num_passes(self, spec: RunSpec, step: int, num_microbatches: int) -> int:
+        """Return the number of passes to measure before update `step`, 0 if none are due.
 
-    def look(
+        None are due for a user's model, which may change its state in a forward pass.
+        """
+        if spec.factory is not None:
+            return 0
+        passes_per_step = math.ceil(
+            spec.batch_sequences / spec.compute_pass_sequences(num_microbatches)
+        )
+        return plan_looks(spec.schedule.num_steps, passes_per_step).get(step, 0)
+
+    def measure_if_due(
         self,
         spec: RunSpec,
         step: int,
@@ -65,18 +77,18 @@ class NoiseLooks:
             store: The training corpus.
             num_microbatches: Minimum number of passes that a batch is split into.
         """
-        num_passes = self.due(spec, step, num_microbatches)
+        num_passes = self.get_num_passes(spec, step, num_microbatches)
         if num_passes == 0:
             return
 
-        num_sequences = spec.pass_sequences(num_microbatches)
-        ids_NT = batch_of(store, spec, step, num_passes * num_sequences)
-        gram_PP = gram(spec, module, weights, ids_NT, num_passes)
+        num_sequences = spec.compute_pass_sequences(num_microbatches)
+        ids_NT = read_batch(store, spec, step, num_passes * num_sequences)
+        gram_PP = compute_gradient_gram(spec, module, weights, ids_NT, num_passes)
 
         # A diverging run has infinite or NaN gradients, and no noise scale.
-        if all(product < float("inf") for row in gram_PP for product in row):
+        if all(math.isfinite(product) for row in gram_PP for product in row):
             look = NoiseLook(step=step, num_sequences=num_sequences, gram=gram_PP)
-            self.taken.append((spec.id, look))
+            self.measurements.append((spec.id, look))
 
 
 def _run_eagerly(spec: RunSpec) -> AbstractContextManager[object]:
@@ -88,7 +100,7 @@ def _run_eagerly(spec: RunSpec) -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if spec.numerics.compiled else nullcontext()
 
 
-def gram(
+def compute_gradient_gram(
     spec: RunSpec, module: Decoder, weights: Mapping[str, Tensor], ids_NT: Tensor, num_passes: int
 ) -> tuple[tuple[float, ...], ...]:
     """Return the inner products of the gradients of equal parts of a batch.
@@ -105,13 +117,12 @@ def gram(
     """
     parameters = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     # One run needs one number per multiplier; a bank passes a tensor with one per trial.
-    multipliers = Multipliers.of_run(forward_numbers(spec), spec.hparams.run_wide)
+    multipliers = Multipliers.from_run(compute_forward_numbers(spec), spec.hparams.run_wide)
     device = next(iter(parameters.values())).device
 
     num_entries = sum(parameter.numel() for parameter in parameters.values())
-    stride = -(-num_entries // TARGET_GRADIENT_ENTRIES)
+    stride = math.ceil(num_entries / TARGET_GRADIENT_ENTRIES)
 
-    # P passes, M kept entries of each gradient.
     kept_gradients = []
     for ids_BT in ids_NT.to(device).chunk(num_passes):
         inputs_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:]

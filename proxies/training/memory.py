@@ -20,7 +20,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def give_back_memory() -> None:
+def return_free_memory() -> None:
     """Make glibc return its free memory to the system, once."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

@@ -23,17 +23,21 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from proxies.core import canon
-from proxies.core.checks import Checks, SpecError
-from proxies.core.errors import InputError
-from proxies.core.spec import RunSpec
-from proxies.training.outcome import RunProgress, environment
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import Checks, SpecError
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.spec import RunSpec
+from forerun._proxies.training.run_progress import RunProgress, get_environment
 
 SCHEMA_VERSION = 1
 NUM_KEPT = 2
 _NAME = re.compile(r"step-(\d{8})-([0-9a-f]{64})\.safetensors")
+"""Name of a state, as `save_state` writes it: eight digits of the step, so that names sort by step,
+and the hash."""
 _ASIDE = ".aside"
+"""End of the name of a state that is not used."""
 _LOSSES, _NORMS = "loss_nats", "grad_norm"
+"""Names of the tensors with the logged losses and gradient norms."""
 
 
 class StateError(InputError):
@@ -53,17 +57,17 @@ class Header:
     num_microbatches: int
     """Maximum number of passes that a batch so far was split into."""
     environment: dict[str, str]
-    """Everything besides the spec that arithmetic depends on
-    (`proxies.training.outcome.environment`)."""
+    """Everything except the spec that arithmetic depends on
+    (`forerun._proxies.training.run_progress.get_environment`)."""
     trunk_steps: int = field(default=0, metadata=canon.UNLESS_DEFAULT)
     """Number of these steps that a shorter run of the same trunk has made."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("schema_version", "num_microbatches")
-        checks.whole("step", "trunk_steps", least=0)
-        checks.number("seconds", least=0)
-        checks.done()
+        checks.require_whole("schema_version", "num_microbatches")
+        checks.require_whole("step", "trunk_steps", least=0)
+        checks.require_number("seconds", least=0)
+        checks.raise_problems()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +80,9 @@ class SlotState:
     [step] each."""
 
 
-def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tensor]) -> SlotState:
+def capture_state(
+    run: RunProgress, device: torch.device, tensors: Mapping[str, Tensor]
+) -> SlotState:
     """Return the state of a run.
 
     Args:
@@ -90,7 +96,7 @@ def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tenso
         step=run.step,
         seconds=run.seconds,
         num_microbatches=run.num_microbatches,
-        environment=environment(device),
+        environment=get_environment(device),
         trunk_steps=run.trunk_steps,
     )
     logged = {_LOSSES: run.losses_nats, _NORMS: run.grad_norms}
@@ -101,12 +107,14 @@ def captured(run: RunProgress, device: torch.device, tensors: Mapping[str, Tenso
     return SlotState(header=header, tensors={**copies, **columns})
 
 
-def of_trunk(state: SlotState, trunk: str) -> SlotState:
-    """Return the state of a run before its decay as a state of its trunk."""
+def to_trunk_state(state: SlotState, trunk: str) -> SlotState:
+    """Return the state of a run before its decay as a state of its trunk, the part of its training
+    that runs of other durations share (`forerun._proxies.core.branches`).
+    """
     return replace(state, header=replace(state.header, run_id=trunk, trunk_steps=0))
 
 
-def of_branch(state: SlotState, run_id: str) -> SlotState:
+def to_branch_state(state: SlotState, run_id: str) -> SlotState:
     """Return the state of a trunk as a state of a run that continues it.
 
     The time until then does not count as time of the run.
@@ -115,7 +123,7 @@ def of_branch(state: SlotState, run_id: str) -> SlotState:
     return replace(state, header=header)
 
 
-def resumed(
+def resume_progress(
     spec: RunSpec, state: SlotState, like: Mapping[str, Tensor], num_microbatches: int
 ) -> RunProgress:
     """Return the progress of a run at a saved state.
@@ -156,7 +164,7 @@ def resumed(
     )
 
 
-def store(folder: Path, state: SlotState) -> Path:
+def save_state(folder: Path, state: SlotState) -> Path:
     """Write a state into a folder, durably, then delete all but the newest `NUM_KEPT`.
 
     Returns:
@@ -171,11 +179,11 @@ def store(folder: Path, state: SlotState) -> Path:
     try:
         canon.make_folder(folder)
         safetensors.torch.save_file(
-            state.tensors, scratch, {"header": canon.canonical(state.header)}
+            state.tensors, scratch, {"header": canon.to_canonical_json(state.header)}
         )
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
-        path = folder / f"step-{state.header.step:08d}-{canon.file_sha256(scratch)}.safetensors"
+        path = folder / f"step-{state.header.step:08d}-{canon.hash_file(scratch)}.safetensors"
         scratch.replace(path)
         canon.sync_folder(folder)
         for old in _list_newest_first(folder)[NUM_KEPT:]:
@@ -187,7 +195,7 @@ def store(folder: Path, state: SlotState) -> Path:
     return path
 
 
-def newest(
+def load_newest_state(
     folder: Path,
     run_id: str,
     current: Mapping[str, str],
@@ -222,7 +230,7 @@ def newest(
     return None
 
 
-def put_newest_aside(folder: Path, why: str, notes: list[str]) -> None:
+def discard_newest_state(folder: Path, why: str, notes: list[str]) -> None:
     """Rename the newest state, which the run could not resume from, so that it is not used again.
 
     Args:
@@ -235,6 +243,7 @@ def put_newest_aside(folder: Path, why: str, notes: list[str]) -> None:
 
 def _put_aside(path: Path, why: str, notes: list[str]) -> None:
     """Rename a state; the file is deleted with its folder when the run has its result."""
+    # The beginning of the name has the step and eight digits of the hash
     notes.append(f"checkpoint {path.name[:22]} of run {path.parent.name[:12]} is not used: {why}")
     # Another worker with an attempt at the same run may have removed it.
     with contextlib.suppress(FileNotFoundError):
@@ -254,7 +263,7 @@ def _read_verified(path: Path, run_id: str, current: Mapping[str, str]) -> SlotS
         StateError: The state is damaged, or of another schema, run or environment.
         OSError, SafetensorError, CanonError, SpecError: The file cannot be read or parsed.
     """
-    if path.name.rpartition("-")[2].partition(".")[0] != canon.file_sha256(path):
+    if path.name.rpartition("-")[2].partition(".")[0] != canon.hash_file(path):
         raise StateError("it is damaged: its bytes do not match its hash")
     with safetensors.safe_open(path, framework="pt") as file:
         header = canon.decode(Header, canon.parse((file.metadata() or {}).get("header", "null")))

@@ -10,11 +10,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from proxies.core.numbers import ParameterNumbers
-from proxies.core.spec import RunSpec
-from proxies.model.decoder import Decoder, Multipliers
-from proxies.model.precision import PRECISIONS
-from proxies.parametrization.parametrization import forward_numbers, initial_tensor, parameter_table
+from forerun._proxies.core.numbers import ParameterNumbers
+from forerun._proxies.core.spec import RunSpec
+from forerun._proxies.model.decoder import Decoder, Multipliers
+from forerun._proxies.model.precision import PRECISIONS
+from forerun._proxies.parametrization.parametrization import (
+    compute_forward_numbers,
+    compute_parameter_table,
+    draw_initial_tensor,
+)
 
 
 class BuiltModel(Protocol):
@@ -34,7 +38,7 @@ class BuiltModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderModel:
-    """A `proxies.model.decoder.Decoder` with its forward multipliers."""
+    """A `forerun._proxies.model.decoder.Decoder` with its forward multipliers."""
 
     module: Decoder
     numbers: tuple[ParameterNumbers, ...]
@@ -45,18 +49,19 @@ class DecoderModel:
         logits_NV: Tensor = self.module(ids_BT, self.multipliers)
         return logits_NV
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token, a scalar; fused with the readout if the module
-        was built so.
+    def compute_loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the mean loss in nats per token, a scalar.
+
+        If the module was built with a fused loss, the loss is fused with the readout.
         """
         loss: Tensor = self.module(ids_BT, self.multipliers, targets_BT)
         return loss
 
 
 @torch.no_grad()
-def our_model(spec: RunSpec) -> DecoderModel:
+def build_decoder(spec: RunSpec) -> DecoderModel:
     """Build the decoder of a run, and initialize its parameters for the run's seed."""
-    numbers, forward = parameter_table(spec), forward_numbers(spec)
+    numbers, forward = compute_parameter_table(spec), compute_forward_numbers(spec)
     numerics = spec.numerics
     module = Decoder(
         spec.shape,
@@ -67,6 +72,6 @@ def our_model(spec: RunSpec) -> DecoderModel:
     )
     parameters = dict(module.named_parameters())
     for parameter in numbers:
-        parameters[parameter.name].copy_(initial_tensor(parameter, spec.seed))
-    multipliers = Multipliers.of_run(forward, spec.hparams.run_wide)
+        parameters[parameter.name].copy_(draw_initial_tensor(parameter, spec.seed))
+    multipliers = Multipliers.from_run(forward, spec.hparams.run_wide)
     return DecoderModel(module=module, numbers=numbers, multipliers=multipliers)

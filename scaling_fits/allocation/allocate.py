@@ -1,14 +1,15 @@
 """Allocation of a compute budget to parameters and tokens.
 
-With C = 6 N D and a law whose inner terms are A N^-alpha + B D^-beta, the optimum is (arXiv
-2203.15556, section 3.3)
+N is the number of parameters of a run, D its training tokens, and C = 6 N D its training FLOPs. For
+a law whose inner terms are A N^-alpha + B D^-beta, the optimum is (arXiv 2203.15556, section 3.3)
 
     N* = G (C / 6)^(beta / (alpha + beta)),   D* = C / (6 N*)
     G = (alpha A / (beta B))^(1 / (alpha + beta))
 
-An outer exponent does not move it. The best size is the median of the optima of all draws of the
-law. Budgets that pay for serving or repeat their data have no closed form. The log loss of a law is
-convex in log N along C, so its optimum is the only root of its derivative.
+A law may raise the sum of these terms to an outer power, which does not move the optimum. The best
+size is the median of the optima of all draws of the law. If a budget also pays for serving, or
+repeats its data, the optimum has no closed form. The log loss of a law is convex in log N at a
+fixed budget, so the optimum is then the only root of the derivative.
 """
 
 from __future__ import annotations
@@ -19,43 +20,44 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.errors import InputError
-from proxies.core.notation import format_flops, format_significant
-from scaling_fits.allocation import repeats
-from scaling_fits.allocation.repeats import DataLimit
-from scaling_fits.allocation.shapes import ShapeOption
-from scaling_fits.allocation.spending import (
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.notation import format_flops, format_significant
+from forerun._scaling_fits.allocation import repeats
+from forerun._scaling_fits.allocation.repeats import DataLimit
+from forerun._scaling_fits.allocation.shapes import ShapeOption
+from forerun._scaling_fits.allocation.spending import (
     Spending,
-    best_log_params,
-    expected_along,
-    log_best_params,
-    range_within,
-    tokens_at,
+    compute_expected_loss,
+    compute_tokens,
+    find_best_log_params,
+    find_log_best_params,
+    find_range,
 )
-from scaling_fits.compute.optima import predict_at
-from scaling_fits.forecast.posterior import mixture_quantile
-from scaling_fits.forecast.uncertainty import FittedRuns, predict
-from scaling_fits.laws.law import LARGEST, NEXT_RUNG, CannotTellError, exp_finite
+from forerun._scaling_fits.compute.optima import predict_at
+from forerun._scaling_fits.forecast.posterior import compute_mixture_quantile
+from forerun._scaling_fits.forecast.uncertainty import Ends, FittedRuns, predict
+from forerun._scaling_fits.laws.law import LARGEST, NEXT_RUNG, CannotTellError, compute_finite_exp
 
-# Shapes within 0.3 % of the best loss count as equal: the difference is below the noise of a run
 FLAT = 0.003
+"""Relative excess loss up to which shapes count as equal. The difference is below the noise of a
+run."""
 WIDEST_SIZE = 1e3
 """Ratio of the largest to the smallest size of an interval, above which the size is not determined.
-Public isoFLOP families are missed by factors below 4."""
+For comparison: predictions of the best sizes of public studies are off by factors below 4."""
 USUAL_TOKENS_PER_PARAM = (1.0, 1e4)
 """Lower and upper bound of usual tokens per parameter. Compute-optimal values of published runs are
 1.7 (arXiv 2001.08361) to some hundreds; models trained to be served reach 2,000, and tiny ones
 1e4."""
 LAW_BEND_SD = 0.15
-"""Standard deviation of log N* per e-fold of FLOPs beyond the runs, for a law of the loss without
-isoFLOP minima. This was the error of laws over 91 tasks of public families
+"""Standard deviation of log N* per e-fold of FLOPs beyond the runs, if the runs have no isoFLOP
+minima (the size with the lowest loss among runs of equal FLOPs), so that N* comes from a law of the
+loss. This was the error of such laws in 91 forecasts of public studies
 (`benchmarks/statistics/best_sizes.py`)."""
 
 
 _NO_SIZE = (
     f"the best size is not determined: laws and refits disagree by a factor of {WIDEST_SIZE:g} or "
-    "more: add runs with "
-    "other tokens per parameter, at larger budgets"
+    "more: add runs with other tokens per parameter, at larger budgets"
 )
 
 
@@ -72,20 +74,20 @@ class Allocation:
     params: float
     tokens: float
     loss_nats: float
-    interval: tuple[float, float] | None
+    interval: Ends
     """Interval of the loss of one run at `params` and `tokens`, in nats."""
-    params_interval: tuple[float, float] | None
-    tokens_interval: tuple[float, float] | None
+    params_interval: Ends
+    tokens_interval: Ends
     flat_params: tuple[float, float]
-    """Range of N whose loss at this budget is within 0.3 % of the best."""
+    """Range of N whose loss at this budget is within `FLAT` of the best."""
     flat_tokens: tuple[float, float]
     """Range of D of the same runs, smallest first."""
     level: float
     extrapolation: float
-    """6 N D over the largest fitted 6ND."""
+    """6 N D of the best run over the largest 6 N D of the fitted runs."""
     doubts: tuple[str, ...]
     """Reasons why the forecast at the best size is inconclusive
-    (`scaling_fits.forecast.conclusive`)."""
+    (`forerun._scaling_fits.forecast.conclusive`)."""
     warnings: tuple[str, ...]
     spending: Spending
     data_limit: DataLimit | None
@@ -98,8 +100,8 @@ class Allocation:
 
     @property
     def size_determined(self) -> bool:
-        """Whether the interval determines the size: all of it is valid runs, and it spans less than
-        a factor of a thousand.
+        """Whether the interval determines the size: both its ends are valid runs, and they differ
+        by less than a factor of `WIDEST_SIZE`.
         """
         if self.params_interval is None or self.tokens_interval is None:
             return True
@@ -140,24 +142,24 @@ def allocate(
     try:
         with np.errstate(all="ignore"):
             allocation = _allocate_spending(fitted, spending)
-    except OverflowError as error:
-        raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs") from error
-    if not all(
-        map(
-            math.isfinite,
+    except OverflowError:
+        allocation = None
+    if (
+        allocation is None
+        or not np.isfinite(
             (
                 allocation.loss_nats,
                 *(allocation.interval or ()),
                 *allocation.flat_params,
                 *allocation.flat_tokens,
-            ),
-        )
+            )
+        ).all()
     ):
-        raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
+        raise build_no_number_error(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
     return allocation
 
 
-def no_number(fitted: FittedRuns, question: str) -> CannotTellError:
+def build_no_number_error(fitted: FittedRuns, question: str) -> CannotTellError:
     """Return the error for a question to which the fit has no finite answer."""
     return CannotTellError(
         (
@@ -168,12 +170,17 @@ def no_number(fitted: FittedRuns, question: str) -> CannotTellError:
 
 
 def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: float) -> None:
+    """Check that parameters and tokens are those of a valid run.
+
+    Raises:
+        CannotTellError: They are not, and the fit has not converged.
+        NoRunError: They are not, by a fit that converged.
+    """
     if all(1 <= size <= LARGEST for size in (params, tokens)):
         return
     run = (
         f"a budget of {format_flops(spending.flops)} FLOPs pays for {format_significant(params)} "
-        "parameters on "
-        f"{format_significant(tokens)} tokens"
+        f"parameters on {format_significant(tokens)} tokens"
     )
     if fitted.status != "converged":
         reasons = (
@@ -184,18 +191,16 @@ def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: fl
     raise NoRunError(f"{run}: both must be from 1 to {LARGEST:g}")
 
 
-def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation:
-    best = best_log_params(fitted, spending)
-    params = exp_finite(best)
-    tokens = tokens_at(spending, best)
+def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation | None:
+    """Return the allocation; None if its loss is not finite."""
+    best = find_best_log_params(fitted, spending)
+    params = compute_finite_exp(best)
+    tokens = compute_tokens(spending, best)
     _check_run(fitted, spending, params, tokens)
-    if not math.isfinite(expected_along(fitted, spending, best)):
-        raise no_number(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
-    effective_sizes = tuple(
-        math.exp(float(x[0])) for x in spending.discount_sizes(np.array([best]))
-    )
-    prediction = predict(fitted, effective_sizes[0], effective_sizes[1])
-    extrapolation = 6 * params * tokens / fitted.span.six_nd[1]
+    if not math.isfinite(compute_expected_loss(fitted, spending, best)):
+        return None
+    n, d = (math.exp(float(x[0])) for x in spending.discount_sizes(np.array([best])))
+    prediction = predict(fitted, n, d)
     limit = None
     if spending.unique_tokens is not None:
         limit = DataLimit(
@@ -203,9 +208,9 @@ def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation:
             epochs=tokens / spending.unique_tokens,
             effective_tokens=prediction.tokens,
         )
-    flat = range_within(fitted, spending, best, math.log1p(FLAT))
+    flat = find_range(fitted, spending, best, math.log1p(FLAT))
     n_interval, d_interval = _compute_intervals(fitted, spending, best)
-    warnings = prediction.warnings
+    limit_warnings = () if limit is None else repeats.list_limit_warnings(limit)
     allocation = Allocation(
         flops=spending.flops,
         params=params,
@@ -215,19 +220,17 @@ def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation:
         params_interval=n_interval,
         tokens_interval=d_interval,
         flat_params=(math.exp(flat[0]), math.exp(flat[1])),
-        flat_tokens=(tokens_at(spending, flat[1]), tokens_at(spending, flat[0])),
+        flat_tokens=(compute_tokens(spending, flat[1]), compute_tokens(spending, flat[0])),
         level=fitted.level,
-        extrapolation=extrapolation,
+        extrapolation=6 * params * tokens / fitted.span.six_nd[1],
         doubts=prediction.doubts + _list_ratio_doubts(tokens / params),
-        warnings=warnings if limit is None else warnings + repeats.list_limit_warnings(limit),
+        warnings=prediction.warnings + limit_warnings,
         spending=spending,
         data_limit=limit,
     )
-    return (
-        allocation
-        if allocation.size_determined
-        else dataclasses.replace(allocation, warnings=(_NO_SIZE, *allocation.warnings))
-    )
+    if allocation.size_determined:
+        return allocation
+    return dataclasses.replace(allocation, warnings=(_NO_SIZE, *allocation.warnings))
 
 
 def _list_ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
@@ -243,44 +246,30 @@ def _list_ratio_doubts(tokens_per_param: float) -> tuple[str, ...]:
     return (warning,)
 
 
-def _compute_intervals(
-    fitted: FittedRuns, spending: Spending, best: float
-) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
-    """Return the intervals of N and D: from the runs' own isoFLOP minima, or from the draws' optima
-    widened by the bend of laws beyond the runs.
+def _compute_intervals(fitted: FittedRuns, spending: Spending, best: float) -> tuple[Ends, Ends]:
+    """Return the intervals of N and D.
+
+    They come from the runs' own isoFLOP minima if there are enough, or else from the optima of the
+    draws, widened by `LAW_BEND_SD`.
     """
     if not fitted.has_intervals:
         return None, None
     if fitted.optima is not None:
-        predicted_optimum = predict_at(fitted.optima, spending.flops)
-        assert predicted_optimum.params_interval is not None
-        low, high = (
-            best + math.log(end / predicted_optimum.params)
-            for end in predicted_optimum.params_interval
-        )
-        low, high = min(low, spending.ceiling), min(high, spending.ceiling)
-        return (exp_finite(low), exp_finite(high)), (
-            tokens_at(spending, high),
-            tokens_at(spending, low),
-        )
-    # Mixture over draws, each with the standard deviation of the extrapolation
-    posterior = fitted.require_area()
-    middle_S = log_best_params(posterior.theta, spending)
-    reach = math.log(NEXT_RUNG * max(spending.flops / fitted.span.six_nd[1], 1.0))
-    sd_S = np.full(len(middle_S), LAW_BEND_SD * reach)
-    tail = (1 - fitted.level) / 2
-    low, high = (
-        float(
-            np.clip(
-                mixture_quantile(middle_S[:, None], sd_S[:, None], share)[0], None, spending.ceiling
-            )
-        )
-        for share in (tail, 1 - tail)
-    )
-    low, high = min(low, best), max(high, best)
-    return (exp_finite(low), exp_finite(high)), (
-        tokens_at(spending, high),
-        tokens_at(spending, low),
+        optimum = predict_at(fitted.optima, spending.flops)
+        assert optimum.params_interval is not None
+        ends = [best + math.log(end / optimum.params) for end in optimum.params_interval]
+        low, high = (min(end, spending.ceiling) for end in ends)
+    else:
+        # Mixture over draws, each with the standard deviation of the extrapolation
+        middle_S1 = find_log_best_params(fitted.require_area().theta, spending)[:, None]
+        reach = math.log(NEXT_RUNG * max(spending.flops / fitted.span.six_nd[1], 1.0))
+        sd_S1, tail = np.full_like(middle_S1, LAW_BEND_SD * reach), (1 - fitted.level) / 2
+        ends = [float(compute_mixture_quantile(middle_S1, sd_S1, x)[0]) for x in (tail, 1 - tail)]
+        low, high = (min(end, spending.ceiling) for end in ends)
+        low, high = min(low, best), max(high, best)
+    return (compute_finite_exp(low), compute_finite_exp(high)), (
+        compute_tokens(spending, high),
+        compute_tokens(spending, low),
     )
 
 
@@ -290,17 +279,20 @@ class ExactRun:
 
     tokens: float
     loss_nats: float
-    interval: tuple[float, float] | None
+    interval: Ends
 
 
-def exact_run(fitted: FittedRuns, allocation: Allocation, option: ShapeOption) -> ExactRun | None:
-    """Return the run of `option` that the allocation's budget pays for, counted exactly; None if
-    serving alone exceeds the budget.
+def compute_exact_run(
+    fitted: FittedRuns, allocation: Allocation, option: ShapeOption
+) -> ExactRun | None:
+    """Return the run of the shape `option` that the allocation's budget pays for, with the shape's
+    exact FLOPs per token; None if serving alone exceeds the budget.
 
-    6 N omits attention and counts an untied input embedding, which is a look-up, as a matrix
-    product. At long contexts and small widths it is far off. Training costs the shape's own FLOPs
-    per token, and serving a third of them. The loss is that of the law at the shape's own N and
-    these tokens. The law does not model context length or aspect ratio.
+    The approximation of 6 N FLOPs per token omits attention, and counts an untied input embedding,
+    which is a look-up, as a matrix product. At long contexts and small widths this approximation is
+    far off. Training costs the shape's exact FLOPs per token, and serving a third of them. The loss
+    is the law's prediction for the shape's own N and these tokens. The law does not model context
+    length or aspect ratio.
     """
     spending = allocation.spending
     serving_flops = spending.inference_tokens * option.flops_per_token / 3
@@ -308,6 +300,6 @@ def exact_run(fitted: FittedRuns, allocation: Allocation, option: ShapeOption) -
     if tokens < 1:
         return None
     logs = np.log(np.array([float(option.params), tokens]))
-    n, d = spending.worth(logs[:1], logs[1:])
+    n, d = spending.discount_run(logs[:1], logs[1:])
     at = predict(fitted, math.exp(float(n[0])), math.exp(float(d[0])))
     return ExactRun(tokens=tokens, loss_nats=at.loss_nats, interval=at.interval)

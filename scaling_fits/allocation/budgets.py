@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxies.core.checks import Checks
-from scaling_fits.allocation.spending import MAX_FLOPS, MIN_FLOPS
+from forerun._proxies.core.checks import Checks
+from forerun._scaling_fits.allocation.spending import MAX_FLOPS, MIN_FLOPS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +30,15 @@ class BudgetMachine:
     peak_flops: float
     """Peak FLOPs per second, dense BF16."""
     mfu: Assumption
+    """Share of `peak_flops` that a training run reaches."""
     price_usd: Assumption | None
     """Price of one accelerator per hour; None if not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetRequest:
-    """A request for a budget: at most one amount, and a deadline. Raises `SpecError` with all
-    problems at once.
+    """A request for a budget: an amount (FLOPs, GPU-hours, or dollars), a deadline, or both. Raises
+    `SpecError` with all problems at once.
     """
 
     flops: float | None = None
@@ -56,23 +57,23 @@ class BudgetRequest:
         }
         for name, (low, high) in limits.items():
             if getattr(self, name) is not None:
-                checks.number(name, least=low, most=high)
+                checks.require_number(name, least=low, most=high)
         if self.num_gpus is not None:
             is_valid = type(self.num_gpus) is int and 1 <= self.num_gpus <= 10**8
-            checks.that(
+            checks.require(
                 is_valid, f"num_gpus = {self.num_gpus!r}: must be a whole number from 1 to 1e8"
             )
         given = [name for name in ("flops", "gpu_hours", "usd") if getattr(self, name) is not None]
-        checks.that(len(given) < 2, f"{' and '.join(given)}: give only one budget")
-        checks.that(
+        checks.require(len(given) < 2, f"{' and '.join(given)}: give only one budget")
+        checks.require(
             bool(given) or self.deadline_days is not None,
             "no budget: give flops, gpu_hours, usd or deadline_days",
         )
-        checks.that(
+        checks.require(
             self.deadline_days is None or self.num_gpus is not None,
             "deadline_days needs num_gpus: how many run until then",
         )
-        checks.done()
+        checks.raise_problems()
 
     @property
     def needs_machine(self) -> bool:
@@ -98,7 +99,7 @@ class ComputeBudget:
     """Days on the given GPUs."""
 
 
-def budget_of(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudget:
+def compute_budget(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudget:
     """Compute the FLOPs of a request on a machine. A request in dollars needs the machine's
     price.
     """
@@ -107,6 +108,7 @@ def budget_of(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudg
         return ComputeBudget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
     hour_flops = 3600.0 * machine.peak_flops * machine.mfu.value
     price = None if machine.price_usd is None else machine.price_usd.value
+    # GPU-hours that each limit allows
     hours: dict[str, float] = {}
     if wish.flops is not None:
         hours["flops"] = wish.flops / hour_flops

@@ -1,12 +1,13 @@
 """The value of repeated tokens, and of parameters beyond those that the unique tokens can train.
 
-After arXiv 2305.16264, section 3: D tokens in R = D / U - 1 repeats over U unique tokens count as
+The formula is that of arXiv 2305.16264, section 3. A run of D tokens over U unique ones makes
+R = D / U - 1 repeats, and its tokens count as
 
-    D' = U + U R* (1 - exp(-R / R*)),
+    D' = U + U R* (1 - exp(-R / R*)).
 
-and N parameters likewise, relative to the number U_N that fits U tokens best. The constants were
-fitted there to models of up to 9 billion parameters on web text. They are taken from that paper,
-not measured on the user's data.
+N parameters are discounted in the same way, relative to the number U_N that fits U tokens best. The
+paper fitted the constants to models of up to 9 billion parameters on web text. They are not
+measured on the user's data.
 """
 
 from __future__ import annotations
@@ -16,53 +17,63 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.notation import format_factor, format_significant
-from scaling_fits.forecast.uncertainty import FittedRuns
-from scaling_fits.laws.solver import Floats
+from forerun._proxies.core.notation import format_factor, format_significant
+from forerun._scaling_fits.forecast.uncertainty import FittedRuns
+from forerun._scaling_fits.laws.solver import Floats
 
-TOKENS_HALF = 15.39
+TOKENS_DECAY = 15.39
 """R* of tokens (arXiv 2305.16264, section 6): the number of repeats after which 1 - 1/e of their
 total value is reached."""
-PARAMS_HALF = 5.31
+PARAMS_DECAY = 5.31
 """R* of parameters, from the same fit."""
 TOKENS_PER_PARAM = 19.5
-"""Tokens per parameter at the optimum of the law of the same paper (A 521, B 1488, both exponents
-0.353)."""
+"""Tokens per parameter at the optimum of the law in the same paper (A = 521, B = 1488, both
+exponents 0.353)."""
 SAFE_EPOCHS = 4.0
 """Epochs up to which repeated tokens are almost as good as fresh ones (same paper)."""
 SOURCE = (
     "arXiv 2305.16264 (R* = 15.39 for tokens, 5.31 for parameters, 19.5 tokens per parameter): "
-    "borrowed, "
-    "not measured on these runs; the intervals leave out their uncertainty"
+    "borrowed, not measured on these runs; the intervals leave out their uncertainty"
 )
 
 
-def discount_repeats(log_value: Floats, unique: float | None, half: float) -> tuple[Floats, Floats]:
-    """Compute the log of the effective amount of a quantity, and d log(effective) / d log(value).
+def discount_repeats(
+    log_value: Floats, unique: float | None, decay: float
+) -> tuple[Floats, Floats]:
+    """Compute the log of the effective amount of a quantity, and the log of the derivative
+    d log(effective) / d log(value).
+
     Up to `unique` the effective amount is the amount itself, and the second result is 0.
+
+    Args:
+        log_value: log of the amount with its repeats.
+        unique: amount without repeats; None for no limit.
+        decay: R*, the number of repeats after which 1 - 1/e of their total value is reached.
     """
     if unique is None:
         return log_value, np.zeros_like(log_value)
     log_unique = math.log(unique)
     repeats = np.expm1(np.clip(log_value - log_unique, 0.0, 600.0))
-    effective = log_unique + np.log1p(half * -np.expm1(-repeats / half))
+    effective = log_unique + np.log1p(decay * -np.expm1(-repeats / decay))
     is_repeated = log_value > log_unique
     result: Floats = np.where(is_repeated, effective, log_value)
-    slope: Floats = np.where(is_repeated, log_value - repeats / half - effective, 0.0)
+    slope: Floats = np.where(is_repeated, log_value - repeats / decay - effective, 0.0)
     return result, slope
 
 
 def compute_fitting_params(fitted: FittedRuns, unique_tokens: float) -> float:
-    """Return U_N, the size that `unique_tokens` can train: the larger of the fit's own and of the
-    paper's U / 19.5.
+    """Return U_N, the number of parameters that `unique_tokens` can train.
 
-    The fit's own is the size for which these tokens are compute-optimal, the median over the draws
-    of the law. No smaller size may count for less, or data seen once would. The paper's ratio
-    belongs to its 5.31. On the paper's public runs of 1 to 5 and 5 to 15 epochs the median error of
-    the loss is 1.1 and 3.5 %, too high; it is 0.8 and 4.1 % if repeated tokens count as fresh.
+    U_N is the larger of two sizes. The first is the size for which the fitted law takes these
+    tokens as compute-optimal, the median over the draws of the law. U_N must not be smaller,
+    because a run that sees its data once would then be discounted. The second size is U /
+    `TOKENS_PER_PARAM`, the ratio with which the paper fitted `PARAMS_DECAY`. On the paper's public
+    runs of 1 to 5 and of 5 to 15 epochs, the median of the predicted loss is too high by 1.1 and
+    3.5 %. If repeated tokens count as fresh, the median error is 0.8 and 4.1 %.
     """
-    _, a, b, alpha, beta, _ = fitted.require_area().theta.T
+    a, b, alpha, beta = fitted.require_area().theta.T[1:5]
     logs = float(np.median((np.log(alpha / beta) + a - b + beta * math.log(unique_tokens)) / alpha))
+    # Clipped, so that an extreme law does not overflow
     return max(math.exp(min(max(logs, -600.0), 600.0)), unique_tokens / TOKENS_PER_PARAM)
 
 
@@ -82,14 +93,12 @@ def list_limit_warnings(limit: DataLimit) -> tuple[str, ...]:
     if limit.epochs > 1:
         warnings.append(
             f"tokens are seen {format_factor(limit.epochs)} times; what a repeated token is worth "
-            "is taken from "
-            f"{SOURCE}"
+            f"is taken from {SOURCE}"
         )
     if limit.epochs > SAFE_EPOCHS:
         warnings.append(
             f"{format_significant(limit.epochs)} epochs: beyond {SAFE_EPOCHS:g} a repeated token "
-            "is worth less and "
-            "less; more unique tokens are worth more than more compute"
+            "is worth less and less; more unique tokens are worth more than more compute"
             + (
                 "; beyond 15 the published form itself fails, by some 10 % of the loss"
                 if limit.epochs > 15

@@ -1,11 +1,13 @@
 """The choice of a main run's shape: integers for a number of parameters.
 
 A study's template fixes depth, head dim, vocabulary, and all ratios, so only the width is chosen,
-as muP requires. Without one, width and depth are chosen: the width is a multiple of the tile and of
-(head dim * tensor-parallel degree), the feed-forward width one of the tile on every rank, and the
-vocabulary one of 128 * degree, as in Megatron-LM. Heads and key-value heads always split over the
-degree. The nearest such shape in log parameters is chosen. Deviations from the published aspect
-count one fifth, from the usual group one tenth, and each factor of two that the heads lack 10 %.
+as muP requires. Without a template, width and depth are chosen. The width is a multiple of the
+matrix tile of a GPU (128, or 16 at small widths) and of head dim * tensor-parallel degree. The
+feed-forward width is a multiple of the tile on every rank, and the vocabulary one of 128 * degree,
+as in Megatron-LM. Heads and key-value heads always split over the degree. The nearest such shape in
+log parameters is chosen. The distance also counts unusual widths per layer, unusual numbers of
+query heads per key-value head, and heads that do not split over the GPUs of a node
+(`_compute_distance`).
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from proxies.core import canon
-from proxies.core.checks import Checks
-from proxies.core.errors import InputError
-from proxies.core.flops import count_params, flops_per_token
-from proxies.core.shape import Shape
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.flops import compute_flops_per_token, count_params
+from forerun._proxies.core.shape import Shape
 
 _VOCABS = (256, 4096, 32_000, 50_257, 128_256)  # Bytes, a small tokenizer, Llama 2, GPT-2, Llama 3
 _TABLES = 0.25  # Maximum share of all parameters in the tables, for a vocabulary that is not given
@@ -44,7 +47,7 @@ _DEEP = 64
 _MAX_GROUP = 16
 _EVEN_HEADS = 8  # GPUs of a node: this many heads split over every tensor-parallel degree inside it
 # Steps tried on each side of the size: among this many, one has heads that split by 8
-_WIDTHS = _EVEN_HEADS
+_NUM_WIDTHS = _EVEN_HEADS
 _PER_TWO = 0.1
 """Cost in log parameters of a factor of two that the heads lack. At 1e9 parameters, all three cost
 0.14 % of the loss about the optimum of Chinchilla's law (arXiv 2203.15556), half of what
@@ -52,16 +55,16 @@ _PER_TWO = 0.1
 _PER_ASPECT, _PER_GROUP = 0.2, 0.1
 """Cost in log parameters of a deviation in the log of the width per layer and of the query heads
 per key-value head, which hardly affect the loss (arXiv 2001.08361, section 3.1)."""
-MOST_PARAMS = 1e16
+MAX_PARAMS = 1e16
 
 
 class ShapeError(InputError):
-    """There is no possible shape of this family."""
+    """No shape of this family satisfies the request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WidthCount:
-    """The number of parameters as a polynomial of the width at one depth, outside our families."""
+    """The number of parameters of a user's model at one depth, as a polynomial of its width."""
 
     constant: float
     linear: float
@@ -70,12 +73,12 @@ class WidthCount:
     def __post_init__(self) -> None:
         checks = Checks(self)
         for name in ("constant", "linear", "square"):
-            checks.number(name)
+            checks.require_number(name)
         grows = self.square >= 0 and self.linear >= 0 and self.square + self.linear > 0
-        checks.that(
+        checks.require(
             grows, "the number of parameters must grow with the width, at most with its square"
         )
-        checks.done()
+        checks.raise_problems()
 
     @classmethod
     def through(cls, counts: Mapping[int, float]) -> WidthCount:
@@ -104,19 +107,19 @@ class WidthCount:
         )
 
 
-def layers_of(width: int, width_per_layer: float) -> int:
+def compute_layers(width: int, width_per_layer: float) -> int:
     """Return the number of layers of a width by an aspect rule; at least 1."""
     return max(1, math.floor(width / width_per_layer + 0.5))
 
 
-def counted_at(counts: Mapping[int, WidthCount], depth: int) -> WidthCount | None:
+def interpolate_count(counts: Mapping[int, WidthCount], depth: int) -> WidthCount | None:
     """Return the count of a depth: as counted, or on the line through two depths; None if
     unknown.
     """
     if depth in counts or len(counts) < 2:
         return counts.get(depth)
     min_depth = min(counts)
-    step = per_layer(counts)
+    step = compute_count_per_layer(counts)
     return WidthCount(
         **{
             name: getattr(counts[min_depth], name) + (depth - min_depth) * getattr(step, name)
@@ -125,7 +128,7 @@ def counted_at(counts: Mapping[int, WidthCount], depth: int) -> WidthCount | Non
     )
 
 
-def per_layer(counts: Mapping[int, WidthCount]) -> WidthCount:
+def compute_count_per_layer(counts: Mapping[int, WidthCount]) -> WidthCount:
     """Return the parameters of one more layer, from the smallest and the largest counted depth."""
     min_depth, max_depth = min(counts), max(counts)
     return WidthCount(
@@ -142,9 +145,7 @@ _TERMS = tuple(term.name for term in dataclasses.fields(WidthCount))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """The parts of the main run's shape that a study fixes: all but the width, and maybe the
-    depth.
-    """
+    """The parts of the main run's shape that a study fixes: all but width and maybe depth."""
 
     shape: Shape
     """Shape with the fixed depth, head dim, vocabulary, context, and ratios of key-value heads and
@@ -152,7 +153,7 @@ class Template:
     width_multiple: int = 1
     tensor_parallel: int = 1
     count: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """Count of its parameters; None to count by the shape's family."""
+    """Count of the parameters; None to count by the family of the shape."""
     width_per_layer: float | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
     """Width per layer by which the depth follows the width; None if the depth is the shape's."""
     per_layer: WidthCount | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
@@ -160,10 +161,10 @@ class Template:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.whole("width_multiple", "tensor_parallel")
+        checks.require_whole("width_multiple", "tensor_parallel")
         if self.width_per_layer is not None:
-            checks.number("width_per_layer", above=0)
-        checks.done()
+            checks.require_number("width_per_layer", above=0)
+        checks.raise_problems()
 
     def params(self, shape: Shape) -> int:
         """Return the number of parameters of a shape of this template."""
@@ -175,7 +176,9 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapeRequest:
-    """The requirements of a shape. None means the template's value, or else a reported default."""
+    """The requirements of a shape. None stands for the template's value, or without a template for
+    a default that is reported.
+    """
 
     params: float
     """Total number of parameters, including embeddings."""
@@ -187,13 +190,15 @@ class ShapeRequest:
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.number("params", least=1.0, most=MOST_PARAMS)
+        checks.require_number("params", least=1.0, most=MAX_PARAMS)
         limits = {"tensor_parallel": 1024, "seq_len": 10**8, "vocab_size": 10**8}
         for name, most in limits.items():
             value, least = getattr(self, name), 2 if name == "vocab_size" else 1
             fine = value is None or (type(value) is int and least <= value <= most)
-            checks.that(fine, f"{name} = {value!r}: must be a whole number from {least} to {most}")
-        checks.done()
+            checks.require(
+                fine, f"{name} = {value!r}: must be a whole number from {least} to {most}"
+            )
+        checks.raise_problems()
 
     @property
     def degree(self) -> int:
@@ -212,7 +217,7 @@ class ShapeOption:
     flops_per_token: int
     """Training FLOPs per token. Attention is counted at the full sequence length."""
     params_ratio: float
-    """Ratio of its parameters to the requested ones."""
+    """Ratio of `params` to the requested number of parameters."""
 
     @property
     def flops_ratio(self) -> float:
@@ -225,8 +230,7 @@ class ShapeOption:
         return self.shape.width / self.shape.num_layers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShapeChoice:
+class ShapeChoice(NamedTuple):
     """The best shape of a request, with the assumptions made for it."""
 
     option: ShapeOption
@@ -235,7 +239,7 @@ class ShapeChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Frame:
-    """A request with all but the width determined, and without a template the depth."""
+    """A request of which only the width is open and, without a template, the depth."""
 
     head_dim: int
     group: int | None
@@ -251,7 +255,7 @@ class _Frame:
     count: WidthCount | None = None
 
 
-def published_layers(params: float) -> float:
+def compute_published_layers(params: float) -> float:
     """Return the number of layers of published decoders of this size, interpolated between them.
 
     Outside their sizes, layers and width grow at the same rate.
@@ -270,9 +274,11 @@ def published_layers(params: float) -> float:
     return math.exp(layers[right - 1] + share * (layers[right] - layers[right - 1]))
 
 
-def published_aspect(params: float) -> float:
-    """Return the width per layer of `12 * layers * width**2` parameters in `published_layers`."""
-    layers = published_layers(params)
+def compute_published_aspect(params: float) -> float:
+    """Return the width per layer of `12 * layers * width**2` parameters in
+    `compute_published_layers`.
+    """
+    layers = compute_published_layers(params)
     return math.sqrt(params / (12 * layers)) / layers
 
 
@@ -311,50 +317,54 @@ def choose_shape(request: ShapeRequest) -> ShapeChoice:
         min_params = min(option.params for option in options)
         raise ShapeError(
             f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, "
-            "head dim "
-            f"{frame.head_dim} and tensor-parallel degree {request.degree} has {min_params}: "
-            "ask for a smaller vocabulary or degree"
+            f"head dim {frame.head_dim} and tensor-parallel degree {request.degree} has "
+            f"{min_params}: ask for a smaller vocabulary or degree"
         )
     return ShapeChoice(option=best, assumed=assumed)
 
 
-def _build_template_frame(request: ShapeRequest, of: Template) -> tuple[_Frame, tuple[str, ...]]:
-    shape, group = of.shape, of.shape.num_heads // of.shape.num_kv_heads
-    whole_ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
+def _build_template_frame(request: ShapeRequest, fixed: Template) -> tuple[_Frame, tuple[str, ...]]:
+    shape, group = fixed.shape, fixed.shape.num_heads // fixed.shape.num_kv_heads
+    # Multiples of this width have a whole feed-forward width
+    ffn = shape.width // math.gcd(shape.width, shape.ffn_width)
     frame = _Frame(
         head_dim=shape.head_dim,
         group=group,
         ffn_ratio=shape.ffn_width / shape.width,
         vocab_size=shape.vocab_size,
-        width_step=math.lcm(shape.head_dim * group * request.degree, whole_ffn, of.width_multiple),
+        width_step=math.lcm(shape.head_dim * group * request.degree, ffn, fixed.width_multiple),
         ffn_step=request.degree,
         template=shape,
-        aspect=published_aspect(request.params),
-        count=of.count,
+        aspect=compute_published_aspect(request.params),
+        count=fixed.count,
     )
     depth = (
         f"depth {shape.num_layers}"
-        if of.width_per_layer is None
-        else f"{of.width_per_layer:g} widths a layer"
+        if fixed.width_per_layer is None
+        else f"{fixed.width_per_layer:g} widths a layer"
     )
     return frame, (f"{depth}, head dim, vocabulary and ratios of the study's template",)
 
 
 def _build_default_frame(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]]:
-    degree, aspect = request.degree, published_aspect(request.params)
-    width = aspect * published_layers(request.params)
+    degree, aspect = request.degree, compute_published_aspect(request.params)
+    width = aspect * compute_published_layers(request.params)
     vocab = request.vocab_size or _choose_vocab(request, width)
     padded = _round_up(vocab, 128 * degree)
     head_dim = next(size for least, size in _HEAD_DIMS if width >= least)
     tile = 128 if width >= _LARGE else 16
-    notes = {
-        f"vocabulary {vocab}: the largest common one whose tables take at most a quarter": request.vocab_size  # noqa: E501
-        is None,
-        f"vocabulary padded to {padded}, a multiple of {128 * degree}": padded != vocab,
-        f"head dim {head_dim}": True,
-        f"feed-forward width {_FFN:g} times the width": True,
-        f"width per layer near {aspect:.0f}, as published models of this size have it": True,
-    }
+    assumed = []
+    if request.vocab_size is None:
+        assumed.append(
+            f"vocabulary {vocab}: the largest common one whose tables take at most a quarter"
+        )
+    if padded != vocab:
+        assumed.append(f"vocabulary padded to {padded}, a multiple of {128 * degree}")
+    assumed += [
+        f"head dim {head_dim}",
+        f"feed-forward width {_FFN:g} times the width",
+        f"width per layer near {aspect:.0f}, as published models of this size have it",
+    ]
     frame = _Frame(
         head_dim=head_dim,
         group=None,
@@ -365,16 +375,16 @@ def _build_default_frame(request: ShapeRequest) -> tuple[_Frame, tuple[str, ...]
         template=None,
         aspect=aspect,
     )
-    return frame, tuple(text for text, assumed in notes.items() if assumed)
+    return frame, tuple(assumed)
 
 
 def _choose_vocab(request: ShapeRequest, width: float) -> int:
-    fine = [
+    affordable = [
         v
         for v in _VOCABS
         if 2 * _round_up(v, 128 * request.degree) * width <= _TABLES * request.params
     ]
-    return max(fine, default=_VOCABS[0])
+    return max(affordable, default=_VOCABS[0])
 
 
 def _round_up(value: float, step: int) -> int:
@@ -384,73 +394,64 @@ def _round_up(value: float, step: int) -> int:
 def _list_depths(request: ShapeRequest, frame: _Frame) -> range:
     if frame.template is not None:
         return range(frame.template.num_layers, frame.template.num_layers + 1)
-    middle = published_layers(request.params)
+    middle = compute_published_layers(request.params)
     reach = 4.0 if middle <= _DEEP else 1.5
     return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
 
 
 def _list_nearest_options(request: ShapeRequest, frame: _Frame, depth: int) -> list[ShapeOption]:
-    """Return shapes of several widths near the size at this depth, as far as their heads are
-    integers.
-
-    Several are tried because a width whose heads cannot be grouped has more parameters.
+    """Return shapes of several widths near the size at this depth, because the heads of the nearest
+    width may not split.
     """
-    of = frame.template
-    matrices = 2 if of is not None and of.family == "gpt2" else 3
+    fixed = frame.template
+    matrices = 2 if fixed is not None and fixed.family == "gpt2" else 3
     square = depth * (2 + 2 / (frame.group or _GROUP) + matrices * frame.ffn_ratio)
-    table = (1 if of is not None and of.tied else 2) * frame.vocab_size
-    table += of.seq_len if of is not None and of.family == "gpt2" else 0
+    table = (1 if fixed is not None and fixed.tied else 2) * frame.vocab_size
+    table += fixed.seq_len if fixed is not None and fixed.family == "gpt2" else 0
     width = 2 * request.params / (table + math.sqrt(table**2 + 4 * square * request.params))
     width = width if frame.count is None else frame.count.width(request.params)
     middle = round(width / frame.width_step)
     options = []
-    for count in range(max(1, middle - _WIDTHS), max(1, middle + _WIDTHS) + 1):
+    for count in range(max(1, middle - _NUM_WIDTHS), max(1, middle + _NUM_WIDTHS) + 1):
         shape = _build_shape(request, frame, depth, count)
         if shape is not None:
             params = frame.count.params(shape.width) if frame.count else count_params(shape).total
-            options.append(
-                ShapeOption(
-                    shape=shape,
-                    params=params,
-                    flops_per_token=6 * params if frame.count else flops_per_token(shape),
-                    params_ratio=params / request.params,
-                )
-            )
+            options.append(_to_option(request, frame, shape, params))
     return options
 
 
+def _to_option(request: ShapeRequest, frame: _Frame, shape: Shape, params: int) -> ShapeOption:
+    return ShapeOption(
+        shape=shape,
+        params=params,
+        flops_per_token=6 * params if frame.count else compute_flops_per_token(shape),
+        params_ratio=params / request.params,
+    )
+
+
 def _list_options_by_aspect(
-    request: ShapeRequest, frame: _Frame, of: Template
+    request: ShapeRequest, frame: _Frame, fixed: Template
 ) -> list[ShapeOption]:
-    """Return shapes of several widths near the size, each with the depth that its width
-    determines.
-    """
-    assert of.width_per_layer is not None
+    """Return shapes of several widths near the size, each with the depth of its width."""
+    assert fixed.width_per_layer is not None
 
     def at(count: int) -> Shape:
         width = count * frame.width_step
-        return of.shape.at_width(width).at_depth(layers_of(width, of.width_per_layer or 1.0))
+        layers = compute_layers(width, fixed.width_per_layer or 1.0)
+        return fixed.shape.at_width(width).at_depth(layers)
 
     top = 1
-    while of.params(at(top)) < request.params:
+    while fixed.params(at(top)) < request.params:
         top *= 2
     low, high = top // 2, top  # Bisect: parameters grow with the width
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if of.params(at(middle)) < request.params else (low, middle)
+        low, high = (middle, high) if fixed.params(at(middle)) < request.params else (low, middle)
     options = []
-    for count in range(max(1, high - _WIDTHS), high + _WIDTHS + 1):
-        shape, params = at(count), of.params(at(count))
+    for count in range(max(1, high - _NUM_WIDTHS), high + _NUM_WIDTHS + 1):
+        shape = at(count)
         if shape.ffn_width % frame.ffn_step == 0:
-            counted = 6 * params if of.count else flops_per_token(shape)
-            options.append(
-                ShapeOption(
-                    shape=shape,
-                    params=params,
-                    flops_per_token=counted,
-                    params_ratio=params / request.params,
-                )
-            )
+            options.append(_to_option(request, frame, shape, fixed.params(shape)))
     return options
 
 

@@ -1,8 +1,9 @@
 """The spending of a budget's FLOPs on training and serving, and the best size along it.
 
-Training costs 6 N D, and serving 2 N per token (arXiv 2401.00448, section 2). Tokens beyond the
-unique ones count for less (`repeats`). For a size N the budget therefore leaves D tokens, and N and
-D count as N' and D'.
+Training N parameters on D tokens costs 6 N D FLOPs, and serving costs 2 N per token (arXiv
+2401.00448, section 2). For each size N a budget therefore leaves a number D of training tokens.
+Repeated tokens count for less than unique ones, and so do parameters beyond those that the unique
+tokens can train: N and D count as N' and D' (`repeats`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.checks import Checks
-from scaling_fits.allocation import repeats
-from scaling_fits.compute.optima import predict_at
-from scaling_fits.forecast.uncertainty import FittedRuns, expected_log_loss
-from scaling_fits.laws import law
-from scaling_fits.laws.law import exp_finite
-from scaling_fits.laws.solver import Floats, bisect
+from forerun._proxies.core.checks import Checks
+from forerun._scaling_fits.allocation import repeats
+from forerun._scaling_fits.compute.optima import predict_at
+from forerun._scaling_fits.forecast.uncertainty import FittedRuns, compute_expected_log_loss
+from forerun._scaling_fits.laws import law
+from forerun._scaling_fits.laws.law import compute_finite_exp
+from forerun._scaling_fits.laws.solver import Floats, bisect
 
-# From a run of one parameter to far more than can be built: beyond, the value is a typing error
+# The limits reach from a run of one parameter to far more than can be built; a value beyond them is
+# a typing error
 MIN_FLOPS, MAX_FLOPS = 1e6, 1e40
 MAX_TOKENS = 1e30
 _REACH = 100.0  # Log N searched on each side of the optimum of 6 N D alone
-_HALVINGS = 64
-_FAR = 20.0  # Log N searched on each side of the best size
+_HALVINGS = 64  # Bisection of a range of 2 * _REACH to the precision of a float
+_FAR = 20.0  # Log N searched for the flat range on each side of the best size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,19 +41,19 @@ class Spending:
     unique_tokens: float | None = None
     """Unique tokens available for training; None if there are more than the run needs."""
     unique_params: float | None = None
-    """Size that `unique_tokens` can train; parameters beyond it count for less."""
+    """Size that `unique_tokens` can train. Parameters beyond this size count for less."""
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        checks.number("flops", least=MIN_FLOPS, most=MAX_FLOPS)
-        checks.number("inference_tokens", least=0.0, most=MAX_TOKENS)
+        checks.require_number("flops", least=MIN_FLOPS, most=MAX_FLOPS)
+        checks.require_number("inference_tokens", least=0.0, most=MAX_TOKENS)
         for name, low, high in (
             ("unique_tokens", 1.0, MAX_TOKENS),
             ("unique_params", 1e-300, 1e300),
         ):
             if getattr(self, name) is not None:
-                checks.number(name, least=low, most=high)
-        checks.done()
+                checks.require_number(name, least=low, most=high)
+        checks.raise_problems()
 
     @property
     def plain(self) -> bool:
@@ -77,27 +79,27 @@ class Spending:
 
     def discount_sizes(self, log_params: Floats) -> tuple[Floats, Floats]:
         """Compute (log N', log D'), the effective parameters and tokens at each size."""
-        return self.worth(log_params, self.log_tokens(log_params))
+        return self.discount_run(log_params, self.log_tokens(log_params))
 
-    def worth(self, log_params: Floats, log_tokens: Floats) -> tuple[Floats, Floats]:
+    def discount_run(self, log_params: Floats, log_tokens: Floats) -> tuple[Floats, Floats]:
         """Compute (log N', log D') of any size and tokens."""
-        n, _ = repeats.discount_repeats(log_params, self.unique_params, repeats.PARAMS_HALF)
-        d, _ = repeats.discount_repeats(log_tokens, self.unique_tokens, repeats.TOKENS_HALF)
+        n, _ = repeats.discount_repeats(log_params, self.unique_params, repeats.PARAMS_DECAY)
+        d, _ = repeats.discount_repeats(log_tokens, self.unique_tokens, repeats.TOKENS_DECAY)
         return n, d
 
-    def log_gain(self, theta_MP: Floats, log_params_M: Floats) -> Floats:
-        """Compute the log of the ratio of the gain of a larger N to the loss of fewer tokens (M,).
-        It falls in N and is 0 at each law's optimum.
+    def compute_log_gain(self, theta_MP: Floats, log_params_M: Floats) -> Floats:
+        """Compute the log (M,) of the ratio of the gain from a larger N to the loss from fewer
+        tokens. This log falls in N and is 0 at each law's optimum.
 
-        The asymptote E and an outer exponent do not affect it, as they depend only on the sum of
-        both terms.
+        The asymptote E and an outer exponent do not affect this ratio, as they depend only on the
+        sum of both terms.
         """
-        a, b, alpha, beta = (theta_MP[:, i] for i in (1, 2, 3, 4))
+        a, b, alpha, beta = theta_MP.T[1:5]
         n, log_n_slope = repeats.discount_repeats(
-            log_params_M, self.unique_params, repeats.PARAMS_HALF
+            log_params_M, self.unique_params, repeats.PARAMS_DECAY
         )
         d, log_d_slope = repeats.discount_repeats(
-            self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_HALF
+            self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_DECAY
         )
         gained = np.log(alpha) + a - alpha * n + log_n_slope
         lost: Floats = (
@@ -106,57 +108,61 @@ class Spending:
         return gained - lost
 
 
-def log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
-    """Find log N* of each law (M,) under any spending: the closed form, or the root of `log_gain`
-    by bisection.
+def find_log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
+    """Find log N* of each law (M,) under any spending: the closed form, or by bisection the root of
+    `compute_log_gain`.
 
     The log loss is convex in log N along the budget: D' is concave in log D, and log D in log N.
     """
-    start = law.log_best_params(theta_MP, math.log(spending.flops / 6))
+    start = law.find_log_best_params(theta_MP, math.log(spending.flops / 6))
     if spending.plain:
         return start
     high = np.minimum(start + _REACH, spending.ceiling)
     low = np.minimum(start - _REACH, high - _REACH)
-    low, high = bisect(lambda middle: spending.log_gain(theta_MP, middle) > 0, low, high, _HALVINGS)
+    low, high = bisect(
+        lambda middle: spending.compute_log_gain(theta_MP, middle) > 0, low, high, _HALVINGS
+    )
     return (low + high) / 2
 
 
-def tokens_at(spending: Spending, log_params: float) -> float:
+def compute_tokens(spending: Spending, log_params: float) -> float:
     """Compute the D that the budget leaves at this size."""
-    return exp_finite(float(spending.log_tokens(np.array([log_params]))[0]))
+    return compute_finite_exp(float(spending.log_tokens(np.array([log_params]))[0]))
 
 
-def expected_along(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
+def compute_expected_loss(fitted: FittedRuns, spending: Spending, log_params: float) -> float:
     """Return the expected log loss of the run of this size that the budget pays for."""
     n, d = spending.discount_sizes(np.array([log_params]))
-    return float(expected_log_loss(fitted, np.exp(n), np.exp(d))[0])
+    return float(compute_expected_log_loss(fitted, np.exp(n), np.exp(d))[0])
 
 
-def best_log_params(fitted: FittedRuns, spending: Spending) -> float:
-    """Return log N*: that of the runs' own isoFLOP minima, or the median over the draws of the law.
+def find_best_log_params(fitted: FittedRuns, spending: Spending) -> float:
+    """Return log N* at a budget.
 
-    If a budget pays for serving or repeats data, the law determines how far that moves the optimum.
+    N* comes from the runs' own isoFLOP minima if there are enough, or else from the median over the
+    draws of the law. If a budget pays for serving or repeats data, the law determines how far that
+    moves the optimum.
     """
-    best = float(np.median(log_best_params(fitted.require_area().theta, spending)))
+    best = float(np.median(find_log_best_params(fitted.require_area().theta, spending)))
     if fitted.optima is None:
         return best
     training = Spending(flops=spending.flops)
-    moved = best - float(np.median(log_best_params(fitted.require_area().theta, training)))
+    moved = best - float(np.median(find_log_best_params(fitted.require_area().theta, training)))
     return math.log(predict_at(fitted.optima, spending.flops).params) + moved
 
 
-def range_within(
+def find_range(
     fitted: FittedRuns, spending: Spending, best: float, excess: float
 ) -> tuple[float, float]:
-    """Find the range of log N in which log loss is within `excess` of the best, as far as the
-    budget allows.
+    """Find the range of log N in which log loss is within `excess` of that at `best`, as far as
+    the budget allows. The range reaches at most `_FAR` to each side.
     """
     from scipy.optimize import brentq
 
-    limit = expected_along(fitted, spending, best) + excess
+    limit = compute_expected_loss(fitted, spending, best) + excess
 
     def above(log_params: float) -> float:
-        return expected_along(fitted, spending, log_params) - limit
+        return compute_expected_loss(fitted, spending, log_params) - limit
 
     reach = (best - _FAR, min(best + _FAR, spending.ceiling - 1e-9))
     ends = [float(brentq(above, best, far)) if above(far) > 0 else far for far in reach]

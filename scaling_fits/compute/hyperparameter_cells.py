@@ -1,9 +1,9 @@
 """The best learning rate and batch size of each cell, where a cell is all runs of one (N, D).
 
 Log loss is fitted by a quadratic in log2 learning rate and log2 batch together if a cell varies
-both: with a batch that is off, the optimal learning rate moves too. Runs far above the best give no
-information about the minimum and are left out; the limit is chosen over all cells at once
-(`isoflop_curves`).
+both: with a batch that is off, the optimal learning rate moves too. Runs far above the best one
+give no information about the minimum and are left out. The window, that is the excess of log loss
+up to which runs are fitted, is chosen over all cells at once (`local_fits`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxies.core.notation import counted, format_percent
-from scaling_fits.compute import isoflop_curves
-from scaling_fits.compute.isoflop_curves import MAX_OUTSIDE_SHARE, LocalFit
-from scaling_fits.compute.optima import CellStatus
-from scaling_fits.compute.power_laws import Floats, Pair
-from scaling_fits.laws.table import RunTable
+from forerun._proxies.core.notation import format_counted, format_percent
+from forerun._scaling_fits.compute.local_fits import (
+    MAX_OUTSIDE_SHARE,
+    LocalFit,
+    compute_spread,
+    find_minima,
+    fit_local,
+)
+from forerun._scaling_fits.compute.optima import CellStatus
+from forerun._scaling_fits.compute.power_laws import Pair
+from forerun._scaling_fits.laws.solver import Bools, Floats
+from forerun._scaling_fits.laws.table import RunTable
 
 AXES = ("learning_rate", "batch")
 
@@ -52,8 +58,7 @@ class CellOptimum:
     num_runs: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Cell:
+class _Cell(NamedTuple):
     params: float
     tokens: float
     axes: tuple[str, ...]
@@ -71,7 +76,7 @@ class _Cell:
     @property
     def centre(self) -> Floats:
         """Values of the best run."""
-        return np.asarray(self.points[self.y.argmin()])
+        return self.points[self.y.argmin()]
 
     @property
     def design(self) -> Floats:
@@ -102,17 +107,16 @@ def find_cell_optima(
     obstacles = [_find_obstacle(cell) for cell in cells]
     fitted = [cell for cell, obstacle in zip(cells, obstacles, strict=True) if obstacle is None]
     fits = [[_fit_window(cell, excess) for cell in fitted] for excess in _EXCESSES]
-    best, drawn = isoflop_curves.choose_window(
-        fits,
-        lambda group, theta: _find_minimum(fitted[group], theta),
-        num_draws=bootstrap,
-        rng=np.random.default_rng([seed, 3]),
+    minima = iter(
+        find_minima(
+            fits,
+            lambda group, theta: _find_minimum(fitted[group], theta),
+            num_draws=bootstrap,
+            rng=np.random.default_rng([seed, 3]),
+        )
     )
-    fits_with_draws = zip(best, drawn, strict=True)
     optima = [
-        _to_optimum(cell, *next(fits_with_draws), level)
-        if obstacle is None
-        else cell.without(*obstacle)
+        _to_optimum(cell, *next(minima), level) if obstacle is None else cell.without(*obstacle)
         for cell, obstacle in zip(cells, obstacles, strict=True)
     ]
     return optima, warnings
@@ -145,8 +149,8 @@ def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cel
                 )
             )
     text = (
-        f"only the runs of the better value were used in {counted(halved, 'cell')} with two "
-        "values on one axis"
+        f"only the runs of the better value were used in {format_counted(halved, 'cell')} with "
+        "two values on one axis"
     )
     return cells, [text] if halved else []
 
@@ -159,10 +163,9 @@ def _find_obstacle(cell: _Cell) -> tuple[CellStatus, str] | None:
         )
     more = cell.num_coefficients + 1 - len(cell.y)
     if more > 0 or int(np.linalg.matrix_rank(cell.design)) < cell.num_coefficients:
-        size = counted(cell.num_coefficients, "coefficient")
-        curve = (
-            f"{counted(len(cell.y), 'run')} for the {size} of a curve in {' and '.join(cell.axes)}"
-        )
+        size = format_counted(cell.num_coefficients, "coefficient")
+        runs = format_counted(len(cell.y), "run")
+        curve = f"{runs} for the {size} of a curve in {' and '.join(cell.axes)}"
         return "too_few", f"{curve}: add {max(more, 1)} or more, not on their line"
     for axis, values in zip(cell.axes, cell.points.T, strict=True):
         best = values[cell.y.argmin()]
@@ -183,11 +186,11 @@ def _fit_window(cell: _Cell, excess: float) -> LocalFit:
     ranked = np.sort(above)
     # Widen the window until the runs determine all coefficients
     for num_inside in range(min(_MIN_RUNS[len(cell.axes)], len(cell.y)), len(cell.y) + 1):
-        inside: NDArray[np.bool_] = above <= max(excess, float(ranked[num_inside - 1]))
+        inside: Bools = above <= max(excess, float(ranked[num_inside - 1]))
         if np.linalg.matrix_rank(design[inside]) == cell.num_coefficients:
             break
     judges = above[inside] <= ranked[min(_NUM_JUDGES[len(cell.axes)], len(ranked)) - 1]
-    return isoflop_curves.fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
+    return fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
 
 
 def _find_minimum(cell: _Cell, theta_MP: Floats) -> Floats:
@@ -217,17 +220,14 @@ def _find_minimum(cell: _Cell, theta_MP: Floats) -> Floats:
     return np.concatenate([cell.centre + z, loss[:, None]], axis=1)
 
 
-def _to_optimum(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> CellOptimum:
-    at, low, high = (
-        _find_minimum(cell, fit.theta[None, :])[0],
-        cell.points.min(axis=0),
-        cell.points.max(axis=0),
-    )
+def _to_optimum(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOptimum:
+    """Return the optimum of a cell from the log2 values and the log loss of its curve's minimum."""
+    low, high = cell.points.min(axis=0), cell.points.max(axis=0)
     if not np.isfinite(at).all():
         return cell.without(
             "no_valley",
-            f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look "
-            "at the runs that stand out",
+            f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look at the runs "
+            "that stand out",
         )
     for axis, place, values in zip(cell.axes, at, cell.points.T, strict=False):
         if not values.min() < place < values.max():
@@ -237,8 +237,8 @@ def _to_optimum(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> Cell
     inside = ((draws[:, :-1] > low) & (draws[:, :-1] < high)).all(axis=1)
     if len(draws) and 1 - inside.mean() > MAX_OUTSIDE_SHARE:
         noise = (
-            f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws "
-            "outside the values run"
+            f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside "
+            "the values run"
         )
         return cell.without(
             "flat", f"{noise}: widen {' and '.join(cell.axes)}, or repeat runs with other seeds"
@@ -246,7 +246,7 @@ def _to_optimum(cell: _Cell, fit: LocalFit, draws: Floats, level: float) -> Cell
     intervals: dict[str, Pair] = {}
     variances = dict.fromkeys(cell.axes, 0.0)
     if len(draws):
-        ends, sds = isoflop_curves.spread_of(draws[inside, :-1], level)
+        ends, sds = compute_spread(draws[inside, :-1], level)
         intervals = {
             axis: (float(a), float(b)) for axis, (a, b) in zip(cell.axes, 2.0**ends, strict=True)
         }

@@ -1,29 +1,35 @@
 """Laws of the best learning rate or batch size against size and duration: log value = c + a log N +
 b log D.
 
-They are fitted to runs over a grid, with columns learning_rate or lr, and batch_tokens or batch. An
-exponent that the cells do not identify, since they have one N, one D, or a fixed D / N, is left
-out. The law then answers only where that still holds.
+N is the number of parameters, D the number of tokens, and a cell is all runs of one (N, D). The
+laws are fitted to the best value of each cell of a grid of runs with columns learning_rate or lr,
+and batch_tokens or batch. If all cells have one N, one D, or one ratio D / N, they do not identify
+an exponent, which is left out. The law then predicts only for that N, D, or ratio.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.notation import counted, format_factor
-from proxies.core.tables.columns import COLUMN_NAMES
-from scaling_fits.compute.hyperparameter_cells import CellOptimum, find_cell_optima
-from scaling_fits.compute.optima import OptimaError, OptimaFit
-from scaling_fits.compute.power_laws import Floats, PowerLaw, fit_power_law, summarize_law
-from scaling_fits.laws.law import CannotTellError, check_size, option_problems
-from scaling_fits.laws.table import RunTable
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.notation import format_counted, format_factor
+from forerun._proxies.core.tables.columns import COLUMN_NAMES
+from forerun._scaling_fits.compute.hyperparameter_cells import CellOptimum, find_cell_optima
+from forerun._scaling_fits.compute.optima import OptimaError, OptimaFit
+from forerun._scaling_fits.compute.power_laws import (
+    Pair,
+    PowerLaw,
+    fit_power_law,
+    summarize_law,
+)
+from forerun._scaling_fits.laws.law import CannotTellError, check_size, list_option_problems
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import RunTable
 
 Hyperparameter = Literal["learning_rate", "batch"]
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
@@ -36,7 +42,8 @@ _MIN_SPREAD = 0.05  # Spread of log N or log D above which cells count as differ
 # Standard deviation of log D about its line over log N, below which the two exponents cannot be
 # separated
 _MIN_SEPARATION = 0.1
-_NEAR = 1.25  # Factor within which a quantity that is not in the law counts as equal
+# Factor within which a quantity that is not in the law counts as equal to that of the cells
+_NEAR = 1.25
 # Extrapolation, in multiples of the largest N or D of a cell, above which a warning is given
 _FAR = 30.0
 
@@ -69,7 +76,7 @@ class HyperparameterPrediction:
     params: float
     tokens: float
     value: float
-    interval: tuple[float, float] | None
+    interval: Pair | None
     """Interval of the optimum itself, from the law's error and the scatter of optima about it."""
     level: float
     warnings: tuple[str, ...]
@@ -85,14 +92,11 @@ def fit_runs_law(
         OptimaError: The column is missing or has cells that are not above zero, or options are out
             of range.
     """
-    problems = option_problems(bootstrap, level, seed)
-    known: dict[Hyperparameter, tuple[str, ...]] = {
-        axis: (table.column_names.get(axis, axis), *names) for axis, names in COLUMNS.items()
-    }
+    problems = list_option_problems(bootstrap, level, seed)
     names = {
         axis: name
         for axis in COLUMNS
-        if (name := next((name for name in known[axis] if name in table.extra), ""))
+        if (name := table.column_names.get(axis, axis)) in table.extra
     }
     if form not in names:
         problems.append(
@@ -129,8 +133,7 @@ def _find_bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
     lines = table.lines or tuple(range(len(column)))
     return [
         f"row {lines[i]}, column {name!r}: "
-        f"{'missing' if math.isnan(column[i]) else f'{column[i]:g}'}: must be a number"
-        " above 0"
+        f"{'missing' if math.isnan(column[i]) else f'{column[i]:g}'}: must be a number above 0"
         for i in np.flatnonzero(~(column > 0))
     ]
 
@@ -151,7 +154,7 @@ def _fit_law(
     design, inputs, notes = _choose_design(used)
     min_cells = len(inputs) + 2
     if not inputs or len(used) < min_cells:
-        missing = f"{len(used)} of {counted(len(cells), 'cell')} with an optimum of {form}"
+        missing = f"{len(used)} of {format_counted(len(cells), 'cell')} with an optimum of {form}"
         needed = f"at least {min_cells} are needed for a law in {' and '.join(inputs)}"
         obstacle = notes[0] if notes and not inputs else needed
         warnings.append(f"{missing}: {obstacle}; run cells at other N and D")
@@ -216,39 +219,37 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     return HyperparameterPrediction(
         **sizes,
         value=fit.law.at(*at),
-        interval=fit.law.interval_at(*at, level=fit.level) if fit.bootstrap else None,
+        interval=fit.law.compute_interval_at(*at, level=fit.level) if fit.bootstrap else None,
         level=fit.level,
         warnings=(*fit.warnings, *far),
     )
 
 
 def _check_sizes(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
-    """Check that the law holds at these sizes: a law without D holds only at the cells' D, and one
-    of a fixed D / N only at that ratio.
+    """Check that the law holds at these sizes: a law without D holds only at the cells' D, and a
+    law of cells with one ratio D / N only at that ratio.
     """
-
-    def value(name: str, of: dict[str, float]) -> float:
-        if name != "D at this N":
-            return of[name]
-        n, d = (np.log([getattr(cell, axis) for cell in fit.used]) for axis in ("params", "tokens"))
-        slope = float(np.polyfit(n, d, 1)[0])
-        return math.exp(math.log(of["tokens"]) - slope * math.log(of["params"]))
-
     left_out = {"params": "tokens", "tokens": "params", "ratio": "D at this N"}.get(fit.design)
     if left_out is None:
         return
-    known = [value(left_out, {"params": cell.params, "tokens": cell.tokens}) for cell in fit.used]
-    asked = value(left_out, sizes)
-    if not min(known) / _NEAR <= asked <= max(known) * _NEAR:
-        off = max(asked / max(known), min(known) / asked)
+    n, d = (np.log([getattr(cell, name) for cell in fit.used]) for name in ("params", "tokens"))
+    asked_n, asked_d = math.log(sizes["params"]), math.log(sizes["tokens"])
+    if left_out == "params":
+        known, asked = n, asked_n
+    else:
+        # Tokens, less those that grow with the size where both grow together
+        slope = float(np.polyfit(n, d, 1)[0]) if fit.design == "ratio" else 0.0
+        known, asked = d - slope * n, asked_d - slope * asked_n
+    off = math.exp(max(asked - float(known.max()), float(known.min()) - asked))
+    if off > _NEAR:
         reason = (
-            f"the cells do not show how {fit.form} changes with {left_out}, and this size is "
-            "off theirs by a factor of"
+            f"the cells do not show how {fit.form} changes with {left_out}, and this size is off "
+            "theirs by a factor of"
         )
         raise CannotTellError((f"{reason} {off:.3g}: run cells that vary {left_out}",))
 
 
-def fit_body(fit: HyperparameterFit) -> dict[str, Json]:
+def summarize_fit(fit: HyperparameterFit) -> dict[str, Json]:
     """Return the output of `fit --form learning_rate|batch --json`. An exponent that is not
     identified is null.
     """
@@ -279,12 +280,10 @@ def _summarize_cell(cell: CellOptimum) -> Json:
     }
 
 
-def prediction_body(
+def summarize_prediction(
     fit: HyperparameterFit, prediction: HyperparameterPrediction
 ) -> dict[str, Json]:
     """Return the output of `predict FIT --params N --tokens D --json` for such a law."""
-    values = {
-        field.name: canon.to_json(getattr(prediction, field.name))
-        for field in dataclasses.fields(prediction)
-    }
+    values = canon.to_json(prediction)
+    assert isinstance(values, dict)
     return {"form": fit.form, "column": fit.column, **values}

@@ -1,12 +1,12 @@
-"""Optima as functions of compute: N* and D* as power laws of C, from IsoFLOP curves.
+"""Optima as functions of compute: N* and D* as power laws of C, from isoFLOP curves.
 
+N* and D* are the parameters and tokens of the run with the lowest loss for C FLOPs.
 `isoflop.fit_isoflop` returns a `ComputeFit`. This module predicts from it, and converts it to JSON.
 FLOPs are those of the table, however they were counted.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,25 @@ from typing import Literal
 
 from scipy.special import ndtri
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.errors import InputError
-from scaling_fits.compute.power_laws import Pair, PowerLaw, summarize_law
-from scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
-from scaling_fits.laws.table import DroppedRow
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.errors import InputError
+from forerun._scaling_fits.compute.power_laws import Pair, PowerLaw, summarize_law
+from forerun._scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
+from forerun._scaling_fits.laws.table import DroppedRow
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
-"""Status of the optimum of one budget, or of one (N, D). `edge`: it may lie outside the values run;
-`flat`: within the noise it may; `no_valley`: there is no minimum."""
+"""Status of the optimum of one budget, or of one (N, D). `edge`: the best run is the first or last
+one, so the optimum may lie beyond the values that were run; `flat`: the noise allows an optimum
+beyond them; `no_valley`: there is no minimum; `too_few`: more runs are needed."""
 ComputeStatus = Literal["converged", "unidentified"]
 
 FlopsSource = Literal["flops", "budget", "6nd"]
 """Source of a run's FLOPs: the column `flops`, the column `budget`, or 6 * N * D."""
 
 BEND_SD = 0.035
-"""Standard deviation of log N* per e-fold of FLOPs beyond the runs: the bend of laws of optima over
-68 tasks of public isoFLOP families (`benchmarks/statistics/best_sizes.py`)."""
+"""Standard deviation of log N* per e-fold of FLOPs beyond the runs. This was the error of laws of
+optima in 68 forecasts of public isoFLOP studies (`benchmarks/statistics/best_sizes.py`)."""
 
 
 class OptimaError(InputError):
@@ -154,19 +155,17 @@ def predict_at(fit: ComputeFit, flops: float) -> ComputePrediction:
         raise LawError(f"flops = {flops}: must be a finite number above 0")
     if fit.params_law is None or fit.tokens_law is None:
         raise CannotTellError(fit.warnings)
-    extrapolation = flops / fit.largest_flops
-    warnings = list(fit.warnings)
-    params, params_ends = _predict_size(fit, fit.params_law, flops, fit.inflation.params)
-    tokens, tokens_ends = _predict_size(fit, fit.tokens_law, flops, fit.inflation.tokens)
+    params, params_interval = _predict_size(fit, fit.params_law, flops, fit.inflation.params)
+    tokens, tokens_interval = _predict_size(fit, fit.tokens_law, flops, fit.inflation.tokens)
     return ComputePrediction(
         flops=float(flops),
         params=params,
-        params_interval=params_ends,
+        params_interval=params_interval,
         tokens=tokens,
-        tokens_interval=tokens_ends,
+        tokens_interval=tokens_interval,
         level=fit.level,
-        extrapolation=extrapolation,
-        warnings=tuple(warnings),
+        extrapolation=flops / fit.largest_flops,
+        warnings=fit.warnings,
     )
 
 
@@ -177,26 +176,26 @@ def _predict_size(
     value = law.at(flops)
     if not fit.bootstrap:
         return value, None
-    ends = law.interval_at(flops, level=fit.level)
+    ends = law.compute_interval_at(flops, level=fit.level)
     reach = math.log(NEXT_RUNG * max(flops / fit.largest_flops, 1.0))
     bend = float(ndtri((1 + fit.level) / 2)) * BEND_SD * reach
     low, high = (math.hypot(inflation * math.log(end / value), bend) for end in ends)
     return value, (value * math.exp(-low), value * math.exp(high))
 
 
-def fit_body(fit: ComputeFit) -> dict[str, Json]:
+def summarize_fit(fit: ComputeFit) -> dict[str, Json]:
     """Return the output of `fit --form isoflop --json`. Numbers that are not identified are
     null.
     """
-    level, laws = (
-        fit.level if fit.bootstrap else None,
-        {"params": fit.params_law, "tokens": fit.tokens_law},
-    )
-    both = [
-        summarize_law(law, (f"{name}_coefficient", f"{name}_exponent"), level)
-        for name, law in laws.items()
-    ]
-    values, intervals = both[0][0] | both[1][0], both[0][1] | both[1][1]
+    level = fit.level if fit.bootstrap else None
+    laws = {"params": fit.params_law, "tokens": fit.tokens_law}
+    values: dict[str, Json] = {}
+    intervals: dict[str, Json] = {}
+    for name, law in laws.items():
+        names = (f"{name}_coefficient", f"{name}_exponent")
+        law_values, law_intervals = summarize_law(law, names, level)
+        values |= law_values
+        intervals |= law_intervals
     exponents: list[dict[str, Json]] = [
         {"value": values[name], "interval": intervals[name]}
         for name in ("params_exponent", "tokens_exponent")
@@ -211,8 +210,6 @@ def fit_body(fit: ComputeFit) -> dict[str, Json]:
 
 def _summarize_optimum(optimum: ComputeOptimum) -> dict[str, Json]:
     """Convert an optimum to JSON, where its loss has no unit in its name."""
-    values = {
-        field.name: canon.to_json(getattr(optimum, field.name))
-        for field in dataclasses.fields(optimum)
-    }
+    values = canon.to_json(optimum)
+    assert isinstance(values, dict)
     return {"loss" if name == "loss_nats" else name: value for name, value in values.items()}

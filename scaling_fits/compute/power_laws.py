@@ -1,9 +1,9 @@
 """Fits of power laws through a few estimated points: value = G * x1^a1 * x2^a2.
 
-Each point has a log with a variance of its own, such as the minimum of a fitted basin. The
+Each point, such as the minimum of a fitted basin, has a log with a variance of its own. The
 regression adds a scatter of the points about the law, as large as the residuals require (Paule and
-Mandel 1982, J. Res. NBS 87:377), and uses Student quantiles of the residual degrees of freedom (as
-Knapp and Hartung 2003, Statistics in Medicine 22:2693): with 3 to 12 points a bootstrap over points
+Mandel 1982, J. Res. NBS 87:377). Intervals use Student quantiles of the residual degrees of freedom
+(as Knapp and Hartung 2003, Statistics in Medicine 22:2693), because a bootstrap over 3 to 12 points
 gives too narrow intervals.
 """
 
@@ -14,16 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from proxies.core.canon import Json
-from proxies.core.errors import InputError
-from proxies.core.notation import counted
-from scaling_fits.laws.law import exp_finite
-from scaling_fits.laws.solver import bisect
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.notation import format_counted
+from forerun._scaling_fits.laws.law import compute_finite_exp
+from forerun._scaling_fits.laws.solver import Bools, Floats, bisect
 
-Floats = NDArray[np.float64]
 Pair = tuple[float, float]
 
 # Smallest variance of a log: points known to 1e-8 are exact, and weights stay finite
@@ -60,32 +58,32 @@ class PowerLaw:
             self.intercept - sum(a * c for a, c in zip(self.exponents, self.centre, strict=True))
         )
 
-    def exponent_interval(self, index: int, level: float) -> tuple[float, float]:
+    def compute_exponent_interval(self, index: int, level: float) -> tuple[float, float]:
         """Return the central interval of one exponent."""
         half = self._compute_student_quantile(level) * math.sqrt(
             self.covariance[index + 1][index + 1]
         )
         return self.exponents[index] - half, self.exponents[index] + half
 
-    def coefficient_interval(self, level: float) -> tuple[float, float]:
-        """Return the central interval of G. Far from the points it is wide and strongly correlated
-        with the exponents.
+    def compute_coefficient_interval(self, level: float) -> tuple[float, float]:
+        """Return the central interval of G. If inputs of 1 are far from the points, the interval is
+        wide, and G is strongly correlated with the exponents.
         """
         log, sd = self._predict_log(np.zeros(len(self.inputs)))
         half = self._compute_student_quantile(level) * sd
-        return exp_finite(log - half), exp_finite(log + half)
+        return compute_finite_exp(log - half), compute_finite_exp(log + half)
 
     def at(self, *values: float) -> float:
         """Return the law's value at these inputs."""
-        return exp_finite(self._predict_log(np.log(values))[0])
+        return compute_finite_exp(self._predict_log(np.log(values))[0])
 
-    def interval_at(self, *values: float, level: float) -> tuple[float, float]:
+    def compute_interval_at(self, *values: float, level: float) -> tuple[float, float]:
         """Return the central interval of the true value at these inputs, from the law's error and
         the scatter about it.
         """
         log, sd = self._predict_log(np.log(values))
         half = self._compute_student_quantile(level) * math.hypot(sd, self.scatter)
-        return exp_finite(log - half), exp_finite(log + half)
+        return compute_finite_exp(log - half), compute_finite_exp(log + half)
 
     def _predict_log(self, logs: Floats) -> tuple[float, float]:
         row = np.concatenate([[1.0], logs - np.array(self.centre)])
@@ -100,7 +98,7 @@ def summarize_law(
     law: PowerLaw | None, names: Sequence[str], level: float | None
 ) -> tuple[dict[str, Json], dict[str, Json]]:
     """Return the coefficient and the exponents of a law by `names`, and their intervals; null for
-    what is unknown.
+    unknown numbers.
     """
     values: dict[str, Json] = dict.fromkeys(names)
     intervals: dict[str, Json] = dict.fromkeys(names)
@@ -108,8 +106,8 @@ def summarize_law(
         values.update(zip(names, (law.coefficient, *law.exponents), strict=True))
         if level is not None:
             ends = (
-                law.coefficient_interval(level),
-                *(law.exponent_interval(i, level) for i in range(len(law.inputs))),
+                law.compute_coefficient_interval(level),
+                *(law.compute_exponent_interval(i, level) for i in range(len(law.inputs))),
             )
             intervals.update(zip(names, map(list, ends), strict=True))
     return values, intervals
@@ -125,8 +123,8 @@ def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: 
     num_points, size = len(log_values), len(inputs) + 1
     if num_points <= size:
         raise PowerLawError(
-            f"{counted(num_points, 'point')} for {size} coefficients: there must be at least "
-            f"{size + 1}"
+            f"{format_counted(num_points, 'point')} for {size} coefficients: there must be at "
+            f"least {size + 1}"
         )
     logs = np.log(np.stack(list(inputs.values()), axis=1)) if inputs else np.empty((num_points, 0))
     centre = logs.mean(axis=0)
@@ -168,13 +166,12 @@ def _solve_weighted(
 
 def _estimate_scatter(design: Floats, values: Floats, variances: Floats, freedom: int) -> float:
     """Estimate the squared scatter at which the weighted residuals have their expected size; 0 if
-    they are smaller without any.
+    the residuals are smaller than expected even without scatter.
     """
 
-    def too_small(tau_squared: Floats | float) -> NDArray[np.bool_]:
-        return np.asarray(
-            _solve_weighted(design, values, 1 / (variances + tau_squared))[1] > freedom
-        )
+    def too_small(tau_squared: Floats | float) -> Bools:
+        _, squares, _ = _solve_weighted(design, values, 1 / (variances + tau_squared))
+        return np.asarray(squares > freedom)
 
     if not too_small(0.0):
         return 0.0

@@ -1,9 +1,10 @@
 """Back-tests: the largest budgets are held out, the other runs are fitted, and the held-out runs
 are predicted.
 
-Each back-test is a separate fit that never saw the runs it predicts. There is one for every
-distance that the runs allow, from the largest rung alone to all runs within a hundredth of the
-largest budget, so a forecast far beyond the runs is judged by tests at its own distance.
+Each back-test is a separate fit that never saw the runs it predicts. The first back-test holds out
+the largest rung (the runs of the largest budget). Each later back-test also holds out smaller
+budgets, down to the last of `CUTS`. All of them predict the largest rung. A forecast far beyond the
+runs is therefore judged by a back-test over a similar distance.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scaling_fits.forecast.posterior import LawPosterior
-from scaling_fits.laws.forms import MIN_POINTS
-from scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.forecast.posterior import LawPosterior
+from forerun._scaling_fits.laws.forms import MIN_POINTS
+from forerun._scaling_fits.laws.table import RunTable
 
 CUTS = (1.25, 3.0, 10.0, 30.0, 100.0)
-"""Divisors of the largest budget; the runs above each quotient are held out in turn."""
+"""Divisors of the largest budget. Each back-test holds out the runs above one of the quotients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Backtest:
 
     @property
     def mean_error(self) -> float:
-        """Mean of predicted over measured loss, less one: 0.01 is 1 % too high."""
+        """Mean of predicted loss / measured loss - 1: 0.01 is 1 % too high."""
         return float(np.mean([run.predicted_nats / run.loss_nats - 1 for run in self.runs]))
 
     @property
@@ -76,18 +76,19 @@ def run_backtests(
     has_intervals: bool,
     on_step: Callable[[str, float], None],
 ) -> tuple[Backtest, ...]:
-    """Hold out the largest budgets in turn, each time farther down, and predict the runs of the
+    """Hold out the largest budgets, each time down to a smaller budget, and predict the runs of the
     largest one.
 
     Args:
         table: The runs.
-        fit: Fits a part of them; None where the part identifies no law.
+        fit: Function that fits a part of the runs; returns None if that part identifies no law.
         level: Level of the intervals.
         has_intervals: Whether runs get intervals.
         on_step: Called with a name and the share of the work done.
 
     Returns:
-        One back-test for each distance, the nearest first; none where too few runs are left.
+        One back-test for each distance, the nearest first, without those for which too few runs
+        are left.
     """
     largest = float(table.flops.max())
     top = table.flops > largest / CUTS[0]
@@ -95,21 +96,23 @@ def run_backtests(
     fitted_before = -1
     for place, cut in enumerate(CUTS):
         on_step("holding out budgets", place / len(CUTS))
-        below = (table.flops < largest / cut) & ~top
-        num_fitted = int(below.sum())
-        if num_fitted == fitted_before or not _can_fit(table, below):
+        below = table.rows((table.flops < largest / cut) & ~top)
+        num_fitted = below.num_runs
+        if num_fitted == fitted_before or below.num_places < MIN_POINTS:
             continue
         fitted_before = num_fitted
-        posterior = fit(table.rows(below))
+        posterior = fit(below)
         if posterior is not None:
-            ratio = largest / float(table.flops[below].max())
+            ratio = largest / float(below.flops.max())
             backtests.append(
-                _compare(posterior, table.rows(top), num_fitted, ratio, level, has_intervals)
+                _predict_held_out(
+                    posterior, table.rows(top), num_fitted, ratio, level, has_intervals
+                )
             )
     return tuple(backtests)
 
 
-def nearest_backtest(backtests: tuple[Backtest, ...], extrapolation: float) -> Backtest | None:
+def find_nearest_backtest(backtests: tuple[Backtest, ...], extrapolation: float) -> Backtest | None:
     """Return the back-test at the distance nearest to the requested one; None if there is none."""
     distance = np.log(max(extrapolation, 1.0))
     return min(
@@ -117,12 +120,7 @@ def nearest_backtest(backtests: tuple[Backtest, ...], extrapolation: float) -> B
     )
 
 
-def _can_fit(table: RunTable, keep: NDArray[np.bool_]) -> bool:
-    points = np.unique(np.stack([table.params[keep], table.tokens[keep]]), axis=1)
-    return len(points.T) >= MIN_POINTS
-
-
-def _compare(
+def _predict_held_out(
     posterior: LawPosterior,
     held: RunTable,
     num_fitted: int,

@@ -1,21 +1,23 @@
 """Checks whether a forecast is conclusive: the fit's status, its back-test, its extrapolation, and
 the width of its interval.
 
-The gate `fit` of a study and every verb that prints a forecast use these checks. The module also
-keeps the track record: the outcomes of earlier forecasts, their errors, and the width of the next
-interval.
+The gate `fit` of a study (a check before the plan of the main run is frozen) and every command that
+prints a forecast use these checks. The module also computes from the outcomes of earlier forecasts
+how wide the next interval must be.
 
-The error of a forecast with a correct interval is z, which is standard normal. Before a forecast of
-a fit has been tested, the accuracy of the fit's intervals is not known. Their scale therefore has a
-prior, a scaled inverse chi-square of `PRIOR_RUNS` degrees of freedom about 1. Errors of concluded
-runs turn it into a posterior, and the predictive distribution of the next error is Student's t
-(Gelman et al., Bayesian Data Analysis, third edition, sections 2.6 and 3.2):
+Let z be the error of a forecast, in the standard deviations that its interval implies. If intervals
+are correct, z is standard normal. Before a forecast has been tested, the accuracy of the intervals
+is not known. Their scale therefore has a prior, a scaled inverse chi-square of `PRIOR_RUNS` degrees
+of freedom about 1. Errors of concluded runs turn the prior into a posterior, and the predictive
+distribution of the next error is Student's t (Gelman et al., Bayesian Data Analysis, third edition,
+sections 2.6 and 3.2):
 
     scale^2 = c (v0 + sum z^2 / c) / (v0 + n) * t(v0 + n)^2 / q^2,    c = q^2 / t(v0)^2,
 
 where q and t(.) are the upper ends of the interval at its level under the normal and Student's t
-distribution. Without an outcome the scale is 1, since the fit's own back-test counts. With many
-outcomes it approaches the root mean square of z. One error changes it little, unless it is large.
+distribution, v0 is `PRIOR_RUNS`, and n is the number of outcomes. Without an outcome the scale is
+1, since the back-test of the fit supports its intervals. With many outcomes the scale approaches
+the root mean square of z. One error changes the scale little, unless the error is large.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxies.core.canon import Json
-from proxies.core.checks import Checks
-from proxies.core.notation import format_factor, format_loss, format_percent
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.notation import format_factor, format_loss, format_percent
 
 if TYPE_CHECKING:
-    from scaling_fits.forecast.backtest import Backtest
-    from scaling_fits.forecast.uncertainty import FittedRuns
+    from forerun._scaling_fits.forecast.backtest import Backtest
+    from forerun._scaling_fits.forecast.uncertainty import FittedRuns
 
 INCONCLUSIVE = "the forecast is inconclusive"
 """The start of the warning that is shown before a number."""
@@ -52,11 +54,11 @@ MAX_LOSS_NATS = 12.0
 """Loss of a uniform guess among 163,000 tokens, the largest valid forecast."""
 
 PRIOR_RUNS = 8
-"""Number of concluded runs that the back-test behind an interval counts for. One error of z = 3
+"""Number of concluded runs for which the back-test behind an interval counts. One error of z = 3
 widens the next interval by half."""
 
 
-def fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, ...]:
+def list_fit_doubts(fit: FittedRuns, backtest: Backtest | None = None) -> tuple[str, ...]:
     """Return the reasons why no forecast by this fit is conclusive; empty if its law converged and
     predicted the largest runs.
 
@@ -83,10 +85,8 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
     findings = [
         (
             f"{'largest run' if num_runs == 1 else 'largest runs'} held out ({num_runs}) predicted "
-            "with at most "
-            f"{format_percent(backtest.largest_error)} error from runs "
-            f"{format_factor(backtest.extrapolation)} times "
-            "smaller"
+            f"with at most {format_percent(backtest.largest_error)} error from runs "
+            f"{format_factor(backtest.extrapolation)} times smaller"
         )
     ]
     if num_covered is None:
@@ -100,18 +100,17 @@ def judge_backtest(backtest: Backtest, level: float) -> tuple[list[str], bool]:
     return findings, num_covered < min_covered or backtest.largest_error > MAX_ERROR
 
 
-def reach_doubts(
+def list_reach_doubts(
     loss_nats: float, interval: tuple[float, float] | None, extrapolation: float
 ) -> tuple[str, ...]:
-    """Return the reasons why a conclusive fit does not determine a run: it is too far out, or the
-    interval of its loss is too wide.
+    """Return the reasons why a conclusive fit does not determine the loss of one run: the run is
+    too far from the fitted ones, or the interval of its loss is too wide.
     """
-    doubts = list(distance_doubts(extrapolation))
+    doubts = list(list_distance_doubts(extrapolation))
     if loss_nats > MAX_LOSS_NATS:
         doubts.append(
             f"the predicted loss of {format_loss(loss_nats)} nats is above {MAX_LOSS_NATS:g}, the "
-            "loss of a uniform "
-            "guess among 163,000 tokens: the run is too far from the fitted ones"
+            "loss of a uniform guess among 163,000 tokens: the run is too far from the fitted ones"
         )
     if interval is not None:
         half = (interval[1] - interval[0]) / 2 / loss_nats
@@ -121,23 +120,21 @@ def reach_doubts(
     return tuple(doubts)
 
 
-def distance_doubts(extrapolation: float) -> tuple[str, ...]:
-    """Return a doubt if a run is farther out than any back-test."""
+def list_distance_doubts(extrapolation: float) -> tuple[str, ...]:
+    """Return a doubt if a run lies farther beyond the fitted ones than any back-test covers."""
     if extrapolation <= FARTHEST_REACH:
         return ()
     reach = f"target at {format_factor(extrapolation)} times the largest rung's FLOPs"
     return (f"{reach}: no back-test covers more than {FARTHEST_REACH:g} times, add larger rungs",)
 
 
-def inconclusive(doubts: tuple[str, ...]) -> tuple[str, ...]:
+def format_doubts(doubts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the warning that precedes a forecast with these doubts; empty without doubts."""
     return (f"{INCONCLUSIVE}: {'; '.join(doubts)}",) if doubts else ()
 
 
-def first_and_rest(warnings: Json) -> tuple[list[str], list[Json]]:
-    """Split the warnings of the JSON into those to show before a number and those that may follow
-    it.
-    """
+def split_warnings(warnings: Json) -> tuple[list[str], list[Json]]:
+    """Split the warnings of a JSON output into those to show before its numbers and the others."""
     all_warnings = warnings if isinstance(warnings, list) else []
     first = [
         warning
@@ -160,16 +157,16 @@ class ForecastOutcome:
     def __post_init__(self) -> None:
         checks = Checks(self)
         for name in ("predicted_nats", "low_nats", "high_nats", "actual_nats"):
-            checks.number(name, above=0)
-        checks.number("level", above=0, below=1)
-        if checks.fine:
+            checks.require_number(name, above=0)
+        checks.require_number("level", above=0, below=1)
+        if checks.has_no_problem:
             ends = f"[{self.low_nats!r}, {self.high_nats!r}]"
             inside = self.low_nats < self.predicted_nats < self.high_nats
-            checks.that(
+            checks.require(
                 inside,
                 f"predicted_nats = {self.predicted_nats!r}: must lie between its ends {ends}",
             )
-        checks.done()
+        checks.raise_problems()
 
     @property
     def covered(self) -> bool:
@@ -191,12 +188,12 @@ class ForecastOutcome:
         return float(ndtri((1 + self.level) / 2)) * miss / abs(math.log(end / self.predicted_nats))
 
 
-def interval_scale(misses: Sequence[float], level: float) -> float:
+def compute_interval_scale(misses: Sequence[float], level: float) -> float:
     """Return the factor for both sides of the next interval, in log loss.
 
     Args:
-        misses: z of every earlier forecast, relative to the interval of its own fit before any such
-            factor.
+        misses: z of every earlier forecast, computed with the interval that its fit gave before any
+            such factor was applied.
         level: Level of the next interval.
     """
     from scipy.special import ndtri, stdtrit

@@ -1,9 +1,9 @@
 """Ladders whose runs lie on one line: runs of one ratio of tokens to parameters, of one duration,
 or of one size.
 
-Such runs show how loss falls along their own line, but nothing about other sizes and durations: the
-terms of N and D cannot be separated. They identify a law of compute along the line, L = E + F *
-C^-gamma with C = 6 N D.
+Such runs show how loss falls along their line, but not away from it: the effects of the parameters
+N and of the tokens D cannot be separated. The runs identify a law of compute along the line,
+L = E + F * C^-gamma with C = 6 N D.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.notation import format_count, format_significant
-from scaling_fits.laws import solver
-from scaling_fits.laws.solver import Floats
-from scaling_fits.laws.table import RunTable
+from forerun._proxies.core.notation import format_count, format_significant
+from forerun._scaling_fits.laws import solver
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import RunTable
 
 MAX_WIDTH = 0.15
 """Largest distance, in logs, of a run from the line of its ladder: 24 % in tokens per parameter."""
@@ -25,6 +25,8 @@ MAX_OFF = 0.5
 per parameter."""
 _MIN_ELONGATION = 5.0
 """Minimum ratio of a ladder's length to its width."""
+_ALONG_AXIS = 0.1
+"""Largest component of a direction that counts as 0."""
 
 NAMES = ("E", "F", "gamma")
 """Parameters of the law along a line."""
@@ -38,7 +40,8 @@ class LadderPath:
 
     log_params: float
     log_tokens: float
-    """Point of the line, with `log_params`: the mean of the runs."""
+    """Log D of a point of the line; `log_params` is log N of the same point, the mean of the
+    runs."""
     direction: tuple[float, float]
     """Unit vector along log N and log D."""
     ends: tuple[float, float]
@@ -52,11 +55,11 @@ class LadderPath:
     def describe(self) -> str:
         """Return a sentence on what the runs have in common."""
         along_n, along_d = self.direction
-        if abs(along_n) < 0.1:
+        if abs(along_n) < _ALONG_AXIS:
             return f"all runs have about {format_count(math.exp(self.log_params))} parameters"
-        if abs(along_d) < 0.1:
+        if abs(along_d) < _ALONG_AXIS:
             return f"all runs have about {format_count(math.exp(self.log_tokens))} tokens"
-        if abs(along_n - along_d) < 0.1:
+        if abs(along_n - along_d) < _ALONG_AXIS:
             ratio = math.exp(self.log_tokens - self.log_params)
             return f"all runs have about {format_significant(ratio)} tokens per parameter"
         return "sizes and tokens of all runs lie on one line"
@@ -65,13 +68,13 @@ class LadderPath:
         """Return E and F in nats, and gamma (S,), of the law of compute that each law follows along
         the line.
 
-        It is the law through three predictions: at both ends of the ladder, and in the middle of
-        its log FLOPs.
+        The law of compute goes through three predictions: at both ends of the ladder, and in the
+        middle of its log FLOPs.
         """
         places = np.array([self.ends[0], (self.ends[0] + self.ends[1]) / 2, self.ends[1]])
         n = self.log_params + places * self.direction[0]
         d = self.log_tokens + places * self.direction[1]
-        first, middle, last = np.exp(solver.log_loss(theta_SP, n, d)).T
+        first, middle, last = np.exp(solver.compute_log_loss(theta_SP, n, d)).T
         log_flops = math.log(6.0) + n + d
         drop = np.maximum((first - middle) / np.maximum(middle - last, 1e-300), 1.0 + 1e-9)
         gamma = np.log(drop) / (log_flops[1] - log_flops[0])
@@ -92,7 +95,12 @@ def find_path(table: RunTable) -> LadderPath | None:
     along = along * (1.0 if along.sum() >= 0 else -1.0)
     width = np.abs(across @ offsets).max()
     positions = along @ offsets
-    if width > MAX_WIDTH or np.ptp(positions) < _MIN_ELONGATION * width or along.min() < -0.1:
+    # A line along which tokens fall as sizes grow does not show how loss falls with compute
+    if (
+        width > MAX_WIDTH
+        or np.ptp(positions) < _MIN_ELONGATION * width
+        or along.min() < -_ALONG_AXIS
+    ):
         return None
     return LadderPath(
         log_params=float(middle[0]),

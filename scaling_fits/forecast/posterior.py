@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from scaling_fits.forecast.population import PUBLIC, Population
-from scaling_fits.laws import solver
-from scaling_fits.laws.solver import Floats, bisect
-from scaling_fits.laws.table import TRUNK, RunTable
-from scaling_fits.laws.traps import is_along_schedules
-from scaling_fits.laws.weights import excess
+from forerun._scaling_fits.forecast.population import PUBLIC, Population
+from forerun._scaling_fits.laws import solver
+from forerun._scaling_fits.laws.forms import FORMS
+from forerun._scaling_fits.laws.solver import NUM_COORDINATES, Floats, bisect
+from forerun._scaling_fits.laws.table import TRUNK, RunTable
+from forerun._scaling_fits.laws.traps import is_along_schedules
+from forerun._scaling_fits.laws.weights import compute_excess
 
 DEPARTURES = (1.0, 4.0, 16.0, 64.0)
 """Variances of the departure from the law, in multiples of the noise variance."""
@@ -36,24 +38,23 @@ MAX_CELLS = 96
 """Maximum number of cells. If there are more runs, neighbors in log N and log D are averaged
 first."""
 
-_NUM_COORDINATES = 6
-_NUM_STARTS = 8
-_NUM_STEPS = 25
-_MAX_STEP = 1.5
-_ROBUST_ROUNDS = 3
+_NUM_STARTS = 8  # Starting points of the search for a mode
+_NUM_STEPS = 25  # Maximum Levenberg-Marquardt steps of a search
+_MAX_STEP = 1.5  # Maximum change of a coordinate in one step
+_ROBUST_ROUNDS = 3  # Searches for a mode, between which outliers lose weight
 _OUTLIER_SDS = 3.0
 """Standardized residual beyond which a run's noise variance grows with its square."""
-_NOISE_FREEDOM = 2.0
-_PROPOSAL_FREEDOM = 6.0
+_NOISE_FREEDOM = 2.0  # Degrees of freedom of the noise variance's prior
+_PROPOSAL_FREEDOM = 6.0  # Degrees of freedom of the distribution from which draws are proposed
 _PRIOR_FREEDOM = 4.0
 """Degrees of freedom of the population, a multivariate t distribution, which allows a study to
 differ from the others if its runs show so."""
 _SHARED_BY_TRUNK = 0.5
 """Share of the noise variance that decay branches of one trunk have in common."""
-_MIN_CELL = 0.02
-_DIFFERENCE = 1e-5
+_MIN_CELL = 0.02  # Smallest side, in log N and log D, of a box in which runs are averaged
+_DIFFERENCE = 1e-5  # Step of a coordinate for numerical derivatives
 _BISECTIONS = 45
-_TINY = 1e-300
+_TINY = 1e-300  # Lower bound of a number whose log is taken
 _MAX_LOG = 300.0
 """Largest log of a term of a law, so that the square of an extreme draw's error stays finite."""
 
@@ -66,9 +67,11 @@ class Cells:
     log_tokens: Floats
     log_loss: Floats
     variance: Floats
-    """Noise variance relative to that of one run on the frontier."""
+    """Noise variance relative to that of one run on the frontier, where no other run has a lower
+    loss for its FLOPs (`laws.weights`)."""
     trunk: Floats
-    """Number of the trunk that a decay branch shares; unique for every other run."""
+    """Number of the trunk, the stable phase from which several runs decay; equal for all runs of
+    one trunk, and unique for every other run."""
 
     @property
     def largest(self) -> NDArray[np.intp]:
@@ -78,7 +81,7 @@ class Cells:
         order = np.lexsort(
             (self.log_loss, self.log_params, np.round(self.log_params + self.log_tokens, 9))
         )
-        return np.asarray(order[-max(1, len(order) // 5) :])
+        return order[-max(1, len(order) // 5) :]
 
     @property
     def reference(self) -> tuple[float, float]:
@@ -120,41 +123,37 @@ class LawPosterior:
         beyond its runs, and the noise of one run.
         """
         n, d = np.log(params), np.log(tokens)
-        middle_ST = solver.log_loss(self.theta, n, d)
-        residual_SR = self.cells.log_loss - solver.log_loss(
+        middle_ST = solver.compute_log_loss(self.theta, n, d)
+        residual_SR = self.cells.log_loss - solver.compute_log_loss(
             self.theta, self.cells.log_params, self.cells.log_tokens
         )
         kernel_TR = _compute_kernel(
             np.stack([n, d], axis=1), _stack_coordinates(self.cells), self.population.length
         )
         largest = float((self.cells.log_params + self.cells.log_tokens).max())
-        error_T = self.population.error_at(self.cells.reference, np.exp(n + d - largest))
+        error_T = self.population.compute_error_at(self.cells.reference, np.exp(n + d - largest))
         sd_ST = np.empty_like(middle_ST)
         for departure in np.unique(self.departures):
             chosen = self.departures == departure
             if departure == 0:
                 sd_ST[chosen] = np.hypot(self.noise_sds[chosen, None], error_T)
                 continue
-            gain_TR = (
-                departure * kernel_TR @ np.linalg.inv(self._compute_covariance(float(departure)))
-            )
+            covariance = _compute_covariance(self.cells, float(departure), self.population.length)
+            gain_TR = departure * kernel_TR @ np.linalg.inv(covariance)
             middle_ST[chosen] += residual_SR[chosen] @ gain_TR.T
             left_T = np.maximum(departure - departure * (gain_TR * kernel_TR).sum(axis=1), 0.0)
             sd_ST[chosen] = np.sqrt(self.noise_sds[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
         return middle_ST, sd_ST
-
-    def _compute_covariance(self, departure: float) -> Floats:
-        return _compute_covariance(self.cells, departure, self.population.length)
 
     def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
         """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each
         share.
         """
         middle_ST, sd_ST = self.forecast(params, tokens)
-        return [mixture_quantile(middle_ST, sd_ST, share) for share in shares]
+        return [compute_mixture_quantile(middle_ST, sd_ST, share) for share in shares]
 
 
-def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
+def compute_mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
     """Return the value at which the mean over draws of normal distribution functions reaches
     `share` (T,).
     """
@@ -162,7 +161,7 @@ def mixture_quantile(middle_ST: Floats, sd_ST: Floats, share: float) -> Floats:
     low, high = bisect(
         lambda at: ndtr((at - middle_ST) / sd_ST).mean(axis=0) < share, low, high, _BISECTIONS
     )
-    return np.asarray((low + high) / 2)
+    return (low + high) / 2
 
 
 def fit_posterior(
@@ -232,12 +231,17 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
     """
     order = _compute_content_order(table)
     weight = table.weight[order]
-    variance = (1.0 + (excess(table)[order] / population.near) ** 2) * weight.mean() / weight
-    own = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
-    # Points of one curve share its noise, as branches of one trunk do
+    variance = (
+        (1.0 + (compute_excess(table)[order] / population.near) ** 2) * weight.mean() / weight
+    )
+    # Runs outside a trunk get numbers of their own. Points of one curve share its noise, as
+    # branches of one trunk do, and so all points of one size get one number.
+    numbers = np.asarray(-1.0 - np.arange(table.num_runs), dtype=np.float64)
     if is_along_schedules(table.params, table.tokens):
-        own = np.unique(table.params[order], return_inverse=True)[1].astype(np.float64)
-    trunk = np.asarray(table.extra[TRUNK][order] if TRUNK in table.extra else own, dtype=np.float64)
+        numbers = np.unique(table.params[order], return_inverse=True)[1].astype(np.float64)
+    trunk = np.asarray(
+        table.extra[TRUNK][order] if TRUNK in table.extra else numbers, dtype=np.float64
+    )
     columns = np.log(np.stack([table.params, table.tokens, table.loss])[:, order])
     size = _MIN_CELL
     boxes = np.arange(table.num_runs)
@@ -265,13 +269,13 @@ def to_theta(coordinates_SP: Floats, reference: tuple[float, float]) -> Floats:
     log_rest = (log_level - np.logaddexp(0.0, logit_e)) / k
     log_a_term = log_rest - np.logaddexp(0.0, -logit_w) + alpha * reference[0]
     log_b_term = log_rest - np.logaddexp(0.0, logit_w) + beta * reference[1]
-    return np.stack(
-        [log_level - np.logaddexp(0.0, -logit_e), log_a_term, log_b_term, alpha, beta, k], axis=1
+    log_e = log_level - np.logaddexp(0.0, -logit_e)
+    return FORMS["coupled"].to_theta(
+        np.stack([log_e, log_a_term, log_b_term, alpha, beta, k], axis=1)
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Mode:
+class _Mode(NamedTuple):
     """The most probable law under one departure ratio."""
 
     coordinates: Floats
@@ -293,9 +297,9 @@ class _Problem:
         reference = cells.reference
         self.n, self.d = cells.log_params - reference[0], cells.log_tokens - reference[1]
         self.mean = np.array(
-            [np.median(cells.log_loss[cells.largest]), *population.mean_at(reference)]
+            [np.median(cells.log_loss[cells.largest]), *population.compute_mean_at(reference)]
         )
-        self.prior = np.zeros((_NUM_COORDINATES, _NUM_COORDINATES))
+        self.prior = np.zeros((NUM_COORDINATES, NUM_COORDINATES))
         self.prior[0, 0] = 1e-4  # The level of the loss has a flat prior
         self.prior[1:, 1:] = np.linalg.inv(population.covariance)
         self.sd = np.array(population.sd)
@@ -306,15 +310,15 @@ class _Problem:
     def starts(self) -> Floats:
         """Return starting points: the population's mean, and random points around it."""
         spread = (
-            np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, _NUM_COORDINATES - 1))
+            np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, NUM_COORDINATES - 1))
             * self.sd
         )
         offsets = np.pad(spread, ((1, 0), (1, 0)))
-        return np.asarray(self.mean + offsets)
+        return self.mean + offsets
 
     def find_mode(self, starts_SP: Floats, departure: float) -> _Mode:
-        """Find the mode. In several rounds, the noise of runs that contradict the others is
-        enlarged.
+        """Find the mode. Each round after the first enlarges the noise of runs that contradict the
+        others.
         """
         variance = self.cells.variance
         points_SP = starts_SP
@@ -350,20 +354,20 @@ class _Problem:
     def _compute_objective(self, points_SP: Floats, squares_S: Floats) -> Floats:
         """Return the negative log posterior from whitened sums of squares (S,)."""
         distance_S = self._compute_distance(points_SP)
-        prior_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PRIOR_FREEDOM)
-        return np.asarray(self.shape * np.log(self.scale + squares_S / 2) + prior_S)
+        prior_S = (_PRIOR_FREEDOM + NUM_COORDINATES) / 2 * np.log1p(distance_S / _PRIOR_FREEDOM)
+        return self.shape * np.log(self.scale + squares_S / 2) + prior_S
 
     def _compute_distance(self, points_SP: Floats) -> Floats:
         """Return the squared distance from the population's mean, in its standard deviations
         (S,).
         """
         off_SP = points_SP - self.mean
-        return np.asarray(np.einsum("sp,pq,sq->s", off_SP, self.prior, off_SP))
+        return np.einsum("sp,pq,sq->s", off_SP, self.prior, off_SP)
 
     def _sum_squares(self, points_SP: Floats, whiten: Floats) -> Floats:
         """Return the sum of squares of whitened residuals (S,)."""
         residual_SR = self.cells.log_loss - _compute_log_loss(points_SP, self.n, self.d)
-        return np.asarray(((residual_SR @ whiten.T) ** 2).sum(axis=1))
+        return ((residual_SR @ whiten.T) ** 2).sum(axis=1)
 
     def _descend(self, points_SP: Floats, whiten: Floats) -> tuple[Floats, Floats, Floats]:
         """Minimize the negative log posterior by Levenberg-Marquardt from every point at once."""
@@ -371,7 +375,7 @@ class _Problem:
         squares_S = self._sum_squares(points_SP, whiten)
         objective_S = self._compute_objective(points_SP, squares_S)
         damping_S = np.full(len(points_SP), 1e-2)
-        diagonal = np.arange(_NUM_COORDINATES)
+        diagonal = np.arange(NUM_COORDINATES)
         for _ in range(_NUM_STEPS):
             gradient_SP, hessian_SPP = self._differentiate(points_SP, squares_S, whiten)
             hessian_SPP[:, diagonal, diagonal] *= 1.0 + damping_S[:, None]
@@ -397,7 +401,7 @@ class _Problem:
         """
         at_SR = _compute_log_loss(points_SP, self.n, self.d)
         slopes = []
-        for index in range(_NUM_COORDINATES):
+        for index in range(NUM_COORDINATES):
             nudged_SP = points_SP.copy()
             nudged_SP[:, index] += _DIFFERENCE
             slopes.append(
@@ -408,7 +412,7 @@ class _Problem:
         noise_S = (self.scale + squares_S / 2) / self.shape
         gradient_SP = np.einsum("srp,sr->sp", slope_SRP, residual_SR) / noise_S[:, None]
         hessian_SPP = slope_SRP.transpose(0, 2, 1) @ slope_SRP / noise_S[:, None, None]
-        pull_S = (_PRIOR_FREEDOM + _NUM_COORDINATES) / (
+        pull_S = (_PRIOR_FREEDOM + NUM_COORDINATES) / (
             _PRIOR_FREEDOM + self._compute_distance(points_SP)
         )
         gradient_SP -= pull_S[:, None] * ((points_SP - self.mean) @ self.prior)
@@ -421,12 +425,12 @@ class _Problem:
         (S,).
         """
         factor = np.linalg.cholesky(np.linalg.inv(mode.hessian))
-        normal_SP = rng.standard_normal((num_draws, _NUM_COORDINATES))
+        normal_SP = rng.standard_normal((num_draws, NUM_COORDINATES))
         chi_S = rng.chisquare(_PROPOSAL_FREEDOM, num_draws) / _PROPOSAL_FREEDOM
         points_SP = mode.coordinates + normal_SP / np.sqrt(chi_S)[:, None] @ factor.T
         distance_S = (normal_SP**2).sum(axis=1) / chi_S
         log_proposal_S = (
-            -(_PROPOSAL_FREEDOM + _NUM_COORDINATES) / 2 * np.log1p(distance_S / _PROPOSAL_FREEDOM)
+            -(_PROPOSAL_FREEDOM + NUM_COORDINATES) / 2 * np.log1p(distance_S / _PROPOSAL_FREEDOM)
         )
         residual_SR = self.cells.log_loss - _compute_log_loss(points_SP, self.n, self.d)
         squares_S = ((residual_SR @ mode.precision) * residual_SR).sum(axis=1)
@@ -440,9 +444,7 @@ def _compute_log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
     """Compute log loss (S, R) of laws in the coordinates of `population`, at n and d relative to
     the reference point.
     """
-    log_level, logit_e, logit_w, log_a, log_b, log_k = (
-        points_SP[:, index, None] for index in range(_NUM_COORDINATES)
-    )
+    log_level, logit_e, logit_w, log_a, log_b, log_k = points_SP.T[:, :, None]
     k = np.exp(log_k)
     share = 1.0 / (1.0 + np.exp(-logit_w))
     in_params = np.minimum(-np.exp(np.minimum(log_a - log_k, _MAX_LOG)) * n, _MAX_LOG)
@@ -450,7 +452,7 @@ def _compute_log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
     inner = share * np.exp(in_params) + (1.0 - share) * np.exp(in_tokens)
     floor = 1.0 / (1.0 + np.exp(-logit_e))
     log_rest = np.minimum(k * np.log(np.maximum(inner, _TINY)), _MAX_LOG)
-    return np.asarray(log_level + np.log(floor + (1.0 - floor) * np.exp(log_rest)))
+    return log_level + np.log(floor + (1.0 - floor) * np.exp(log_rest))
 
 
 def _stack_coordinates(cells: Cells) -> Floats:
@@ -460,7 +462,7 @@ def _stack_coordinates(cells: Cells) -> Floats:
 def _compute_kernel(first: Floats, second: Floats, length: float) -> Floats:
     """Return the correlation of departures at two sets of places, (T, 2) and (R, 2)."""
     distance = ((first[:, None, :] - second[None, :, :]) ** 2).sum(axis=2)
-    return np.asarray(np.exp(-distance / (2 * length**2)))
+    return np.exp(-distance / (2 * length**2))
 
 
 def _compute_covariance(cells: Cells, departure: float, length: float) -> Floats:
@@ -471,11 +473,11 @@ def _compute_covariance(cells: Cells, departure: float, length: float) -> Floats
     shared = _SHARED_BY_TRUNK * np.sqrt(np.outer(cells.variance, cells.variance)) * same_trunk
     np.fill_diagonal(shared, cells.variance)
     places = _stack_coordinates(cells)
-    return np.asarray(shared + departure * _compute_kernel(places, places, length))
+    return shared + departure * _compute_kernel(places, places, length)
 
 
 def _resample(weights: Floats, num_draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
     """Return the indices of `num_draws` draws of equal weight, by systematic resampling."""
     edges = np.cumsum(weights)
     points = (rng.random() + np.arange(num_draws)) / num_draws * edges[-1]
-    return np.asarray(np.minimum(np.searchsorted(edges, points), len(weights) - 1))
+    return np.minimum(np.searchsorted(edges, points), len(weights) - 1)

@@ -1,4 +1,7 @@
-"""The fit of a chosen form as it was published, with bootstrap refits as its draws.
+"""A fit of one law by the method of its paper. Refits to resampled runs give the intervals of the
+fit.
+
+Shape suffixes: M or S refits (draws), P coordinates of a law, R runs.
 
 Rows are resampled with fractional weights, Dirichlet(1, ..., 1) times their number (Rubin 1981,
 Annals of Statistics 9:130; Xu et al. 2020, American Statistician 74:345), not by drawing whole
@@ -14,44 +17,45 @@ from collections.abc import Callable
 
 import numpy as np
 
-from proxies.core.notation import counted
-from scaling_fits.forecast.population import PUBLIC
-from scaling_fits.forecast.posterior import LawPosterior, merge_runs
-from scaling_fits.laws import law, search
-from scaling_fits.laws.forms import Form
-from scaling_fits.laws.law import LawFit
-from scaling_fits.laws.solver import Floats
-from scaling_fits.laws.table import TRUNK, RunTable
+from forerun._proxies.core.notation import format_counted
+from forerun._scaling_fits.forecast.population import PUBLIC
+from forerun._scaling_fits.forecast.posterior import LawPosterior, merge_runs
+from forerun._scaling_fits.laws import law, search
+from forerun._scaling_fits.laws.forms import Form
+from forerun._scaling_fits.laws.law import LawFit
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import TRUNK, RunTable
 
 OnStep = Callable[[str, float], None]
-"""Called with the name of each step of long work, and the share of the work before it."""
+"""Called with the name of each step of long work, and the share of the work done before the
+step."""
 
 SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, error_power=0.6, error_growth=0.0)
-"""Population with the error of a single law beyond its runs: Chinchilla's law by Huber loss is off
-by 1.6, 3.1, 3.9, and 5.6 % at 3, 10, 30, and 100 times the FLOPs of public studies
-(`benchmarks/statistics/forecasts.py`)."""
+"""Population with the error of a single law beyond its runs. `error_sd` and `error_power` were
+chosen by hand for errors that Chinchilla's law, fitted by Huber loss, has in public studies: 1.6,
+3.1, 3.9, and 5.6 % at 3, 10, 30, and 100 times the FLOPs (`benchmarks/statistics/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3
-"""Smallest alpha, beta, and k of a widened draw, since loss falls in every law."""
+"""Smallest alpha, beta, and k of a widened draw: in every law, loss falls as runs grow."""
 _UNSETTLED = 0.05
 """Share of refits that may stop early, which hardly affects the ends of a 90 % interval."""
 
 
-def skip_step(name: str, share: float) -> None:
+def ignore_step(name: str, share: float) -> None:
     """Do nothing: the callback of work without progress reports."""
 
 
 def refit_posterior(
     table: RunTable, form: Form, num_draws: int, seed: int
 ) -> tuple[LawFit, LawPosterior | None]:
-    """Fit one form and return it with its bootstrap refits as draws; None for a form that the runs
-    do not identify.
+    """Fit one form. Return the fit, and a posterior whose draws are bootstrap refits; the posterior
+    is None if the runs do not identify the form.
     """
     fit = law.fit_law(table, form)
     if not fit.identified:
         return fit, None
     rng = np.random.default_rng(seed)
     sizes = [min(search.BLOCK, num_draws - first) for first in range(0, num_draws, search.BLOCK)]
-    refits = law.refits(
+    refits = law.refit_law(
         table, fit, (_draw_weights(table, size, rng) * table.weight for size in sizes)
     )
     unconverged = int((~refits.converged).sum())
@@ -59,8 +63,8 @@ def refit_posterior(
     if unconverged > _UNSETTLED * num_draws:
         warnings += (
             (
-                f"{form}: {unconverged} of the bootstrap's {counted(num_draws, 'refit')} stopped "
-                "before they converged"
+                f"{form}: {unconverged} of the bootstrap's {format_counted(num_draws, 'refit')} "
+                "stopped before they converged"
             ),
         )
     fit = dataclasses.replace(fit, num_unconverged=unconverged, warnings=warnings)
@@ -68,7 +72,7 @@ def refit_posterior(
     # (MacKinnon and White 1985).
     widening = math.sqrt(fit.num_effective_runs / fit.degrees_of_freedom)
     theta_SP = fit.theta + widening * (refits.theta - fit.theta)
-    theta_SP[:, 3:] = np.maximum(theta_SP[:, 3:], _MIN_EXPONENT)
+    theta_SP[:, 3:6] = np.maximum(theta_SP[:, 3:6], _MIN_EXPONENT)  # alpha, beta, k
     squares_S = rng.chisquare(fit.degrees_of_freedom, size=num_draws)
     return fit, LawPosterior(
         population=SINGLE_LAW,
@@ -96,4 +100,4 @@ def _draw_weights(table: RunTable, num_draws: int, rng: np.random.Generator) -> 
     if len(trunks) < table.num_runs:
         shares *= rng.dirichlet(np.ones(len(trunks)), size=num_draws)[:, of_run]
         shares /= shares.sum(axis=1, keepdims=True)
-    return np.asarray(shares * table.num_runs)
+    return shares * table.num_runs

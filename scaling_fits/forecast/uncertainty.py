@@ -13,31 +13,40 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.notation import format_count, format_factor, format_percent, format_significant
-from scaling_fits.compute.isoflop import fit_isoflop
-from scaling_fits.compute.optima import ComputeFit, OptimaError
-from scaling_fits.forecast.backtest import Backtest, nearest_backtest, run_backtests
-from scaling_fits.forecast.conclusive import MAX_LOSS_NATS, fit_doubts, reach_doubts
-from scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
-from scaling_fits.forecast.posterior import LawPosterior, fit_posterior
-from scaling_fits.forecast.refits import OnStep, refit_posterior, skip_step
-from scaling_fits.laws import law, solver
-from scaling_fits.laws.forms import SHAPES, FormChoice
-from scaling_fits.laws.law import (
+from forerun._proxies.core.notation import (
+    format_count,
+    format_factor,
+    format_percent,
+    format_significant,
+)
+from forerun._scaling_fits.compute.isoflop import fit_isoflop
+from forerun._scaling_fits.compute.optima import ComputeFit, OptimaError
+from forerun._scaling_fits.forecast.backtest import Backtest, find_nearest_backtest, run_backtests
+from forerun._scaling_fits.forecast.conclusive import (
+    MAX_LOSS_NATS,
+    list_fit_doubts,
+    list_reach_doubts,
+)
+from forerun._scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
+from forerun._scaling_fits.forecast.posterior import LawPosterior, fit_posterior
+from forerun._scaling_fits.forecast.refits import OnStep, ignore_step, refit_posterior
+from forerun._scaling_fits.laws import law, solver
+from forerun._scaling_fits.laws.forms import FORMS, FormChoice
+from forerun._scaling_fits.laws.law import (
     CannotTellError,
     FitStatus,
     LawError,
     LawFit,
     check_size,
-    exp_finite,
-    option_problems,
+    compute_finite_exp,
+    list_option_problems,
 )
-from scaling_fits.laws.solver import Floats
-from scaling_fits.laws.table import DroppedRow, RunTable
-from scaling_fits.laws.traps import format_names
-from scaling_fits.laws.weights import find_outliers
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import DroppedRow, RunTable
+from forerun._scaling_fits.laws.traps import format_names
+from forerun._scaling_fits.laws.weights import count_effective_runs, find_outliers
 
-FORM_CHOICES = ("auto", "compute", *SHAPES)
+FORM_CHOICES = ("auto", "compute", *FORMS)
 MIN_DRAWS = 200
 """Minimum number of draws of a forecast, also if no interval is requested."""
 FAR = 100.0
@@ -46,7 +55,6 @@ back-tested."""
 MAX_NOISE = 0.1
 """Scatter of log loss about a law above which the law explains nothing."""
 _BACKTEST_DRAWS = 100
-_NUM_LAW_PARAMETERS = 6
 _MIN_GROWTH = 0.01
 """Growth of log loss over a table that triggers a warning."""
 
@@ -92,7 +100,7 @@ class FittedRuns:
     warnings: tuple[str, ...]
     record_scale: float = 1.0
     """Factor on both sides of the interval of a loss, in logs, from the outcomes of earlier
-    forecasts (`scaling_fits.forecast.conclusive`)."""
+    forecasts (`forerun._scaling_fits.forecast.conclusive`)."""
 
     @property
     def status(self) -> FitStatus:
@@ -115,7 +123,7 @@ class FittedRuns:
 
     @property
     def backtest(self) -> Backtest | None:
-        """The back-test of the largest rung; None where too few runs are left without it."""
+        """The back-test of the largest rung; None if too few runs are left without it."""
         return self.backtests[0] if self.backtests else None
 
     def require(self) -> LawPosterior:
@@ -132,14 +140,13 @@ class FittedRuns:
         """Return the posterior of the law of N and D.
 
         Raises:
-            CannotTellError: The runs identify no law, or one along their own line only.
+            CannotTellError: The runs identify no law, or only one along their line.
         """
         posterior = self.require()
         if self.path is not None:
             reason = (
                 f"{self.path.describe()}: they tell how loss falls along that line, not which size "
-                "is best; add runs "
-                "of other sizes at the same FLOPs"
+                "is best; add runs of other sizes at the same FLOPs"
             )
             raise CannotTellError((reason,))
         return posterior
@@ -161,11 +168,11 @@ class Prediction:
     extrapolation: float
     """Ratio of 6ND to the largest fitted 6ND."""
     doubts: tuple[str, ...] = ()
-    """Reasons why the forecast is inconclusive (`scaling_fits.forecast.conclusive`)."""
+    """Reasons why the forecast is inconclusive (`forerun._scaling_fits.forecast.conclusive`)."""
     warnings: tuple[str, ...] = ()
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> Ends:
         """Both ends of the interval in nats; None without a bootstrap."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
@@ -176,7 +183,7 @@ def fit_runs(
     bootstrap: int = 400,
     level: float = 0.9,
     seed: int = 0,
-    on_step: OnStep = skip_step,
+    on_step: OnStep = ignore_step,
 ) -> FittedRuns:
     """Fit a law to the runs of one study and test it on held-out budgets.
 
@@ -235,7 +242,7 @@ def _check_options(form: FormChoice, bootstrap: int, level: float, seed: int) ->
     Raises:
         LawError: Some are invalid; all problems are listed.
     """
-    problems = option_problems(bootstrap, level, seed)
+    problems = list_option_problems(bootstrap, level, seed)
     if form not in FORM_CHOICES:
         problems.insert(0, f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}")
     if problems:
@@ -250,13 +257,12 @@ def _fit_part(
     """
     if form not in ("auto", "compute"):
         return refit_posterior(table, form, num_draws, seed)
-    reasons = law.why_no_forecast(table)
+    reasons = law.list_forecast_obstacles(table)
     if form == "compute" and not reasons and find_path(table) is None:
         reasons = (
             (
                 "form compute is for runs along one line of log N and log D, and these spread over "
-                "an "
-                "area"
+                "an area"
             ),
         )
     if reasons:
@@ -279,20 +285,21 @@ def _fit_optima(table: RunTable, bootstrap: int, level: float, seed: int) -> Com
 def _build_law_fit(table: RunTable, posterior: LawPosterior) -> LawFit:
     """Return the most probable law, with warnings for the reader."""
     residual = (
-        np.log(table.loss) - law.log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
+        np.log(table.loss)
+        - law.compute_log_loss(posterior.mode[None, :], table.params, table.tokens)[0]
     )
     warnings = _describe_nonsense(table, posterior)
     is_outlier = find_outliers(
-        posterior.left_out, _NUM_LAW_PARAMETERS, table.num_runs - _NUM_LAW_PARAMETERS
+        posterior.left_out, solver.NUM_COORDINATES, table.num_runs - solver.NUM_COORDINATES
     )
     return LawFit(
         form="coupled",
         status="degenerate" if warnings else "converged",
         theta=posterior.mode,
-        objective=float((table.weight * solver.huber(residual[None, :])[0]).sum()),
+        objective=float((table.weight * solver.compute_huber(residual[None, :])[0]).sum()),
         residual_sd=posterior.noise_sd,
         num_runs=table.num_runs,
-        num_effective_runs=law.effective_runs(table.weight),
+        num_effective_runs=count_effective_runs(table.weight),
         warnings=warnings,
         outliers=tuple(np.flatnonzero(is_outlier).tolist())
         if len(is_outlier) == table.num_runs
@@ -309,10 +316,8 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
         )
         reason = (
             f"values of {ends} are no losses in nats per token: most are above {MAX_LOSS_NATS:g}, "
-            "the loss of a "
-            "uniform guess among 163,000 tokens; check the column: it may be an accuracy, a "
-            "percentage, or a "
-            "perplexity (take its log)"
+            "the loss of a uniform guess among 163,000 tokens; check the column: it may be an "
+            "accuracy, a percentage, or a perplexity (take its log)"
         )
         return (reason,)
     warnings = []
@@ -325,14 +330,13 @@ def _describe_nonsense(table: RunTable, posterior: LawPosterior) -> tuple[str, .
         if growth > max(3 * posterior.noise_sd, _MIN_GROWTH):
             warnings.append(
                 f"losses grow with {name} (by {format_percent(math.expm1(growth))} over the "
-                "table): a law of loss "
-                "falls; check the columns, and whether every run was tuned and ended its schedule"
+                "table): a law of loss falls; check the columns, and whether every run was tuned "
+                "and ended its schedule"
             )
     if posterior.noise_sd > MAX_NOISE:
         warnings.append(
             f"runs scatter about the law by {format_percent(posterior.noise_sd)} of the loss: no "
-            "law describes these "
-            "values; check that the column is a loss in nats per token"
+            "law describes these values; check that the column is a loss in nats per token"
         )
     return tuple(warnings)
 
@@ -342,16 +346,17 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
     if not fit.outliers:
         return ()
     places = np.array(fit.outliers)
-    residuals = np.log(table.loss) - law.log_loss(fit.theta[None, :], table.params, table.tokens)[0]
+    residuals = (
+        np.log(table.loss) - law.compute_log_loss(fit.theta[None, :], table.params, table.tokens)[0]
+    )
     places = places[np.argsort(-np.abs(residuals[places]))]
     names = format_names([table.name(place) for place in places])
     text = (
         f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise "
-        "explains (the "
-        f"furthest by {format_percent(math.expm1(residuals[places[0]]), is_signed=True)} in loss): "
-        "the fit gives these "
-        "runs little weight, and intervals use the noise of the others; check that they were "
-        "trained like the others"
+        "explains (the furthest by "
+        f"{format_percent(math.expm1(residuals[places[0]]), is_signed=True)} in loss): the fit "
+        "gives these runs little weight, and intervals use the noise of the others; check that "
+        "they were trained like the others"
     )
     return (text,)
 
@@ -372,11 +377,11 @@ def _compute_range(table: RunTable) -> FittedRange:
     )
 
 
-def expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
+def compute_expected_log_loss(fitted: FittedRuns, params: Floats, tokens: Floats) -> Floats:
     """Return the mean over draws of the law's log loss at each (N, D), shape (T,), without the
     departure from the law.
     """
-    return np.asarray(law.log_loss(fitted.laws, params, tokens).mean(axis=0))
+    return law.compute_log_loss(fitted.laws, params, tokens).mean(axis=0)
 
 
 def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
@@ -394,12 +399,14 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     middle, *ends = (float(end[0]) for end in posterior.quantiles(n, d, (0.5, tail, 1 - tail)))
     low = high = None
     if fitted.has_intervals:
-        low, high = (exp_finite(middle + fitted.record_scale * (end - middle)) for end in ends)
+        low, high = (
+            compute_finite_exp(middle + fitted.record_scale * (end - middle)) for end in ends
+        )
     beyond = _compute_extrapolations(fitted.span, float(params), float(tokens))
     extrapolation = beyond["FLOPs"]
     interval = None if low is None or high is None else (low, high)
-    loss = exp_finite(middle)
-    backtest = nearest_backtest(fitted.backtests, extrapolation)
+    loss = compute_finite_exp(middle)
+    backtest = find_nearest_backtest(fitted.backtests, extrapolation)
     return Prediction(
         params=float(params),
         tokens=float(tokens),
@@ -409,11 +416,10 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
         high=high,
         level=fitted.level,
         extrapolation=extrapolation,
-        doubts=fit_doubts(fitted, backtest) + reach_doubts(loss, interval, extrapolation),
+        doubts=list_fit_doubts(fitted, backtest) + list_reach_doubts(loss, interval, extrapolation),
         warnings=tuple(
             f"{name} lie {format_factor(times)} times beyond the fitted runs: intervals were "
-            "back-tested up to "
-            f"{FAR:g} times"
+            f"back-tested up to {FAR:g} times"
             for name, times in beyond.items()
             if times > FAR
         ),
@@ -434,9 +440,8 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
     )
     reason = (
         f"{path.describe()}, and a run of {format_count(params)} parameters on "
-        f"{format_count(tokens)} tokens lies off "
-        f"that line by a factor of {off:.2g} (at most {most:.2g}): add runs of other tokens per "
-        "parameter"
+        f"{format_count(tokens)} tokens lies off that line by a factor of {off:.2g} (at most "
+        f"{most:.2g}): add runs of other tokens per parameter"
     )
     raise CannotTellError((reason,))
 
@@ -450,16 +455,12 @@ def _compute_extrapolations(span: FittedRange, params: float, tokens: float) -> 
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A value with its interval, None without a bootstrap."""
-
-    value: float
-    interval: tuple[float, float] | None
+Ends = tuple[float, float] | None
+"""Both ends of an interval; None without a bootstrap."""
 
 
-def exponents(fitted: FittedRuns) -> tuple[Interval, Interval]:
-    """Return the exponents of C with which N* and D* grow, with intervals.
+def compute_exponents(fitted: FittedRuns) -> tuple[tuple[float, Ends], tuple[float, Ends]]:
+    """Return the exponents of C with which N* and D* grow, each with its interval.
 
     Raises:
         CannotTellError: The runs identify no law, or only one along a line.
@@ -467,11 +468,11 @@ def exponents(fitted: FittedRuns) -> tuple[Interval, Interval]:
     fitted.require_area()
     shares_S = fitted.laws[:, 4] / (fitted.laws[:, 3] + fitted.laws[:, 4])
     alpha, beta = fitted.fit.theta[3:5]
-    params = Interval(
-        value=float(beta / (alpha + beta)), interval=_compute_interval(fitted, shares_S)
+    share = float(beta / (alpha + beta))
+    return (
+        (share, _compute_interval(fitted, shares_S)),
+        (1 - share, _compute_interval(fitted, 1 - shares_S)),
     )
-    tokens = Interval(value=1 - params.value, interval=_compute_interval(fitted, 1 - shares_S))
-    return params, tokens
 
 
 def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
@@ -487,7 +488,7 @@ def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
     return {name: interval for name, interval in ends.items() if interval is not None}
 
 
-def _compute_interval(fitted: FittedRuns, values_S: Floats) -> tuple[float, float] | None:
+def _compute_interval(fitted: FittedRuns, values_S: Floats) -> Ends:
     """Return the central interval of draws at the fit's level; None without intervals."""
     if not fitted.has_intervals:
         return None

@@ -4,8 +4,8 @@ A law has a form (`forms`). It is fitted by minimizing the sum over runs of weig
 1e-3) of log-loss residuals in log-sum-exp form (arXiv 2203.15556, section D.1).
 
 A fit that the runs do not determine is not an error but a status with reasons: `unidentified`
-(there are no numbers), `at_bound` (the optimum lies at the edge of the searched box), `degenerate`
-(the optimum is unlike any known law).
+(the fit has no numbers), `at_bound` (the optimum lies at a bound of the search), `degenerate` (the
+optimum is unlike any known law).
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from typing import Literal
 
 import numpy as np
 
-from proxies.core.errors import ExitCode, InputError
-from proxies.core.notation import counted
-from scaling_fits.laws import search, solver
-from scaling_fits.laws.forms import MIN_POINTS, SHAPES, Form, FormShape
-from scaling_fits.laws.solver import Floats, Points
-from scaling_fits.laws.table import RunTable
-from scaling_fits.laws.weights import effective_runs as effective_runs
-from scaling_fits.laws.weights import find_outliers
+from forerun._proxies.core.errors import ExitCode, InputError
+from forerun._proxies.core.notation import format_counted
+from forerun._scaling_fits.laws import search, solver
+from forerun._scaling_fits.laws.forms import FORMS, MIN_POINTS, Form, FormSpec
+from forerun._scaling_fits.laws.solver import Centre, Floats, Points
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.laws.weights import count_effective_runs, find_outliers
 
 FitStatus = Literal["converged", "at_bound", "degenerate", "unidentified"]
-LARGEST = 1e20  # parameters or tokens
+LARGEST = 1e20  # Maximum number of parameters, and of tokens, of a run
 MAX_BOOTSTRAP = 100_000
 NEXT_RUNG = 1.25
-"""Factor in FLOPs between the runs and a new one. A new run counts as one such step away even where
-nothing is extrapolated."""
+"""Minimum factor in FLOPs by which a new run lies beyond the fitted ones. A run within their range
+counts as this far away too, so that the error of a law beyond its runs is never 0."""
 
 _NUM_STARTS = 12
 _STEEPEST = 2.0  # The largest published k * alpha or k * beta is 1.1
 _MIN_SPREAD = 0.02  # A spread of 2 % in N or D about the common line is rounding, not a design
 _ONE_BUDGET = 1.05  # Ratio of the largest to the smallest FLOPs of runs at one budget
 # Condition number of a Jacobian at which some mixture of parameters does not change any loss
-_LOOSE = 1e6
+_LOOSE_CONDITION = 1e6
 _SAME_LOSS = 1e-9  # Spread of log losses that is rounding
 _LOOSE_REASON = (
-    "other parameters fit these runs as well: too few different sizes or token counts to "
-    "tell the terms apart"
+    "other parameters fit these runs as well: too few different sizes or token counts to tell the "
+    "terms apart"
 )
 
 
@@ -62,7 +61,7 @@ class CannotTellError(InputError):
         super().__init__("; ".join(reasons))
 
 
-def exp_finite(value: float) -> float:
+def compute_finite_exp(value: float) -> float:
     """Compute exp, clipped to a finite number, so that a record can store an unbounded end."""
     return math.exp(min(max(value, -700.0), 700.0))
 
@@ -82,7 +81,7 @@ def check_size(**values: float) -> None:
         raise LawError("; ".join(problems))
 
 
-def option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
+def list_option_problems(bootstrap: int, level: float, seed: int) -> list[str]:
     """Return the problems of the options that every fit takes."""
     problems = []
     if not 0 <= bootstrap <= MAX_BOOTSTRAP:
@@ -130,44 +129,44 @@ class LawFit:
 
     @property
     def has_floor(self) -> bool:
-        """Whether its form has an irreducible loss."""
-        return SHAPES[self.form].has_floor
+        """Whether the form has an irreducible loss."""
+        return FORMS[self.form].has_floor
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the form's own parameters."""
-        return SHAPES[self.form].names
+        return FORMS[self.form].names
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Values by name, E in nats; empty if unidentified."""
+        """Values of the parameters by name, E in nats; empty if unidentified."""
         return {
             name: float(values[0])
             for name, values in self.name_parameters(self.theta[None, :]).items()
         }
 
     def name_parameters(self, theta_MP: Floats) -> dict[str, Floats]:
-        """Return the values (M,) of the form's own parameters by name, from rows of theta; empty if
-        unidentified.
+        """Return the values (M,) of the form's own parameters by name, from rows of theta. The
+        result is empty if the fit is unidentified.
         """
         if not self.identified:
             return {}
-        return dict(zip(self.names, SHAPES[self.form].natural(theta_MP), strict=True))
+        return dict(zip(self.names, FORMS[self.form].compute_parameters(theta_MP), strict=True))
 
 
-def log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
+def compute_log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
     """Compute the log of the loss in nats that each row of `theta_MP` predicts for each run (M,
     R).
     """
-    return solver.log_loss(theta_MP, np.log(params), np.log(tokens))
+    return solver.compute_log_loss(theta_MP, np.log(params), np.log(tokens))
 
 
-def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
-    """Compute log N* of each law at a given N * D (arXiv 2203.15556, section 3.3); k does not
-    affect it.
+def find_log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
+    """Compute log N* of each law at a given N * D (arXiv 2203.15556, section 3.3). k does not
+    affect N*.
 
-    The last axis of `theta` holds the coordinates: (P,) with `log_nd` (R,), or (M, P) with a
-    number.
+    The last axis of `theta` has the coordinates. `theta` is (P,) with `log_nd` (R,), or (M, P) with
+    a number.
     """
     a, b, alpha, beta = (theta[..., i] for i in (1, 2, 3, 4))
     return (np.log(alpha / beta) + a - b + beta * log_nd) / (alpha + beta)
@@ -175,31 +174,30 @@ def log_best_params(theta: Floats, log_nd: Floats | float) -> Floats:
 
 def list_identification_problems(table: RunTable, form: Form) -> tuple[str, ...]:
     """Return the reasons why these runs do not identify this law; empty if they do."""
-    num_parameters = SHAPES[form].dim
+    num_parameters = FORMS[form].num_free
+    parameters = f"the {format_counted(num_parameters, 'parameter')} of {form}"
     reasons: list[str] = []
     if table.num_runs <= num_parameters:
         reasons.append(
-            f"{counted(table.num_runs, 'run')} for the {counted(num_parameters, 'parameter')} of "
-            f"{form}: there must be at least {num_parameters + 1}"
+            f"{format_counted(table.num_runs, 'run')} for {parameters}: there must be at least "
+            f"{num_parameters + 1}"
         )
-    logs = np.stack([np.log(table.params), np.log(table.tokens)])
-    num_places = len(np.unique(logs, axis=1).T)
+    num_places = table.num_places
     if num_places < num_parameters < table.num_runs:
         reasons.append(
-            f"{counted(num_places, 'different pair')} of size and tokens for the "
-            f"{counted(num_parameters, 'parameter')} of {form}: add others"
+            f"{format_counted(num_places, 'different pair')} of size and tokens for "
+            f"{parameters}: add others"
         )
+    logs = np.stack([np.log(table.params), np.log(table.tokens)])
     centered = logs - logs.mean(axis=1, keepdims=True)
-    spread = np.abs(centered).max(axis=1)
-    if np.ptp(np.log(table.loss)) < _SAME_LOSS:
-        reasons.append("all losses are the same: there is nothing to fit")
-    if spread[0] < _MIN_SPREAD:
+    size_spread, tokens_spread = np.abs(centered).max(axis=1)
+    same_losses, same_budget = _list_missing_contrasts(table)
+    reasons += same_losses
+    if size_spread < _MIN_SPREAD:
         reasons.append("all runs have one size: add runs of other sizes")
-    if spread[1] < _MIN_SPREAD:
+    if tokens_spread < _MIN_SPREAD:
         reasons.append("all runs have one number of tokens: add shorter or longer runs")
-    one_budget = table.budget is not None and len(np.unique(table.budget)) == 1
-    if one_budget or table.flops.max() < _ONE_BUDGET * table.flops.min():
-        reasons.append("all runs have one budget: add runs at another")
+    reasons += same_budget
     if not reasons:
         direction = np.linalg.svd(centered, full_matrices=False)[0][:, 1]
         if np.abs(direction @ centered).max() < _MIN_SPREAD:
@@ -207,49 +205,57 @@ def list_identification_problems(table: RunTable, form: Form) -> tuple[str, ...]
     return tuple(reasons)
 
 
-def why_no_forecast(table: RunTable) -> tuple[str, ...]:
+def list_forecast_obstacles(table: RunTable) -> tuple[str, ...]:
     """Return the reasons why these runs allow no forecast, even with published studies as the
     prior; empty if they do.
     """
     reasons: list[str] = []
-    num_points = len(np.unique(np.stack([table.params, table.tokens]), axis=1).T)
-    if num_points < MIN_POINTS:
+    if table.num_places < MIN_POINTS:
         reasons.append(
-            f"{counted(num_points, 'different pair')} of size and tokens: there must be at least "
-            f"{MIN_POINTS}"
+            f"{format_counted(table.num_places, 'different pair')} of size and tokens: there "
+            f"must be at least {MIN_POINTS}"
         )
-    if np.ptp(np.log(table.loss)) < _SAME_LOSS:
-        reasons.append("all losses are the same: there is nothing to fit")
-    one_budget = table.budget is not None and len(np.unique(table.budget)) == 1
-    if one_budget or table.flops.max() < _ONE_BUDGET * table.flops.min():
-        reasons.append("all runs have one budget: add runs at another")
-    return tuple(reasons)
+    same_losses, same_budget = _list_missing_contrasts(table)
+    return (*reasons, *same_losses, *same_budget)
 
 
-def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawFit:
+def _list_missing_contrasts(table: RunTable) -> tuple[list[str], list[str]]:
+    """Return two lists of at most one problem each: that all losses are the same, and that all runs
+    have one budget.
+    """
+    is_one_loss = np.ptp(np.log(table.loss)) < _SAME_LOSS
+    is_one_budget = table.budget is not None and len(np.unique(table.budget)) == 1
+    is_one_budget |= bool(table.flops.max() < _ONE_BUDGET * table.flops.min())
+    return (
+        ["all losses are the same: there is nothing to fit"] if is_one_loss else [],
+        ["all runs have one budget: add runs at another"] if is_one_budget else [],
+    )
+
+
+def fit_law(table: RunTable, form: Form) -> LawFit:
     """Fit one law from the best cells of a grid of starting points. The result is deterministic."""
     if reasons := list_identification_problems(table, form):
         return build_unidentified_fit(table, form, reasons)
-    points, centre = center_points(table)
-    shape, shares = SHAPES[form], normalize_weights(table.weight)
-    grid = search.grid_starts(points, shares, shape, _NUM_STARTS)
-    solutions = search.best_of(grid, points, shares, shape, most_steps)
+    points, centre = center_runs(table)
+    spec, shares = FORMS[form], normalize_weights(table.weight)
+    grid = search.build_grid_starts(points, shares, spec, _NUM_STARTS)
+    solutions = search.polish_best(grid, points, shares, spec)
     best = int(solutions.objective.argmin())
     theta = solutions.theta[best]
-    residuals = solver.residuals(theta[None, :], points)[0]
+    residuals = solver.compute_residuals(theta[None, :], points)[0]
     is_outlier = find_outliers(
         np.sqrt(shares) * residuals,
-        SHAPES[form].dim,
-        _count_free(effective_runs(table.weight), form),
+        spec.num_free,
+        _count_free(count_effective_runs(table.weight), form),
     )
-    effective = effective_runs(table.weight[~is_outlier])
+    effective = count_effective_runs(table.weight[~is_outlier])
     sd = float(
         np.sqrt(
             (shares * residuals**2)[~is_outlier].mean() * effective / _count_free(effective, form)
         )
     )
-    status, warnings = _judge_optimum(theta, points, shape, sd)
-    if status == "converged" and search.condition(theta, points, shape) > _LOOSE:
+    status, warnings = _judge_optimum(theta, points, spec, sd)
+    if status == "converged" and search.compute_condition(theta, points, spec) > _LOOSE_CONDITION:
         return build_unidentified_fit(table, form, (_LOOSE_REASON,))
     if not solutions.converged[best]:
         status = "degenerate" if status == "converged" else status
@@ -257,7 +263,7 @@ def fit_law(table: RunTable, form: Form, most_steps: int = search.STEPS) -> LawF
     return LawFit(
         form=form,
         status=status,
-        theta=uncenter_coordinates(theta[None, :], centre, shape)[0],
+        theta=spec.to_theta(solver.uncenter(theta[None, :], centre)[:, spec.free_coordinates])[0],
         objective=float(solutions.objective[best] * table.weight.mean()),
         residual_sd=sd,
         num_runs=table.num_runs,
@@ -276,99 +282,74 @@ def build_unidentified_fit(table: RunTable, form: Form, reasons: tuple[str, ...]
         objective=None,
         residual_sd=None,
         num_runs=table.num_runs,
-        num_effective_runs=effective_runs(table.weight),
+        num_effective_runs=count_effective_runs(table.weight),
         warnings=tuple(f"{form}: {reason}" for reason in reasons),
     )
 
 
 def _count_free(num_effective_runs: float, form: Form) -> float:
-    return max(num_effective_runs - SHAPES[form].dim, 1.0)
+    """Return the effective runs beyond the number of free coordinates, at least 1."""
+    return max(num_effective_runs - FORMS[form].num_free, 1.0)
 
 
 def normalize_weights(weight: Floats) -> Floats:
     """Scale weights to a mean of 1, so that the search does not depend on their unit."""
-    return np.asarray(weight / weight.mean(axis=-1, keepdims=True))
+    return weight / weight.mean(axis=-1, keepdims=True)
 
 
-def refits(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Solutions:
+def refit_law(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.Solutions:
     """Fit an identified law again under each row of weights. The weights come in blocks, ideally of
     `search.BLOCK` rows.
 
-    Blocks limit the memory. Problems of one block share starting points, so results depend, within
-    the tolerance, on where blocks end.
+    Blocks limit the memory. Problems of one block share starting points. The ends of the blocks
+    therefore change results, within the tolerance of the search.
     """
-    points, centre = center_points(table)
-    shape = SHAPES[fit.form]
-    start = center_coordinates(fit.theta[None, :], centre)[0]
+    points, centre = center_runs(table)
+    spec = FORMS[fit.form]
+    start = solver.center(fit.theta[None, :], centre)[0]
     solutions = []
     for weight_MR in blocks:
-        solution = search.refits(start, points, normalize_weights(weight_MR), shape)
+        solution = search.refit_rows(start, points, normalize_weights(weight_MR), spec)
         solutions.append(
             (
-                uncenter_coordinates(solution.theta, centre, shape),
+                spec.to_theta(solver.uncenter(solution.theta, centre)[:, spec.free_coordinates]),
                 solution.objective * weight_MR.mean(axis=1),
                 solution.converged,
             )
         )
-    theta, objective, converged = (
-        np.concatenate(column) for column in zip(*solutions, strict=True)
-    )
-    return search.Solutions(theta=theta, objective=objective, converged=converged)
+    return search.Solutions(*map(np.concatenate, zip(*solutions, strict=True)))
 
 
-def center_points(table: RunTable) -> tuple[Points, tuple[float, float, float]]:
-    """Return the runs in logs relative to their mean, and the mean of log N, log D, and log
-    loss.
-    """
-    n, d, y = np.log(table.params), np.log(table.tokens), np.log(table.loss)
-    centre = (float(n.mean()), float(d.mean()), float(y.mean()))
-    return Points(n=n - centre[0], d=d - centre[1], y=y - centre[2]), centre
-
-
-def center_coordinates(theta_MP: Floats, centre: tuple[float, float, float]) -> Floats:
-    """Convert coordinates about the origin of log N, log D, and log loss to coordinates about
-    `centre`.
-    """
-    moved = theta_MP.copy()
-    lift = centre[2] / theta_MP[:, 5]  # c * L = (c^(1/k) * inner sum)^k
-    moved[:, 0] -= centre[2]
-    moved[:, 1] -= theta_MP[:, 3] * centre[0] + lift
-    moved[:, 2] -= theta_MP[:, 4] * centre[1] + lift
-    return moved
-
-
-def uncenter_coordinates(
-    theta_MP: Floats, centre: tuple[float, float, float], shape: FormShape
-) -> Floats:
-    """Convert coordinates about `centre` to coordinates about the origin of log N, log D, and log
-    loss.
-    """
-    moved = center_coordinates(theta_MP, (-centre[0], -centre[1], -centre[2]))
-    return shape.theta(moved[:, shape.first])  # Fixed coordinates keep their values
+def center_runs(table: RunTable) -> tuple[Points, Centre]:
+    """Return the runs in logs relative to their mean, and the mean."""
+    return solver.center_points(np.log(table.params), np.log(table.tokens), np.log(table.loss))
 
 
 def _judge_optimum(
-    theta: Floats, points: Points, shape: FormShape, residual_sd: float
+    theta: Floats, points: Points, spec: FormSpec, residual_sd: float
 ) -> tuple[FitStatus, list[str]]:
     """Return the status of an optimum in centered coordinates, with warnings for the reader."""
-    lower, upper = search.bounds(shape, points)
-    free = theta[shape.first]
+    lower, upper = spec.bounds(points)
+    free = theta[spec.free_coordinates]
     is_at_bound = (free <= lower + 1e-9) | (free >= upper - 1e-9)
     bound_warnings = [
         f"{name} is at the bound of the search"
-        for name, is_hit in zip(shape.names, is_at_bound, strict=True)
+        for name, is_hit in zip(spec.names, is_at_bound, strict=True)
         if is_hit
     ]
-    slopes = dict(zip(shape.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
+    slopes = dict(zip(spec.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
     oddities = [
         f"{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
         for name, slope in slopes.items()
         if slope > _STEEPEST
     ]
-    fitted_log_loss = solver.log_loss(theta[None, :], points.n, points.d)
+    # The effect of N or D is the change of the fitted losses if all runs had the mean N or D
+    fitted_log_loss = solver.compute_log_loss(theta[None, :], points.n, points.d)
     zeros = np.zeros_like(points.n)
     for name, n, d in (("params", zeros, points.d), ("tokens", points.n, zeros)):
-        effect = np.sqrt(((solver.log_loss(theta[None, :], n, d) - fitted_log_loss) ** 2).mean())
+        effect = np.sqrt(
+            ((solver.compute_log_loss(theta[None, :], n, d) - fitted_log_loss) ** 2).mean()
+        )
         if effect <= 2 * residual_sd / np.sqrt(len(n)):
             oddities.append(
                 f"the effect of {name} is below the noise: its exponent is not determined"

@@ -1,11 +1,11 @@
 """Tables of runs, read from files of any common dialect into checked arrays.
 
 The columns `params` (N), `tokens` (D), and `loss` (nats per token) are required, under one of the
-names that `proxies.core.tables.columns` lists. `flops` (default 6 * N * D), `budget`, `weight`, and
-`seed` are optional, and any others may be requested. All other columns are read only by the checks
-of `traps`. A run whose loss is not finite, or that did not finish, is dropped with its row and the
-reason. Every other bad cell is an error, and all errors are reported at once. All numbers are
-floats, because 6 * N * D of integers overflows 64 bits from 1.5e18 on.
+names that `forerun._proxies.core.tables.columns` lists. `flops` (default 6 * N * D), `budget`,
+`weight`, and `seed` are optional, and a caller may request more columns. All other columns are read
+only by the checks of `traps`. A run whose loss is not finite, or that did not finish, is dropped,
+and its row and the reason are kept. Every other bad cell is an error, and all errors are reported
+at once. All numbers are floats, because 6 * N * D of integers overflows 64 bits from 1.5e18 on.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from proxies.core.notation import format_count
-from proxies.core.tables import columns as column_names
-from proxies.core.tables.table_files import Cells, Rows, Source, TableError, read_cells
-from scaling_fits.laws import traps
+from forerun._proxies.core.notation import format_count
+from forerun._proxies.core.tables import columns as column_names
+from forerun._proxies.core.tables.table_files import Cells, Rows, Source, TableError, read_cells
+from forerun._scaling_fits.laws import traps
+from forerun._scaling_fits.laws.solver import Bools, Floats
 
-Floats = NDArray[np.float64]
-
-_WANTED = ("params", "tokens", "loss")
+_REQUIRED = ("params", "tokens", "loss")
 _OPTIONAL = ("flops", "budget", "weight", "seed")
 
 TRUNK = "trunk"
-"""Name of a column of studies. Runs with the same number in it are decay branches of one stable
-phase, and share its noise."""
+"""Name of a column in the tables of studies. Runs with the same number in this column are decay
+branches of one stable phase, and share the noise of that phase."""
 
 _LIMITS = {
     "params": (1e-12, 1e100),
@@ -41,8 +40,8 @@ _LIMITS = {
     "budget": (1e-24, 1e200),
     "seed": (0.0, 1e100),
 }
-"""Limits of a cell, whatever its unit. A cell beyond them is a typing mistake; within them,
-products and logs stay finite."""
+"""Limits of a cell in any unit. A cell beyond them is a typing mistake. Within the limits, products
+and logs stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +69,7 @@ class RunTable:
     flops_given: bool = False
     """Whether the FLOPs are from the table rather than 6 * N * D."""
     extra: Mapping[str, Floats] = field(default_factory=dict)
-    """Other columns that were requested and exist, by the table's names. NaN marks an empty
-    cell."""
+    """Other requested columns that the table has, by its names. NaN marks an empty cell."""
     column_names: Mapping[str, str] = field(default_factory=dict)
     """The table's column names, by role."""
     lines: tuple[int, ...] | None = None
@@ -85,7 +83,7 @@ class RunTable:
         Raises:
             TableError: Columns have different lengths, or a value is not finite and positive.
         """
-        columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
+        columns = {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
         given = {name: column for name, column in columns.items() if column is not None}
         lengths = {name: len(column) for name, column in (given | dict(self.extra)).items()}
         if self.lines is not None:
@@ -107,6 +105,11 @@ class RunTable:
         """Number of runs."""
         return len(self.loss)
 
+    @property
+    def num_places(self) -> int:
+        """Number of different pairs of size and tokens."""
+        return len(np.unique(np.stack([self.params, self.tokens]), axis=1).T)
+
     def name(self, index: int) -> str:
         """Return a run's name for messages: its row in the file, or its size and tokens."""
         if self.lines is not None:
@@ -117,18 +120,19 @@ class RunTable:
         )
 
     def distinct(self) -> RunTable:
-        """Return each run once. Rows that are equal in every column but the loss, with nearly the
-        same loss, are one run entered several times; the lowest loss is kept.
+        """Return each run once. Rows with nearly the same loss that are equal in every other column
+        are one run entered several times. The row with the lowest loss is kept.
 
-        Losses count as equal if they are within `traps.SAME_LOSS` of each other: two seeds never
-        agree so closely.
+        Losses within `traps.SAME_LOSS` of each other count as equal, because two seeds never agree
+        so closely.
         """
-        columns = [getattr(self, name) for name in (*_WANTED, *_OPTIONAL) if name != "loss"]
+        columns = [getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL) if name != "loss"]
         cells = np.stack(
             [column for column in (*columns, *self.extra.values()) if column is not None]
         )
         _, group = np.unique(cells, axis=1, return_inverse=True)
         log_loss, places = np.log(self.loss), np.arange(self.num_runs)
+        # Sort by group, then by loss, then by place. A run is new if its group is, or its loss
         order = np.lexsort((places, log_loss, group))
         is_new = (np.diff(group[order], prepend=-1) != 0) | (
             np.diff(log_loss[order], prepend=-np.inf) > traps.SAME_LOSS
@@ -139,11 +143,11 @@ class RunTable:
         kept = np.isin(np.arange(self.num_runs), first_rows)
         return dataclasses.replace(self.rows(kept), dropped=self.dropped, warnings=self.warnings)
 
-    def rows(self, keep: NDArray[np.bool_]) -> RunTable:
+    def rows(self, keep: Bools) -> RunTable:
         """Return the runs where `keep` is true, without the dropped rows and the warnings of the
         whole table.
         """
-        columns = {name: getattr(self, name) for name in (*_WANTED, *_OPTIONAL)}
+        columns = {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
         return dataclasses.replace(
             self,
             **{name: column[keep] for name, column in columns.items() if column is not None},
@@ -158,11 +162,10 @@ def from_columns(
     params: Iterable[float],
     tokens: Iterable[float],
     loss: Iterable[float],
-    flops: Iterable[float] | None = None,
     extra: Mapping[str, Sequence[float]] | None = None,
 ) -> RunTable:
-    """Build a table of runs already in memory, with any `extra` columns. Without `flops`, they are
-    6 * N * D, in floats.
+    """Build a table of runs already in memory, with any `extra` columns. FLOPs are 6 * N * D, in
+    floats.
 
     Raises:
         TableError: A value is not finite and positive, or columns have different lengths.
@@ -170,15 +173,13 @@ def from_columns(
     n, d, nats = (np.array([float(x) for x in column]) for column in (params, tokens, loss))
     if not len(n) == len(d) == len(nats):
         raise TableError([f"columns of different lengths: {len(n)}, {len(d)} and {len(nats)}"])
-    counted = 6.0 * n * d if flops is None else np.array([float(x) for x in flops])
     return RunTable(
         params=n,
         tokens=d,
         loss=nats,
-        flops=counted,
+        flops=6.0 * n * d,
         weight=np.ones(len(n)),
         extra={name: np.array(column, dtype=np.float64) for name, column in (extra or {}).items()},
-        flops_given=flops is not None,
     )
 
 
@@ -191,11 +192,12 @@ def read_runs(
     """Read a table of runs.
 
     Args:
-        path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
+        path: A file or pipe (`forerun._proxies.core.tables.table_files.read_cells`), or cells
+            already read.
         params_column: The table's column of N; empty to recognize it by its name. Equivalent to an
             entry of `columns`.
-        extra: Roles of further columns to keep if the table has them. Their cells are finite
-            numbers or empty.
+        extra: Roles of other columns to keep if the table has them. Cells of such a column are
+            finite numbers or empty.
         columns: The table's column name by role, where the user chose one.
 
     Raises:
@@ -205,7 +207,7 @@ def read_runs(
     given = dict(columns or {}) | ({"params": params_column} if params_column else {})
     cells = read_cells(Path(path) if isinstance(path, str) else path)
     choice = _choose_columns(cells, given, extra)
-    finished = column_names.drop_unfinished(cells, choice.columns)
+    finished = column_names.drop_unfinished_rows(cells, choice.columns)
     names = {
         name: column
         for name, column in choice.columns.items()
@@ -244,9 +246,9 @@ def _choose_columns(
     Raises:
         TableError: A column is missing or there twice.
     """
-    roles = (*_WANTED, *_OPTIONAL, *column_names.STATE_ROLES, *extra)
+    roles = (*_REQUIRED, *_OPTIONAL, *column_names.STATE_ROLES, *extra)
     choice = column_names.choose_columns(cells.columns, roles, given)
-    missing = [name for name in _WANTED if name not in choice.columns]
+    missing = [name for name in _REQUIRED if name not in choice.columns]
     problems = [f"{cells.name}: {problem}" for problem in choice.problems]
     if missing and not problems:
         problems = [f"{cells.name} {column_names.describe_missing(missing, cells.columns)}"]
@@ -257,14 +259,14 @@ def _choose_columns(
 
 def _build_table(
     rows: Rows,
-    numbers: _Numbers,
-    keep: NDArray[np.bool_],
+    numbers: _NumberColumns,
+    keep: Bools,
     extra: Sequence[str],
     is_params_chosen: bool,
 ) -> RunTable:
     """Return the table of the kept runs, with warnings about suspicious ones."""
     values = {name: column[keep] for name, column in numbers.values.items()}
-    run_columns = {name: values[name] for name in (*_WANTED, *_OPTIONAL) if name in values}
+    run_columns = {name: values[name] for name in (*_REQUIRED, *_OPTIONAL) if name in values}
     six_nd, lines = 6.0 * values["params"] * values["tokens"], tuple(line for line, _ in rows)
     warnings = traps.find_warnings(
         run_columns,
@@ -284,20 +286,19 @@ def _build_table(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Numbers:
+class _NumberColumns(NamedTuple):
     """The columns of a table as arrays, by role."""
 
     values: dict[str, Floats]
     """Values by role; NaN where a cell is not a number."""
-    is_number: dict[str, NDArray[np.bool_]]
+    is_number: dict[str, Bools]
     names: dict[str, str]
     """The table's column names, by role."""
     doubts: list[str]
-    """Problems of columns whose commas have two readings."""
+    """Problems of columns whose commas may be decimal or thousands separators."""
 
 
-def _read_numbers(cells: Cells, rows: Rows, names: dict[str, str]) -> _Numbers:
+def _read_numbers(cells: Cells, rows: Rows, names: dict[str, str]) -> _NumberColumns:
     read, doubts = column_names.read_columns(cells, rows, names)
     is_number = {
         name: np.array([value is not None for value in column.values], bool)
@@ -305,22 +306,20 @@ def _read_numbers(cells: Cells, rows: Rows, names: dict[str, str]) -> _Numbers:
     }
     # None becomes NaN
     values = {name: np.array(column.values, dtype=np.float64) for name, column in read.items()}
-    return _Numbers(values=values, is_number=is_number, names=names, doubts=doubts)
+    return _NumberColumns(values=values, is_number=is_number, names=names, doubts=doubts)
 
 
-def _find_bad_cells(rows: Rows, numbers: _Numbers, diverged: NDArray[np.bool_]) -> list[str]:
-    """Return every bad cell by row and column. Cells of columns with doubts are reported with the
-    doubt.
+def _find_bad_cells(rows: Rows, numbers: _NumberColumns, diverged: Bools) -> list[str]:
+    """Return a problem for every bad cell, by row and column. Cells with a comma are left out if it
+    is in doubt what commas in their column mean, because that doubt is a problem of its own.
     """
     problems_by_line: list[tuple[int, str]] = []
     for name, column in numbers.values.items():
         column_name, is_number = numbers.names[name], numbers.is_number[name]
         if name in _LIMITS:
             low, high = _LIMITS[name]
-            good, limit = (
-                is_number & (column >= low) & (column <= high),
-                f"number from {low:g} to {high:g}",
-            )
+            good = is_number & (column >= low) & (column <= high)
+            limit = f"number from {low:g} to {high:g}"
             good |= diverged if name == "loss" else False
         else:
             good, limit = is_number & np.isfinite(column), "finite number"
@@ -340,4 +339,4 @@ def _find_bad_cells(rows: Rows, numbers: _Numbers, diverged: NDArray[np.bool_]) 
             problems_by_line.append(
                 (line, f"row {line}, column {column_name!r}: {shown}: must be a {limit}")
             )
-    return [problem for _, problem in sorted(problems_by_line, key=lambda of_line: of_line[0])]
+    return [problem for _, problem in sorted(problems_by_line, key=lambda item: item[0])]

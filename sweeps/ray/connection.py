@@ -1,6 +1,7 @@
-"""The connection of this process to a Ray cluster: made in a thread, probed, and ended.
+"""The connection of this process to a Ray cluster: made in a thread, then probed.
 
-Ray itself is passed as an argument, from the only module that imports it (`sweeps.ray.pool`).
+Ray itself is passed as an argument, from the only module that imports it
+(`forerun._sweeps.ray.pool`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sweeps.ray.nodes import alive_nodes, answers
-from sweeps.store.errors import PoolDead
+from forerun._sweeps.ray.nodes import is_listening, list_alive_nodes
+from forerun._sweeps.store.errors import PoolDead
 
 RESUME_ADVICE = "Recorded results are kept; run the same command again to resume"
 
-_POLL_SECONDS = 0.02  # the longest time that Ray's SIGTERM handler, which ends the process, stands
-_PROBE_SECONDS = 2.0  # Ray itself needs 10 to 15 s to notice that its node is dead
+# Ray installs a SIGTERM handler that ends the process; it is replaced within this time
+_POLL_SECONDS = 0.02
+# Interval between two probes, and time limit of each. Ray itself needs 10 to 15 s to notice that
+# its node is dead.
+_PROBE_SECONDS = 2.0
 # The head's socket answers, so the head is alive: on an overloaded machine a reply took 5 s
 _BUSY_HEAD_SECONDS = 30.0
 
@@ -27,7 +31,7 @@ class RayConnection:
     """This process's connection to a Ray cluster."""
 
     def __init__(self, ray: Any) -> None:
-        """Prepare a connection; `ray` is the module."""
+        """Prepare a connection; `ray` is the imported module."""
         self._ray = ray
         self._thread: threading.Thread | None = None
         self._probed_at = time.monotonic()
@@ -41,7 +45,7 @@ class RayConnection:
         """Connect to the cluster whose head is at `host:port`.
 
         Args:
-            address: of the head.
+            address: address of the head.
             check: called several times a second; raises to end the wait.
 
         Raises:
@@ -89,15 +93,15 @@ class RayConnection:
             self._thread = None
         return True
 
-    def alive_nodes(self) -> dict[str, str]:
-        """Return node id -> address of the nodes that are alive. Raises RayError."""
-        return alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
+    def list_alive_nodes(self) -> dict[str, str]:
+        """Return the address of every node that is alive, by node id. Raises RayError."""
+        return list_alive_nodes(self._gcs, _BUSY_HEAD_SECONDS)
 
     def probe(self, every_seconds: float = _PROBE_SECONDS) -> None:
         """Check that Ray's head and this driver's node are alive, at most once every
         `every_seconds`.
 
-        Calls in flight on a dead node may stay pending.
+        Without a probe, calls in flight on a dead node may stay pending.
 
         Raises:
             PoolDead: the head or the node is dead.
@@ -106,13 +110,13 @@ class RayConnection:
             return
         self._probed_at = time.monotonic()
         # Not through Ray's own calls: on a dead head they end this process after 60 s
-        if not answers(self.gcs_address, _PROBE_SECONDS):
+        if not is_listening(self.gcs_address, _PROBE_SECONDS):
             raise PoolDead(f"Ray is gone: its head does not answer. {RESUME_ADVICE}")
         # The head notices a dead node only after half a minute, so the node is asked directly
-        if not answers(self._raylet, _PROBE_SECONDS):
+        if not is_listening(self._raylet, _PROBE_SECONDS):
             raise PoolDead(f"Ray is gone: the node of this driver does not answer. {RESUME_ADVICE}")
         try:
-            nodes = self.alive_nodes()
+            nodes = self.list_alive_nodes()
         except self._ray.exceptions.RayError as error:
             raise PoolDead(
                 f"Ray is gone: its head does not answer ({type(error).__name__}). {RESUME_ADVICE}"
@@ -121,7 +125,9 @@ class RayConnection:
             raise PoolDead(f"Ray is gone: the node of this driver is dead. {RESUME_ADVICE}")
 
     def forget_token(self) -> None:
-        """Have Ray read the environment again: it keeps what it read first."""
+        """Have Ray read its settings and the token from the environment again, which it otherwise
+        reads only once.
+        """
         self._ray._raylet.Config.initialize("")
         self._ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 

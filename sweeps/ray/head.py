@@ -1,11 +1,11 @@
 """Program that runs the head of a Ray cluster on this machine: it starts Ray, writes Ray's address
 into a file, and waits to be ended.
 
-    python -P ray_head.py ADDRESS_FILE NUM_CPUS OBJECT_STORE_BYTES RAY_DIR
+    python -P head.py ADDRESS_FILE NUM_CPUS OBJECT_STORE_BYTES RAY_DIR
 
-It runs under `proxies.external.keeper`, which ends it with all processes that Ray has started,
-however the driver ends. `ray start --head` is not used because it also opens Ray Client's port.
-RAY_DIR may be empty: Ray then uses its default folder.
+`forerun._proxies.external.command_supervisor` runs this program. It ends the program and all
+processes that Ray has started, however the driver ends. `ray start --head` is not used because it
+also opens Ray Client's port. RAY_DIR may be empty: Ray then uses its default folder.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-_ASK_SECONDS = 0.5
+_ASK_SECONDS = 0.5  # Pause between two questions whether the node is registered
 
 
 def main(address_file: str, num_cpus: str, object_store_bytes: str, ray_dir: str) -> None:
     """Start Ray, write its address, and wait to be ended."""
     import ray
 
-    _wait_until_node_registers(ray._private.services)
+    _patch_get_node(ray._private.services)
     context: Any = ray.init(
         address="local",
         num_cpus=int(num_cpus),
@@ -38,8 +38,8 @@ def main(address_file: str, num_cpus: str, object_store_bytes: str, ray_dir: str
     threading.Event().wait()
 
 
-def _wait_until_node_registers(services: Any) -> None:
-    """Have Ray wait until its node is registered.
+def _patch_get_node(services: Any) -> None:
+    """Replace Ray's `get_node` by a function that waits until the node is registered.
 
     Ray by itself gives up after 30 s, and a busy machine takes longer. The driver decides how long
     is too long, and ends this program.

@@ -1,7 +1,8 @@
 """Nodes of a Ray cluster: whether the head answers, how many workers fit, and whether the nodes can
 run the study.
 
-Ray itself is passed as an argument, from the only module that imports it (`sweeps.ray.pool`).
+Ray itself is passed as an argument, from the only module that imports it
+(`forerun._sweeps.ray.pool`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxies.core.notation import counted
-from sweeps.store.errors import ClusterUnfit
+from forerun._proxies.core.notation import format_counted
+from forerun._sweeps.store.errors import ClusterUnfit
 
 CONNECT_SECONDS = 5.0
+"""Time limit in seconds for a connection to a server's socket."""
 RPC_SECONDS = 5.0
+"""Time limit in seconds for an answer of Ray's head."""
 CHECK_SECONDS = 60.0
 """Time limit in seconds for a node check; the first task on a node starts a worker process."""
 SETTLE_SECONDS = 5.0
@@ -44,7 +47,7 @@ class WorkerPlacement:
     """Memory of one worker in GiB; 0: not reserved."""
 
     @property
-    def needs(self) -> dict[str, float]:
+    def resources(self) -> dict[str, float]:
         """Resources that one worker takes, by Ray's names."""
         needs = {
             "CPU": self.worker_cpus,
@@ -66,12 +69,12 @@ class WorkerPlacement:
     def __str__(self) -> str:
         amounts = ", ".join(
             f"memory {self.worker_memory_gib:g} GiB" if name == "memory" else f"{name} {amount:g}"
-            for name, amount in self.needs.items()
+            for name, amount in self.resources.items()
         )
         return f"{amounts} each"
 
 
-def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
+def is_listening(head: str, seconds: float = CONNECT_SECONDS) -> bool:
     """Return whether a server listens at `host:port`."""
     host, _, port = head.rpartition(":")
     try:
@@ -81,7 +84,7 @@ def answers(head: str, seconds: float = CONNECT_SECONDS) -> bool:
     return True
 
 
-def found_head(ray: Any, address: str) -> str:
+def find_head(ray: Any, address: str) -> str:
     """Return `host:port` of the head of an existing cluster, after it has accepted the token.
 
     Args:
@@ -97,17 +100,17 @@ def found_head(ray: Any, address: str) -> str:
         raise ClusterUnfit(
             f"cluster.address = {address!r}: {str(error).splitlines()[0]}"
         ) from error
-    if not answers(head):
+    if not is_listening(head):
         raise ClusterUnfit(
             f"cluster.address = {address!r}: nothing answers at {head}: is the cluster running?"
         )
     try:
-        alive_nodes(ray._raylet.GcsClient(address=head))
+        list_alive_nodes(ray._raylet.GcsClient(address=head))
     except ray.exceptions.AuthenticationError as error:
         raise ClusterUnfit(
             f"cluster.address = {address!r}: {head} refuses this token: set RAY_AUTH_MODE=token, "
-            "and RAY_AUTH_TOKEN "
-            "or RAY_AUTH_TOKEN_PATH, to the values with which the cluster was started"
+            "and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, to the values with which the cluster was "
+            "started"
         ) from error
     except ray.exceptions.RayError as error:
         raise ClusterUnfit(
@@ -116,7 +119,7 @@ def found_head(ray: Any, address: str) -> str:
     return head
 
 
-def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
+def list_alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
     """Return node id -> address of the nodes that the head considers alive.
 
     Raises:
@@ -126,38 +129,42 @@ def alive_nodes(gcs: Any, seconds: float = RPC_SECONDS) -> dict[str, str]:
     alive = {
         node_id.hex(): str(node.node_manager_address)
         for node_id, node in nodes.items()
-        if node.state == 0
+        if node.state == 0  # ALIVE in Ray's GcsNodeInfo
     }
     return dict(sorted(alive.items(), key=lambda item: item[1]))
 
 
-def room(resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement) -> int:
+def count_workers_that_fit(
+    resources: Mapping[str, Mapping[str, float]], place: WorkerPlacement
+) -> int:
     """Return how many workers fit.
 
     No worker is split over two nodes, and no share of a GPU over two GPUs.
 
     Args:
         resources: node id -> resource -> amount.
-        place: what a worker takes.
+        place: resources that each worker takes.
     """
-    return sum(node_room(node, place) for node in resources.values())
+    return sum(count_workers_on_node(node, place) for node in resources.values())
 
 
-def node_room(node: Mapping[str, float], place: WorkerPlacement) -> int:
+def count_workers_on_node(node: Mapping[str, float], place: WorkerPlacement) -> int:
     """Return how many workers fit on one node, given its resources."""
     slack = 1 + 1e-9  # rounding: ten tenths must make one
     needs = {
         name: amount
-        for name, amount in place.needs.items()
+        for name, amount in place.resources.items()
         if name != "GPU" or not place.shares_gpus
     }
     limits = [math.floor(node.get(name, 0.0) * slack / amount) for name, amount in needs.items()]
     if place.shares_gpus:
-        limits.append(sum(math.floor(part * slack / place.gpu_share) for part in devices(node)))
+        limits.append(
+            sum(math.floor(part * slack / place.gpu_share) for part in list_free_gpus(node))
+        )
     return min(limits)
 
 
-def devices(node: Mapping[str, float]) -> list[float]:
+def list_free_gpus(node: Mapping[str, float]) -> list[float]:
     """Return the free part of each GPU of a node: whole GPUs first, then the fraction."""
     num_whole, fraction = divmod(node.get("GPU", 0.0), 1.0)
     return [1.0] * int(num_whole) + ([round(fraction, 4)] if fraction >= 1e-4 else [])
@@ -173,30 +180,30 @@ def measure_resources(
     """Return all resources and the free resources of the cluster.
 
     If as many workers as fit are requested, this waits until no more resources become free. The
-    head learns late that a driver has ended: a driver that starts right after it would otherwise
-    count too little room, and keep too few workers until its end.
+    head learns late that a driver has ended. Without the wait, a driver that starts right after
+    another one would count too little room and start too few workers.
 
     Args:
         ray: the module, connected.
-        place: what a worker takes.
+        place: resources that each worker takes.
         num_workers: number of workers requested; 0: as many as fit.
         check: called in each iteration; raises to end the wait.
     """
     total: Resources = ray._private.state.total_resources_per_node()
-    num_wanted = 0 if num_workers else room(total, place)
-    most_room, grew_at = -1, time.monotonic()
+    num_awaited = 0 if num_workers else count_workers_that_fit(total, place)
+    max_fitting, grew_at = -1, time.monotonic()
     while True:
         check()
         free: Resources = ray._private.state.available_resources_per_node()
-        now, current_room = time.monotonic(), room(free, place)
-        if current_room > most_room:
-            most_room, grew_at = current_room, now
-        if current_room >= num_wanted or now - grew_at > SETTLE_SECONDS:
+        now, num_fitting = time.monotonic(), count_workers_that_fit(free, place)
+        if num_fitting > max_fitting:
+            max_fitting, grew_at = num_fitting, now
+        if num_fitting >= num_awaited or now - grew_at > SETTLE_SECONDS:
             return total, free
         time.sleep(_POLL_SECONDS)
 
 
-def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:
+def format_resources(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, str]) -> str:
     """Return the resources of nodes as text, one line a node.
 
     Args:
@@ -207,18 +214,18 @@ def described(resources: Mapping[str, Mapping[str, float]], names: Mapping[str, 
     for node, address in names.items():
         amounts = resources.get(node, {})
         parts = [
-            counted(amounts.get("CPU", 0), "CPU"),
-            counted(amounts.get("GPU", 0), "GPU"),
+            format_counted(amounts.get("CPU", 0), "CPU"),
+            format_counted(amounts.get("GPU", 0), "GPU"),
             f"{amounts.get('memory', 0) / 2**30:.1f} GiB",
         ]
         lines.append(f"\n  {address}: {', '.join(parts)}")
     return "".join(lines)
 
 
-def look(check: NodeCheck) -> list[str]:
+def run_node_check(check: NodeCheck) -> list[str]:
     """Run a node check: the task that is sent to a node.
 
-    It is a function of this module, so that a node without forerun fails with the module's name.
+    Its pickle names this module, so the error of a node without forerun names it too.
     """
     return check()
 
@@ -226,7 +233,7 @@ def look(check: NodeCheck) -> list[str]:
 def _await_tasks(
     ray: Any, references: list[Any], check_stop: Callable[[], None]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the tasks that end in time, and the others; `check_stop` is called each second."""
+    """Return the tasks that end in time, and the late ones; call `check_stop` each second."""
     deadline, late = time.monotonic() + CHECK_SECONDS, references
     while late and time.monotonic() < deadline:
         _, late = ray.wait(late, num_returns=len(late), timeout=1.0)
@@ -247,7 +254,8 @@ def check_nodes(
         ray: the module, connected.
         nodes: node id -> address.
         check: the function that each node runs.
-        environment: environment variables of the process that runs it, as workers have them.
+        environment: environment variables of the process that runs the check, the same as a
+            worker's.
         check_stop: called each second while nodes answer; raises to end the wait.
 
     Raises:
@@ -255,7 +263,7 @@ def check_nodes(
     """
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     options = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": environment}}
-    task = ray.remote(look)
+    task = ray.remote(run_node_check)
     tasks = {
         task.options(**options, scheduling_strategy=strategy(node, soft=False)).remote(
             check
@@ -268,15 +276,12 @@ def check_nodes(
         try:
             node_problems = ray.get(reference, timeout=RPC_SECONDS)
         except ray.exceptions.RayError as error:
-            last_line = [
-                type(error).__name__,
-                *(line.strip() for line in str(error).splitlines() if line.strip()),
-            ][-1]
+            last_line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
             node_problems = [f"forerun does not run there: {last_line}"]
         problems += [f"{tasks[reference]}: {problem}" for problem in node_problems]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in sorted(problems))
         raise ClusterUnfit(
-            f"of {counted(len(nodes), 'node')} that were checked, these cannot run this "
+            f"of {format_counted(len(nodes), 'node')} that were checked, these cannot run this "
             f"study:{listed}"
         )

@@ -2,10 +2,10 @@
 
 This is the only module that imports Ray in the driver.
 
-Ray never restarts or retries an actor: the driver executes again what a lost worker held. Every
-wait has a deadline. A worker that dies results in a report; `PoolDead` is raised when Ray itself is
-gone (its head, or the node of this driver). Actors belong to this driver alone: Ray ends them when
-the driver ends, however it ends.
+Ray never restarts or retries an actor: the driver (the process that runs a study) executes again
+the runs that a lost worker held. Every wait has a deadline. If a worker dies, the driver gets a
+report; `PoolDead` is raised when Ray itself is gone (its head, or the node of this driver). Actors
+belong to this driver alone: Ray ends them when the driver ends, however it ends.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from proxies.core.failures import Cause, crashed, log_tail
-from proxies.core.notation import counted
-from sweeps.ray import start as ray_start
-from sweeps.ray.connection import RESUME_ADVICE, RayConnection
-from sweeps.ray.gpu_shares import Spots, reserve_places
-from sweeps.ray.nodes import (
+from forerun._proxies.core.failures import Cause, get_log_tail, has_crashed
+from forerun._proxies.core.notation import format_counted
+from forerun._sweeps.ray import cluster_start as ray_start
+from forerun._sweeps.ray.cluster_folder import ClusterFolder, RayEnvironment
+from forerun._sweeps.ray.cluster_start import RayHead, StartTimeout
+from forerun._sweeps.ray.connection import RESUME_ADVICE, RayConnection
+from forerun._sweeps.ray.gpu_shares import SchedulingStrategies, reserve_places
+from forerun._sweeps.ray.nodes import (
     NodeCheck,
     WorkerPlacement,
     check_nodes,
-    described,
-    found_head,
+    count_workers_that_fit,
+    find_head,
+    format_resources,
     measure_resources,
-    room,
 )
-from sweeps.ray.own import ClusterFolder, Environment
-from sweeps.ray.start import Head, StartTimeout
-from sweeps.run.pool import HostCall, HostFactory, Report, carry_out, num_cores
-from sweeps.store.errors import ClusterUnfit, PoolDead
+from forerun._sweeps.run.pool import HostCall, HostFactory, Report, count_cores, execute_call
+from forerun._sweeps.store.errors import ClusterUnfit, PoolDead
 
 
 class RayWorker:
-    """Ray actor that runs a worker's host.
+    """Ray actor that runs a worker's host (`forerun._sweeps.run.pool.Host`), which trains a bank of
+    runs.
 
     The host is made by the first call, so that the actor starts quickly.
     """
@@ -51,9 +52,9 @@ class RayWorker:
     def __init__(self, host_factory: HostFactory) -> None:
         self._host = functools.cache(host_factory)
 
-    def ready(self) -> str:
-        """Return the path of the log of this process, so that the driver can read it if the worker
-        is lost; empty if unknown.
+    def report_log_path(self) -> str:
+        """Return the path of this process's log, empty if unknown; the first answer shows that the
+        worker is up. The driver reads the log if the worker is lost.
         """
         with contextlib.suppress(OSError):
             return str(Path("/proc/self/fd/2").readlink())
@@ -61,7 +62,7 @@ class RayWorker:
 
     def advance(self, worker: int, call: HostCall) -> Report:
         """Make one call to the host and return its report."""
-        return carry_out(worker, call, self._host)
+        return execute_call(worker, call, self._host)
 
 
 _MAX_WORKERS_PER_CORE = 16
@@ -73,7 +74,8 @@ Each worker is a process of about 300 MB, and more workers would only wait for e
 ANSWER_SECONDS = 30.0
 """Time limit in seconds for an actor that has already answered to transfer its result."""
 
-_THREAD_SECONDS = 4.0  # a connection takes 1 s, or fails once its head is gone
+# Time limit for a pending connection at the end: it takes 1 s, or fails once its head is gone
+_THREAD_SECONDS = 4.0
 # Beginnings of the lines that Ray itself writes into a worker's log
 _RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")
 _THREAD_VARIABLES = (
@@ -87,7 +89,7 @@ _THREAD_VARIABLES = (
 class RayPool:
     """A pool of Ray actors, each with its share of a node and one arithmetic thread."""
 
-    calls_ahead = 1
+    calls_ahead = 1  # see `Pool`
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class RayPool:
         """Start Ray (about 5 s, minutes on a busy machine) or join a cluster, then start the
         workers.
 
-        If starting a cluster fails, it is tried once more.
+        If the start of a cluster fails, forerun tries it once more.
 
         Args:
             num_workers: number of worker processes; 0: as many as fit now.
@@ -124,9 +126,9 @@ class RayPool:
             check_stop,
         )
         self._dead: PoolDead | None = None
-        num_attempts = 1 if self._place.address else 2
-        while not self._try_open(num_workers, node_check, is_last=num_attempts == 1):
-            num_attempts -= 1
+        is_last = bool(self._place.address)  # only the start of a cluster is tried twice
+        while not self._try_open(num_workers, node_check, is_last=is_last):
+            is_last = True
 
     def _try_open(self, num_workers: int, node_check: NodeCheck | None, *, is_last: bool) -> bool:
         """Start Ray and the workers; return False if that failed and may be tried again.
@@ -159,26 +161,29 @@ class RayPool:
         """Reset the pool to the state before Ray is started."""
         self._actors: list[Any] = []  # by worker
         self._logs: dict[int, str] = {}
-        self._starting: dict[Any, int] = {}  # by pending `ready` call: workers that are not up yet
-        self._patience = StartTimeout(self._check_stop, name="the cluster")
+        # Workers that are not up yet, by their pending `report_log_path` call
+        self._starting: dict[Any, int] = {}
+        self._start_timeout = StartTimeout(self._check_stop, name="the cluster")
         # Calls that have ended: worker, actor, answer
         self._arrived: queue.SimpleQueue[tuple[int, Any, Future[Report]]] = queue.SimpleQueue()
         # Workers that must be restarted; calls that wait in them are given up
         self._failed: set[int] = set()
-        self._head: Head | None = None
+        self._head: RayHead | None = None
         self._connection = RayConnection(self._ray)
-        self._own = None if self._place.address else ClusterFolder()
-        self._environment = Environment(self._own.token if self._own else None)
+        self._cluster_folder = None if self._place.address else ClusterFolder()
+        self._environment = RayEnvironment(
+            self._cluster_folder.token if self._cluster_folder else None
+        )
 
     def _describe_failure(self, error: Exception) -> str:
         """Return why Ray did not start, what it waited for, where its log is, and what to do."""
         # Ray puts the traceback into the message; its last line is the error itself
         lines = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        problem = f"Ray did not start: it waited for {self._patience.name}: {lines[0].strip()}"
+        problem = f"Ray did not start: it waited for {self._start_timeout.name}: {lines[0].strip()}"
         with contextlib.suppress(OSError):
             problem += (
                 f" (the machine's load is {os.getloadavg()[0]:.0f} on "
-                f"{counted(num_cores(), 'core')})"
+                f"{format_counted(count_cores(), 'core')})"
             )
             if self._head is not None:
                 problem += f". Its log: {self._head.keep_log()}"
@@ -216,7 +221,7 @@ class RayPool:
     def _take_arrived(self, timeout_seconds: float) -> list[tuple[int, Any, Future[Report]]]:
         """Return the calls that have ended, including calls of actors that were given up since.
 
-        Waits for the first one at most `timeout_seconds`.
+        The wait for the first one takes at most `timeout_seconds`.
         """
         arrivals = []
         with contextlib.suppress(queue.Empty):
@@ -259,8 +264,8 @@ class RayPool:
                 self._shut_down()
         if self._head is not None:
             self._head.close()
-        if self._own is not None:
-            self._own.close()
+        if self._cluster_folder is not None:
+            self._cluster_folder.close()
         self._environment.close()
         self._connection.forget_token()
 
@@ -277,19 +282,21 @@ class RayPool:
         """Start or find Ray, connect this process to it, and start the workers."""
         place = self._place
         self._connection.forget_token()
-        if self._own is None:
-            address = found_head(self._ray, place.address)
+        if self._cluster_folder is None:
+            address = find_head(self._ray, place.address)
         else:
-            if num_workers > (limit := _MAX_WORKERS_PER_CORE * num_cores()):
+            if num_workers > (limit := _MAX_WORKERS_PER_CORE * count_cores()):
                 raise ClusterUnfit(
                     f"cluster.num_workers = {num_workers}: must be at most {limit} on this "
                     f"machine, {_MAX_WORKERS_PER_CORE} for each core; 0: as many as fit"
                 )
-            num_cpus = math.ceil(num_workers * place.worker_cpus) or num_cores()
-            self._head = Head(self._own, num_cpus)
-            self._patience = StartTimeout(self._check_stop, self._head.size, name="its head")
-            address = self._head.address(self._patience)
-        self._patience.begin("this process's connection")
+            num_cpus = math.ceil(num_workers * place.worker_cpus) or count_cores()
+            self._head = RayHead(self._cluster_folder, num_cpus)
+            self._start_timeout = StartTimeout(
+                self._check_stop, self._head.measure_size, name="its head"
+            )
+            address = self._head.await_address(self._start_timeout)
+        self._start_timeout.begin("this process's connection")
         self._connection.open(address, self._check_start)
         self._start_workers(num_workers, node_check)
 
@@ -303,7 +310,7 @@ class RayPool:
         """
         if self._head is not None:
             self._head.check()
-        self._patience.look()
+        self._start_timeout.check()
 
     def _start_workers(self, num_workers: int, node_check: NodeCheck | None) -> None:
         """Check the nodes, count how many workers fit, and start the workers."""
@@ -315,20 +322,23 @@ class RayPool:
             # Otherwise all workers would use the node's first GPU
             environment["CUDA_VISIBLE_DEVICES"] = ""
         # Check the nodes and count how many workers fit
-        self._patience.begin("its nodes")
-        nodes = self._connection.alive_nodes()
+        self._start_timeout.begin("its nodes")
+        nodes = self._connection.list_alive_nodes()
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
         total, free = measure_resources(ray, place, num_workers, self._check_start)
-        self.num_workers = num_workers or room(free, place)
+        self.num_workers = num_workers or count_workers_that_fit(free, place)
         problem = (
-            f"cluster.num_workers = {num_workers}: {counted(room(total, place), 'worker')} of "
-            f"{place} can be placed, {room(free, place)} of them now: ask for fewer, or less for "
-            f"each. Free resources:{described(free, nodes)}"
+            f"cluster.num_workers = {num_workers}: "
+            f"{format_counted(count_workers_that_fit(total, place), 'worker')} of "
+            f"{place} can be placed, {count_workers_that_fit(free, place)} of them now: ask for "
+            f"fewer, or less for each. Free resources:{format_resources(free, nodes)}"
         )
-        if not 0 < self.num_workers <= room(total, place):
+        if not 0 < self.num_workers <= count_workers_that_fit(total, place):
             raise ClusterUnfit(problem)
-        self.where = f"{counted(self.num_workers, 'worker')} on {counted(len(nodes), 'node')}"
+        self.where = (
+            f"{format_counted(self.num_workers, 'worker')} on {format_counted(len(nodes), 'node')}"
+        )
         idle_gpus = 0 if place.worker_gpus else sum(node.get("GPU", 0) for node in free.values())
         if idle_gpus:
             self.where += f"; GPUs free: {idle_gpus:g} (cluster.worker_gpus gives them shares)"
@@ -336,16 +346,16 @@ class RayPool:
         self._actor_class = ray.remote(
             num_cpus=place.worker_cpus,
             num_gpus=place.gpu_share,
-            memory=place.needs.get("memory"),
+            memory=place.resources.get("memory"),
             max_restarts=0,
             max_task_retries=0,
             runtime_env={"env_vars": environment},
         )(RayWorker)
-        available = free if room(free, place) >= self.num_workers else total
+        available = free if count_workers_that_fit(free, place) >= self.num_workers else total
         self._actors = [None] * self.num_workers
         try:
-            self._patience.begin("resources for its workers")
-            self._spots: Spots = reserve_places(
+            self._start_timeout.begin("resources for its workers")
+            self._strategies: SchedulingStrategies = reserve_places(
                 ray, available, place, self.num_workers, self._check_start
             )
             self._start_actors(list(range(self.num_workers)), self._check_stop)
@@ -355,7 +365,7 @@ class RayPool:
                 raise
             problem += (
                 "\nOther jobs hold the remaining resources, and released none of them in "
-                f"{ray_start.IDLE_SECONDS:g} s"
+                f"{ray_start.MAX_IDLE_SECONDS:g} s"
             )
             raise ClusterUnfit(problem) from error
 
@@ -364,17 +374,17 @@ class RayPool:
 
         Calls may follow at once; they wait until the actor is up.
         """
-        self._patience = StartTimeout(
-            check, int if self._head is None else self._head.size, name="its workers"
+        self._start_timeout = StartTimeout(
+            check, int if self._head is None else self._head.measure_size, name="its workers"
         )
         for worker in workers:
-            actor = self._actor_class.options(scheduling_strategy=self._spots[worker]).remote(
+            actor = self._actor_class.options(scheduling_strategy=self._strategies[worker]).remote(
                 self._factory
             )
             self._actors[worker] = actor
             self._failed.discard(worker)
             self._logs.pop(worker, None)
-            self._starting[actor.ready.remote()] = worker
+            self._starting[actor.report_log_path.remote()] = worker
 
     def _await_ready(self) -> None:
         """Wait until every worker answers.
@@ -408,7 +418,7 @@ class RayPool:
                 self._logs[worker] = self._ray.get(reference, timeout=ANSWER_SECONDS)
         if self._starting:
             try:
-                self._patience.look()
+                self._start_timeout.check()
             except TimeoutError as error:
                 worker = next(iter(self._starting.values()))
                 raise PoolDead(
@@ -422,15 +432,17 @@ class RayPool:
             return answer.result()
         except exceptions.RayError as error:
             log = self._read_log(worker)
-            cause: Cause = "crashed" if crashed(log) else "lost_worker"
+            cause: Cause = "crashed" if has_crashed(log) else "lost_worker"
             if isinstance(error, exceptions.OutOfMemoryError):
                 cause = "out_of_memory"
             problem = f"worker lost ({type(error).__name__})"
-            return Report(worker=worker, error=problem, cause=cause, log_tail=log_tail(log))
+            return Report(worker=worker, error=problem, cause=cause, log_tail=get_log_tail(log))
 
     def _read_log(self, worker: int) -> str:
-        """Return what a lost actor printed; empty if it was on another machine, or died before it
-        told the path of its log.
+        """Return the text that a lost actor printed.
+
+        The text is empty if the actor was on another machine, or died before it reported the path
+        of its log.
         """
         with contextlib.suppress(OSError, KeyError):
             lines = (

@@ -1,5 +1,8 @@
-"""The backlog: runs that wait for a slot, by bank key, with the rules for which is next and which
-must run alone.
+"""The backlog: runs that wait for a slot, and the rules for which run is next and which must run
+alone.
+
+A bank is K runs that a worker trains as one batched model, and a slot is one run's place in it.
+Runs with the same bank key fit into one bank.
 """
 
 from __future__ import annotations
@@ -8,32 +11,38 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from proxies.core.spec import RunSpec
-from sweeps.run.lost_runs import NEVER_LOST, RetryStatus
+from forerun._proxies.core.spec import RunSpec
+from forerun._sweeps.run.retries import NO_FAILURES, RetryPlan
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Attempt:
-    """A run that has no outcome yet."""
+    """The driver's state of one run that is still to be executed to its end.
+
+    A run that is lost and queued again keeps its `Attempt`.
+    """
 
     spec: RunSpec
     run_id: str
     bank_key: str
-    """Key that it shares with the other runs of its bank; includes `standing.num_microbatches`."""
-    standing: RetryStatus = NEVER_LOST
+    """Key that all runs of one bank share. The key includes the minimum number of microbatches in
+    `retry_plan`.
+    """
+    retry_plan: RetryPlan = NO_FAILURES
     """Retry status that follows from the run's lost executions."""
     rungs: tuple[int, ...] = ()
-    """Optimizer steps, ascending, at which its source has yet to judge it."""
-    queued: bool = False
-    """Whether it is in a `Backlog`."""
+    """Optimizer steps, ascending, at which the pruner has yet to decide whether the run goes on."""
+    is_queued: bool = False
+    """Whether the run waits in a `Backlog`."""
     flops: float = 0.0
-    """FLOPs of its training from the state at which it started."""
-    again: bool = False
-    """Whether it has its outcome and is executed again (`sweeps.run.reruns`)."""
+    """Training FLOPs of the run, without the steps that a saved state of its trunk spares."""
+    is_rerun: bool = False
+    """Whether the run already had an outcome and is executed again for comparison
+    (`forerun._sweeps.run.reruns`)."""
 
     @property
     def pause_step(self) -> int | None:
-        """Optimizer step at which it is judged next; None if there is none."""
+        """Optimizer step of the next pruning decision; None if there is none."""
         return self.rungs[0] if self.rungs else None
 
 
@@ -50,49 +59,58 @@ class Backlog:
 
     def add(self, attempt: Attempt) -> None:
         """Append a run to its queue."""
-        attempt.queued = True
+        attempt.is_queued = True
         self._queues.setdefault(attempt.bank_key, deque()).append(attempt)
 
     def put_back(self, attempt: Attempt) -> None:
-        """Queue a lost run again: at the front, because a search may wait for it, or at the back if
-        it must run alone and would block others.
+        """Queue a lost run again.
+
+        The run goes to the front, because a search may wait for its result. A run that must run
+        alone goes to the back, because at the front it would block the others.
         """
-        attempt.queued = True
+        attempt.is_queued = True
         queue = self._queues.setdefault(attempt.bank_key, deque())
-        if attempt.standing.alone:
+        if attempt.retry_plan.needs_own_worker:
             queue.append(attempt)
         else:
             queue.appendleft(attempt)
 
     def discard(self, attempt: Attempt) -> None:
         """Remove a run, if it is queued."""
-        if attempt.queued:
+        if attempt.is_queued:
             self._remove(attempt)
 
     def _remove(self, attempt: Attempt) -> None:
+        """Remove a run from its queue."""
         self._queues[attempt.bank_key].remove(attempt)
-        attempt.queued = False
+        attempt.is_queued = False
 
-    def waits_for(
-        self, bank_key: str, slots: Mapping[int, Attempt], ready: Callable[[Attempt], bool]
+    def has_waiting(
+        self, bank_key: str, slots: Mapping[int, Attempt], is_ready: Callable[[Attempt], bool]
     ) -> bool:
-        """Return whether a run that is ready waits for a free slot of that bank."""
+        """Return whether the bank has a free slot and a run that is ready waits for it.
+
+        Args:
+            bank_key: key of the bank.
+            slots: the bank's occupied slots.
+            is_ready: returns whether a run may start now.
+        """
         queue = self._queues.get(bank_key, deque())
         return (
             len(queue) > 0
             and len(slots) < self._num_slots_for(queue[0].spec)
-            and any(map(ready, queue))
+            and any(map(is_ready, queue))
         )
 
-    def choose_key(self, current: str, ready: Callable[[Attempt], bool]) -> str:
-        """Return the key for an empty bank.
+    def choose_key(self, current: str, is_ready: Callable[[Attempt], bool]) -> str:
+        """Return the key for an empty bank: the first key with a run that is ready.
 
-        This is `current` while that key has runs that are ready, since its model is built, or else
-        the first key that has.
+        The key `current` comes first, because the worker has built its model. It is also the
+        answer if no run is ready.
         """
         self._queues = {key: queue for key, queue in self._queues.items() if queue}
         keys = (
-            key for key in (current, *self._queues) if any(map(ready, self._queues.get(key, ())))
+            key for key in (current, *self._queues) if any(map(is_ready, self._queues.get(key, ())))
         )
         return next(keys, current)
 
@@ -100,22 +118,25 @@ class Backlog:
         self,
         bank_key: str,
         slots: dict[int, Attempt],
-        ready: Callable[[Attempt], bool],
+        is_ready: Callable[[Attempt], bool],
         may_start: Callable[[Attempt], bool],
     ) -> dict[int, Attempt]:
-        """Move runs of the key into the free `slots` of a bank.
+        """Move waiting runs into the free slots of a bank.
 
-        A run that is not `ready` is skipped. The first run that may not start ends the search for
-        runs.
+        Args:
+            bank_key: key of the bank.
+            slots: the bank's occupied slots; the moved runs are added.
+            is_ready: returns whether a run may start now; a run that is not ready is skipped.
+            may_start: asked before each move; the first run that may not start ends the filling.
 
         Returns:
             The runs that were moved, by slot.
         """
         queue = self._queues.get(bank_key, deque())
         moved: dict[int, Attempt] = {}
-        while not any(attempt.standing.alone for attempt in slots.values()):
-            candidate = next(filter(ready, queue), None)
-            if candidate is None or (slots and candidate.standing.alone):
+        while not any(attempt.retry_plan.needs_own_worker for attempt in slots.values()):
+            candidate = next(filter(is_ready, queue), None)
+            if candidate is None or (slots and candidate.retry_plan.needs_own_worker):
                 break
             free = next(
                 (slot for slot in range(self._num_slots_for(candidate.spec)) if slot not in slots),

@@ -1,8 +1,10 @@
 """Caps on what a study may spend, compared with the spend that its ledger records.
 
-Runs and FLOPs are known before a run starts, so no run starts that would pass their caps. Hours,
-device-hours and dollars are known only as they pass: at their caps the driver saves the runs in
-flight and stops, as it does when interrupted.
+The number of runs and their FLOPs are known before a run starts, so no run starts that would exceed
+their caps. Hours, device-hours and dollars are only known as time passes: at their caps the driver
+saves the runs in flight and stops, as it does when interrupted.
+
+A driver records its spend from time to time; the work between two such records is a stretch.
 """
 
 from __future__ import annotations
@@ -10,47 +12,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from proxies.core.notation import (
-    counted,
+from forerun._proxies.core.notation import (
+    format_counted,
     format_duration,
     format_flops,
     format_significant,
     format_usd,
 )
-from sweeps.run.kinds import price_of
-from sweeps.store.ledger import DRIVEN, Ledger
+from forerun._sweeps.run.caps import BudgetCaps
+from forerun._sweeps.store.ledger import WORK_RECORD, Ledger
 
 _HOUR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetCaps:
-    """Maximum spend of a study over all its drivers; None: no cap. A plan checks them
-    (`launcher.plan`).
-    """
-
-    num_runs: int | None = None
-    """Maximum number of outcomes of any kind; imported ones cost nothing."""
-    flops: float | None = None
-    """Maximum training FLOPs, counted `causal`."""
-    hours: float | None = None
-    """Maximum hours during which a driver was at work."""
-    device_hours: float | None = None
-    """Maximum device-hours: these hours times the devices held."""
-    usd: float | None = None
-    usd_per_device_hour: float | None = None
-    usd_per_device_hour_by_kind: dict[str, float] = field(default_factory=dict)
-
-    def price(self, kind: str) -> float | None:
-        """Return the price of an hour of a device of that kind in dollars; None if unknown."""
-        return price_of(kind, self.usd_per_device_hour_by_kind, self.usd_per_device_hour)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KindSpent:
+class KindSpend:
     """Spend on devices of one kind."""
 
     kind: str
@@ -60,7 +39,7 @@ class KindSpent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
+class Spend:
     """Spend of a study so far."""
 
     num_runs: int
@@ -69,12 +48,15 @@ class Spent:
     device_hours: float
     usd: float | None
     """Dollars; None if the price of a kind is unknown."""
-    by_kind: tuple[KindSpent, ...]
+    by_kind: tuple[KindSpend, ...]
     """Device-hours and dollars by kind of device, the most device-hours first."""
 
 
 class StudyBudget:
-    """Budget that is left for one driver. Lost executions count in the hours, not in the FLOPs."""
+    """The caps of a study and its spend, counted while one driver works.
+
+    Lost executions count in the hours, not in the FLOPs.
+    """
 
     def __init__(
         self,
@@ -109,15 +91,15 @@ class StudyBudget:
         seconds = self.seconds
         return {kind: seconds * number for kind, number in self._num_devices.items()}
 
-    def write_down(self, driver: int, stretch: int) -> None:
+    def record_spend(self, driver: int, stretch: int) -> None:
         """Record what this driver has spent since it last did. Raises as `Ledger.append`."""
         now = self._clock()
         seconds, self._started = now - self._started, now
         by_kind = {kind: seconds * number for kind, number in self._num_devices.items()}
-        record_driven(self._ledger, driver, stretch, seconds, by_kind)
+        record_work(self._ledger, driver, stretch, seconds, by_kind)
         self._driven = _sum_driven(self._ledger)
 
-    def spent(self) -> Spent:
+    def compute_spend(self) -> Spend:
         """Return the spend up to now, including this driver's."""
         self._count_outcomes()
         return _sum_spend(
@@ -128,7 +110,7 @@ class StudyBudget:
             self.caps,
         )
 
-    def refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
+    def find_refusal(self, flops: float, in_flight: Callable[[], Sequence[float]]) -> str:
         """Return why a run may not start, or an empty string if it may.
 
         Args:
@@ -143,7 +125,9 @@ class StudyBudget:
         num_begun = self._num_runs + len(running_flops)
         if caps.num_runs is not None and num_begun >= caps.num_runs:
             # The past tense, because the runs in flight have ended when this message is read
-            begun = f"{counted(num_begun, 'run')} {'was' if num_begun == 1 else 'were'} begun"
+            begun = (
+                f"{format_counted(num_begun, 'run')} {'was' if num_begun == 1 else 'were'} begun"
+            )
             return _describe_reached_cap("max_runs", caps.num_runs, begun)
         total = self._flops + sum(running_flops) + flops
         if caps.flops is not None and total > caps.flops:
@@ -155,50 +139,49 @@ class StudyBudget:
             )
         return ""
 
-    def overrun(self) -> str:
+    def find_overrun(self) -> str:
         """Return why the driver must stop now, or an empty string if it may continue."""
-        caps, now = self.caps, self.spent()
-        if caps.hours is not None and now.hours >= caps.hours:
-            return _describe_reached_cap(
-                "max_hours", caps.hours, f"{format_duration(3600 * now.hours)} have passed"
-            )
-        if caps.device_hours is not None and now.device_hours >= caps.device_hours:
+        caps, spend = self.caps, self.compute_spend()
+        if caps.hours is not None and spend.hours >= caps.hours:
+            reason = f"{format_duration(_HOUR_SECONDS * spend.hours)} have passed"
+            return _describe_reached_cap("max_hours", caps.hours, reason)
+        if caps.device_hours is not None and spend.device_hours >= caps.device_hours:
             return _describe_reached_cap(
                 "max_device_hours",
                 caps.device_hours,
-                f"{format_significant(now.device_hours)} device-hours are spent",
+                f"{format_significant(spend.device_hours)} device-hours are spent",
             )
         # A lower bound if the price of a kind is unknown
-        usd = sum(kind_spend.usd or 0.0 for kind_spend in now.by_kind)
+        usd = sum(kind_spend.usd or 0.0 for kind_spend in spend.by_kind)
         if caps.usd is not None and usd >= caps.usd:
             return _describe_reached_cap("max_usd", caps.usd, f"{format_usd(usd)} are spent")
         return ""
 
     def _count_outcomes(self) -> None:
         """Add the outcomes that were recorded since the last call."""
-        results = self._ledger.own_results()
+        results = self._ledger.get_own_results()
         if len(results) > self._num_runs:  # this is called several times a second
             self._flops += sum(result.flops for result in results[self._num_runs :])
             self._num_runs = len(results)
 
 
-Held = tuple[float, Mapping[str, float]]
-"""Seconds, and device-seconds by kind."""
+DeviceTime = tuple[float, Mapping[str, float]]
+"""Seconds that drivers worked, and device-seconds by kind of device."""
 
 
-def spent(ledger: Ledger, caps: BudgetCaps, more: Held = (0.0, {})) -> Spent:
-    """Return the spend by the records, with the hours of drivers that have ended.
+def compute_spend(ledger: Ledger, caps: BudgetCaps, unrecorded: DeviceTime = (0.0, {})) -> Spend:
+    """Return the spend that the ledger records, plus `unrecorded` time.
 
     Args:
         ledger: the ledger, as just read.
         caps: caps with the prices.
-        more: spend of a driver that has not recorded it yet.
+        unrecorded: time of a driver that has not recorded it yet.
     """
-    own = [result.flops for result in ledger.own_results()]
-    return _sum_spend(len(own), sum(own), _sum_driven(ledger), more, caps)
+    flops = [result.flops for result in ledger.get_own_results()]
+    return _sum_spend(len(flops), sum(flops), _sum_driven(ledger), unrecorded, caps)
 
 
-def record_driven(
+def record_work(
     ledger: Ledger, driver: int, stretch: int, seconds: float, device_seconds: Mapping[str, float]
 ) -> None:
     """Append the `driven` record of a stretch of a driver's work, unless it is there.
@@ -212,46 +195,49 @@ def record_driven(
 
     Raises as `Ledger.append`.
     """
-    if not is_driven(ledger, driver, stretch):
+    if not is_work_recorded(ledger, driver, stretch):
         body = {
             "seconds": seconds,
             "device_seconds": sum(device_seconds.values()),
             "by_kind": dict(device_seconds),
         }
-        ledger.append(DRIVEN, f"{driver}/{stretch}", body)
+        ledger.append(WORK_RECORD, f"{driver}/{stretch}", body)
 
 
-def is_driven(ledger: Ledger, driver: int, stretch: int) -> bool:
+def is_work_recorded(ledger: Ledger, driver: int, stretch: int) -> bool:
     """Return whether that stretch is recorded."""
-    return ledger.find(DRIVEN, f"{driver}/{stretch}") is not None
+    return ledger.find(WORK_RECORD, f"{driver}/{stretch}") is not None
 
 
-def _sum_driven(ledger: Ledger) -> Held:
-    """Sum the `driven` records of the drivers that have ended."""
-    bodies: list[Any] = [record.body for record in ledger.records(DRIVEN)]
-    held = Counter[str]()
+def _sum_driven(ledger: Ledger) -> DeviceTime:
+    """Sum the `driven` records of all drivers."""
+    bodies: list[Any] = [record.body for record in ledger.read_records(WORK_RECORD)]
+    device_seconds = Counter[str]()
     for body in bodies:
         # Older records have no kinds
-        held.update(body.get("by_kind", {"": body["device_seconds"]}))
-    return sum(body["seconds"] for body in bodies), held
+        device_seconds.update(body.get("by_kind", {"": body["device_seconds"]}))
+    return sum(body["seconds"] for body in bodies), device_seconds
 
 
-def _sum_spend(num_runs: int, flops: float, driven: Held, more: Held, caps: BudgetCaps) -> Spent:
+def _sum_spend(
+    num_runs: int, flops: float, recorded: DeviceTime, unrecorded: DeviceTime, caps: BudgetCaps
+) -> Spend:
     """Return the spend of recorded and unrecorded work, priced by kind of device."""
-    held = Counter[str](driven[1])
-    held.update(more[1])
+    device_seconds = Counter[str](recorded[1])
+    device_seconds.update(unrecorded[1])
     by_kind = []
-    for kind, seconds in held.most_common():
-        hours, price = seconds / _HOUR_SECONDS, caps.price(kind)
+    for kind, seconds in device_seconds.most_common():
+        hours, price = seconds / _HOUR_SECONDS, caps.find_price(kind)
         by_kind.append(
-            KindSpent(kind=kind, device_hours=hours, usd=None if price is None else hours * price)
+            KindSpend(kind=kind, device_hours=hours, usd=None if price is None else hours * price)
         )
     priced = [kind_spend.usd for kind_spend in by_kind if kind_spend.usd is not None]
+    # Before any work, the dollars are 0 if the plan has a price, and unknown otherwise
     known = len(priced) == len(by_kind) and (by_kind or caps.usd_per_device_hour is not None)
-    return Spent(
+    return Spend(
         num_runs=num_runs,
         flops=flops,
-        hours=(driven[0] + more[0]) / _HOUR_SECONDS,
+        hours=(recorded[0] + unrecorded[0]) / _HOUR_SECONDS,
         device_hours=sum(kind_spend.device_hours for kind_spend in by_kind),
         usd=sum(priced) if known else None,
         by_kind=tuple(by_kind),

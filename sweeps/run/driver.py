@@ -1,7 +1,7 @@
 """The driver: run everything that a source names, and record one outcome for each run.
 
-The driver fills banks on the pool's workers, records each outcome once, survives workers that are
-lost or hang, and stops in order.
+The driver fills banks (each trains K runs as one batched model) on the pool's workers, records each
+outcome once, survives workers that are lost or hang, and lets workers save before it stops.
 
 A run may be executed more than once, but it has one outcome: the first valid result is recorded and
 any later one is dropped. Curves are on disk before their results are recorded. A lost run is
@@ -18,33 +18,41 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from proxies.core import canon
-from proxies.core.checks import SpecError
-from proxies.core.failures import CAUSES, oom_kills
-from proxies.core.notation import counted
-from proxies.core.spec import Curve, Run, RunResult, RunSpec
-from sweeps.run.backlog import Attempt, Backlog
-from sweeps.run.crew import AdaptiveTimeouts, Crew
-from sweeps.run.lost_runs import NO_CURVE, Loss, Losses, RetryStatus, failed_result
-from sweeps.run.pool import Finished, Pool, Report, decoded, decoded_pause
-from sweeps.run.trunks import Trunks
-from sweeps.search.source import RunSource, SourceSignal
-from sweeps.store.checkpoints import drop_checkpoints, drop_stale_checkpoints, saved_step
-from sweeps.store.curves import store_curves
-from sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
-from sweeps.store.ledger import Ledger
-from sweeps.store.live import DriverProgress, RunningRun
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.core.failures import CAUSES, count_oom_kills
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.spec import Curve, EndedRun, Run, RunResult, RunSpec
+from forerun._sweeps.run.backlog import Attempt, Backlog
+from forerun._sweeps.run.pool import Pool, Report, validate_finished, validate_paused
+from forerun._sweeps.run.retries import (
+    EMPTY_CURVE,
+    FailedAttempt,
+    FailureLog,
+    RetryPlan,
+    make_failed_result,
+)
+from forerun._sweeps.run.trunks import TrunkRuns
+from forerun._sweeps.run.worker_states import AdaptiveTimeouts, WorkerStates
+from forerun._sweeps.search.source import RunSource, SourceSignal
+from forerun._sweeps.store.checkpoints import (
+    drop_checkpoints,
+    drop_stale_checkpoints,
+    find_saved_step,
+)
+from forerun._sweeps.store.curves import store_curves
+from forerun._sweeps.store.errors import BudgetSpent, RunsFail, SourceStuck
+from forerun._sweeps.store.ledger import Ledger
+from forerun._sweeps.store.live_state import DriverProgress, RunningRun
 
 GRACE_SECONDS = 15.0
 """Seconds that workers have to save after a stop was requested.
 
-SLURM kills a job 30 s after its SIGTERM, and closing the pool must fit into that time too.
-"""
-HANG_SECONDS = 600.0
+SLURM kills a job 30 s after its SIGTERM, and closing the pool must fit into that time too."""
+MAX_SILENCE_SECONDS = 600.0
 """Maximum time in seconds that a worker may be silent, whatever it is doing."""
 
-
-Refusal = Callable[[float, Callable[[], Sequence[float]]], str]
+RefuseRun = Callable[[float, Callable[[], Sequence[float]]], str]
 """Function that returns why a run may not start, or an empty string if it may.
 
 Its arguments are the FLOPs of the run and a function that returns the FLOPs of each run in flight.
@@ -62,11 +70,11 @@ def drive(
     max_attempts: int = 3,
     noise: bool = False,
     kinds: Sequence[str] = (),
-    hang_seconds: float = HANG_SECONDS,
+    hang_seconds: float = MAX_SILENCE_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
     progress: Callable[[DriverProgress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
-    refusal: Refusal = lambda flops, in_flight: "",
+    refusal: RefuseRun = lambda flops, in_flight: "",
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run everything that `source` names, until the source is done or `should_stop()` is true.
@@ -76,12 +84,12 @@ def drive(
         pool: the workers; stays open.
         ledger: records outcomes and losses; open for writing.
         study_dir: folder of the curves and of the workers' checkpoints.
-        num_slots_for: returns K, the number of slots of a run's bank, part of the run's numerics.
+        num_slots_for: returns K, the number of slots of a run's bank.
         bank_key_for: returns what runs of one bank share (shape, parametrization, numerics ...).
         max_attempts: number of losses after which a run is recorded as failed; others continue.
-        noise: whether workers measure gradient noise too (`sweeps.store.curves.append_noise`).
-        kinds: kind of each worker's device (`sweeps.run.kinds`), if known.
-        hang_seconds: maximum silence of a worker; `sweeps.run.crew` usually allows less.
+        noise: whether workers measure gradient noise too.
+        kinds: kind of each worker's device, if known.
+        hang_seconds: maximum silence of a worker; `worker_states` usually allows less.
         grace_seconds: seconds that workers have to save after a stop was requested.
         progress: called when a run ends or is lost, and on notes; else at most once a second.
         should_stop: asked several times a second; once true, workers save and no run starts.
@@ -92,9 +100,9 @@ def drive(
         BudgetSpent: a run was refused, and the runs in flight at that time have ended.
         SourceStuck: the source waits for a run that is not running.
         RunsFail: nothing has ended well, and further attempts cannot help (`Driver`).
-        PoolDead, DiskFull, StaleDriver: see `sweeps.store.errors`; recorded outcomes are kept.
+        PoolDead, DiskFull, StaleDriver: recorded outcomes are kept.
     """
-    crew = Crew(
+    crew = WorkerStates(
         pool, num_slots_for, AdaptiveTimeouts(hang_seconds), clock, noise=noise, kinds=kinds
     )
     driver = Driver(
@@ -114,7 +122,7 @@ def drive(
 
 POLL_SECONDS = 0.5
 """Maximum time in seconds before a stop is noticed while workers are busy."""
-LOOK_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
 """Minimum time in seconds between two progress events that only report where each run is."""
 _RECORDED = "Ended runs are recorded"
 
@@ -123,9 +131,9 @@ class Driver:
     """State of one `drive`: which worker holds which run, which runs wait, and which have an
     outcome.
 
-    RunsFail is raised before any run has ended well, if one run failed for good or the same failure
-    occurred twice, and whenever a worker says that a run cannot be executed. No outcome is recorded
-    for that run.
+    RunsFail is raised before any run has ended well, if one run exhausted its retries or the same
+    failure occurred twice, and whenever a worker says that a run cannot be executed. No outcome is
+    recorded for that run.
     """
 
     def __init__(
@@ -133,50 +141,50 @@ class Driver:
         source: RunSource,
         ledger: Ledger,
         study_dir: Path,
-        crew: Crew,
+        crew: WorkerStates,
         backlog: Backlog,
         bank_key_for: Callable[[RunSpec], str],
         *,
         max_attempts: int,
         should_stop: Callable[[], bool],
-        refusal: Refusal,
+        refusal: RefuseRun,
         clock: Callable[[], float],
     ) -> None:
         self._source, self._ledger, self._study_dir = source, ledger, study_dir
         self._crew, self._backlog, self._bank_key_for = crew, backlog, bank_key_for
         self._max_attempts = max_attempts
-        self._losses = Losses(ledger)
-        self.settled = ledger.results() if source.pruner is None else ledger.first_results()
+        self._losses = FailureLog(ledger)
+        self.settled = ledger.get_results() if source.pruner is None else ledger.get_first_results()
         """Outcomes, by run id, of runs that need no further execution.
 
-        A source without a pruner runs to its end what another source has pruned, so it does not
-        count pruned runs as settled.
+        A source without a pruner continues the runs that another source has pruned, so they do not
+        count as settled for it.
         """
         self._open: dict[str, Attempt] = {}  # queued or running, by run id
-        self._trunks = Trunks(study_dir)
+        self._trunks = TrunkRuns(study_dir)
         self._signal = SourceSignal.WAIT
         self._should_stop, self._refusal, self._clock = should_stop, refusal, clock
         self._running: tuple[RunningRun, ...] = ()
-        self._looked_at = -math.inf
-        self._refused = ""
-        self._finished = False
-        self._oom_kills = oom_kills()
-        self._ended: list[tuple[Attempt, RunResult, Curve]] = []  # not recorded yet
-        self._outcomes: list[Run] = []
-        self._lost: list[str] = []
-        self._announced = set[tuple[str, str]]()
+        self._listed_at = -math.inf
+        self._refused = ""  # reason of the first refusal
+        self._finished = False  # whether a run of this study has finished, once that is known
+        self._oom_kills = count_oom_kills()
+        self._ended: list[tuple[Run, Curve]] = []  # not recorded yet
+        self._outcomes: list[Run] = []  # recorded since the last progress event
+        self._lost: list[str] = []  # messages since the last progress event
+        self._announced = set[tuple[str, str]]()  # failures whose log was shown
 
     def run(self, progress: Callable[[DriverProgress], None], grace_seconds: float) -> None:
-        """Do the work of `drive`, whose arguments and errors these are."""
+        """Run everything; the arguments and errors are those of `drive`."""
         drop_stale_checkpoints(self._study_dir, self.settled)
         while not self._should_stop():
-            self.pull()
-            self.hand_out()
+            self.queue_runs()
+            self.start_calls()
             if not self.has_work():
                 return
-            if event := self.collect(POLL_SECONDS):
+            if event := self.process_reports(POLL_SECONDS):
                 progress(event)
-        for event in self.stop(grace_seconds):
+        for event in self.stop_workers(grace_seconds):
             progress(event)
 
     def has_work(self) -> bool:
@@ -186,7 +194,7 @@ class Driver:
             BudgetSpent: no worker is busy, and a run was refused.
             SourceStuck: no worker is busy, and the source still waits for results.
         """
-        if self._crew.busy:
+        if self._crew.is_busy:
             return True
         if self._refused:
             raise BudgetSpent(self._refused)
@@ -197,10 +205,10 @@ class Driver:
             )
         return False
 
-    def pull(self) -> None:
+    def queue_runs(self) -> None:
         """Queue every run that the source can name now.
 
-        A static list ends here; a search has at most P trials in flight.
+        A list names all its runs at once; a search waits for results of the trials in flight.
         """
         while self._signal is not SourceSignal.DONE:
             answer = self._source.next(self.settled)
@@ -212,24 +220,24 @@ class Driver:
                 self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
                 self._trunks.add(attempt)
                 attempt.rungs = (
-                    () if self._source.pruner is None else self._source.pruner.rungs(run_id)
+                    () if self._source.pruner is None else self._source.pruner.list_rungs(run_id)
                 )
-                if self._update_retry_status(attempt).failed:
+                if self._update_retry_status(attempt).has_failed:
                     self._give_up(attempt, None)
                 else:
                     self._backlog.add(attempt)
 
-    def hand_out(self) -> None:
+    def start_calls(self) -> None:
         """Start a call on every idle worker that has runs or can get some, and let training workers
         go on.
         """
         # Let a training worker continue past its call unless queued runs wait for its free slots
-        for index, worker in self._crew.training():
-            if not self._backlog.waits_for(worker.bank_key, worker.slots, self._is_ready):
-                self._crew.go_on(index)
+        for index, worker in self._crew.take_training():
+            if not self._backlog.has_waiting(worker.bank_key, worker.slots, self._is_ready):
+                self._crew.queue_continuation(index)
         # Fill the banks of idle workers from the backlog
         none_ready = not len(self._backlog)
-        for index, worker in self._crew.idle():
+        for index, worker in self._crew.list_idle():
             if not worker.slots:
                 if none_ready:
                     continue
@@ -238,22 +246,28 @@ class Driver:
                 worker.bank_key, worker.slots, self._is_ready, self._can_start
             )
             if worker.slots:
-                self._crew.start(index, moved, kept=self._trunks.kept)
+                self._crew.start(index, moved, plan_saved_state=self._trunks.plan_saved_state)
             else:
                 none_ready = True  # no other empty bank can be filled either
 
     def _is_ready(self, attempt: Attempt) -> bool:
-        return self._trunks.may_start(attempt, self._crew.steps_done)
+        """Return whether a run need not wait for a shorter run of its trunk."""
+        return self._trunks.may_start(attempt, self._crew.get_steps)
 
     def _can_start(self, attempt: Attempt) -> bool:
+        """Return whether a run may start; count its FLOPs, and remember the reason of a refusal."""
         # A user's command may be broken: it runs alone until one run has finished.
-        if attempt.spec.command is not None and self._crew.flops() and not self._has_finished():
+        if (
+            attempt.spec.command is not None
+            and self._crew.list_flops()
+            and not self._has_finished()
+        ):
             return False
-        attempt.flops = self._trunks.flops(attempt)
-        self._refused = self._refused or self._refusal(attempt.flops, self._crew.flops)
+        attempt.flops = self._trunks.count_flops(attempt)
+        self._refused = self._refused or self._refusal(attempt.flops, self._crew.list_flops)
         return not self._refused
 
-    def collect(self, timeout_seconds: float) -> DriverProgress | None:
+    def process_reports(self, timeout_seconds: float) -> DriverProgress | None:
         """Process the reports that arrive, and give up on workers that hang.
 
         Returns:
@@ -270,9 +284,9 @@ class Driver:
             if report.error is not None:
                 self._lose_worker(report, report.error)
         notes = tuple(note for report in reports for note in report.notes)
-        if look := bool(reports) and self._clock() - self._looked_at >= LOOK_SECONDS:
-            self._running, self._looked_at = self._crew.running(), self._clock()
-        if not (look or notes or self._outcomes or self._lost):
+        if is_due := bool(reports) and self._clock() - self._listed_at >= PROGRESS_SECONDS:
+            self._running, self._listed_at = self._crew.list_running_runs(), self._clock()
+        if not (is_due or notes or self._outcomes or self._lost):
             return None
         event = DriverProgress(
             outcomes=tuple(self._outcomes),
@@ -284,8 +298,8 @@ class Driver:
         self._outcomes, self._lost = [], []
         return event
 
-    def stop(self, grace_seconds: float) -> Iterator[DriverProgress]:
-        """Have every worker save what it holds, and record what arrives in the meantime.
+    def stop_workers(self, grace_seconds: float) -> Iterator[DriverProgress]:
+        """Have every worker save its runs, and record the outcomes that arrive in the meantime.
 
         Args:
             grace_seconds: maximum time in seconds.
@@ -296,21 +310,21 @@ class Driver:
         deadline = self._clock() + grace_seconds
         workers_asked = set[int]()
         while (left_seconds := deadline - self._clock()) > 0:
-            for index, worker in self._crew.idle():
+            for index, worker in self._crew.list_idle():
                 if worker.slots and index not in workers_asked:
                     workers_asked.add(index)
                     self._crew.start(index, {}, 0)
-            if not self._crew.busy:
+            if not self._crew.is_busy:
                 return
-            if event := self.collect(min(POLL_SECONDS, left_seconds)):
+            if event := self.process_reports(min(POLL_SECONDS, left_seconds)):
                 yield event
 
-    def _handle_finished(self, index: int, finished: Finished) -> None:
+    def _handle_finished(self, index: int, finished: EndedRun) -> None:
         """Record a result if it is the first valid one of its run; drop a duplicate or late one."""
         slots = self._crew.workers[index].slots
         holder = slots.get(finished.slot)
         try:
-            result, curve = decoded(finished)
+            _, result, curve = validate_finished(finished)
             expects_pause = holder is not None and holder.run_id == result.id and bool(holder.rungs)
             if result.status == "pruned" or (result.status == "finished" and expects_pause):
                 raise canon.CanonError("it did not pause at the step of the pruning decision")
@@ -327,7 +341,7 @@ class Driver:
             self._backlog.discard(attempt)
             self._keep_outcome(attempt, result, curve)
 
-    def _handle_paused(self, index: int, paused: Finished) -> None:
+    def _handle_paused(self, index: int, paused: EndedRun) -> None:
         """Decide whether a paused run goes on or is recorded as pruned, which frees its slot."""
         slots = self._crew.workers[index].slots
         attempt = slots.get(paused.slot)
@@ -335,12 +349,12 @@ class Driver:
             return
         pause_step = attempt.pause_step
         try:
-            result, curve = decoded_pause(paused, attempt.run_id, pause_step)
+            _, result, curve = validate_paused(paused, attempt.run_id, pause_step)
         except (canon.CanonError, SpecError) as error:
             del slots[paused.slot]
             self._lose_invalid(attempt, error, index)
             return
-        reason = self._source.pruner.verdict(attempt.run_id, curve.train_loss_nats)
+        reason = self._source.pruner.judge_run(attempt.run_id, curve.train_loss_nats)
         attempt.rungs = attempt.rungs[1:]
         # A late report may have recorded an outcome in the meantime
         if reason or attempt.run_id not in self._open:
@@ -349,7 +363,7 @@ class Driver:
             self._keep_outcome(attempt, dataclasses.replace(result, reason=reason), curve)
 
     def _lose_worker(self, report: Report, error: str) -> None:
-        """Give up on a worker: what it held is lost, and it is restarted.
+        """Give up on a worker: its runs are lost, and it is restarted.
 
         Raises:
             RunsFail: no further attempt can help.
@@ -362,16 +376,13 @@ class Driver:
             )
         stopping = self._should_stop()  # the same signal may have ended the worker
         if cause == "lost_worker":
-            killed_before, self._oom_kills = self._oom_kills, oom_kills()
-            cause = (
-                "out_of_memory"
-                if self._oom_kills > killed_before
-                else "preempted"
-                if stopping
-                else cause
-            )
+            killed_before, self._oom_kills = self._oom_kills, count_oom_kills()
+            if self._oom_kills > killed_before:
+                cause = "out_of_memory"
+            elif stopping:
+                cause = "preempted"
         attempts = self._crew.dismiss(report.worker, restart=not stopping)
-        loss = Loss(
+        loss = FailedAttempt(
             cause=cause,
             detail=error,
             log_tail=report.log_tail,
@@ -387,23 +398,23 @@ class Driver:
     def _lose_invalid(self, attempt: Attempt, error: Exception, index: int) -> None:
         """Give up on one run whose report is not valid."""
         detail = f"its result is not valid: {error}"
-        loss = Loss(cause="error", detail=detail, log_tail="", worker=index, alone=True)
+        loss = FailedAttempt(cause="error", detail=detail, log_tail="", worker=index, alone=True)
         self._announce(loss, 1)
         self._lose(attempt, loss)
 
-    def _announce(self, loss: Loss, num_runs: int) -> None:
+    def _announce(self, loss: FailedAttempt, num_runs: int) -> None:
         """Queue the message about a loss: in full the first time, one line if it repeats."""
         failure = (loss.cause, loss.message)
         self._lost.append(loss.describe(num_runs, is_repeat=failure in self._announced))
         self._announced.add(failure)
 
-    def _lose(self, attempt: Attempt, loss: Loss) -> None:
+    def _lose(self, attempt: Attempt, loss: FailedAttempt) -> None:
         """Record a loss, then queue the run again or give it up."""
         if attempt.run_id not in self._open:
             return  # a late result was recorded in the meantime
-        step = saved_step(self._study_dir, attempt.run_id)
-        self._losses.record(attempt.run_id, dataclasses.replace(loss, step=step))
-        if self._update_retry_status(attempt).failed:
+        step = find_saved_step(self._study_dir, attempt.run_id)
+        self._losses.append(attempt.run_id, dataclasses.replace(loss, step=step))
+        if self._update_retry_status(attempt).has_failed:
             self._give_up(attempt, loss)
         elif self._is_broken(attempt, loss):
             self._refuse(
@@ -412,7 +423,7 @@ class Driver:
         else:
             self._backlog.put_back(attempt)
 
-    def _is_broken(self, attempt: Attempt, loss: Loss) -> bool:
+    def _is_broken(self, attempt: Attempt, loss: FailedAttempt) -> bool:
         """Return whether no run is likely to finish: none has, and the same failure occurred twice.
 
         A proxy that ran out of memory is retried with smaller microbatches first.
@@ -424,64 +435,63 @@ class Driver:
 
     def _has_finished(self) -> bool:
         """Return whether a run of this study has finished; pruned and diverged runs count."""
-        recorded = (result.status != "failed" for result in self._ledger.own_results())
-        ended = (result.status != "failed" for _, result, _ in self._ended)
+        recorded = (result.status != "failed" for result in self._ledger.get_own_results())
+        ended = (run.result.status != "failed" for run, _ in self._ended)
         self._finished = self._finished or any(recorded) or any(ended)
         return self._finished
 
-    def _update_retry_status(self, attempt: Attempt) -> RetryStatus:
+    def _update_retry_status(self, attempt: Attempt) -> RetryPlan:
         """Derive how the next attempt runs from the losses so far, and return the retry status."""
-        attempt.standing = standing = self._losses.standing(
+        attempt.retry_plan = retry_plan = self._losses.plan_retry(
             attempt.run_id, attempt.spec, self._max_attempts
         )
         suffixes = (
             f"/{number} {kind}".rstrip()
-            for kind, number in sorted(standing.num_microbatches.items())
+            for kind, number in sorted(retry_plan.num_microbatches.items())
         )
         attempt.bank_key = self._bank_key_for(attempt.spec) + "".join(suffixes)
-        return standing
+        return retry_plan
 
-    def _give_up(self, attempt: Attempt, last: Loss | None) -> None:
+    def _give_up(self, attempt: Attempt, last: FailedAttempt | None) -> None:
         """Record that a run failed, if the run itself may be to blame.
 
         Raises:
             RunsFail: no run has ended well yet.
         """
         self._commit()  # results of the same reports count
-        reason = f"lost {counted(attempt.standing.num_in_a_row, 'time')}"
+        reason = f"lost {format_counted(attempt.retry_plan.num_failures_in_a_row, 'time')}"
         reason += "" if last else ", under earlier drivers"
         if self._has_finished():
             reason += f", the last: {CAUSES[last.cause].words}: {last.reason}" if last else ""
-            self._keep_outcome(attempt, failed_result(attempt.run_id, reason), NO_CURVE)
+            self._keep_outcome(attempt, make_failed_result(attempt.run_id, reason), EMPTY_CURVE)
             self._commit()
             return
         self._refuse(f"run {attempt.run_id[:12]} was {reason}")
 
     def _refuse(self, problem: str) -> NoReturn:
         """Raise RunsFail before any run has finished, and stop counting the losses so far."""
-        self._losses.pardon(problem)
+        self._losses.pardon_all(problem)
         raise RunsFail(
             f"{problem}. No run of this study has finished yet, so it was not recorded as failed: "
-            "fix the cause, then "
-            "run the same command again" + "".join(f"\n{message}" for message in self._lost)
+            "fix the cause, then run the same command again"
+            + "".join(f"\n{message}" for message in self._lost)
         )
 
     def _keep_outcome(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
-        """Keep a run's outcome until it is recorded together with those of the other reports."""
+        """Keep a run's outcome until it is recorded together with the other reports' outcomes."""
         del self._open[result.id]
-        self._ended.append((attempt, result, curve))
+        self._ended.append((Run(spec=attempt.spec, result=result), curve))
 
     def _commit(self) -> None:
-        """Record all outcomes that are waiting; curves are written first, so that no result lacks
-        one.
+        """Record all waiting outcomes, curves first, so that no result lacks one.
 
         No other function records outcomes.
         """
         ended, self._ended = self._ended, []
         if not ended:
             return
-        store_curves(self._study_dir, [(result, curve) for _, result, curve in ended])
-        runs = [Run(spec=attempt.spec, result=result) for attempt, result, _ in ended]
+        store_curves(self._study_dir, [(run.result, curve) for run, curve in ended])
+        runs = [run for run, _ in ended]
         self._ledger.commit_all(runs)
         for run in runs:
             drop_checkpoints(self._study_dir, run.result.id)

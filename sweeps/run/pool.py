@@ -1,13 +1,15 @@
-"""The interface between the driver and a pool of workers: calls, reports, hosts, and the inline
-pool.
+"""The interface between the driver and a pool of workers: calls, reports, hosts, probes, and the
+inline pool. `count_cores` says how many workers this machine can keep busy.
 
-A worker hosts a bank of slots. A pool delivers at least once: a call may be lost with its worker,
-and a run executed again. The driver and the ledger ensure that every run gets one outcome.
+A worker hosts a bank: K runs that it trains as one batched model, each in one slot. A call may be
+lost with its worker, so a run may be executed more than once. The driver and the ledger ensure that
+every run gets one outcome.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -17,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.failures import Cause, classify, described, log_tail
-from proxies.core.notation import counted, format_duration
-from proxies.core.spec import Curve, RunResult
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.failures import Cause, classify, describe_error, get_log_tail
+from forerun._proxies.core.notation import format_counted, format_duration
+from forerun._proxies.core.spec import Curve, EndedRun, RunResult
 
 # ---- Cores ----
 
@@ -29,7 +31,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _PROCESS_CGROUP = Path("/proc/self/cgroup")
 
 
-def num_cores(cgroups: Path = _CGROUPS, own: Path = _PROCESS_CGROUP) -> int:
+def count_cores(cgroups: Path = _CGROUPS, process_cgroup: Path = _PROCESS_CGROUP) -> int:
     """Return the number of cores that this process may keep busy; in a container, fewer than the
     machine has.
 
@@ -38,23 +40,25 @@ def num_cores(cgroups: Path = _CGROUPS, own: Path = _PROCESS_CGROUP) -> int:
 
     Args:
         cgroups: folder where control groups are mounted.
-        own: file that names the control group of this process.
+        process_cgroup: file that names the control group of this process.
     """
     allowed = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, min([allowed, *(math.ceil(quota) for quota in _iterate_quotas(cgroups, own))]))
+    quotas = (math.ceil(quota) for quota in _iterate_quotas(cgroups, process_cgroup))
+    return max(1, min([allowed, *quotas]))
 
 
-def _iterate_quotas(cgroups: Path, own: Path) -> Iterator[float]:
+def _iterate_quotas(cgroups: Path, process_cgroup: Path) -> Iterator[float]:
     """Yield the quotas, in cores, of this process's control group and of all groups above it that
     are visible here.
     """
     with contextlib.suppress(OSError, ValueError):
-        for line in own.read_text().splitlines():
+        for line in process_cgroup.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            own_group = cgroups / path.lstrip("/")
-            for group in () if controllers else (own_group, *own_group.parents):
+            innermost = cgroups / path.lstrip("/")
+            # A line with controllers belongs to version 1
+            for group in () if controllers else (innermost, *innermost.parents):
                 if group.is_relative_to(cgroups):
                     yield from _read_quota(group)
 
@@ -69,45 +73,37 @@ def _read_quota(group: Path) -> Iterator[float]:
 # ---- Calls and reports ----
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished:
-    """A run that ended in a slot, which is free again; or the state so far of a run that is paused
-    at a rung.
-    """
+def validate_finished(finished: EndedRun) -> EndedRun:
+    """Check a run that a worker has ended, and return it decoded anew.
 
-    slot: int
-    result: dict[str, Json]
-    """`RunResult` as JSON data."""
-    curve: dict[str, Json]
-    """`Curve` of the run as JSON data."""
-
-
-def decoded(finished: Finished) -> tuple[RunResult, Curve]:
-    """Decode what a worker sent.
+    A record is not checked when it arrives from another process, which may have another version.
 
     Raises:
         CanonError, SpecError: the data is not a result with its curve.
     """
-    result = canon.decode(RunResult, finished.result)
-    curve = canon.decode(Curve, finished.curve)
-    if canon.content_id(curve) != result.curve_id:
+    result = canon.decode(RunResult, canon.to_json(finished.result))
+    curve = canon.decode(Curve, canon.to_json(finished.curve))
+    if canon.compute_content_id(curve) != result.curve_id:
         raise canon.CanonError(
             f"the curve does not match the id in the result, {result.curve_id[:12]}"
         )
-    return result, curve
+    return EndedRun(finished.slot, result, curve)
 
 
-def decoded_pause(paused: Finished, run_id: str, num_steps: int) -> tuple[RunResult, Curve]:
-    """Decode what a worker sent about a paused run.
+def validate_paused(paused: EndedRun, run_id: str, num_steps: int) -> EndedRun:
+    """Check a run that a worker has paused, and return it decoded anew.
 
     Raises:
         CanonError, SpecError: the data is not the state of that run after `num_steps` steps.
     """
-    result, curve = decoded(paused)
-    state = (result.id, result.status, result.num_steps, curve.steps)
+    paused = validate_finished(paused)
+    result = paused.result
+    state = (result.id, result.status, result.num_steps, paused.curve.steps)
     if state != (run_id, "pruned", num_steps, tuple(range(1, num_steps + 1))):
-        raise canon.CanonError(f"it is not a record of this run after {counted(num_steps, 'step')}")
-    return result, curve
+        raise canon.CanonError(
+            f"it is not a record of this run after {format_counted(num_steps, 'step')}"
+        )
+    return paused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,38 +143,49 @@ class HostCall:
     """
     noise: bool = False
     """Whether to measure the runs' gradient noise too, into a file next to each curve
-    (`sweeps.store.curves`).
+    (`forerun._sweeps.store.curves`).
     """
-    again: bool = False
+    is_rerun: bool = False
     """Whether the runs already have their outcome and are executed again: they start at step 0,
     ignore checkpoints, and write none.
     """
-    ahead: bool = False
+    is_ahead: bool = False
     """Whether the call was sent while the one before it was still running; only `seconds` counts.
 
     The host continues training as in the call before. It does nothing if that call failed, or if
-    its answer has runs that ended or paused, because a call that says what follows is then on its
-    way.
+    runs ended or paused in it, because the driver then sends a call that says what follows.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostAnswer:
-    """A host's answer to one call."""
+class Report:
+    """The result of one `HostCall`: the host's answer, or the reason why there is none."""
 
-    finished: tuple[Finished, ...] = ()
+    worker: int = 0
+    """Number of the worker, which the pool sets."""
+    finished: tuple[EndedRun, ...] = ()
     steps: dict[int, int] = field(default_factory=dict)
     """Slot -> optimizer steps done, for slots that are still occupied."""
-    paused: tuple[Finished, ...] = ()
+    paused: tuple[EndedRun, ...] = ()
     """Runs that are paused at a rung, each with its outcome if it is pruned there."""
     notes: tuple[str, ...] = ()
     """Messages for the user: a checkpoint was resumed from, or set aside."""
     answer: dict[str, Json] | None = None
     """Answer to a probe."""
     skipped: bool = False
-    """Whether the call was sent ahead and did nothing, because the answer before it, which may
-    arrive later, needs a reply.
+    """Whether the call was sent ahead and did nothing, because the report of the call before it
+    needs a reply. That report may arrive later than this one.
     """
+    error: str | None = None
+    """Reason why the call failed; the worker has lost every slot and must be restarted."""
+    cause: Cause = "error"
+    """Kind of `error`, if there is one."""
+    log_tail: str = ""
+    """Last lines of what the worker printed before an `error`, cut by
+    `forerun._proxies.core.failures.get_log_tail`.
+    """
+    refused: bool = False
+    """Whether no further attempt can help, which the error states with `refuses_study = True`."""
 
     @property
     def needs_reply(self) -> bool:
@@ -194,7 +201,7 @@ class Host(Protocol):
     continues from its saved state.
     """
 
-    def advance(self, call: HostCall) -> HostAnswer:
+    def advance(self, call: HostCall) -> Report:
         """Admit runs, train every occupied slot for the given time, and hand over the runs that
         ended.
 
@@ -209,24 +216,7 @@ dataclass with `__call__`.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report(HostAnswer):
-    """The result of one `HostCall`: the host's answer, or the reason why there is none."""
-
-    worker: int
-    error: str | None = None
-    """Reason why the call failed; the worker has lost every slot and must be restarted."""
-    cause: Cause = "error"
-    """Kind of `error`, if there is one."""
-    log_tail: str = ""
-    """Last lines of what the worker printed before an `error`, cut by
-    `proxies.core.failures.log_tail`.
-    """
-    refused: bool = False
-    """Whether no further attempt can help, which the error states with `refuses_study = True`."""
-
-
-def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
+def execute_call(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
     """Make one call in the worker's own process; an exception becomes a report with its cause.
 
     Args:
@@ -235,24 +225,15 @@ def carry_out(worker: int, call: HostCall, host: Callable[[], Host]) -> Report:
         host: returns the worker's host; making it may fail too.
     """
     try:
-        answer = host().advance(call)
+        return dataclasses.replace(host().advance(call), worker=worker)
     except Exception as error:  # an error of user code must not end the driver
         return Report(
             worker=worker,
-            error=described(error),
+            error=describe_error(error),
             cause=classify(error),
-            log_tail=log_tail(str(getattr(error, "log_tail", ""))),
+            log_tail=get_log_tail(str(getattr(error, "log_tail", ""))),
             refused=bool(getattr(error, "refuses_study", False)),
         )
-    return Report(
-        worker=worker,
-        finished=answer.finished,
-        steps=answer.steps,
-        paused=answer.paused,
-        notes=answer.notes,
-        answer=answer.answer,
-        skipped=answer.skipped,
-    )
 
 
 class Pool(Protocol):
@@ -292,13 +273,13 @@ class Pool(Protocol):
 _POLL_SECONDS = 0.5
 
 
-def ask(pool: Pool, worker: int, probe: dict[str, Json]) -> None:
+def send_probe(pool: Pool, worker: int, probe: dict[str, Json]) -> None:
     """Send a probe to an idle worker."""
     pool.start(worker, HostCall(bank_key="", num_slots=1, admit=(), seconds=0, probe=probe))
 
 
 def take_answers(pool: Pool, asked_at: dict[int, float], seconds: float) -> list[Report]:
-    """Return the answers to probes that arrive within half a second.
+    """Return the answers to probes that arrive within `_POLL_SECONDS`.
 
     A worker whose probe failed, or that has been silent for `seconds`, is restarted.
 
@@ -324,7 +305,7 @@ def take_answers(pool: Pool, asked_at: dict[int, float], seconds: float) -> list
     return reports
 
 
-def ask_all(
+def probe_all_workers(
     pool: Pool, probe: dict[str, Json], seconds: float, check: Callable[[], None]
 ) -> list[Report]:
     """Send a probe to every worker of an idle pool, and return the answers; see `take_answers`.
@@ -336,7 +317,7 @@ def ask_all(
         check: called several times a second; raises to end the wait.
     """
     for worker in range(pool.num_workers):
-        ask(pool, worker, probe)
+        send_probe(pool, worker, probe)
     asked_at, reports = dict.fromkeys(range(pool.num_workers), time.monotonic()), list[Report]()
     while asked_at:
         reports += take_answers(pool, asked_at, seconds)
@@ -371,7 +352,7 @@ class InlinePool:
         if self._call is None or timeout_seconds <= 0:
             return []
         call, self._call = self._call, None
-        return [carry_out(0, call, self._host)]
+        return [execute_call(0, call, self._host)]
 
     def restart(self, worker: int) -> None:
         """See `Pool`."""

@@ -14,23 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from proxies.core import canon
-from proxies.core.checks import SpecError
-from proxies.core.notation import counted, format_nats
-from proxies.core.spec import RunResult, RunSpec
-from sweeps.run.backlog import Attempt
-from sweeps.run.crew import AdaptiveTimeouts, Crew
-from sweeps.run.lost_runs import RetryStatus
-from sweeps.run.pool import Finished, Pool, decoded
-from sweeps.store.sites import CPU, DEVICE, HOST, RESUMED
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.core.notation import format_counted, format_nats
+from forerun._proxies.core.spec import EndedRun, RunResult, RunSpec
+from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.run.pool import Pool, validate_finished
+from forerun._sweeps.run.retries import RetryPlan
+from forerun._sweeps.run.worker_states import AdaptiveTimeouts, WorkerStates
+from forerun._sweeps.store.sites import CPU, DEVICE, HOST, RESUMED
 
 POLL_SECONDS = 0.5
-SEED_SHARE = 0.009
+SEED_NOISE_SHARE = 0.009
 """Share of the loss by which two seeds of one learning rate differ.
 
 This is 0.02 nats on bytes (docs/pruning.md), and the same share within a fifth at vocabularies up
 to 16,384 (benchmarks/statistics/vocabularies.py). A smaller fault misleads no search.
 """
+# Keys of a result's environment that must agree before identical bits can be expected
 _KIND_KEYS = ("python", "torch", "machine", DEVICE, CPU)
 
 Outcome = Literal["agrees", "differs", "cannot_tell"]
@@ -42,16 +43,18 @@ class RerunVerdict:
 
     outcome: Outcome
     hosts: tuple[str, ...]
-    """Hosts of the two executions, the first one first. If both ran on one host, a fault of that
-    host would not be seen.
+    """Hosts of the two executions, in their order. If both ran on one host, a fault of that host
+    would not be seen.
     """
     curve_ids: tuple[str, ...]
+    """Ids of the two loss curves, in the same order."""
     end_nats: float | None
     """Distance between the validation losses in nats; None if one is missing."""
     reason: str
+    """Reason for the outcome, as text for the user."""
 
 
-def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
+def compare_executions(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     """Compare the second execution of a run with the first."""
     losses = (first.loss_nats, again.loss_nats)
     end_nats = None if losses[0] is None or losses[1] is None else abs(losses[0] - losses[1])
@@ -67,7 +70,7 @@ def compare(spec: RunSpec, first: RunResult, again: RunResult) -> RerunVerdict:
     elif (
         not must_be_identical
         and end_nats is not None
-        and end_nats <= (seed_nats := SEED_SHARE * max(filter(None, losses)))
+        and end_nats <= (seed_nats := SEED_NOISE_SHARE * max(filter(None, losses)))
     ):
         outcome = "agrees"
         reason = (
@@ -109,7 +112,7 @@ def _promises_same_bits(spec: RunSpec, first: RunResult, again: RunResult) -> bo
     return have_same_kind and not have_changed_steps and is_on_cpu and spec.factory is None
 
 
-def carried_out(
+def execute_again(
     pool: Pool,
     spec: RunSpec,
     index: int,
@@ -131,19 +134,21 @@ def carried_out(
         num_microbatches: number of microbatches of the first execution, whose batches did not fit
             in fewer.
         max_attempts: number of losses after which the run is given up.
-        hang_seconds: as in `sweeps.run.driver`.
+        hang_seconds: maximum silence of the worker, as in `forerun._sweeps.run.driver`.
         check: called several times a second; raises to end the work.
         clock: returns monotonic seconds.
 
     Returns:
         The outcome, or why there is none after `max_attempts`.
     """
-    crew = Crew(pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock)
+    crew = WorkerStates(
+        pool, lambda spec: spec.numerics.num_slots, AdaptiveTimeouts(hang_seconds), clock
+    )
     attempt = Attempt(
         spec=spec,
         run_id=spec.id,
-        standing=RetryStatus(num_microbatches={"": num_microbatches}),
-        again=True,
+        retry_plan=RetryPlan(num_microbatches={"": num_microbatches}),
+        is_rerun=True,
         bank_key=f"{bank_key}/{num_microbatches}/again",
     )
     num_lost = 0
@@ -157,7 +162,7 @@ def carried_out(
         for report in crew.wait(POLL_SECONDS):
             error = f"{report.cause}: {report.error}" if report.error is not None else ""
             for finished in report.finished:
-                outcome = _decode_outcome(finished, attempt.run_id)
+                outcome = _validate_outcome(finished, attempt.run_id)
                 if isinstance(outcome, RunResult):
                     return outcome
                 error = outcome
@@ -165,13 +170,13 @@ def carried_out(
                 crew.dismiss(index, restart=True)
                 num_lost += 1
                 if num_lost == max_attempts:
-                    return f"lost {counted(num_lost, 'time')}, the last: {error}"
+                    return f"lost {format_counted(num_lost, 'time')}, the last: {error}"
 
 
-def _decode_outcome(finished: Finished, run_id: str) -> RunResult | str:
-    """Decode a worker's outcome of that run, or return what is wrong with it."""
+def _validate_outcome(finished: EndedRun, run_id: str) -> RunResult | str:
+    """Return a worker's result of that run, or what is wrong with it."""
     try:
-        result, _ = decoded(finished)
+        result = validate_finished(finished).result
     except (canon.CanonError, SpecError) as error:
         return f"its result is not valid: {error}"
     ended = result.id == run_id and result.status in ("finished", "diverged")

@@ -1,12 +1,12 @@
-"""Trunks: runs that share a stable phase, which run waits for which, and whose state is saved for
-others.
+"""Trunks: runs that share the stable phase of their schedule, the order in which they start, and
+the states that are saved for them.
 
-Runs of one trunk (`proxies.core.branches`) start by rising duration. Each starts once the shorter
-run before it has reached its branch step, where the worker saves the state from which the longer
-run continues, or has ended. So the trunk is trained once. A state that could not be saved, or does
-not fit a worker, costs time and changes no result. The same holds for a longer run that its source
-names only after the worker of a shorter one trains on by itself; a source with a list names it at
-once.
+Runs of one trunk (`forerun._proxies.core.branches`) start in the order of their durations. The
+decay of a run begins at its branch step: there its worker saves the state from which the next
+longer run continues. The longer run starts once that step is reached, or once the shorter run has
+ended, so the stable phase is trained only once. If a state could not be saved, or does not fit a
+worker, the longer run trains the stable phase itself, which costs time and changes no result. The
+same happens if a source names the longer run only after the shorter one has passed its branch step.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from proxies.core.branches import branch_step, flops_between, trunk_id, trunk_order
-from proxies.core.spec import RunSpec
-from sweeps.run.backlog import Attempt
-from sweeps.store.checkpoints import drop_checkpoints, saved_step
+from forerun._proxies.core.branches import (
+    compute_branch_step,
+    compute_flops_between,
+    compute_trunk_id,
+    make_trunk_sort_key,
+)
+from forerun._proxies.core.spec import RunSpec
+from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.store.checkpoints import drop_checkpoints, find_saved_step
 
 
-class Trunks:
+class TrunkRuns:
     """The open runs of every trunk."""
 
     def __init__(self, study_dir: Path) -> None:
         self._study_dir = study_dir
-        self._open: dict[str, dict[str, RunSpec]] = {}
-        self._ids: dict[str, str] = {}
+        self._open: dict[str, dict[str, RunSpec]] = {}  # trunk id -> run id -> run
+        self._ids: dict[str, str] = {}  # run id -> trunk id
 
     def add(self, attempt: Attempt) -> None:
         """Add a run without an outcome."""
-        if trunk := trunk_id(attempt.spec):
+        if trunk := compute_trunk_id(attempt.spec):
             self._ids[attempt.run_id] = trunk
             self._open.setdefault(trunk, {})[attempt.run_id] = attempt.spec
 
@@ -44,38 +49,46 @@ class Trunks:
                 del self._open[trunk]
                 drop_checkpoints(self._study_dir, trunk)
 
-    def may_start(self, attempt: Attempt, steps: Callable[[str], int | None]) -> bool:
-        """Return whether the run before this one in its trunk has reached its branch step.
+    def may_start(self, attempt: Attempt, get_steps: Callable[[str], int | None]) -> bool:
+        """Return whether the next shorter run of the trunk has reached its branch step, or ended.
 
         Args:
             attempt: the run.
-            steps: returns the steps done by a run in a slot.
+            get_steps: returns the steps done by a run in a slot, None if it is in no slot.
         """
         shorter = [
             spec
             for spec in self._list_others(attempt)
-            if trunk_order(spec) < trunk_order(attempt.spec)
+            if make_trunk_sort_key(spec) < make_trunk_sort_key(attempt.spec)
         ]
-        last = max(shorter, key=trunk_order, default=None)
-        return last is None or ((done := steps(last.id)) is not None and done >= branch_step(last))
+        next_shorter = max(shorter, key=make_trunk_sort_key, default=None)
+        return next_shorter is None or (
+            (num_steps := get_steps(next_shorter.id)) is not None
+            and num_steps >= compute_branch_step(next_shorter)
+        )
 
-    def kept(self, attempt: Attempt) -> tuple[int, str] | None:
-        """Return the step and trunk id under which the run's state is saved, if longer runs will
-        continue from it.
+    def plan_saved_state(self, attempt: Attempt) -> tuple[int, str] | None:
+        """Return the step at which the worker must save the run's state, and the trunk id to save
+        it under; None if no longer run continues from this run.
         """
         if any(
-            trunk_order(spec) > trunk_order(attempt.spec) for spec in self._list_others(attempt)
+            make_trunk_sort_key(spec) > make_trunk_sort_key(attempt.spec)
+            for spec in self._list_others(attempt)
         ):
-            return branch_step(attempt.spec), self._ids[attempt.run_id]
+            return compute_branch_step(attempt.spec), self._ids[attempt.run_id]
         return None
 
-    def flops(self, attempt: Attempt) -> int:
-        """Return the training FLOPs of a run that may start, beyond the state from which it
-        continues.
+    def count_flops(self, attempt: Attempt) -> int:
+        """Return the training FLOPs of a run that may start, without the steps that a saved state
+        of its trunk spares.
         """
         trunk = self._ids.get(attempt.run_id)
-        done = min(saved_step(self._study_dir, trunk), branch_step(attempt.spec)) if trunk else 0
-        return flops_between(attempt.spec, done, attempt.spec.schedule.num_steps)
+        first_step = (
+            min(find_saved_step(self._study_dir, trunk), compute_branch_step(attempt.spec))
+            if trunk
+            else 0
+        )
+        return compute_flops_between(attempt.spec, first_step, attempt.spec.schedule.num_steps)
 
     def _list_others(self, attempt: Attempt) -> list[RunSpec]:
         """Return the other open runs of a run's trunk."""

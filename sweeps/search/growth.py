@@ -2,7 +2,6 @@
 they do not.
 
 All functions are pure functions of the trials in index order, called when all trials have ended.
-Standard library only.
 """
 
 from __future__ import annotations
@@ -12,18 +11,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sweeps.search.space import OFF, Axis, Params, Range, SearchSpace
+from forerun._sweeps.search.space import OFF, Axis, Params, Range, SearchSpace
 
 Side = Literal["low", "high"]
 
-EDGE_SHARE, MOST_EDGE_OCTAVES = 1 / 8, 1.0
-"""A value counts as near an end within this share of the range, and within this many octaves."""
-TOP_SHARE, LEAST_TOP = 1 / 8, 3
+EDGE_SHARE, MAX_EDGE_OCTAVES = 1 / 8, 1.0
+"""A value counts as near an end of a range if it lies within this share of the range in octaves,
+and within this many octaves, of that end."""
+TOP_SHARE, MIN_TOP_TRIALS = 1 / 8, 3
 """Share, and minimum number, of the best finished trials that are considered: one lucky trial is no
 reason to search elsewhere.
 """
 GROWTH_OCTAVES, PROBES_PER_OCTAVE = 2.0, 2
-PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
+"""Octaves by which an end of a range moves, and trials per octave that probe the new part."""
+NUM_PROBES = round(GROWTH_OCTAVES * PROBES_PER_OCTAVE)
 """Number of probes beyond one moved edge."""
 DIVERGES_ABOVE = "learning_rate"
 """The only axis whose high values make trials diverge; this is not known of any other axis."""
@@ -41,7 +42,7 @@ class Edge:
     wider: Range
 
 
-def ranked(losses: Sequence[float | None]) -> list[int]:
+def rank_trials(losses: Sequence[float | None]) -> list[int]:
     """Return the indices of finished trials, the best first; of equal losses, the earlier trial
     first.
     """
@@ -53,14 +54,14 @@ def ranked(losses: Sequence[float | None]) -> list[int]:
     ]
 
 
-def open_edges(
+def find_open_edges(
     space: SearchSpace,
     points: Sequence[Params],
     losses: Sequence[float | None],
     pruned: Collection[int] = (),
 ) -> tuple[Edge, ...]:
-    """Return the ends that do not bracket the optimum: the best finished trial is near them, and so
-    are half of the best few.
+    """Return the ends of ranges that do not bracket the optimum: the best finished trial is near
+    such an end, and so are half of the best few trials.
 
     Only ranges in log2 are considered, because their ends are chosen and not natural limits. Trials
     that diverged above the best learning rate bracket it from above. Pruned trials say nothing
@@ -73,17 +74,17 @@ def open_edges(
         losses: loss of each trial in nats, None if it diverged or was pruned.
         pruned: indices of the pruned trials.
     """
-    finished = ranked(losses)
-    if len(finished) < LEAST_TOP:
+    finished = rank_trials(losses)
+    if len(finished) < MIN_TOP_TRIALS:
         return ()
-    num_top = max(LEAST_TOP, math.ceil(TOP_SHARE * (len(finished) + len(pruned))))
+    num_top = max(MIN_TOP_TRIALS, math.ceil(TOP_SHARE * (len(finished) + len(pruned))))
     top = [points[index] for index in finished[:num_top]]
     diverged = [
         points[index] for index, loss in enumerate(losses) if loss is None and index not in pruned
     ]
     edges = []
     for axis in space.axes:
-        if axis.fixed or axis.choices or axis.whole or axis.scale == "linear":
+        if axis.is_fixed or axis.choices or axis.is_integer or axis.scale == "linear":
             continue
         side = _find_side(axis, [point[axis.name] for point in top])
         diverged_above = any(point[axis.name] > top[0][axis.name] for point in diverged)
@@ -102,7 +103,7 @@ def _find_side(axis: Axis, values: Sequence[float]) -> Side | None:
     if values[0] == OFF and axis.can_be_off:
         return None
     low, high = (axis.octaves(end) for end in axis.range)
-    reach = min(abs(high - low) * EDGE_SHARE, MOST_EDGE_OCTAVES)
+    reach = min(abs(high - low) * EDGE_SHARE, MAX_EDGE_OCTAVES)
     octaves = [axis.octaves(value) for value in values if value != OFF or not axis.can_be_off]
     ends: tuple[tuple[Side, float], ...] = (("low", low), ("high", high))
     for side, end in ends:
@@ -125,16 +126,16 @@ def _widen(axis: Axis, side: Side) -> Range:
     return (low / factor, high) if side == "low" else (low, high * factor)
 
 
-def grown(space: SearchSpace, edges: Sequence[Edge]) -> SearchSpace:
+def grow_space(space: SearchSpace, edges: Sequence[Edge]) -> SearchSpace:
     """Return the space with the ranges of `edges` widened."""
     for edge in edges:
-        space = space.grown(edge.axis, edge.wider)
+        space = space.widen_axis(edge.axis, edge.wider)
     return space
 
 
-def probes(space: SearchSpace, edges: Sequence[Edge], best: Params) -> tuple[Params, ...]:
-    """Return the best point at values beyond each edge, `PROBES_PER_OCTAVE` evenly spaced, which
-    show whether the loss is lower there.
+def make_probes(space: SearchSpace, edges: Sequence[Edge], best: Params) -> tuple[Params, ...]:
+    """Return copies of the best point that are moved beyond each edge, `PROBES_PER_OCTAVE` evenly
+    spaced ones per octave. Their losses show whether the optimum lies there.
 
     Args:
         space: the space before it grows.
@@ -144,9 +145,10 @@ def probes(space: SearchSpace, edges: Sequence[Edge], best: Params) -> tuple[Par
     points = []
     for edge in edges:
         inner = space.axis(edge.axis)
-        outer = space.grown(edge.axis, edge.wider).axis(edge.axis)
+        outer = space.widen_axis(edge.axis, edge.wider).axis(edge.axis)
+        # A range is (low, high): False is index 0, and True is index 1
         start, end = (axis.octaves(axis.range[edge.side == "high"]) for axis in (inner, outer))
-        number = max(1, round(abs(end - start) * PROBES_PER_OCTAVE))
-        octaves = [start + (end - start) * (step + 1) / number for step in range(number)]
+        num_probes = max(1, round(abs(end - start) * PROBES_PER_OCTAVE))
+        octaves = [start + (end - start) * (step + 1) / num_probes for step in range(num_probes)]
         points += [{**best, edge.axis: outer.value(2.0**octave)} for octave in octaves]
     return tuple(points)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from proxies.core.errors import InputError
-from proxies.core.notation import counted
-from proxies.core.plain_files import open_plain
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.plain_files import open_plain
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -36,13 +36,13 @@ class OptunaTrials:
     """Parameters as suggested, by the study's own names; the best trial first."""
 
 
-def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
+def read_best_trials(file: Path, study: str = "", *, max_trials: int) -> OptunaTrials:
     """Read the best trials of a study, by its own direction.
 
     Args:
         file: file of `sqlite:///FILE`, or of a journal's backend.
         study: name of the study; may be empty if the file holds one study.
-        most: maximum number of trials.
+        max_trials: maximum number of trials to return.
 
     Raises:
         OptunaStorageError: the file cannot be read, holds no such study or several, or the study
@@ -60,24 +60,25 @@ def best_trials(file: Path, study: str = "", *, most: int) -> OptunaTrials:
         problem = (
             f"has no study {study!r}"
             if study
-            else f"holds {counted(len(names), 'study')}; name one as FILE:STUDY"
+            else f"holds {format_counted(len(names), 'study')}; name one as FILE:STUDY"
         )
         raise OptunaStorageError(f"{file} {problem}: it has {listed}")
     loaded = optuna.load_study(study_name=study or names[0], storage=storage)
     if len(loaded.directions) > 1:
         raise OptunaStorageError(
             f"{file}: study {loaded.study_name!r} has "
-            f"{counted(len(loaded.directions), 'objective')}: must be 1"
+            f"{format_counted(len(loaded.directions), 'objective')}: must be 1"
         )
     finished = loaded.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
     if not finished:
         raise OptunaStorageError(f"{file}: study {loaded.study_name!r} has no finished trial")
     sign = 1 if loaded.direction is optuna.study.StudyDirection.MINIMIZE else -1
+    # A finished trial has a value; `or` is there for the type checker only
     ranked = sorted(finished, key=lambda trial: (sign * float(trial.value or 0.0), trial.number))
     return OptunaTrials(
         study=loaded.study_name,
         num_finished=len(finished),
-        params=tuple(dict(trial.params) for trial in ranked[:most]),
+        params=tuple(dict(trial.params) for trial in ranked[:max_trials]),
     )
 
 
@@ -88,13 +89,13 @@ def _open_storage(file: Path) -> BaseStorage:
 
     try:
         with open_plain(file) as opened:
-            begins = opened.read(len(_SQLITE))
-        if begins == _SQLITE:
+            first_bytes = opened.read(len(_SQLITE))
+        if first_bytes == _SQLITE:
             uri = f"file:{quote(str(file.resolve()))}?mode=ro"
-            # SQLAlchemy would decode a name in the URL
-            opening = {"creator": lambda: sqlite3.connect(uri, uri=True)}
-            return optuna.storages.RDBStorage("sqlite://", engine_kwargs=opening)
-        if not begins.startswith(b"{"):
+            # Not as a URL, in which SQLAlchemy would decode the file's name
+            engine_kwargs = {"creator": lambda: sqlite3.connect(uri, uri=True)}
+            return optuna.storages.RDBStorage("sqlite://", engine_kwargs=engine_kwargs)
+        if not first_bytes.startswith(b"{"):
             raise OptunaStorageError(
                 f"{file} is neither a SQLite database nor a journal of Optuna's"
             )

@@ -6,16 +6,18 @@ This is the only module that imports Optuna, apart from `optuna_storage`.
 `SAMPLERS`, below, is the registry: plans, validation, views and the reference pages read it. To add
 a sampler, write its class and its entry.
 
-- `tpe`: multivariate TPE (Bergstra 2011; Falkner 2018), grouped if an axis can be off, with a
-  constant liar for trials in flight. It is shown all trials up to `MOST_SHOWN`, then the `NUM_BEST`
-  best and the latest of the others: it regards at most `NUM_BEST` trials as good anyway.
-- `gp`: a Gaussian process with log EI, fitted to `MOST_FITTED` trials that are chosen the same way;
-  its batch form integrates over the outcomes of trials in flight.
+- `tpe`: multivariate tree-structured Parzen estimator (TPE; Bergstra 2011; Falkner 2018), grouped
+  if an axis can be off, with a constant liar for trials in flight. It is shown all trials up to
+  `MAX_TRIALS_SHOWN`. If there are more, it is shown the `NUM_BEST_TRIALS` best and the latest of
+  the others, because it regards at most that many trials as good anyway.
+- `gp`: a Gaussian process with log expected improvement, fitted to at most `MAX_TRIALS_FITTED`
+  trials, which are chosen the same way. Its batch form integrates over the outcomes of trials in
+  flight.
 - `random`: uniform sampling; it uses no outcome.
 
 A value that is off is missing for `tpe`; the other samplers get the middle of its axis and a
-separate switch. Optuna's samplers are created for each suggestion with a seed of its own; only the
-trials that they are shown are kept from one suggestion to the next.
+separate switch. Each suggestion creates Optuna's sampler anew with its own seed; only the converted
+trials are kept from one suggestion to the next.
 """
 
 from __future__ import annotations
@@ -28,25 +30,26 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sweeps.search.past_trials import PastTrials
-from sweeps.search.space import OFF, Params, SearchSpace
+from forerun._sweeps.search.past_trials import PastTrials
+from forerun._sweeps.search.space import OFF, Params, SearchSpace
 
 if TYPE_CHECKING:
     import optuna
 
-MOST_SHOWN = 300
+MAX_TRIALS_SHOWN = 300
 """Maximum number of trials that TPE is shown.
 
-Below 250 it would regard fewer trials as good than if it were shown all (benchmarks/README.md).
+With fewer than 250, TPE would regard fewer trials as good than if it were shown all trials
+(benchmarks/README.md).
 """
-MOST_FITTED = 200
+MAX_TRIALS_FITTED = 200
 """Maximum number of trials that a GP is fitted to. A suggestion takes 0.25 s of processor time with
 200 trials, 0.6 s with 400.
 """
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_optuna() -> Iterator[None]:
     """Suppress Optuna's `study created` line and its warnings about experimental features."""
     import optuna
 
@@ -80,8 +83,9 @@ class Sampler:
 
     name: str
     begin: Callable[[PastTrials], SamplerOnPast]
+    """Function that binds the sampler to the past trials of a search."""
     line: str
-    """When to use it, in a few words."""
+    """Purpose of the sampler in a few words, for help texts."""
     learns: bool = False
     """Whether it uses outcomes; such a search begins with a quasi-random design."""
 
@@ -90,10 +94,10 @@ class _Tpe:
     """The `tpe` sampler."""
 
     def __init__(self, past: PastTrials) -> None:
-        self._past, self._axes = past, _make_distributions(past.space)
+        self._past, self._distributions = past, _make_distributions(past.space)
         self._kept: dict[tuple[int, bool], optuna.trial.FrozenTrial] = {}
 
-    @quiet()
+    @silence_optuna()
     def ask(self) -> Params:
         import optuna  # takes 0.2 s, and only a search needs it
 
@@ -105,27 +109,30 @@ class _Tpe:
             constant_liar=True,
             seed=self._past.seed,
         )
-        return _to_point(space, _ask_optuna(sampler, self._list_trials(), self._axes))
+        return _to_point(space, _ask_optuna(sampler, self._list_trials(), self._distributions))
 
     def _list_trials(self) -> list[optuna.trial.FrozenTrial]:
         """Return the trials that are shown, as Optuna's trials; an ended trial is
         converted once.
         """
         past, num_seen = self._past, len(self._past.losses)
-        indices = past.shown(MOST_SHOWN) + list(range(num_seen, past.index))
+        indices = past.choose_shown(MAX_TRIALS_SHOWN) + list(range(num_seen, past.index))
         kept, self._kept = self._kept, {}
         for index in indices:
             key = (index, index < num_seen)
             self._kept[key] = kept.get(key) or self._make_past_trial(*key)
         return list(self._kept.values())
 
-    def _make_past_trial(self, index: int, ended: bool) -> optuna.trial.FrozenTrial:
+    def _make_past_trial(self, index: int, has_ended: bool) -> optuna.trial.FrozenTrial:
+        """Convert a past trial for Optuna; a trial that has not ended is running there."""
         past = self._past
-        loss = past.losses[index] if ended else None
-        # TPE uses only ranks, so a diverged trial may have an infinite loss
-        value = (math.inf if loss is None else loss) if ended else None
+        value = None
+        if has_ended:
+            loss = past.losses[index]
+            # TPE uses only ranks, so a diverged trial may have an infinite loss
+            value = math.inf if loss is None else loss
         return _make_trial(
-            self._axes,
+            self._distributions,
             _to_optuna_params(past.space, past.points[index], inactive=False),
             value,
             index,
@@ -136,15 +143,17 @@ class _Gp:
     """The `gp` sampler."""
 
     def __init__(self, past: PastTrials) -> None:
-        self._past, self._axes = past, _make_distributions(past.space, fixed=False)
+        self._past, self._distributions = past, _make_distributions(past.space, fixed=False)
 
-    @quiet()
+    @silence_optuna()
     def ask(self) -> Params:
         import optuna
 
-        past, axes = self._past, self._axes
+        past, axes = self._past, self._distributions
         num_seen = len(past.losses)
-        losses = {index: past.penalised(index) for index in past.shown(MOST_FITTED)}
+        losses = {
+            index: past.get_penalized_loss(index) for index in past.choose_shown(MAX_TRIALS_FITTED)
+        }
         trials = [
             _make_trial(
                 axes, _to_optuna_params(past.space, past.points[index]), losses.get(index), index
@@ -161,14 +170,14 @@ class _Random:
     """The `random` sampler."""
 
     def __init__(self, past: PastTrials) -> None:
-        self._past, self._axes = past, _make_distributions(past.space, fixed=False)
+        self._past, self._distributions = past, _make_distributions(past.space, fixed=False)
 
-    @quiet()
+    @silence_optuna()
     def ask(self) -> Params:
         import optuna
 
         sampler = optuna.samplers.RandomSampler(seed=self._past.seed)
-        return _to_point(self._past.space, _ask_optuna(sampler, [], self._axes))
+        return _to_point(self._past.space, _ask_optuna(sampler, [], self._distributions))
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -185,8 +194,11 @@ SAMPLERS: dict[str, Sampler] = {
 def _make_distributions(
     space: SearchSpace, *, fixed: bool = True
 ) -> dict[str, optuna.distributions.BaseDistribution]:
-    """Return the Optuna distribution of every axis and switch; without fixed axes if not
-    `fixed`.
+    """Return the Optuna distribution of every axis and switch, by name.
+
+    Args:
+        space: the space.
+        fixed: whether to include the axes that have only one value.
     """
     import optuna
 
@@ -195,7 +207,7 @@ def _make_distributions(
         low, high = axis.coordinates
         if axis.choices:
             axes[axis.name] = optuna.distributions.CategoricalDistribution(axis.choices)
-        elif fixed or not axis.fixed:
+        elif fixed or not axis.is_fixed:
             axes[axis.name] = optuna.distributions.FloatDistribution(
                 low, high, log=axis.scale != "linear"
             )
@@ -207,6 +219,7 @@ def _make_distributions(
 
 
 def _name_switch(name: str) -> str:
+    """Return Optuna's name of the switch of an axis."""
     return f"{name} is on"
 
 
@@ -223,21 +236,22 @@ def _to_optuna_params(
         if axis.can_be_off:
             params[_name_switch(axis.name)] = not off
         if inactive or not off:
-            value = axis.at(0.5) if off else point[axis.name]
+            value = axis.interpolate(0.5) if off else point[axis.name]
             params[axis.name] = value if axis.choices else axis.coordinate(value)
     return params
 
 
 def _to_point(space: SearchSpace, params: Mapping[str, Any]) -> Params:
     """Convert Optuna's parameters to a point; a missing parameter has only one value."""
-    return {
-        axis.name: OFF
-        if axis.can_be_off and not params[_name_switch(axis.name)]
-        else float(params[axis.name])
-        if axis.choices
-        else axis.value(float(params.get(axis.name, axis.coordinates[0])))
-        for axis in space.axes
-    }
+    point: Params = {}
+    for axis in space.axes:
+        if axis.can_be_off and not params[_name_switch(axis.name)]:
+            point[axis.name] = OFF
+        elif axis.choices:
+            point[axis.name] = float(params[axis.name])
+        else:
+            point[axis.name] = axis.value(float(params.get(axis.name, axis.coordinates[0])))
+    return point
 
 
 def _ask_optuna(
@@ -265,6 +279,8 @@ def _make_storage_class() -> Callable[
     import optuna
 
     class TrialStorage(optuna.storages.InMemoryStorage):
+        """A storage with fixed trials, in addition to the trial that is asked for."""
+
         def __init__(self, trials: Sequence[optuna.trial.FrozenTrial]) -> None:
             super().__init__()
             self._shown = trials
@@ -275,6 +291,7 @@ def _make_storage_class() -> Callable[
             deepcopy: bool = True,
             states: Container[optuna.trial.TrialState] | None = None,
         ) -> list[optuna.trial.FrozenTrial]:
+            # Optuna's samplers read all trials by this method
             added = super().get_all_trials(study_id, deepcopy, states)
             shown = [trial for trial in self._shown if states is None or trial.state in states]
             return shown + added
@@ -304,5 +321,5 @@ def _make_trial(
     trial = optuna.trial.create_trial(
         state=state, value=loss, params=used_params, distributions=distributions
     )
-    trial.number = index + 1  # Optuna sorts by it; 0 is the trial to suggest
+    trial.number = index + 1  # Optuna sorts trials by number; number 0 is the trial to suggest
     return trial

@@ -1,4 +1,6 @@
-"""Sources of runs: a static list of runs, or a search that chooses runs as results arrive."""
+"""Sources of runs: a static list of runs, or a search that chooses runs as results arrive. The
+interface of pruners, which give up runs of a source, is here too.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from proxies.core.canon import Json
-from proxies.core.spec import RunResult, RunSpec
-from sweeps.search.past_trials import PastTrials, quasi_random
-from sweeps.search.pruning import SearchPruner
-from sweeps.search.samplers import SAMPLERS, SamplerOnPast
-from sweeps.search.space import Params
-from sweeps.store.ledger import SUGGESTION, Ledger
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.spec import RunResult, RunSpec
+from forerun._sweeps.search.past_trials import PastTrials, compute_quasi_random_point
+from forerun._sweeps.search.pruning import SearchPruner
+from forerun._sweeps.search.samplers import SAMPLERS, SamplerOnPast
+from forerun._sweeps.search.space import Params
+from forerun._sweeps.store.ledger import SUGGESTION, Ledger
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +28,7 @@ class Search(PastTrials):
     """
 
     sampler: str = field(default="tpe", kw_only=True)
-    """Name of the sampler, a key of `sweeps.search.samplers.SAMPLERS`."""
+    """Name of the sampler, a key of `forerun._sweeps.search.samplers.SAMPLERS`."""
     _sampler_on_past: SamplerOnPast | None = field(default=None, init=False)
 
     @property
@@ -46,10 +48,12 @@ class Search(PastTrials):
         """
         if self.learns:
             if self.index < self.num_startup or self.num_seen < 1:
-                return self.space.at(
-                    quasi_random(self.study_seed, self.index, self.space.num_coordinates)
+                return self.space.make_point(
+                    compute_quasi_random_point(
+                        self.study_seed, self.index, self.space.num_coordinates
+                    )
                 )
-            self.see(losses_nats)
+            self.add_outcomes(losses_nats)
         if self._sampler_on_past is None:
             self._sampler_on_past = SAMPLERS[self.sampler].begin(self)
         return self._sampler_on_past.ask()
@@ -65,15 +69,15 @@ class SourceSignal(enum.Enum):
 
 
 class Pruner(Protocol):
-    """A pruner looks at runs in progress and gives up those that are not worth finishing."""
+    """A pruner looks at runs in progress and gives up runs that are not worth finishing."""
 
-    def rungs(self, run_id: str) -> tuple[int, ...]:
+    def list_rungs(self, run_id: str) -> tuple[int, ...]:
         """Return the optimizer steps, ascending and before the last, at which the pruner judges a
         run of its source.
         """
         ...
 
-    def verdict(self, run_id: str, losses_nats: Sequence[float]) -> str:
+    def judge_run(self, run_id: str, losses_nats: Sequence[float]) -> str:
         """Return why the run is given up, or an empty string if it goes on.
 
         Called at a rung with the losses, in nats, of all steps so far; the answer does not depend
@@ -90,8 +94,8 @@ class RunSource(Protocol):
 
     @property
     def pruner(self) -> Pruner | None:
-        """Pruner of the source's runs; None: all runs are trained to their end, including those
-        that another source has pruned.
+        """Pruner of the source's runs; None: all runs are trained to their end, also the runs that
+        another source has pruned.
         """
         ...
 
@@ -100,11 +104,13 @@ class RunSource(Protocol):
         ...
 
 
-def suggested(ledger: Ledger, stage: str) -> list[Params]:
-    """Return the recorded points of a search by index, up to the first that a repair has lost; the
-    search suggests that one again.
+def load_suggestions(ledger: Ledger, stage: str) -> list[Params]:
+    """Return the recorded points of a search by index, up to the first point that a repair has
+    lost; the search suggests the lost point again.
     """
-    points_by_key = {record.key: cast(Params, record.body) for record in ledger.stream(SUGGESTION)}
+    points_by_key = {
+        record.key: cast(Params, record.body) for record in ledger.iterate_records(SUGGESTION)
+    }
     points: list[Params] = []
     while (point := points_by_key.pop(_format_key(stage, len(points)), None)) is not None:
         points.append(point)
@@ -112,6 +118,7 @@ def suggested(ledger: Ledger, stage: str) -> list[Params]:
 
 
 def _format_key(stage: str, index: int) -> str:
+    """Return the key of a recorded suggestion."""
     return f"{stage}/{index}"
 
 
@@ -123,7 +130,7 @@ class StaticSource:
     """
 
     def __init__(self, specs: Iterable[RunSpec], bank_key_for: Callable[[RunSpec], str]) -> None:
-        """Store the runs in order; `bank_key_for` as in `sweeps.run.driver`."""
+        """Store the runs in order; `bank_key_for` as in `forerun._sweeps.run.driver`."""
         costs: dict[str, int] = {}
         runs = list(specs)
         for spec in runs:
@@ -147,8 +154,8 @@ class SearchSource:
     made a run.
 
     A point is recorded with kind `suggestion` and key `stage/index` before its run is given out; a
-    recorded point is never suggested again. A run that failed for other reasons counts as diverged,
-    because the sampler needs an outcome, and always the same one.
+    recorded point is never suggested again. A run that failed counts as diverged, because the
+    sampler needs the same outcome of every trial each time it is asked.
     """
 
     def __init__(
@@ -162,7 +169,7 @@ class SearchSource:
         given: Sequence[Params] = (),
         pruner: SearchPruner | None = None,
     ) -> None:
-        """Start a search, or continue one beyond its end.
+        """Start a search, or extend a search that has ended.
 
         Args:
             search: the search, without trials; trials that ended earlier (`num_known`) have
@@ -171,17 +178,17 @@ class SearchSource:
             ledger: open for writing.
             stage: name of the stage under which suggestions are recorded.
             num_trials: total number of trials.
-            given: points that the search does not choose: they are the first trials after the known
-                ones.
-            pruner: gives up trials, except `given` ones, which show what the search would not have
-                tried.
+            given: points that the search does not choose. They are the first trials after the
+                `num_known` earlier ones.
+            pruner: gives up trials, except the `given` ones, which show what the search would not
+                have tried.
         """
         self._search, self._make_run, self._ledger, self._stage = search, make_run, ledger, stage
         self._num_trials = num_trials
         self._given = dict(enumerate(given, search.num_known))
-        # Ids, in order, of the trials whose outcomes were not looked up yet
+        # Run ids, in order of their trials, whose outcomes were not looked up yet
         self._waiting = deque[str]()
-        # Losses by index of the trials before them that the search has not seen yet
+        # Losses by trial index that were looked up, but that the search has not seen yet
         self._unseen_losses: dict[int, float | None] = {}
         self.pruner = pruner
         """See `RunSource`."""
@@ -207,7 +214,7 @@ class SearchSource:
                 self._unseen_losses[i] = loss_nats
         point = self._load_or_suggest(index)
         spec = self._make_run(point)
-        self._search.add(point)
+        self._search.add_point(point)
         run_id = spec.id
         self._waiting.append(run_id)
         if self.pruner is not None:

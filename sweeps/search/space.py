@@ -7,8 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proxies.core.checks import Checks
-from proxies.core.hyperparameters import CAN_BE_OFF, HYPERPARAMETERS, Scale, hyperparameter_named
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.hyperparameters import (
+    CAN_BE_OFF,
+    HYPERPARAMETERS,
+    Scale,
+    get_hyperparameter,
+)
 
 Params = dict[str, float]
 """One point: the value of every axis by name; 0.0 if the axis is off."""
@@ -17,7 +22,8 @@ Range = tuple[float, float]
 """Lowest and highest value, both included; equal ends fix the value."""
 
 OFF = 0.0
-DIGITS = 3
+"""Value of an axis that is off."""
+NUM_DIGITS = 3
 """Significant digits to which a value is rounded for later stages."""
 
 
@@ -27,28 +33,28 @@ class Axis:
 
     name: str
     range: Range
-    """Lowest and highest value; the lowest and highest choice if there are `choices`."""
+    """Lowest and highest value, which are the lowest and highest choice if there are `choices`."""
     choices: tuple[float, ...] = ()
     """The only values that are searched; empty: every value of the range."""
     can_be_off: bool = False
     """Whether a trial may do without this hyperparameter.
 
-    Whether it is on is then an axis of its own, and the value counts only if it is on.
+    The search then has an additional axis, a switch; the value counts only if the switch is on.
     """
     own_scale: Scale | None = None
-    """Scale of an axis that only the plan knows; None: the scale in the registry of
+    """Scale of a hyperparameter that the user's plan declares; None: the scale in the registry of
     hyperparameters.
     """
-    whole: bool = False
+    is_integer: bool = False
     """Whether the values are integers."""
 
     @property
     def scale(self) -> Scale:
         """Scale on which the axis is searched."""
-        return self.own_scale or hyperparameter_named(self.name).scale
+        return self.own_scale or get_hyperparameter(self.name).scale
 
     @property
-    def fixed(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether the axis has only one value."""
         return self.range[0] == self.range[1]
 
@@ -71,9 +77,9 @@ class Axis:
         """Return the value at a coordinate, the inverse of `coordinate`."""
         low, high = self.range
         value = 1 - coordinate if self.scale == "log2_complement" else coordinate
-        return min(max(float(round(value)) if self.whole else value, low), high)
+        return min(max(float(round(value)) if self.is_integer else value, low), high)
 
-    def at(self, share: float) -> float:
+    def interpolate(self, share: float) -> float:
         """Return the value at a share, in [0, 1], of the searched range."""
         if self.choices:
             return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
@@ -92,25 +98,25 @@ class Axis:
         if self.choices:
             return min(self.choices, key=lambda choice: abs(choice - value))
         low, high = self.range
-        return min(max(float(round(value)) if self.whole else value, low), high)
+        return min(max(float(round(value)) if self.is_integer else value, low), high)
 
     def octaves(self, value: float) -> float:
         """Return log2 of a value; for a complement, log2 of 1 - value."""
-        return hyperparameter_named(self.name).to_log2(value)
+        return get_hyperparameter(self.name).to_log2(value)
 
-    def rounded(self, value: float) -> float:
-        """Return a value rounded to `DIGITS` digits; for a complement, 1 - value is rounded.
+    def round_value(self, value: float) -> float:
+        """Return a value rounded to `NUM_DIGITS` digits; for a complement, 1 - value is rounded.
 
         Choices and integers are returned as they are.
         """
-        if self.choices or self.whole:
+        if self.choices or self.is_integer:
             return value
-        return hyperparameter_named(self.name).rounded(value, DIGITS)
+        return get_hyperparameter(self.name).round_value(value, NUM_DIGITS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSpace:
-    """The axes of a search; `search_space` makes it, in the registry's order.
+    """The axes of a search; `build_search_space` makes it, in the registry's order.
 
     Raises:
         SpecError: names every axis that is not valid.
@@ -122,13 +128,13 @@ class SearchSpace:
         checks = Checks(self)
         for axis in self.axes:
             known = axis.name in HYPERPARAMETERS or axis.own_scale is not None
-            checks.that(
+            checks.require(
                 known,
                 f"{axis.name} is not a hyperparameter: must be one of {', '.join(HYPERPARAMETERS)}",
             )
             if known:
-                checks.that(*_check_range(axis))
-        checks.done()
+                checks.require(*_check_range(axis))
+        checks.raise_problems()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +143,7 @@ class SearchSpace:
 
     @property
     def switches(self) -> tuple[Axis, ...]:
-        """Axes that can be off; each has an additional coordinate that says whether it is."""
+        """Axes that can be off; each has an additional coordinate that says whether it is off."""
         return tuple(axis for axis in self.axes if axis.can_be_off)
 
     @property
@@ -149,21 +155,21 @@ class SearchSpace:
         """Return the axis with that name."""
         return next(axis for axis in self.axes if axis.name == name)
 
-    def at(self, unit: Sequence[float]) -> Params:
-        """Return the point at coordinates `unit`.
+    def make_point(self, shares: Sequence[float]) -> Params:
+        """Return the point at shares of the searched ranges.
 
         Args:
-            unit: one coordinate in [0, 1] per axis, then one per switch; a switch below 1/2 is off.
+            shares: one share in [0, 1] per axis, then one per switch; a switch below 1/2 is off.
         """
-        values = unit[: len(self.axes)]
+        axis_shares, switch_shares = shares[: len(self.axes)], shares[len(self.axes) :]
         off = {
             axis.name
-            for axis, coordinate in zip(self.switches, unit[len(self.axes) :], strict=True)
-            if coordinate < 0.5
+            for axis, share in zip(self.switches, switch_shares, strict=True)
+            if share < 0.5
         }
         return {
-            axis.name: OFF if axis.name in off else axis.at(share)
-            for axis, share in zip(self.axes, values, strict=True)
+            axis.name: OFF if axis.name in off else axis.interpolate(share)
+            for axis, share in zip(self.axes, axis_shares, strict=True)
         }
 
     def nearest(self, values: Params) -> Params:
@@ -171,7 +177,9 @@ class SearchSpace:
         middle.
         """
         return {
-            axis.name: axis.nearest(values[axis.name]) if axis.name in values else axis.at(0.5)
+            axis.name: axis.nearest(values[axis.name])
+            if axis.name in values
+            else axis.interpolate(0.5)
             for axis in self.axes
         }
 
@@ -185,17 +193,17 @@ class SearchSpace:
         """The point with every axis at its highest value."""
         return {axis.name: axis.range[1] for axis in self.axes}
 
-    def rounded(self, point: Params) -> Params:
-        """Return a point rounded to `DIGITS` digits, at which later stages run."""
-        return {name: self.axis(name).rounded(value) for name, value in point.items()}
+    def round_point(self, point: Params) -> Params:
+        """Return a point rounded to `NUM_DIGITS` digits, at which later stages run."""
+        return {name: self.axis(name).round_value(value) for name, value in point.items()}
 
-    def grown(self, name: str, range_: Range) -> SearchSpace:
+    def widen_axis(self, name: str, range_: Range) -> SearchSpace:
         """Return this space with another range of one axis."""
         wider = dataclasses.replace(self.axis(name), range=range_)
         return SearchSpace(axes=tuple(wider if axis.name == name else axis for axis in self.axes))
 
 
-def search_space(
+def build_search_space(
     *,
     ranges: Mapping[str, Range],
     choices: Mapping[str, Sequence[float]] | None = None,
@@ -208,7 +216,7 @@ def search_space(
         ranges: range of each axis by name, in any order.
         choices: values of each axis that has choices, by name.
         can_be_off: names of the axes that can be off.
-        own: axes that only the plan knows; they come last.
+        own: axes of hyperparameters that the user's plan declares; they come last.
 
     Raises:
         SpecError: see `SearchSpace`.
@@ -242,13 +250,14 @@ def _check_range(axis: Axis) -> tuple[bool, str]:
     must_be_positive = axis.scale == "log2"
     if is_valid:
         low, high = ends
+        # All known hyperparameters that are not searched in log2 are shares below 1
         must_be_share = axis.own_scale is None and not must_be_positive
         is_valid = (
             low <= high
             and (low > 0 or not must_be_positive)
             and (not must_be_share or 0 <= low <= high < 1)
         )
-        is_valid = is_valid and not (axis.whole and any(end != round(end) for end in ends))
+        is_valid = is_valid and not (axis.is_integer and any(end != round(end) for end in ends))
     limits = (
         "above 0"
         if must_be_positive

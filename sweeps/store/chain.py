@@ -3,7 +3,7 @@ of the record before it.
 
 A one-row table stores the head, so that a shortened chain is noticed as surely as an altered one. A
 hash chain shows accidents and edits; it does not stop a forger who writes a whole new chain.
-Standard library only.
+This module needs no third-party package.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.notation import with_article
-from proxies.core.plain_files import require_plain
-from sweeps.store.errors import (
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.notation import add_article
+from forerun._proxies.core.plain_files import require_plain
+from forerun._sweeps.store.errors import (
     DiskFull,
     DuplicateRecord,
     LedgerCorrupt,
@@ -46,7 +46,11 @@ _SCHEMA = {
     "head": "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, "
     "hash TEXT NOT NULL) STRICT",
 }
-"""SQL statement that creates each table, by table name."""
+"""SQL statement that creates each table, by table name.
+
+SQLite stores this text in the file, and `_check_schema` compares it. Any change, even of a space,
+makes earlier ledgers unreadable.
+"""
 _COLUMNS = "seq, kind, key, body, prev_hash, hash"
 
 
@@ -70,9 +74,9 @@ class Record:
         return canon.parse(self.text)
 
 
-def link(seq: int, kind: str, key: str, text: str, prev_hash: str) -> Record:
+def make_record(seq: int, kind: str, key: str, text: str, prev_hash: str) -> Record:
     """Return the record that follows the record with hash `prev_hash`."""
-    digest = canon.content_id([seq, kind, key, text, prev_hash])
+    digest = canon.compute_content_id([seq, kind, key, text, prev_hash])
     return Record(seq=seq, kind=kind, key=key, text=text, prev_hash=prev_hash, hash=digest)
 
 
@@ -80,7 +84,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     """Open a ledger file in autocommit mode; transactions are written explicitly.
 
     A writer creates the file if it is missing, and rolls back a commit that a crash cut short. A
-    reader changes nothing (see `reading`).
+    reader changes nothing (see `open_for_reading`).
 
     Raises:
         LedgerCorrupt: the file is no SQLite file.
@@ -120,7 +124,7 @@ def _require_plain_files(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a connection that changes nothing, and close it at the end.
 
     If there is a journal from a crash, or one of another file, SQLite would write the journal's
@@ -141,7 +145,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-ledger-"))
             )
             try:
-                for file in (path, journal_of(path)):
+                for file in (path, get_journal_path(path)):
                     shutil.copyfile(file, folder / file.name)
             except OSError as copy_error:
                 raise SweepError(
@@ -153,7 +157,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def journal_of(path: Path) -> Path:
+def get_journal_path(path: Path) -> Path:
     """Return the path at which SQLite keeps the journal of a commit in progress."""
     return path.with_name(f"{path.name}-journal")
 
@@ -227,7 +231,7 @@ def check_same(connection: sqlite3.Connection, num: int, head: str) -> None:
             )
 
 
-def stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Record]:
+def read_stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Record]:
     """Yield records of a chain that was verified before, in order.
 
     Args:
@@ -244,6 +248,7 @@ def stored(connection: sqlite3.Connection, num: int, **only: str) -> Iterator[Re
             f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY seq", (num, *only.values())
         )
         for row in rows:
+            # Each row is checked against its own `seq` and `prev_hash`: neighbors may be left out
             yield _verify_row(row, row[0], row[4])
 
 
@@ -277,14 +282,14 @@ def write(connection: sqlite3.Connection, *records: Record) -> None:
             except sqlite3.IntegrityError as error:
                 if error.sqlite_errorname != "SQLITE_CONSTRAINT_UNIQUE":
                     raise
-                raise duplicate(record.kind, record.key) from error
+                raise make_duplicate_error(record.kind, record.key) from error
         connection.execute("UPDATE head SET seq = ?, hash = ? WHERE one = 1", (last.seq, last.hash))
 
 
-def duplicate(kind: str, key: str) -> DuplicateRecord:
+def make_duplicate_error(kind: str, key: str) -> DuplicateRecord:
     """Return the error that refuses a second record of one kind and key."""
     return DuplicateRecord(
-        f"the ledger has {with_article(kind)} {key!r} already: records are never replaced"
+        f"the ledger has {add_article(kind)} {key!r} already: records are never replaced"
     )
 
 
@@ -310,11 +315,11 @@ def _check_schema(connection: sqlite3.Connection) -> None:
         raise LedgerCorrupt("the schema is not what was written")
 
 
-def _verify_row(row: tuple[object, ...], seq: int, before: object) -> Record:
-    """Return the record in `row` if it is at place `seq` and follows the hash `before`.
+def _verify_row(row: tuple[object, ...], seq: int, hash_before: object) -> Record:
+    """Return the record in `row` if it is at place `seq` and follows the record with that hash.
 
     Raises:
-        LedgerCorrupt: it is not.
+        LedgerCorrupt: the row is another record, or not what was written.
     """
     stored_seq, kind, key, text, prev_hash, digest = row
     expected = None
@@ -322,9 +327,9 @@ def _verify_row(row: tuple[object, ...], seq: int, before: object) -> Record:
         isinstance(kind, str)
         and isinstance(key, str)
         and isinstance(text, str)
-        and isinstance(before, str)
+        and isinstance(hash_before, str)
     ):
-        expected = link(seq, kind, key, text, before)
+        expected = make_record(seq, kind, key, text, hash_before)
     place = (stored_seq, prev_hash, digest)
     if expected is None or (expected.seq, expected.prev_hash, expected.hash) != place:
         raise LedgerCorrupt(f"record {seq} is not what was written: its hash differs")
@@ -332,12 +337,14 @@ def _verify_row(row: tuple[object, ...], seq: int, before: object) -> Record:
 
 
 def _read_pragma(connection: sqlite3.Connection, name: str) -> object:
+    """Return the value of an SQLite pragma, None if it has none."""
     row = connection.execute(f"PRAGMA {name}").fetchone()
     return row[0] if row else None
 
 
 @contextlib.contextmanager
 def _run_transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run the block as one transaction: commit at its end, roll back if it raises."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -350,6 +357,7 @@ def _run_transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _translate_errors(where: str) -> Iterator[None]:
+    """Raise the SQLite errors of the block as errors of this package, which name `where`."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -382,7 +390,9 @@ def _to_sweep_error(error: sqlite3.Error | UnicodeDecodeError, where: str) -> Sw
 
 
 def _is_write(error: Exception) -> bool:
-    """Return whether an input/output error of SQLite occurred while writing."""
+    """Return whether an input/output error of SQLite occurred while writing: it did if the error is
+    none of the errors of reading.
+    """
     name = getattr(error, "sqlite_errorname", "")
     return not name.startswith(
         ("SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ", "SQLITE_IOERR_CORRUPT")

@@ -10,29 +10,29 @@ import shutil
 from collections.abc import Container
 from pathlib import Path
 
-from sweeps.store.curves import checked_id
+from forerun._sweeps.store.curves import require_run_id
 
 CHECKPOINTS_DIR = "checkpoints"
-# Name of a state, as in `proxies.training.slot_state`
+# Name of a state, as in `forerun._proxies.training.slot_state`
 _STATE = re.compile(r"step-(\d{8})-[0-9a-f]{64}\.safetensors")
 
 
-def checkpoint_dir(study_dir: Path, run_id: str) -> Path:
+def get_checkpoint_dir(study_dir: Path, run_id: str) -> Path:
     """Return the folder of a run's states.
 
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and could name another place).
     """
-    return study_dir / CHECKPOINTS_DIR / checked_id(run_id)
+    return study_dir / CHECKPOINTS_DIR / require_run_id(run_id)
 
 
-def saved_step(study_dir: Path, run_id: str) -> int:
+def find_saved_step(study_dir: Path, run_id: str) -> int:
     """Return the optimizer steps done in the newest of a run's states, from its file name; 0 if
     there is none.
     """
     steps = [0]
     with contextlib.suppress(OSError):
-        names = [path.name for path in checkpoint_dir(study_dir, run_id).iterdir()]
+        names = [path.name for path in get_checkpoint_dir(study_dir, run_id).iterdir()]
         steps += [int(match[1]) for name in names if (match := _STATE.fullmatch(name))]
     return max(steps)
 
@@ -42,7 +42,7 @@ def drop_checkpoints(study_dir: Path, run_id: str) -> None:
     take space.
     """
     with contextlib.suppress(OSError):
-        shutil.rmtree(checkpoint_dir(study_dir, run_id))
+        shutil.rmtree(get_checkpoint_dir(study_dir, run_id))
 
 
 def drop_stale_checkpoints(study_dir: Path, settled: Container[str]) -> None:

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from proxies.core import canon
-from proxies.core.checks import SpecError
-from proxies.core.noise_scale import NoiseLook
-from proxies.core.plain_files import open_to_append, read_plain, require_plain
-from proxies.core.spec import Curve, RunResult
-from sweeps.store.errors import CurveCorrupt, DiskFull
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.core.noise_scale import NoiseLook
+from forerun._proxies.core.plain_files import open_to_append, read_plain, require_plain
+from forerun._proxies.core.spec import Curve, RunResult
+from forerun._sweeps.store.errors import CurveCorrupt, DiskFull
 
 CURVES_DIR = "curves"
 
@@ -34,7 +34,7 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 
 
-def checked_id(run_id: str) -> str:
+def require_run_id(run_id: str) -> str:
     """Return the id.
 
     Raises:
@@ -45,7 +45,7 @@ def checked_id(run_id: str) -> str:
     return run_id
 
 
-def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
+def get_curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
     """Return the path of a run's curve: `curves/<run id>.parquet`.
 
     The curve of the first steps of a `pruned` run has a file of its own.
@@ -53,7 +53,7 @@ def curve_path(study_dir: Path, run_id: str, *, pruned: bool = False) -> Path:
     Raises:
         ValueError: `run_id` is not a sha256 in hex (and could name another place).
     """
-    return study_dir / CURVES_DIR / f"{checked_id(run_id)}{'.pruned' if pruned else ''}.parquet"
+    return study_dir / CURVES_DIR / f"{require_run_id(run_id)}{'.pruned' if pruned else ''}.parquet"
 
 
 def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = False) -> Path:
@@ -62,7 +62,8 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
 
     The curve of a `pruned` run does not replace the curve of the whole run.
 
-    Columns: `step` (int64), `train_loss_nats` and, if the trainer logs it, `grad_norm` (float64).
+    The columns are, in this order: `step` (int64), `train_loss_nats` (float64) and, if the trainer
+    logs it, `grad_norm` (float64). `load_curve` relies on the order.
 
     Raises:
         DiskFull: the file does not fit; an earlier file of this run is unchanged.
@@ -71,7 +72,7 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
     import pyarrow  # imported here, so that only studies with curves load it
     import pyarrow.parquet
 
-    path = curve_path(study_dir, run_id, pruned=pruned)
+    path = get_curve_path(study_dir, run_id, pruned=pruned)
     columns: dict[str, array.array[int] | array.array[float]] = {
         "step": array.array("q", curve.steps),
         "train_loss_nats": array.array("d", curve.train_loss_nats),
@@ -101,7 +102,9 @@ def store_curve(study_dir: Path, run_id: str, curve: Curve, *, pruned: bool = Fa
 
 
 _NUM_WRITER_THREADS = 8
-"""Number of files written at once: on a network file system one file takes ten milliseconds."""
+"""Number of files that are written at once, since a network file system takes ten milliseconds
+for each.
+"""
 
 
 def store_curves(study_dir: Path, curves: Sequence[tuple[RunResult, Curve]]) -> None:
@@ -131,7 +134,7 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     import pyarrow
     import pyarrow.parquet
 
-    path = curve_path(study_dir, result.id, pruned=result.status == "pruned")
+    path = get_curve_path(study_dir, result.id, pruned=result.status == "pruned")
     advice = "restore it from a copy; the result itself is still in the ledger"
     try:
         require_plain(path)
@@ -145,8 +148,15 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
             train_loss_nats=columns[1],
             grad_norm=columns[2] if len(columns) > 2 else (),
         )
-        curve_id = canon.content_id(curve)
-    except (OSError, ValueError, TypeError, IndexError, pyarrow.ArrowException, SpecError) as error:
+        curve_id = canon.compute_content_id(curve)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        IndexError,
+        pyarrow.ArrowException,
+        SpecError,
+    ) as error:
         raise CurveCorrupt(f"{path} cannot be read ({error}): {advice}") from error
     if curve_id != result.curve_id:
         raise CurveCorrupt(
@@ -156,7 +166,7 @@ def load_curve(study_dir: Path, result: RunResult) -> Curve:
     return curve
 
 
-def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
+def list_curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
     """Return the sorted ids of the runs that have a curve of the whole run, or, if `pruned`, a
     curve of their first steps.
     """
@@ -165,19 +175,19 @@ def curve_ids(study_dir: Path, *, pruned: bool = False) -> tuple[str, ...]:
     return tuple(sorted(filter(is_run_id, names)))
 
 
-def noise_path(study_dir: Path, run_id: str) -> Path:
+def get_noise_path(study_dir: Path, run_id: str) -> Path:
     """Return the path of a run's gradient noise. Raises ValueError if `run_id` is no id."""
-    return study_dir / CURVES_DIR / f"{checked_id(run_id)}.noise.jsonl"
+    return study_dir / CURVES_DIR / f"{require_run_id(run_id)}.noise.jsonl"
 
 
 def append_noise(study_dir: Path, run_id: str, look: NoiseLook) -> None:
     """Append the gradient noise that was measured at a step of a run. Raises OSError,
     ValueError.
     """
-    path = noise_path(study_dir, run_id)
+    path = get_noise_path(study_dir, run_id)
     canon.make_folder(path.parent)
     with open_to_append(path) as file:
-        file.write(f"{canon.canonical(look)}\n".encode())
+        file.write(f"{canon.to_canonical_json(look)}\n".encode())
 
 
 def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
@@ -190,7 +200,7 @@ def load_noise(study_dir: Path, run_id: str) -> tuple[NoiseLook, ...]:
         ValueError: `run_id` is no id.
     """
     try:
-        lines = read_plain(noise_path(study_dir, run_id)).decode(errors="replace").splitlines()
+        lines = read_plain(get_noise_path(study_dir, run_id)).decode(errors="replace").splitlines()
     except OSError:
         return ()
     looks = {}

@@ -1,6 +1,6 @@
 """Errors of this package.
 
-Each message names the value, the limit, and what to do. Standard library only.
+Each message names the value, the limit, and what to do. This module needs no third-party package.
 """
 
 # ruff: noqa: N818  (users read these names: they state the problem instead of ending in `Error`)
@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from proxies.core.errors import ExitCode, InputError
+from forerun._proxies.core.errors import ExitCode, InputError
 
 _ADVICE = {
     errno.EACCES: "check the folder's permissions",

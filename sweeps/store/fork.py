@@ -1,5 +1,5 @@
 """Fork of a study: a child study imports the finished runs of its parent, with their curves, so
-that they are paid for once. Runs are identified by id.
+that these runs are paid for once. Runs are identified by id.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxies.core.canon import Json
-from sweeps.store.curves import append_noise, load_curve, load_noise, store_curve
-from sweeps.store.errors import CurveCorrupt, ForkRefused
-from sweeps.store.ledger import IMPORTED, LEDGER_NAME, Ledger
+from forerun._proxies.core.canon import Json
+from forerun._sweeps.store.curves import append_noise, load_curve, load_noise, store_curve
+from forerun._sweeps.store.errors import CurveCorrupt, ForkRefused
+from forerun._sweeps.store.ledger import IMPORTED, LEDGER_NAME, Ledger
 
-# A failed run may succeed here, and a pruned run lost against the parent's runs
+# Failed runs are not imported, because they may succeed in the child. Pruned runs are not, because
+# the decision depended on the parent's other runs.
 _ENDED_WELL = ("finished", "diverged")
 
 
@@ -31,13 +32,13 @@ class ImportedRecords:
     """
 
 
-def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> Ledger:
+def read_parent(study_dir: Path, parent_dir: Path, must_match: Mapping[str, Json]) -> Ledger:
     """Read the parent's records as they are now; the parent may be running, and is not changed.
 
     Args:
         study_dir: folder of the child, which may be missing.
         parent_dir: folder of the parent.
-        same: keys of the plan that decide what a run means, with the child's values.
+        must_match: keys of the plan that decide what a run means, with the child's values.
 
     Raises:
         StudyMissing, LedgerCorrupt, LedgerTooNew, LedgerTooOld: the parent cannot be read.
@@ -50,7 +51,7 @@ def read_parent(study_dir: Path, parent_dir: Path, same: Mapping[str, Json]) -> 
     parent = Ledger.read(parent_dir)
     plan = parent.plan if isinstance(parent.plan, dict) else {}
     differences = {
-        key: (plan.get(key), value) for key, value in same.items() if plan.get(key) != value
+        key: (plan.get(key), value) for key, value in must_match.items() if plan.get(key) != value
     }
     if differences:
         pairs = ", ".join(
@@ -72,10 +73,10 @@ def import_runs(
     head) precedes the imported runs and names their origin.
 
     Raises:
-        DiskFull, StaleDriver: see `sweeps.store.errors`; recorded runs are kept.
+        DiskFull, StaleDriver: see `forerun._sweeps.store.errors`; recorded runs are kept.
     """
-    ended = [run for run in parent.runs() if run.result.status in _ENDED_WELL]
-    missing = [run for run in ended if run.spec.id not in ledger.results()]
+    ended = [run for run in parent.read_runs() if run.result.status in _ENDED_WELL]
+    missing = [run for run in ended if run.spec.id not in ledger.get_results()]
     if missing and ledger.find("fork", parent.head_hash) is None:
         body = {
             "parent": str(parent_dir.resolve()),

@@ -1,9 +1,9 @@
 """The ledger of a study, `ledger.db`: its plan, drivers, suggestions, and outcomes, in order.
 
-The ledger has one writer: the driver, which holds the lock of `sweeps.store.lock`. A record
-survives a power loss once `append` has returned (`sweeps.store.chain`). Record 0 is the plan. Each
-driver that opens the study adds a `driver` record, which moves the head of the chain, so a driver
-that was taken over can commit no further record.
+The ledger has one writer: the driver, which holds the lock of `forerun._sweeps.store.lock`. A
+record survives a power loss once `append` has returned (`forerun._sweeps.store.chain`). Record 0 is
+the plan. Each driver that opens the study adds a `driver` record, which moves the head of the
+chain, so a driver that was taken over can commit no further record.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from proxies.core import canon
-from proxies.core.canon import Json
-from proxies.core.checks import SpecError
-from proxies.core.notation import counted
-from proxies.core.spec import Run, RunResult, RunSpec
-from sweeps.store import chain
-from sweeps.store.chain import Record
-from sweeps.store.curves import CURVES_DIR
-from sweeps.store.errors import (
+from forerun._proxies.core import canon
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.checks import SpecError
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.spec import Run, RunResult, RunSpec
+from forerun._sweeps.store import chain
+from forerun._sweeps.store.chain import Record
+from forerun._sweeps.store.curves import CURVES_DIR
+from forerun._sweeps.store.errors import (
     DiskFull,
     LedgerCorrupt,
     LedgerLost,
@@ -32,10 +32,10 @@ from sweeps.store.errors import (
     StudyMissing,
     SweepError,
 )
-from sweeps.store.lock import DriverLock
+from forerun._sweeps.store.lock import DriverLock
 
 
-def plan_changes(old: Json, new: Json) -> dict[str, tuple[str, str]]:
+def compare_plans(old: Json, new: Json) -> dict[str, tuple[str, str]]:
     """Return the dotted keys whose values differ between two plans, with both values as JSON text.
 
     Args:
@@ -54,7 +54,7 @@ def plan_changes(old: Json, new: Json) -> dict[str, tuple[str, str]]:
 def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
     """Map dotted keys to values as JSON text; a list counts as one value."""
     if not isinstance(value, dict) or (not value and prefix):
-        return {prefix: canon.canonical(value)}
+        return {prefix: canon.to_canonical_json(value)}
     flat: dict[str, str] = {}
     for key, item in value.items():
         flat |= _flatten(item, f"{prefix}.{key}" if prefix else key)
@@ -72,11 +72,12 @@ A pruned outcome describes the first steps of a run; the outcome of the whole ru
 """
 
 CALIBRATION = "calibration"
-"""Kind of the records of how runs compute; the set of runs depends on them."""
+"""Kind of the records of measured settings, such as the number of slots of a bank, which are part
+of the runs' specs."""
 SUGGESTION = "suggestion"
 """Kind of the records of a search's points."""
 OUTCOMES = (RESULT, IMPORTED, PRUNED)
-DRIVEN = "driven"
+WORK_RECORD = "driven"
 """Kind of the records of how long a driver worked.
 
 Their key is the number of the driver and the number of the stretch of its work.
@@ -171,7 +172,7 @@ class Ledger:
         """
         journal_size = 0
         with contextlib.suppress(OSError):
-            journal_size = chain.journal_of(study_dir / LEDGER_NAME).stat().st_size
+            journal_size = chain.get_journal_path(study_dir / LEDGER_NAME).stat().st_size
         if journal_size:
             with contextlib.suppress(StudyMissing):  # the first commit was cut short
                 cls.read(study_dir)
@@ -190,7 +191,7 @@ class Ledger:
         with _add_repair_advice(study_dir):
             if not path.exists():
                 _refuse_missing(study_dir, create=False)
-            with chain.reading(path) as connection:
+            with chain.open_for_reading(path) as connection:
                 if chain.is_empty(connection):
                     _refuse_missing(study_dir, create=False)
                 # Read all records before decoding: a driver waits until the file is released
@@ -224,9 +225,9 @@ class Ledger:
             if not _KIND.fullmatch(kind):
                 raise ValueError(f"kind = {kind!r}: must be a lower-case word")
             if kind in OUTCOMES and key in self._results:
-                raise chain.duplicate(kind, key)
+                raise chain.make_duplicate_error(kind, key)
             seq = self._num_records + len(records)
-            records.append(chain.link(seq, kind, key, canon.canonical(body), head))
+            records.append(chain.make_record(seq, kind, key, canon.to_canonical_json(body), head))
             head = records[-1].hash
         with _add_repair_advice(self._study_dir):
             chain.write(self._connection, *records)
@@ -251,55 +252,57 @@ class Ledger:
             ]
         )
 
-    def results(self) -> Mapping[str, RunResult]:
+    def get_results(self) -> Mapping[str, RunResult]:
         """Return a live view of the outcomes of whole runs by run id, in the order of
         commitment.
         """
         return MappingProxyType(self._results)
 
-    def first_results(self) -> Mapping[str, RunResult]:
+    def get_first_results(self) -> Mapping[str, RunResult]:
         """Return a live view of the first outcome of every run, pruned or not, which a
         search uses.
         """
         # A run that was pruned and later run whole was pruned first
         return MappingProxyType(ChainMap(self._pruned, self._results))
 
-    def own_results(self) -> Sequence[RunResult]:
+    def get_own_results(self) -> Sequence[RunResult]:
         """Return a live view of the outcomes that this study paid for, in the order of commitment.
 
         Pruned outcomes are included; imported ones are not.
         """
         return self._own
 
-    def runs(self) -> tuple[Run, ...]:
+    def read_runs(self) -> tuple[Run, ...]:
         """Return every outcome with its spec, in the order of commitment; a pruned run may occur
         twice.
         """
-        return tuple(self.each_run())
+        return tuple(self.iterate_runs())
 
-    def each_run(self) -> Iterator[Run]:
-        """Yield `runs` one by one; a driver reads them from the file, never all into memory."""
+    def iterate_runs(self) -> Iterator[Run]:
+        """Yield the outcomes one by one; a driver reads them from the file, never all at once."""
         if self._runs is not None:
             yield from self._runs
         else:
-            yield from (_decode_run(record) for record in self.stream() if record.kind in OUTCOMES)
+            yield from (
+                _decode_run(record) for record in self.iterate_records() if record.kind in OUTCOMES
+            )
 
     @property
     def num_runs(self) -> int:
-        """Number of `runs`."""
+        """Number of outcomes that `read_runs` returns."""
         return len(self._own) + self._num_imported
 
-    def imported(self) -> frozenset[str]:
+    def read_imported_ids(self) -> frozenset[str]:
         """Return the ids of imported runs: another study paid for them, so they are outcomes but no
         spend.
         """
-        return frozenset(record.key for record in self.stream(IMPORTED))
+        return frozenset(record.key for record in self.iterate_records(IMPORTED))
 
-    def records(self, kind: str | None = None) -> tuple[Record, ...]:
+    def read_records(self, kind: str | None = None) -> tuple[Record, ...]:
         """Return all records in order, or those of one kind."""
-        return tuple(self.stream(kind))
+        return tuple(self.iterate_records(kind))
 
-    def stream(self, kind: str | None = None, key: str | None = None) -> Iterator[Record]:
+    def iterate_records(self, kind: str | None = None, key: str | None = None) -> Iterator[Record]:
         """Yield records in order, read from the file one by one.
 
         Args:
@@ -313,30 +316,34 @@ class Ledger:
         with _add_repair_advice(self._study_dir), contextlib.ExitStack() as stack:
             connection = self._connection
             if connection is None:
-                connection = stack.enter_context(chain.reading(self._study_dir / LEDGER_NAME))
+                connection = stack.enter_context(
+                    chain.open_for_reading(self._study_dir / LEDGER_NAME)
+                )
                 chain.check_same(connection, self._num_records, self._head_hash)
             conditions = {
                 name: value for name, value in (("kind", kind), ("key", key)) if value is not None
             }
-            yield from chain.stored(connection, self._num_records, **conditions)
+            yield from chain.read_stored(connection, self._num_records, **conditions)
 
     def find(self, kind: str, key: str) -> Record | None:
         """Return the record of that kind and key, or None."""
-        return next(self.stream(kind, key), None)
+        return next(self.iterate_records(kind, key), None)
 
     def append_for_plan(self, kind: str, name: str, body: object) -> Record:
-        """Append a record that describes the plan's own code; an amended plan supersedes it."""
-        num_amendments = len(self.records(PLAN)) - 1
+        """Append a record about the user code of the plan; it no longer counts once the plan is
+        amended.
+        """
+        num_amendments = len(self.read_records(PLAN)) - 1
         return self.append(kind, f"{name}/{num_amendments}" if num_amendments else name, body)
 
-    def records_for_plan(self, kind: str) -> dict[str, Json]:
+    def read_records_for_plan(self, kind: str) -> dict[str, Json]:
         """Return name -> body of the records of `append_for_plan` since the plan was last
         amended.
         """
-        *_, plan = self.stream(PLAN)
+        *_, plan = self.iterate_records(PLAN)
         return {
             record.key.partition("/")[0]: record.body
-            for record in self.stream(kind)
+            for record in self.iterate_records(kind)
             if record.seq > plan.seq
         }
 
@@ -345,7 +352,7 @@ class Ledger:
         """The plan that the study was started with, or the newest plan if it was amended before any
         run was recorded.
         """
-        *_, record = self.stream(PLAN)
+        *_, record = self.iterate_records(PLAN)
         return record.body
 
     @property
@@ -362,7 +369,7 @@ class Ledger:
         Raises:
             PlanChanged: names every changed key with both values.
         """
-        if changes := plan_changes(self.plan, canon.to_json(dict(plan))):
+        if changes := compare_plans(self.plan, canon.to_json(dict(plan))):
             raise PlanChanged(changes, self._study_dir, num_runs=self.num_runs)
 
     def _amend_plan(self, plan: Mapping[str, Json], is_amendable: Callable[[str], bool]) -> None:
@@ -372,7 +379,7 @@ class Ledger:
         except PlanChanged as error:
             if self.num_runs or not all(map(is_amendable, error.changes)):
                 raise
-            self.append(PLAN, f"plan/{len(self.records(PLAN))}", plan)
+            self.append(PLAN, f"plan/{len(self.read_records(PLAN))}", plan)
 
     def close(self) -> None:
         """Close the file and release the study's lock."""
@@ -398,14 +405,14 @@ class Ledger:
         """Record this driver; before the first driver, record the plan."""
         if not self._num_records:
             self.append(PLAN, PLAN, plan)
-        self.append("driver", str(len(self.records("driver"))), lock.holder)
+        self.append("driver", str(len(self.read_records("driver"))), lock.holder)
 
     def _index_record(self, record: Record, body: object = None) -> None:
         """Count a record, and keep its outcome in memory if it has one.
 
         Args:
             record: a record that was read or appended.
-            body: what was appended; decoded from the record if it is not a `Run`.
+            body: the appended body; if it is not a `Run`, the run is decoded from the record.
 
         Raises:
             LedgerCorrupt: the record's kind does not fit its run.
@@ -419,7 +426,7 @@ class Ledger:
             run.result.num_steps >= run.spec.schedule.num_steps,
         )
         if pruned != (run.result.status == "pruned") or (pruned and is_whole):
-            state = f"{run.result.status} after {counted(run.result.num_steps, 'step')}"
+            state = f"{run.result.status} after {format_counted(run.result.num_steps, 'step')}"
             raise LedgerCorrupt(f"record {record.seq}, {record.kind}: its run is {state}")
         if self._runs is not None:
             self._runs.append(run)

@@ -1,9 +1,9 @@
-"""The driver's lock: an advisory lock on `driver.lock`, which names its holder, allows one driver
-at a time.
+"""The driver's lock: an advisory lock on the file `driver.lock`, which names its holder. It keeps a
+second driver out of a study.
 
 The kernel drops the lock when its holder dies in any way, so a stale file blocks nobody. Advisory
 locks are not reliable on every network filesystem; there the ledger's chain catches a second driver
-(`StaleDriver`). Standard library only.
+(`StaleDriver`). This module needs no third-party package.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import socket
 from pathlib import Path
 from types import TracebackType
 
-from proxies.core import canon
-from proxies.core.plain_files import read_plain, refuse_pipe
-from sweeps.store.errors import DiskFull, StudyHeld, SweepError, advise
+from forerun._proxies.core import canon
+from forerun._proxies.core.plain_files import read_plain, refuse_pipe
+from forerun._sweeps.store.errors import DiskFull, StudyHeld, SweepError, advise
 
 LOCK_NAME = "driver.lock"
 
@@ -28,8 +28,9 @@ class FileIdentity:
     """The identity of the file at a path, to notice when the file is removed or replaced."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Store the identity of the file open as `descriptor`, or of the file at `path`, which must
-        stay open.
+        """Store the identity of the file open as `descriptor`, or else of the file at `path`.
+
+        The caller keeps the file open: its inode number might be reused otherwise.
         """
         self.path = path
         self._stat = path.stat() if descriptor is None else os.fstat(descriptor)
@@ -58,7 +59,7 @@ class DriverLock:
         self.holder: dict[str, canon.Json] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "born": born(os.getpid()),
+            "born": get_process_start(os.getpid()),
             # For people; never compared
             "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
@@ -67,35 +68,30 @@ class DriverLock:
 
     def _take(self) -> None:
         """Take the lock, and write the holder into its file. Raises as `__init__`."""
-        study_dir = self._study_dir
+        path = self._study_dir / LOCK_NAME
         try:
-            refuse_pipe(study_dir / LOCK_NAME)
-            self._file = os.open(study_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+            refuse_pipe(path)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise SweepError(
-                f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}"
-            ) from error
+            raise SweepError(f"{path}: {error.strerror}: {advise(error)}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._held = True
-            self._identity = FileIdentity(study_dir / LOCK_NAME, self._file)
+            self._identity = FileIdentity(path, self._file)
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, canon.canonical(self.holder).encode(), 0)
+            os.pwrite(self._file, canon.to_canonical_json(self.holder).encode(), 0)
         except BlockingIOError:
             holder = _describe_holder(os.pread(self._file, 4096, 0))
             self.close()
             raise StudyHeld(
-                f"{study_dir} is held by {holder}: wait for it or stop it; `status` works meanwhile"
+                f"{self._study_dir} is held by {holder}: wait for it or stop it; `status` works "
+                "meanwhile"
             ) from None
         except OSError as error:
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-                raise SweepError(
-                    f"{study_dir / LOCK_NAME}: {error.strerror}: {advise(error)}"
-                ) from error
-            raise DiskFull(
-                f"{study_dir / LOCK_NAME}: {error.strerror}: free some space and resume"
-            ) from error
+                raise SweepError(f"{path}: {error.strerror}: {advise(error)}") from error
+            raise DiskFull(f"{path}: {error.strerror}: free some space and resume") from error
 
     def is_in_place(self) -> bool:
         """Return whether the locked file is still at the path that another driver would lock."""
@@ -145,17 +141,17 @@ def is_held(study_dir: Path) -> bool | None:
     with contextlib.suppress(OSError, canon.CanonError):
         holder = canon.parse(read_plain(path)) if path.is_file() else None
         if isinstance(holder, dict):
-            return lives(holder.get("host"), holder.get("pid"), holder.get("born"))
+            return is_alive(holder.get("host"), holder.get("pid"), holder.get("born"))
     return False
 
 
-def lives(host: object, pid: object, birth: object) -> bool | None:
+def is_alive(host: object, pid: object, birth: object) -> bool | None:
     """Return whether a process is alive and is not a later process with the same id.
 
     Args:
         host: name of the process's host.
         pid: process id.
-        birth: start of the process, as `born` returned it.
+        birth: start of the process, as `get_process_start` returned it.
 
     Returns:
         None if the process is on another host.
@@ -170,10 +166,10 @@ def lives(host: object, pid: object, birth: object) -> bool | None:
         return False
     except PermissionError:
         pass
-    return birth == born(pid)
+    return birth == get_process_start(pid)
 
 
-def born(pid: int) -> str:
+def get_process_start(pid: int) -> str:
     """Return the start of a process, which distinguishes it from a later process with the same id.
 
     Returns:
@@ -184,6 +180,7 @@ def born(pid: int) -> str:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (OSError, ValueError):
         return ""
+    # `starttime` is field 22 of proc(5), and `fields` begins with field 4
     return "dead" if state == "Z" else fields[18]
 
 

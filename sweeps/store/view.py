@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxies.core import canon
-from proxies.core.hyperparameters import HPARAMS
-from proxies.core.optimizers import has_hyperparameter
-from proxies.core.spec import Run
-from sweeps.store.errors import DiskFull, SweepError
-from sweeps.store.ledger import Ledger
-from sweeps.store.sites import DEVICE
+from forerun._proxies.core import canon
+from forerun._proxies.core.hyperparameters import HPARAMS
+from forerun._proxies.core.optimizers import has_hyperparameter
+from forerun._proxies.core.spec import Run
+from forerun._sweeps.store.errors import DiskFull, SweepError
+from forerun._sweeps.store.ledger import Ledger
+from forerun._sweeps.store.sites import DEVICE
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,6 +43,7 @@ _COLUMNS: dict[str, type] = {
     "imported": bool,
     "reason": str,
 }
+"""Type of each column, by name. `_make_row` has the values; a test compares the names."""
 
 
 class StudyView:
@@ -63,10 +64,11 @@ class StudyView:
         """
         import pyarrow
 
-        imported = self.ledger.imported()
+        imported = self.ledger.read_imported_ids()
         rows = [
+            # An import has no pruned outcome: one of an imported run is the study's own
             _make_row(run, run.result.status != "pruned" and run.spec.id in imported)
-            for run in self.ledger.runs()
+            for run in self.ledger.read_runs()
         ]
         types = {
             str: pyarrow.string(),

@@ -1,11 +1,15 @@
-"""One finished tiny study and one corpus for every test of this room that only reads them.
+"""Fixtures of the launcher's tests: a finished tiny study, a frozen one, and corpora.
 
-The command is imported by the fixtures that use it: tests marked `gpu` run where pydantic is not
-installed.
+A fixture that takes long is made once for all tests.
+
+Fixtures import the command line when they use it, because tests marked `gpu` run on machines
+without pydantic.
 """
 
+import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -19,101 +23,117 @@ import pytest
 import torch.distributed as dist
 from main_run import write_corpus
 
-from proxies.data.tokens import read_manifest
-from scaling_fits.forecast import uncertainty
-from scaling_fits.laws import law
-from sweeps.store.ledger import Ledger
+from forerun._proxies.data.tokens import read_manifest
+from forerun._scaling_fits.forecast import uncertainty
+from forerun._scaling_fits.laws import law
+from forerun._sweeps.store.ledger import Ledger
+from forerun._transfer.verdict import verdict
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder of the module's own that holds the tiny study's corpus; its plans and studies go
-    beside that.
-    """
+    """A folder of the test module with the tiny study's corpus, for its plans and studies."""
     import tiny_study
 
-    made = tmp_path_factory.mktemp("module")
-    tiny_study.write_corpus(made)
-    return made
+    path = tmp_path_factory.mktemp("module")
+    tiny_study.write_corpus(path)
+    return path
 
 
 @pytest.fixture(scope="module")
 def one_rank():
-    """A process group of this process alone, so that a rank's whole life runs here."""
+    """A process group of this process alone, in which a rank of the trainer can run."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nothing_is_fitted_twice():
-    """Some hundred tests of this room fit the same few ladders; a fit is a function of its table,
-    so it is kept.
+RESULTS = {}
+"""Cached fits and verdicts by function and arguments."""
 
-    A module's, as a folder without `__init__.py` is no package: the patches would outlive this
-    room.
+
+@contextlib.contextmanager
+def use_cached_results():
+    """Replace the functions that fit and judge by versions that compute each result once.
+
+    About a hundred tests fit the same few ladders and judge the same few grids of runs. Without the
+    cache, this work would take half of the processor time. The functions are pure, because their
+    randomness has a seed. The cache knows nothing of constants that a test patches, so such a test
+    must use arguments of its own.
     """
+    functions = ((uncertainty, "fit_runs"), (law, "fit_law"), (verdict, "judge"))
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((uncertainty, "fit_runs"), (law, "fit_law")):
-            patch.setattr(module, name, kept(getattr(module, name)))
+        for module, name in functions:
+            patch.setattr(module, name, cache_results(getattr(module, name)))
         yield
 
 
-@pytest.fixture
-def fitted_anew():
-    """For tests of two fits being one: what was fitted so far is forgotten, and by a call what was
-    since.
+def cache_results(function):
+    """Wrap a pure function so that it computes each result once."""
+
+    @functools.wraps(function)
+    def get_result(*args, **options):
+        arguments = [describe_argument(argument) for argument in (*args, *options.values())]
+        key = repr([function.__name__, *options, *arguments])
+        if key not in RESULTS:
+            RESULTS[key] = function(*args, **options)
+        return RESULTS[key]
+
+    return get_result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cached_results():
+    """The cache of fits and verdicts, for one test module at a time.
+
+    A fixture of package scope would need `__init__.py`. A fixture of session scope would also patch
+    the functions in tests of other packages.
     """
-    MEMORY.clear()
-    return MEMORY.clear
+    with use_cached_results():
+        yield
 
 
-MEMORY = {}
+def describe_argument(value):
+    """Return the content of a table, a fit, or an option in a form whose `repr` is complete."""
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(value.tobytes()).hexdigest(), value.shape
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return [describe_argument(getattr(value, field.name)) for field in fields]
+    if isinstance(value, Mapping):
+        return [(name, describe_argument(item)) for name, item in value.items()]
+    if isinstance(value, tuple | list):
+        return [describe_argument(item) for item in value]
+    return value
 
 
-def kept(fitting):
-    """The function, with a memory."""
+def make_folder_once(tmp_path_factory, name, make):
+    """Return a folder that one process of pytest-xdist makes for all; tests must not change it.
 
-    def remembering(*args, **given):
-        key = repr([fitting.__name__, *given, *map(said, (*args, *given.values()))])
-        if key not in MEMORY:
-            MEMORY[key] = fitting(*args, **given)
-        return MEMORY[key]
-
-    return remembering
-
-
-def said(part):
-    """All that a table, a fit or an option holds, as text."""
-    if isinstance(part, np.ndarray):
-        return hashlib.sha256(part.tobytes()).hexdigest(), part.shape
-    if dataclasses.is_dataclass(part):
-        return [said(getattr(part, field.name)) for field in dataclasses.fields(part)]
-    if isinstance(part, Mapping):
-        return [(name, said(value)) for name, value in part.items()]
-    return [said(each) for each in part] if isinstance(part, tuple | list) else part
-
-
-def made_once(tmp_path_factory, name, make):
-    """A folder that the first of pytest-xdist's processes to want it makes for all; nobody writes
-    into it.
+    Args:
+        tmp_path_factory: The fixture of pytest.
+        name: Name of the folder.
+        make: Function that fills the empty folder.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (whole := folder.with_suffix(".whole")).exists():
+        complete_mark = folder.with_suffix(".complete")
+        if not complete_mark.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            make(folder)
-            whole.touch()
+            # Fixtures of a session are made before the module's cache is in use.
+            with use_cached_results():
+                make(folder)
+            complete_mark.touch()
     return folder
 
 
 @pytest.fixture(scope="session")
-def two_ranks(corpus, tmp_path_factory):
-    """The folder that the runs of `rank_runs` left."""
-    here = Path(__file__).parent
+def two_rank_runs(corpus, tmp_path_factory):
+    """Folder with the outputs of `rank_runs`, which torchrun starts on two ranks."""
+    support = Path(__file__).parents[1] / "support" / "launcher"
     torchrun = [
         sys.executable,
         "-m",
@@ -124,82 +144,91 @@ def two_ranks(corpus, tmp_path_factory):
     ]
 
     def make(out):
-        done = subprocess.run(
-            [*torchrun, here / "rank_runs.py", corpus, out],
+        process = subprocess.run(
+            [*torchrun, support / "rank_runs.py", corpus, out],
             timeout=240,
             check=False,
             capture_output=True,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{here}:{here.parents[1]}"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": f"{support}:{support.parents[1]}",
+            },
         )
-        assert done.returncode == 0, done.stderr
+        assert process.returncode == 0, process.stderr
 
-    return made_once(tmp_path_factory, "ranks", make)
+    return make_folder_once(tmp_path_factory, "ranks", make)
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory):
-    """Folder of `plan.toml`, `corpus/` and the finished `study/`."""
-
-    from tiny_study import ask, write_plan
+def finished_study_dir(tmp_path_factory):
+    """Folder with `plan.toml`, `corpus/`, and the finished `study/`; tests must not change it."""
+    from tiny_study import run_json, write_plan
 
     def make(folder):
-        code, answer = ask("run", write_plan(folder), "--study", folder / "study")
+        code, answer = run_json("run", write_plan(folder), "--study", folder / "study")
         assert code == 0, answer
 
-    return made_once(tmp_path_factory, "finished", make)
+    return make_folder_once(tmp_path_factory, "finished", make)
 
 
 @pytest.fixture(scope="session")
-def frozen_once(finished, tmp_path_factory):
-    """A copy of the finished study, frozen: one gate failed, one cannot tell, both accepted. Nobody
-    writes into it.
+def frozen_study(finished_study_dir, tmp_path_factory):
+    """The finished study after a freeze that accepts two gates, one failed and one undecided.
+
+    A gate is a check that must pass, or be accepted with a reason, before a study can be frozen.
+    Tests must not change the study.
     """
-    from tiny_study import ask, set_gates
+    from tiny_study import run_json, set_gates
 
     def make(folder):
-        shutil.copytree(finished / "study", folder / "study")
+        shutil.copytree(finished_study_dir / "study", folder / "study")
         with pytest.MonkeyPatch.context() as patch:
             set_gates(patch)
             accept = ("--accept", "coordinates", "--accept", "transfer", "--reason", "planted")
-            code, answer = ask("freeze", folder / "study", *accept)
+            code, answer = run_json("freeze", folder / "study", *accept)
         assert code == 0, answer
 
-    return made_once(tmp_path_factory, "frozen_once", make) / "study"
+    return make_folder_once(tmp_path_factory, "frozen_once", make) / "study"
 
 
 @pytest.fixture
-def copied(finished, tmp_path):
-    """A copy of the finished study, to be written into; its plan names the shared corpus."""
-    shutil.copytree(finished / "study", tmp_path / "study")
+def study_copy(finished_study_dir, tmp_path):
+    """A copy of the finished study that a test may change; its plan names the shared corpus."""
+    shutil.copytree(finished_study_dir / "study", tmp_path / "study")
     return tmp_path / "study"
 
 
 @pytest.fixture(scope="module")
-def study(finished):
-    from launcher.study.study_folder import recorded_study
+def study(finished_study_dir):
+    """The finished study, read from its folder."""
+    from forerun._launcher.study.stages.study_folder import read_recorded_study
 
-    return recorded_study(finished / "study")
-
-
-@pytest.fixture(scope="module")
-def ledger(finished):
-    return Ledger.read(finished / "study")
+    return read_recorded_study(finished_study_dir / "study")
 
 
 @pytest.fixture(scope="module")
-def found(study, ledger):
-    from launcher.study.evidence import gather
+def ledger(finished_study_dir):
+    """The ledger of the finished study, which records its runs and decisions."""
+    return Ledger.read(finished_study_dir / "study")
 
-    return gather(study, ledger)
+
+@pytest.fixture(scope="module")
+def findings(study, ledger):
+    """The results of all stages of the finished study."""
+    from forerun._launcher.study.stages.study_findings import gather_findings
+
+    return gather_findings(study, ledger)
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """The tokens of made-up sentences."""
-    return made_once(tmp_path_factory, "made_up", write_corpus) / "tokens"
+    """Folder with a tokenized corpus of generated sentences."""
+    return make_folder_once(tmp_path_factory, "made_up", write_corpus) / "tokens"
 
 
 @pytest.fixture(scope="session")
 def manifest(corpus):
+    """The manifest of the corpus: its data id, its tokenizer, and its shards."""
     return read_manifest(corpus)

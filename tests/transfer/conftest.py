@@ -1,25 +1,24 @@
-"""Each test of the verdicts measures anew: one that spoils the statistics must not meet what a
-sound one remembers.
-"""
+"""Fixtures of the tests of transfer verdicts."""
 
 import pytest
 
-from transfer.tables.table import read_runs
-from transfer.verdict.verdict import _find_cached_optima
+from forerun._transfer.tables.table import read_runs
+from forerun._transfer.verdict.verdict import _find_cached_optima
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered():
+def empty_optima_cache():
+    """Forget fitted optima, because some tests replace parts of the statistics."""
     _find_cached_optima.cache_clear()
 
 
 @pytest.fixture
-def read(tmp_path):
-    """A table of runs, as `forerun transfer --runs` reads it."""
+def read_table(tmp_path):
+    """A function that reads a table of runs from its text, as `forerun transfer --runs` does."""
 
-    def read(text, **question):
+    def read_text(text, **question):
         path = tmp_path / "runs.csv"
         path.write_text(text)
         return read_runs(path, **question)
 
-    return read
+    return read_text

@@ -1,10 +1,12 @@
+"""Tests of the question that a transfer verdict answers, and of values in octaves."""
+
 import itertools
 import math
 
 import pytest
 
-from proxies.core.hyperparameters import WITH_OPTIMUM
-from transfer.question import (
+from forerun._proxies.core.hyperparameters import WITH_OPTIMUM
+from forerun._transfer.question import (
     Point,
     Question,
     TransferError,
@@ -13,33 +15,34 @@ from transfer.question import (
 )
 
 
-def test_octaves_and_back():
-    for name, value in itertools.product(WITH_OPTIMUM, (1e-5, 0.95)):
-        assert from_log2(name, to_log2(name, value)) == pytest.approx(value, rel=1e-9)
+def test_octaves_convert_back_to_the_value():
+    for hyperparameter, value in itertools.product(WITH_OPTIMUM, (1e-5, 0.95)):
+        log2_value = to_log2(hyperparameter, value)
+        assert from_log2(hyperparameter, log2_value) == pytest.approx(value, rel=1e-9)
 
 
-def test_octaves_of_a_beta_are_of_its_memory():
+def test_octaves_of_a_beta_measure_its_memory():
     assert to_log2("beta2", 0.95) == pytest.approx(math.log2(0.05))
-    # twice the memory, an octave less
+    # The memory is 1 / (1 - beta) steps: twice the memory is one octave less
     assert to_log2("beta2", 0.975) == pytest.approx(to_log2("beta2", 0.95) - 1)
     assert from_log2("beta1", -1) == 0.5
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("hyperparameter", "value"),
     [
         ("weight_decay", 0.0),
         ("learning_rate", math.nan),
         ("beta2", 1.0),
     ],
 )
-def test_a_value_without_a_logarithm_is_named(name, value):
+def test_a_value_without_a_logarithm_is_named(hyperparameter, value):
     with pytest.raises(TransferError) as caught:
-        to_log2(name, value)
-    assert str(caught.value) == f"{name} = {value}: this value has no octaves"
+        to_log2(hyperparameter, value)
+    assert str(caught.value) == f"{hyperparameter} = {value}: this value has no octaves"
 
 
-def test_everything_wrong_is_said_at_once():
+def test_all_invalid_fields_of_a_question_are_reported_at_once():
     with pytest.raises(TransferError) as caught:
         Question(
             target_size=0,
@@ -53,6 +56,9 @@ def test_everything_wrong_is_said_at_once():
             level=1.0,
         )
     assert len(caught.value.problems) == 9
+
+
+def test_all_invalid_fields_of_a_point_are_reported_at_once():
     with pytest.raises(TransferError) as caught:
         Point(size=0, log2_value=math.nan, loss_nats=math.inf, seed=-1)
     assert len(caught.value.problems) == 4

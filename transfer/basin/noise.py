@@ -1,24 +1,29 @@
-"""Reduced runs of one size, and the noise of a run about its basin."""
+"""Noise of a run about its loss basin, and the runs of one size as the fit of a basin needs them.
+
+A basin is the loss as a function of the log learning rate at one size. Values of another
+hyperparameter are called rates here too. The runs of one size are reduced to the sufficient
+statistics of a fit.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-from transfer.basin.shapes import Floats, Ints
+from forerun._transfer.basin.shapes import Floats, Ints
 
 MIN_NOISE_NATS = 1e-6
 """Smallest noise in nats that is assumed, since losses in tables are rounded."""
 USUAL_NOISE_SHARE, NOISE_EFOLDS = 0.0023, 1.2
-"""Prior median of the noise as a share of the loss, and standard deviation of its log. Seeds of our
-CPU grids on bytes differ by 0.0018 to 0.011 of the loss. The share is the same within a fifth at
-vocabularies of 256 to 16,384 (benchmarks/statistics/vocabularies.py). The prior matters where there
-are hardly more runs than parameters to fit."""
+"""Prior median of the noise as a share of the loss, and standard deviation of its log. Seeds of
+small models trained on bytes differ by 0.0018 to 0.011 of the loss. At vocabularies of 256 to
+16,384, the share differs by a fifth at most (benchmarks/statistics/vocabularies.py). The prior
+matters if there are hardly more runs than parameters to fit."""
 FEW_DEGREES = 8
 """Number of degrees of freedom below which the noise grid covers everything that the prior
 allows."""
@@ -26,18 +31,22 @@ MISFIT_SHARE = 0.5
 """Prior probability that no shape fits, so that the variance about the basin exceeds the variance
 between seeds."""
 MISFIT_EFOLDS = 1.0
-"""Mean excess of that variance, in e-folds."""
+"""Mean excess of the variance about the basin over that between seeds if no shape fits, in
+e-folds."""
+TAIL_PROBABILITY = 0.002
+"""Probability that the noise variance lies outside the grid, by chi-squared quantiles."""
 NUM_VARIANCES = 16
+"""Number of variances in the noise grid."""
 
 GROWTHS_NATS = (math.inf, 0.3, 0.1)
-"""Candidates for `choose_noise_growth`, in nats; infinite means the same noise everywhere."""
+"""Heights above the minimum at which the noise variance may have doubled, in nats: the candidates
+of `choose_noise_growth`. Infinite means the same noise everywhere."""
 GROWTH_LOG_ODDS = 2.0
 """Prior log odds that the noise is the same everywhere."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SizeRuns:
-    """Finite runs of one size inside its window, as columns of the same length n."""
+class SizeRuns(NamedTuple):
+    """Finite runs of one size near its best rate, as columns of the same length n."""
 
     log2_value: Floats
     loss_nats: Floats
@@ -45,13 +54,13 @@ class SizeRuns:
     """Index of each run's intercept, 0 ... G-1."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReducedRuns:
+class ReducedRuns(NamedTuple):
     """Runs as quadratic forms over their R rates with intercepts removed: the sufficient statistics
     of a fit.
     """
 
     rates: Floats
+    """(R,) log2 of the different values of the hyperparameter, in ascending order."""
     information: Floats
     """(R, R) information matrix of the rates' effects."""
     score: Floats
@@ -59,14 +68,14 @@ class ReducedRuns:
     squares: float
     """Sum of squares of the losses that the rates can explain."""
     pure_squares: float
-    """Sum of squares that they cannot explain: differences between seeds of one rate."""
+    """Sum of squares that the rates cannot explain: differences between seeds of one rate."""
     num_pure: int
     """Degrees of freedom of `pure_squares`."""
     excess_nats: Floats
     """(R,) mean loss above that of the best rate."""
     log_trust: float
-    """Log likelihood that distrust costs: half the log determinant of the rates' information,
-    relative to full trust."""
+    """Change of the log likelihood by `reduce_trust`: half the log determinant of the rates'
+    information, relative to full trust."""
     level: float
     """Mean loss over intercepts, and over rates weighted by `balance`, in nats."""
     balance: Floats
@@ -74,16 +83,18 @@ class ReducedRuns:
 
     @property
     def num_free(self) -> int:
-        """Degrees of freedom of the lack of fit: rates less intercept, curvature and minimum."""
+        """Degrees of freedom of the lack of fit: the number of rates minus 3 for intercept,
+        curvature, and minimum.
+        """
         return len(self.rates) - 3
 
 
 def choose_noise_growth(sizes: Sequence[SizeRuns]) -> float:
-    """Return the height above the best rate, in nats, at which the noise variance has doubled; the
-    candidate with the largest likelihood between seeds.
+    """Return the height above the best rate, in nats, at which the noise variance has doubled: the
+    candidate under which the differences between seeds are most likely.
 
-    Near divergence, losses of seeds differ by ten times as much as at the minimum, and one such
-    rate would inflate the noise of all rates.
+    Near divergence, losses of seeds differ by ten times as much as at the minimum. With equal
+    weights, one rate near divergence would inflate the noise of all rates.
     """
     return max(GROWTHS_NATS, key=lambda growth: _compute_log_likelihood(sizes, growth))
 
@@ -103,8 +114,8 @@ def _compute_log_likelihood(sizes: Sequence[SizeRuns], growth_nats: float) -> fl
         squares += float(((y - design @ effects) ** 2).sum())
         number += len(y) - int(rank)
         log_scale += float(np.log(root).sum() - np.log(singular[:rank]).sum())
-    doubt = GROWTH_LOG_ODDS if np.isfinite(growth_nats) else 0.0
-    return log_scale - 0.5 * number * float(np.log(squares)) - doubt
+    penalty = GROWTH_LOG_ODDS if np.isfinite(growth_nats) else 0.0
+    return log_scale - 0.5 * number * float(np.log(squares)) - penalty
 
 
 def _compute_weights(runs: SizeRuns, rate: Ints, growth_nats: float) -> Floats:
@@ -147,9 +158,9 @@ def reduce_runs(runs: SizeRuns, growth_nats: float = math.inf) -> ReducedRuns:
 def reduce_trust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
     """Reduce the trust in the basin's shape to the neighborhood of its minimum.
 
-    Each rate gets a deviation of its own, shared by its seeds. The mean loss of a rate `trust_nats`
-    above the best then has twice the standard deviation of noise alone, and that of a rate further
-    up much more.
+    Each rate gets a deviation of its own from the shape, shared by its seeds. The mean loss of a
+    rate that lies `trust_nats` above the best one then has twice the standard deviation of noise
+    alone, and the mean loss of a rate with a higher loss has much more.
     """
     num_seeds = np.maximum(np.diag(size.information), 0.5)
     extra = ((1 + (size.excess_nats / trust_nats) ** 2) ** 2 - 1) / num_seeds
@@ -158,13 +169,12 @@ def reduce_trust(size: ReducedRuns, trust_nats: float) -> ReducedRuns:
     information = np.linalg.solve(mixing, size.information)
     score = np.linalg.solve(mixing, size.score).astype(np.float64)
     effects = np.linalg.lstsq(size.information, size.score, rcond=None)[0]
-    # The curve's height uses the same weights as its shape, so that a rate far up does not lift it
-    # off its minimum.
+    # The curve's height uses the same weights as its shape, so that a rate with a high loss does
+    # not raise the fitted minimum
     trusted = 1 / (1 / num_seeds + extra)
     trusted /= trusted.sum()
     level = size.level - size.balance @ effects + trusted @ effects
-    return dataclasses.replace(
-        size,
+    return size._replace(
         information=(information + information.T) / 2,
         score=score,
         squares=float(effects @ score),
@@ -189,14 +199,14 @@ def _compute_chi2_quantile(probability: float, num_degrees: int) -> float:
 
 
 def estimate_variance(squares: float, num_degrees: int, usual_nats: float) -> float:
-    """Return the likeliest variance of one run given a sum of squares. With few degrees of freedom
-    the usual noise counts as one more.
+    """Return the likeliest variance of one run given a sum of squares.
 
-    With so many shapes, one of them always fits a handful of runs exactly, which is no evidence for
-    it.
+    With fewer than `FEW_DEGREES` degrees of freedom, the usual noise counts as one more
+    observation. One of the many shapes always fits a handful of runs exactly, and such a fit is no
+    evidence of low noise.
     """
-    few = num_degrees < FEW_DEGREES
-    return (squares + MIN_NOISE_NATS**2 + few * usual_nats**2) / (num_degrees + few)
+    num_usual = 1 if num_degrees < FEW_DEGREES else 0
+    return (squares + MIN_NOISE_NATS**2 + num_usual * usual_nats**2) / (num_degrees + num_usual)
 
 
 def build_noise_grid(
@@ -204,9 +214,10 @@ def build_noise_grid(
 ) -> NoiseGrid:
     """Build the grid of noise variances that the seeds and the lack of fit of the best shape allow.
 
-    If a shape fits, pure error and lack of fit have the same variance. Otherwise the variance of
-    the lack of fit, which determines the precision of the minimum, is larger, by a factor whose log
-    has an exponential prior: more seeds do not average out a wrong shape.
+    The pure error is the difference between seeds of one rate. If a shape fits, pure error and lack
+    of fit have the same variance. Otherwise the variance of the lack of fit is larger by a factor
+    whose log has an exponential prior, because more seeds do not average out a wrong shape. The
+    variance of the lack of fit determines the precision of the minimum.
 
     Args:
         pure: Sum of squares between seeds of one rate, all sizes.
@@ -217,10 +228,10 @@ def build_noise_grid(
     """
     # Bounds of the grid, from chi-squared quantiles
     least, number = MIN_NOISE_NATS**2, num_pure + num_free
-    low = max((pure + misfit) / float(special.chdtri(number, 0.001)), least)
-    high = (pure + misfit) / _compute_chi2_quantile(0.002, number)
+    low = max((pure + misfit) / float(special.chdtri(number, TAIL_PROBABILITY / 2)), least)
+    high = (pure + misfit) / _compute_chi2_quantile(TAIL_PROBABILITY, number)
     if num_free:
-        high = max(high, misfit / _compute_chi2_quantile(0.002, num_free))
+        high = max(high, misfit / _compute_chi2_quantile(TAIL_PROBABILITY, num_free))
     usual = 2 * np.log(usual_nats)
     if number < FEW_DEGREES:
         high = max(high, float(np.exp(usual + 2 * NOISE_EFOLDS)))
@@ -229,7 +240,8 @@ def build_noise_grid(
     expected = -0.5 * ((log_variance - usual) / (2 * NOISE_EFOLDS)) ** 2
     if num_pure == 0:
         return NoiseGrid(variance=np.exp(log_variance), log_prior=expected)
-    # Density of the seeds' log variance: an inverse gamma distribution
+    # Density of the seeds' log variance: an inverse gamma distribution, on a grid that also reaches
+    # 8 e-folds below, since the variance about the basin may be that much larger
     wide = np.linspace(log_variance[0] - 8.0, log_variance[-1], 8 * NUM_VARIANCES)
     step = wide[1] - wide[0]
     log_seeds = -0.5 * (num_pure * wide + max(pure, least) / np.exp(wide))

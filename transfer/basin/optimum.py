@@ -1,27 +1,32 @@
-"""The optimum of each size with its interval, or the reason why there is none."""
+"""The optimum of each size with its interval, or the reason why there is none.
+
+A basin is the loss as a function of the log learning rate at one size. Values of another
+hyperparameter are called rates here too.
+"""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from transfer.basin.basins import BasinPosterior, find_likeliest_optimum, fit_basins
-from transfer.basin.noise import SizeRuns
-from transfer.basin.shapes import Floats, rise
-from transfer.question import Point
+from forerun._transfer.basin.basins import BasinPosterior, find_likeliest_optimum, fit_basins
+from forerun._transfer.basin.noise import SizeRuns
+from forerun._transfer.basin.shapes import Floats, compute_rise
+from forerun._transfer.question import Point
 
 EndName = Literal["lower", "upper"]
 OptimumStatus = Literal["ok", "edge", "flat", "too_few"]
 
 MIN_RATES = 4
-"""Rates a basin needs: it has three parameters, and a fourth rate shows whether it fits."""
+"""Minimum number of rates for a basin. A basin has three parameters, and a fourth rate shows
+whether it fits."""
 MIN_RATES_GIVEN_NOISE = 3
-"""Rates a size needs if another size has `MIN_RATES`, which determine the noise."""
+"""Minimum number of rates of a size if another size has `MIN_RATES` and so determines the noise."""
 HALF_WINDOW_OCTAVES, MAX_EXCESS_NATS = 4.5, 1.0
 """Distance from the best rate in octaves, and excess loss in nats, beyond which a rate is left out
 because it gives no information about the minimum."""
@@ -29,9 +34,10 @@ MAX_OUTSIDE_SHARE = 0.05
 """Posterior probability that an optimum lies outside the rates that were run, above which the
 optimum is not used."""
 CURVE_SAMPLES = 33
+"""Number of points of a fitted curve that are reported."""
 ONE_IN_TWENTY = 1.645 * math.sqrt(2.0)
-"""Difference of two runs, in multiples of the noise of one run, that chance exceeds one time in
-twenty (one-sided)."""
+"""Difference of two runs of one value, in multiples of the noise of one run, that chance exceeds
+one time in twenty (one-sided): the 95 % quantile of a normal distribution times sqrt(2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +65,7 @@ class Optimum:
     """Points (log2_value, loss in nats) of the fitted basin over the window."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Optima:
+class Optima(NamedTuple):
     """The optima of all sizes, and the posterior of those that were fitted."""
 
     optima: tuple[Optimum, ...]
@@ -74,17 +79,14 @@ class Optima:
 def find_optima(
     points: Sequence[Point], *, level: float, draws: int, rng: np.random.Generator
 ) -> Optima:
-    """Fit one basin per size. All sizes share noise and shape (`transfer.basin.basins`).
+    """Fit one basin per size. All sizes share noise and shape (`forerun._transfer.basin.basins`).
 
     A rate at which any run diverged is left out, because the runs that finished there are a biased
     sample.
     """
-    by_size = {
-        size: list(group)
-        for size, group in itertools.groupby(
-            sorted(points, key=lambda p: p.size), key=lambda p: p.size
-        )
-    }
+    by_size: dict[int, list[Point]] = {}
+    for point in sorted(points, key=lambda p: p.size):
+        by_size.setdefault(point.size, []).append(point)
     max_rates = max(len(list_finite_rates(group)) for group in by_size.values())
     min_rates = MIN_RATES_GIVEN_NOISE if max_rates >= MIN_RATES else MIN_RATES
     windows = {size: _select_window(group, min_rates) for size, group in by_size.items()}
@@ -94,7 +96,7 @@ def find_optima(
     optima = []
     for size, group in by_size.items():
         if basins is None or size not in runs:
-            optima.append(_describe_unusable(size, group, "too_few"))
+            optima.append(_describe_size(size, group, "too_few"))
         else:
             optima.append(
                 _describe_optimum(size, group, runs[size], basins, fitted.index(size), level)
@@ -103,8 +105,8 @@ def find_optima(
 
 
 def find_optimum_at_shape(points: Sequence[Point], shape: int) -> float | None:
-    """Return the optimum of one size by its own runs at a given shape, as log2 of the
-    hyperparameter; None with too few rates.
+    """Return log2 of the optimum of one size, fitted with a given shape to the runs of that size
+    alone; None if there are too few rates.
     """
     window = _select_window(points, MIN_RATES_GIVEN_NOISE)
     return find_likeliest_optimum(_to_size_runs(window), shape) if window else None
@@ -124,16 +126,15 @@ def find_best_rate(points: Sequence[Point]) -> float | None:
     return min(mean, key=lambda rate: mean[rate]) if mean else None
 
 
-def noise_is_known(points: Sequence[Point]) -> bool:
-    """Return whether any value of any size was run twice. Otherwise the noise is estimated from the
+def has_repeated_value(points: Sequence[Point]) -> bool:
+    """Return whether any value of any size was run twice. If not, the noise is estimated from the
     misfit of the curve alone, which is a guess.
     """
     cells = [(p.size, p.log2_value) for p in points if p.loss_nats is not None]
     return len(cells) > len(set(cells))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BetterEnd:
+class BetterEnd(NamedTuple):
     """The end of the values run at one size that has the lower loss."""
 
     name: EndName
@@ -155,10 +156,9 @@ def find_better_end(points: Sequence[Point]) -> BetterEnd | None:
     if not mean:
         return None
     low, high = min(mean), max(mean)
-    name, at = ("lower", low) if mean[low] < mean[high] else ("upper", high)
-    return BetterEnd(
-        name=cast(EndName, name), log2_value=at, excess_nats=mean[at] - min(mean.values())
-    )
+    name: EndName = "lower" if mean[low] < mean[high] else "upper"
+    end = low if name == "lower" else high
+    return BetterEnd(name=name, log2_value=end, excess_nats=mean[end] - min(mean.values()))
 
 
 def _compute_mean_losses(points: Sequence[Point]) -> dict[float, float]:
@@ -182,13 +182,14 @@ def _select_window(points: Sequence[Point], min_rates: int) -> list[Point]:
         if abs(r - best) <= HALF_WINDOW_OCTAVES + 1e-9 and loss <= limit
     ]
     if len(rates_in_window) < min_rates:
+        # On a coarse grid, use the nearest rates, however far away they are
         rates_in_window = [
             rate
             for rate in sorted(mean, key=lambda rate: abs(rate - best))[:MIN_RATES]
             if mean[rate] <= limit
         ]
-    # Keep the excess limit even then: a curve through rates with a larger excess fits them exactly,
-    # and may put its minimum anywhere in between.
+    # Rates with a larger excess are left out even if too few remain: a curve can fit a few distant
+    # rates exactly, and may have its minimum anywhere between them
     kept_rates = set(rates_in_window)
     return (
         [p for p in points if p.log2_value in kept_rates]
@@ -198,13 +199,14 @@ def _select_window(points: Sequence[Point], min_rates: int) -> list[Point]:
 
 
 def _to_size_runs(window: Sequence[Point]) -> SizeRuns:
-    """Return the columns of a fit. A seed has its own intercept if it was run at three rates or
-    more.
+    """Return the columns of a fit. A seed has an intercept of its own if it was run at three rates
+    or more.
     """
     rates_of: dict[int, set[float]] = {}
     for point in window:
         rates_of.setdefault(point.seed, set()).add(point.log2_value)
     paired_seeds = {seed for seed, rates in rates_of.items() if len(rates) >= MIN_RATES_GIVEN_NOISE}
+    # All other seeds share one intercept, which has the number -1
     intercepts = [p.seed if p.seed in paired_seeds else -1 for p in window]
     _, group = np.unique(intercepts, return_inverse=True)
     if len(window) - (int(group.max()) + 1) - 2 < 1:
@@ -225,38 +227,33 @@ def _describe_optimum(
     column: int,
     level: float,
 ) -> Optimum:
+    """Return the optimum of a fitted size from one column of the posterior."""
     side = basins.side[:, column]
     below, above = float(np.mean(side < 0)), float(np.mean(side > 0))
     if below + above > MAX_OUTSIDE_SHARE or side[0] != 0:
-        return _describe_unusable(
-            size, points, "flat" if min(below, above) > MAX_OUTSIDE_SHARE / 2 else "edge"
-        )
+        # An optimum may lie beyond both ends only where the basin is flat
+        is_flat = min(below, above) > MAX_OUTSIDE_SHARE / 2
+        return _describe_size(size, points, "flat" if is_flat else "edge")
     best = float(basins.optimum[0, column])
-    lowest_nats = min(_compute_mean_losses(points).values(), default=None)
     cliffs = [p.log2_value - best for p in points if p.loss_nats is None and p.log2_value > best]
-    return Optimum(
-        size=size,
-        status="ok",
+    return dataclasses.replace(
+        _describe_size(size, points, "ok"),
         log2_value=best,
-        interval_log2=interval(basins.optimum[:, column], level),
+        interval_log2=compute_bounds(basins.optimum[:, column], level),
         loss_nats=float(basins.minimum_nats[column]),
-        lowest_run_nats=lowest_nats,
-        num_runs=len(points),
-        num_diverged=sum(p.loss_nats is None for p in points),
         cliff_octaves=min(cliffs, default=None),
         curve=_sample_curve(runs, basins, column),
     )
 
 
-def _describe_unusable(size: int, points: Sequence[Point], status: OptimumStatus) -> Optimum:
-    num_diverged = sum(p.loss_nats is None for p in points)
-    lowest_nats = min(_compute_mean_losses(points).values(), default=None)
+def _describe_size(size: int, points: Sequence[Point], status: OptimumStatus) -> Optimum:
+    """Return an optimum without estimates."""
     return Optimum(
         size=size,
         status=status,
-        lowest_run_nats=lowest_nats,
+        lowest_run_nats=min(_compute_mean_losses(points).values(), default=None),
         num_runs=len(points),
-        num_diverged=num_diverged,
+        num_diverged=sum(p.loss_nats is None for p in points),
     )
 
 
@@ -267,11 +264,13 @@ def _sample_curve(
     # Include the minimum itself: a kink between two samples would be drawn too high
     x = np.union1d(x, basins.optimum[:1, column])
     curvature, shape = basins.curvature[0, column], basins.shape[:1]
-    loss = basins.minimum_nats[column] + rise(x - basins.optimum[0, column], curvature, shape)
+    loss = basins.minimum_nats[column] + compute_rise(
+        x - basins.optimum[0, column], curvature, shape
+    )
     return tuple(zip(x.tolist(), loss.tolist(), strict=True))
 
 
-def interval(rows: Floats, level: float) -> tuple[float, float]:
+def compute_bounds(rows: Floats, level: float) -> tuple[float, float]:
     """Return the equal-tailed interval of the draws (rows from 1 on), widened if needed to include
     the estimate in row 0.
     """

@@ -1,5 +1,5 @@
-"""Detection of single runs that a gradient spike has lifted above their loss basin: runs to repeat,
-and runs to leave out.
+"""Detection of single runs that a gradient spike has lifted above their loss basin. Some of these
+runs must be repeated, and some are left out.
 
 Two runs of one value cannot show which of them is wrong. A suspicious run is therefore repeated,
 and left out only if at least two other runs of its value agree against it.
@@ -10,12 +10,12 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from transfer.basin.noise import USUAL_NOISE_SHARE
-from transfer.question import Point
+from forerun._transfer.basin.noise import USUAL_NOISE_SHARE
+from forerun._transfer.question import Point
 
 MIN_REPEATS = 2
 """Number of other runs of the same value that can outvote a run."""
@@ -25,14 +25,13 @@ OUTVOTED_SPREADS = 3.0
 """Distance of an outvoted run above its repeats, in multiples of the difference between the highest
 and the lowest repeat."""
 SUSPECT_NOISES, SUSPECT_USUAL = 2.5, 5.0
-"""Excess of a suspicious run, in multiples of the fitted noise (which a spike inflates), and in
-multiples of the usual noise."""
+"""Minimum excess of a suspicious run, in multiples of the fitted noise (which a spike inflates),
+and in multiples of the usual noise. The excess must exceed the larger of the two."""
 SD_OF_MEDIAN_DEVIATION = 1.4826
 """Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spike:
+class Spike(NamedTuple):
     """A run that lies above its repeats, or above the line between its neighbors."""
 
     point: Point
@@ -48,7 +47,7 @@ def find_outvoted(points: Sequence[Point]) -> Spike | None:
     cells = _group_finished(points)
     spikes = []
     for key, cell in cells.items():
-        *repeats, top = sorted(cell, key=lambda p: p.loss_nats or 0.0)
+        *repeats, top = _sort_by_loss(cell)
         if len(repeats) < MIN_REPEATS:
             continue
         losses = _get_losses(repeats)
@@ -61,8 +60,8 @@ def find_outvoted(points: Sequence[Point]) -> Spike | None:
 
 
 def find_suspect(points: Sequence[Point], noise_nats: float) -> Spike | None:
-    """Return the run that most looks like a spike and has at most one repeat; None if there is
-    none.
+    """Return the run that most looks like a spike, among the runs with at most one repeat; None if
+    there is no such run.
 
     A run is compared with its one repeat, or with the straight line between the neighboring values:
     a basin lies below that line, a spike above it.
@@ -78,7 +77,7 @@ def find_suspect(points: Sequence[Point], noise_nats: float) -> Spike | None:
         )
         mean = {value: statistics.fmean(_get_losses(cells[size, value])) for value in values}
         for index, value in enumerate(values):
-            cell = sorted(cells[size, value], key=lambda p: p.loss_nats or 0.0)
+            cell = _sort_by_loss(cells[size, value])
             excess = 0.0
             if len(cell) == 2:
                 excess = _get_losses(cell)[1] - _get_losses(cell)[0]
@@ -101,13 +100,18 @@ def _group_finished(points: Sequence[Point]) -> dict[tuple[int, float], list[Poi
     return cells
 
 
+def _sort_by_loss(cell: Sequence[Point]) -> list[Point]:
+    """Return finished runs, lowest loss first."""
+    return sorted(cell, key=lambda p: p.loss_nats or 0.0)  # `or 0.0` is for the type checker
+
+
 def _get_losses(points: Sequence[Point]) -> list[float]:
     return [point.loss_nats for point in points if point.loss_nats is not None]
 
 
 def _estimate_noise(cells: Sequence[Sequence[Point]]) -> float:
-    """Estimate the standard deviation of one run about the median of its value, from the median of
-    all absolute deviations.
+    """Estimate the standard deviation of one run about the median of all runs of its value, from
+    the median of the absolute deviations.
     """
     deviations = [
         abs(loss - statistics.median(_get_losses(cell)))

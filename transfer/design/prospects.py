@@ -1,51 +1,63 @@
 """The probability that proposed runs decide the verdict, by simulation from the posterior.
 
-The posterior's draws form an ensemble. Each draw predicts the losses of the proposed runs, so
-regression over the ensemble gives the shift of the optima and of the offset at the target that
-these losses cause (the update of the ensemble Kalman filter, Evensen 1994, cited from memory).
-Several draws in turn are taken as the truth, and their losses update all draws. The share of
-updated draws whose regret is below the margin determines the verdict that the runs would give. No
-basin is fitted again, so hundreds of proposals take a few hundredths of a second.
+A proposal is a set of runs that may be added. The posterior's draws form an ensemble. Each draw
+predicts the losses of the proposed runs, so regression over the ensemble gives the shift of the
+optima, and of the offset at the target, that these losses would cause (the update of the ensemble
+Kalman filter, Evensen 1994, cited from memory). The offset is the number of octaves by which the
+transferred value lies above the target's optimum. Several draws in turn are taken as the truth, and
+their losses update all draws. The share of updated draws whose regret is below the margin
+determines the verdict that the runs would give. No basin is fitted again, so hundreds of proposals
+take a few hundredths of a second.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-from transfer.basin.optimum import MAX_OUTSIDE_SHARE, Optima, list_finite_rates
-from transfer.basin.shapes import Floats, Ints, rise
-from transfer.question import Point, Question
-from transfer.regret.drift import extend_curvature, extend_line_to
+from forerun._transfer.basin.optimum import MAX_OUTSIDE_SHARE, Optima, list_finite_rates
+from forerun._transfer.basin.shapes import Floats, Ints, compute_rise
+from forerun._transfer.question import Point, Question
+from forerun._transfer.regret.extrapolation import draw_optima_at_sizes, extend_curvature
 
 NUM_DRAWS, NUM_TRUTHS = 400, 40
 """Number of posterior draws in the ensemble, and number of draws that are taken as the truth."""
 MIN_PROPOSAL_NOISE_NATS = 0.002
 """Floor of the noise of a proposed run in nats, since no loss basin is known more exactly."""
 SHAPE_COST = 1.6
-"""Factor on the noise when the few runs of a new size locate its optimum, since the shape of that
-fit is not known. Calibrated on simulated grids, so that the optima are usable about as often as
-predicted."""
+"""Factor on the noise in the prediction whether the runs of a new size locate its optimum. It is
+above 1 because the shape of that basin is not known. Calibrated on simulated grids, so that the
+optima are usable about as often as predicted."""
 MAX_EXCESS_NATS = 0.3
 """Upper bound of predicted losses above the minimum, in nats. A draw's loss far up the basin
 carries little information on its optimum."""
 MAX_OFFSET_OCTAVES, OFFSET_STEP = 4.0, 0.05
 """Largest offset and step, in octaves, of the grid of offsets whose regret is compared with the
 margin."""
-SURPRISE = 0.5
-"""Standard deviation, in normal deviates, between the predicted confidence of the fit to the new
-runs and the actual one."""
-HOPE = 0.25
-"""Credit for a narrower interval and for optima inside their rates, relative to a verdict. Without
-it, runs that help only together with others would never be chosen."""
+SURPRISE_SD = 0.5
+"""Standard deviation of the difference between the actual and the predicted share of draws that
+agree in the fit to the new runs, after both are converted to normal deviates."""
+PROGRESS_CREDIT = 0.25
+"""Credit for a narrower interval and for optima inside their rates; a verdict has a credit of 1.
+Without this credit, runs that help only together with other runs would never be chosen."""
+MAX_PROBABILITY = 0.9
+"""Probability of a verdict at which no more runs are added."""
+MIN_EXPENSIVE_GAIN = 0.05
+"""Minimum gain of that probability for which a round may cost more than all runs so far."""
+MIN_GAIN = 0.001
+"""Minimum gain of the credited probability for which runs are added."""
+NUM_KEPT = 16
+"""Number of the best options of one step that are considered again in the next."""
+MIN_RELATIVE_COST = 0.1
+"""Cost, in multiples of the spend so far, that is added to every option when gains per cost are
+compared, so that much cheaper options get no further advantage."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Runs of one size that are added together."""
 
     size: int
@@ -59,23 +71,23 @@ class Proposal:
     """Whether the runs have intercepts of their own: new seeds, or a size that was not run."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prospects:
+class Prospects(NamedTuple):
     """The posterior in the form in which proposals are evaluated."""
 
     sizes: tuple[int, ...]
     """Sizes whose optimum the draws include: those that were fitted, then larger ones."""
     num_fitted: int
     optimum: Floats
-    """(D, sizes)"""
+    """(D, sizes) log2 of the optimal hyperparameter, by draw and size."""
     curvature: Floats
-    """(D, sizes)"""
+    """(D, sizes) curvature of the basins, nats per octave squared."""
     off_shape: Floats
-    """(D,) octaves between the optima and those of their shape, which only finer rates can show."""
+    """(D,) octaves between the optima and the minima of their fitted basins. Only finer rates can
+    show this difference."""
     shape: Ints
-    """(D,)"""
+    """(D,) index of the basins' shape."""
     offset: Floats
-    """(D,) octaves from the target's optimum up to the transferred value."""
+    """(D,) octaves by which the transferred value lies above the target's optimum."""
     allowed: Floats
     """(D, 2) lowest and highest offset whose regret is below the margin."""
     bounds: tuple[tuple[float, float], ...]
@@ -98,7 +110,7 @@ class Prospects:
         """
         column, values = self.sizes.index(proposal.size), np.array(proposal.values)
         on_grid = proposal.is_new_grid and column < self.num_fitted
-        # At rates that were run already, the curve of the shape is as accurate as the true one.
+        # At rates that were run already, the fitted shape is as accurate as the true curve
         predicted = self._predict(column, values + self.off_shape[:, None] if on_grid else values)
         variance = max(self.noise_nats, MIN_PROPOSAL_NOISE_NATS) ** 2 / proposal.num_seeds
         if proposal.is_new_grid:
@@ -114,16 +126,16 @@ class Prospects:
         return predicted + noise[: len(predicted)], predicted[self.truths] + noise[len(predicted) :]
 
     def _predict(self, column: int, values: Floats) -> Floats:
-        """Loss above the minimum (D, values) at one size."""
+        """Predict the loss above the minimum (D, values) at one size, in nats."""
         octaves = values - self.optimum[:, column, None]
-        excess = rise(octaves, self.curvature[:, column, None], self.shape[:, None])
+        excess = compute_rise(octaves, self.curvature[:, column, None], self.shape[:, None])
         return np.minimum(excess, MAX_EXCESS_NATS)
 
     def decide(
         self, simulated: Sequence[tuple[Floats, Floats]], proposals: Sequence[Proposal]
     ) -> tuple[float, float]:
-        """Return the probability of a verdict after the proposals, and the same with credit for
-        progress toward one.
+        """Return the probability of a verdict after the proposals, and that probability plus the
+        credit for progress toward a verdict.
         """
         bounds = self._widen_bounds(proposals)
         unknown = np.column_stack([self.offset, self.optimum[:, : self.num_fitted]])
@@ -139,7 +151,7 @@ class Prospects:
             )
             unknown = unknown - centered @ gain
             shift = (true_losses - mean) @ gain
-        # Each truth moves the whole ensemble by one vector: an outer sum over truths and draws.
+        # Each truth moves the whole ensemble by one vector: an outer sum over truths and draws
         offset = shift[:, :1] + unknown[:, 0]
         holds = np.mean((self.allowed[:, 0] < offset) & (offset < self.allowed[:, 1]), axis=1)
         inside = self._estimate_inside(proposals)
@@ -153,22 +165,23 @@ class Prospects:
         narrower = 1 - _compute_spread(unknown[:, 0]) / max(
             _compute_spread(self.offset), OFFSET_STEP
         )
-        return decided, decided + HOPE * (narrower + float(np.mean(inside)))
+        return decided, decided + PROGRESS_CREDIT * (narrower + float(np.mean(inside)))
 
     def _widen_bounds(self, proposals: Sequence[Proposal]) -> list[tuple[float, float]]:
         """Return the bounds of the values of each fitted size after the proposals."""
         bounds = []
+        # `bounds` covers the fitted sizes only, which come first in `sizes`
         for size, (low, high) in zip(self.sizes, self.bounds, strict=False):
             added_values = [value for p in proposals if p.size == size for value in p.values]
             bounds.append((min([low, *added_values]), max([high, *added_values])))
         return bounds
 
     def _estimate_inside(self, proposals: Sequence[Proposal]) -> Floats:
-        """Return the probability that each truth's optimum lies inside the values of new sizes
-        (T,), judged by the runs of that size alone.
+        """Return the probability (T,) that the optimum of every new size lies inside its values,
+        given each truth.
 
-        The fit of a basin does not use the line through the optima, so only its own runs locate the
-        optimum of a new size.
+        The fit of a basin does not use the line through the optima, so only the runs of a new size
+        locate the optimum of that size.
         """
         inside = np.ones(len(self.truths))
         rng = np.random.default_rng(len(proposals))
@@ -187,6 +200,7 @@ class Prospects:
                 np.stack([np.ones_like(values), values, values**2], axis=1)
                 * np.sqrt(num_seeds)[:, None]
             )
+            # Slope of the parabola at the lower and the upper end, outward
             outward = np.stack([np.zeros(2), np.ones(2), 2 * ends]) * [-1, 1]
             variance = np.sum(outward * np.linalg.solve(design.T @ design, outward), axis=0)
             sd = SHAPE_COST * max(self.noise_nats, MIN_PROPOSAL_NOISE_NATS) * np.sqrt(variance)
@@ -202,45 +216,48 @@ def _predict_chance(share: Floats, needed: float, num_draws: int) -> Floats:
     given the predicted share.
     """
     share = np.clip(share, 0.5 / num_draws, 1 - 0.5 / num_draws)
-    return np.asarray(special.ndtr((special.ndtri(share) - special.ndtri(needed)) / SURPRISE))
+    return special.ndtr((special.ndtri(share) - special.ndtri(needed)) / SURPRISE_SD)
 
 
-def look_ahead(
+def build_prospects(
     points: Sequence[Point],
     optima: Optima,
-    q: Question,
+    question: Question,
     larger: Sequence[int],
     rng: np.random.Generator,
 ) -> Prospects | None:
-    """Prepare the posterior of all fitted sizes and of larger ones, usable or not; return None with
-    fewer than two sizes or without a value to transfer.
+    """Prepare the posterior of all fitted sizes, even those without a usable optimum, and of larger
+    sizes.
 
     Args:
-        points: All runs of the condition.
+        points: All runs that are judged.
         optima: Optima of these runs.
-        q: The question.
-        larger: Sizes that may be proposed.
-        rng: Random numbers of the extension.
+        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        larger: Larger sizes that may be proposed.
+        rng: Random generator of the extension to sizes that were not run.
+
+    Returns:
+        The posterior; None with fewer than two fitted sizes or without a value to transfer.
     """
     basins = optima.basins
     if basins is None or len(optima.fitted) < 2:
         return None
     rows = slice(0, NUM_DRAWS + 1)
     optimum, curvature, shape = basins.optimum[rows], basins.curvature[rows], basins.shape[rows]
-    log2_size, log2_target = np.log2(optima.fitted), math.log2(q.target_size)
-    base = q.transferred_log2
-    if base is None:
-        base = (
-            float(optimum[0, optima.fitted.index(q.base_size)])
-            if q.base_size in optima.fitted
-            else None
-        )
+    log2_size, log2_target = np.log2(optima.fitted), math.log2(question.target_size)
+    base = question.transferred_log2
+    if base is None and question.base_size in optima.fitted:
+        base = float(optimum[0, optima.fitted.index(question.base_size)])
     if base is None:
         return None
-    places = [log2_target, math.log2(q.base_size), *map(math.log2, larger)]
-    extended = extend_line_to(optimum, log2_size, places, q.axis, rng)
-    there = extend_curvature(curvature, log2_size, log2_target, rng).at_target
-    moved = q.power * q.doublings if q.power is not None else float(extended[0, 0] - extended[0, 1])
+    places = [log2_target, math.log2(question.base_size), *map(math.log2, larger)]
+    extended = draw_optima_at_sizes(optimum, log2_size, places, question.axis, rng)
+    target_curvature, _ = extend_curvature(curvature, log2_size, log2_target, rng)
+    moved = (
+        question.power * question.doublings
+        if question.power is not None
+        else float(extended[0, 0] - extended[0, 1])
+    )
     offset = base + moved - extended[:, 0]
     by_size = {size: [p for p in points if p.size == size] for size in optima.fitted}
     rates = [list_finite_rates(by_size[size]) for size in optima.fitted]
@@ -252,14 +269,14 @@ def look_ahead(
         off_shape=basins.off_shape[rows][1:],
         shape=shape[1:],
         offset=offset[1:],
-        allowed=_find_allowed_offsets(there, shape, q.margin_nats)[1:],
+        allowed=_find_allowed_offsets(target_curvature, shape, question.margin_nats)[1:],
         bounds=tuple((values[0], values[-1]) for values in rates),
         run_values=tuple(
             np.array([p.log2_value for p in by_size[size] if p.log2_value in values])
             for size, values in zip(optima.fitted, rates, strict=True)
         ),
         noise_nats=basins.noise_nats,
-        level=q.level,
+        level=question.level,
     )
 
 
@@ -272,94 +289,82 @@ def _compute_spread(draws: Floats) -> float:
 def _find_allowed_offsets(curvature: Floats, shape: Ints, margin_nats: float) -> Floats:
     """Find the lowest and highest offset (D, 2) whose regret is below the margin, on a grid."""
     grid = np.arange(-MAX_OFFSET_OCTAVES, MAX_OFFSET_OCTAVES + OFFSET_STEP / 2, OFFSET_STEP)
-    below = rise(grid, curvature[:, None], shape[:, None]) < margin_nats
+    below = compute_rise(grid, curvature[:, None], shape[:, None]) < margin_nats
     low = grid[below.argmax(axis=1)] - OFFSET_STEP / 2
+    # The last offset below the margin is the first one of the reversed grid
     high = grid[len(grid) - 1 - below[:, ::-1].argmax(axis=1)] + OFFSET_STEP / 2
     return np.column_stack([low, high])
 
 
-GOAL = 0.9
-"""Probability of a verdict at which no more runs are added."""
-JUMP = 0.05
-"""Minimum gain of that probability for which a round may cost more than all runs so far."""
-MIN_GAIN = 0.001
-"""Minimum gain of the credited probability for which runs are added."""
-NUM_KEPT = 16
-"""Number of the best options of one step that are considered again in the next."""
-PRICE_OF_SPENT = 0.1
-"""Cost in multiples of the spend so far below which a cheaper proposal gets no further
-advantage."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """Proposals that are run together."""
 
     proposals: tuple[Proposal, ...]
     probability: float
     """Probability of a verdict after them."""
-    value: float
-    """Probability of a verdict with credit for progress toward one."""
+    credited_probability: float
+    """Probability of a verdict, plus the credit for progress toward one (`PROGRESS_CREDIT`)."""
 
 
 def choose_round(
     prospects: Prospects,
     options: Sequence[tuple[Proposal, ...]],
-    first: Sequence[Proposal],
+    fixed: Sequence[Proposal],
     *,
     spent: float,
-    most: float,
+    max_cost: float,
 ) -> Round:
-    """Choose options one by one, each with the largest gain per cost, until the goal or the maximum
-    cost is reached.
+    """Choose options one by one, each with the largest gain per cost, up to the maximum cost.
 
     Args:
         prospects: The posterior.
-        options: Proposals that are taken together or not at all.
-        first: Runs that are part of the round in any case.
-        spent: Cost of the runs so far, in base runs.
-        most: Maximum cost of the round, in base runs.
+        options: Sets of proposals that are taken together or not at all.
+        fixed: Proposals that are part of the round in any case. They come first in the result.
+        spent: Cost of the runs so far, in runs at the base size.
+        max_cost: Maximum cost of the round, in the same unit.
     """
     unique = list(dict.fromkeys(proposal for option in options for proposal in option))
+    # Every proposal has noise of its own: its place in the list is the seed
     losses = {
         proposal: prospects.simulate(proposal, index) for index, proposal in enumerate(unique)
     }
     simulated = [
-        prospects.simulate(proposal, len(unique) + index) for index, proposal in enumerate(first)
+        prospects.simulate(proposal, len(unique) + index) for index, proposal in enumerate(fixed)
     ]
-    chosen = list(first)
+    chosen = list(fixed)
     cost = sum(proposal.cost for proposal in chosen)
     decided, credited = prospects.decide(simulated, chosen)
     remaining = list(options)
-    while decided < GOAL:
+    while decided < MAX_PROBABILITY:
         taken_cells, ratios = _list_cells(chosen), {}
         best: tuple[float, float, float, tuple[Proposal, ...]] | None = None
         for option in remaining:
-            price = sum(proposal.cost for proposal in option)
+            option_cost = sum(proposal.cost for proposal in option)
             if (
-                cost + price > most
+                cost + option_cost > max_cost
                 or taken_cells & _list_cells(option)
                 or set(chosen) & set(option)
             ):
                 continue
             option_losses = [losses[proposal] for proposal in option]
-            reached, value = prospects.decide([*simulated, *option_losses], [*chosen, *option])
-            if cost + price > spent and reached - decided < JUMP:
+            after = prospects.decide([*simulated, *option_losses], [*chosen, *option])
+            if cost + option_cost > spent and after[0] - decided < MIN_EXPENSIVE_GAIN:
                 continue
-            ratio = ratios[option] = (value - credited) / (price / spent + PRICE_OF_SPENT)
-            if value - credited > MIN_GAIN and (best is None or ratio > best[0]):
-                best = ratio, reached, value, option
-        if best is None and len(remaining) < len(options):
-            remaining = list(options)
-            continue
+            gain = after[1] - credited
+            ratio = ratios[option] = gain / (option_cost / spent + MIN_RELATIVE_COST)
+            if gain > MIN_GAIN and (best is None or ratio > best[0]):
+                best = ratio, *after, option
         if best is None:
-            break
+            if len(remaining) == len(options):
+                break
+            remaining = list(options)  # None of the kept options helps: consider all again
+            continue
         _, decided, credited, option = best
         remaining = sorted(ratios, key=lambda option: -ratios[option])[:NUM_KEPT]
         chosen += option
         simulated += [losses[proposal] for proposal in option]
         cost += sum(proposal.cost for proposal in option)
-    return Round(proposals=tuple(chosen), probability=decided, value=credited)
+    return Round(proposals=tuple(chosen), probability=decided, credited_probability=credited)
 
 
 def _list_cells(proposals: Sequence[Proposal]) -> set[tuple[int, float]]:

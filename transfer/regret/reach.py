@@ -1,36 +1,42 @@
-"""The largest target at which a value still holds, and the assumption that this makes."""
+"""The largest target size at which a transferred value still holds, and the assumption that a
+verdict makes beyond the runs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from proxies.core.notation import format_factor
-from transfer.question import Outcome, Question, at_size
+from forerun._proxies.core.notation import format_factor
+from forerun._transfer.question import Outcome, Question, format_size
 
 STEPS_PER_DOUBLING, MAX_DOUBLINGS = 8, 10
-"""Steps per doubling, and largest number of doublings beyond the largest size, of the ratios that
-are tried. Beyond its end no target is reported to hold."""
+"""Grid of target sizes that are tried: steps per doubling, and number of doublings beyond the
+largest size that was run. No larger target is reported to hold, unless it is the target of the
+question."""
 
 
 def find_largest_ratio(
     holds_at: Callable[[int], bool], largest_size: int, target_size: int, outcome: Outcome
 ) -> float | None:
-    """Return the largest target, in multiples of the largest size, at which the value still holds.
+    """Find by bisection the largest target, in multiples of the largest size, at which the value
+    still holds.
 
     Args:
         holds_at: Whether the value holds at a target of this size.
         largest_size: The largest size that was run.
-        target_size: The size that is asked about.
-        outcome: The verdict there, by the regret's interval.
+        target_size: Target of the question.
+        outcome: The verdict at `target_size`, by the regret's interval.
 
     Returns:
-        The ratio, on a grid of eighths of a doubling, but never below a target that holds; None if
+        The ratio, on the grid of `STEPS_PER_DOUBLING`, but never below a target that holds; None if
         the value does not even hold at the largest size.
     """
     target_doublings = math.log2(target_size / largest_size)
-    # Highest step known to hold, lowest step known not to
+    # Highest step at which the value holds, and lowest step at which it does not. Step 0 is the
+    # largest size, and -1 means that the value does not hold there
     low, high = -1, STEPS_PER_DOUBLING * MAX_DOUBLINGS + 1
+    # The outcome at the target narrows the search
     if outcome == "holds":
         low = min(max(math.floor(target_doublings * STEPS_PER_DOUBLING), -1), high - 1)
     else:
@@ -45,19 +51,22 @@ def find_largest_ratio(
     return ratio
 
 
-def describe_assumption(q: Question, largest_size: int) -> str | None:
-    """Return the assumption of a verdict beyond the runs; None if the target lies within them."""
-    if q.target_size <= largest_size:
+def describe_assumption(question: Question, largest_size: int) -> str | None:
+    """Return the assumption that a verdict makes beyond the runs; None if the target lies within
+    them. A question is what the verdict is asked: which hyperparameter, over which axis, from which
+    size to which.
+    """
+    if question.target_size <= largest_size:
         return None
-    return f"assumes that nothing begins between {largest_size:,} and {q.target_size:,}"
+    return f"assumes that nothing begins between {largest_size:,} and {question.target_size:,}"
 
 
-def describe_reach(ratio: float | None, q: Question, largest_size: int) -> str:
+def describe_reach(ratio: float | None, question: Question, largest_size: int) -> str:
     """Return a sentence on the largest target that the runs support."""
-    largest = at_size(q.axis, largest_size)
+    largest = format_size(question.axis, largest_size)
     if ratio is None:
         return f"these runs support no target: the value does not surely hold even at {largest}"
-    limit = at_size(q.axis, math.floor(ratio * largest_size))
+    limit = format_size(question.axis, math.floor(ratio * largest_size))
     return (
         f"these runs support a target up to {format_factor(ratio)} times the largest size ({limit})"
     )

@@ -3,5 +3,5 @@
 Enters:   rows of a file.
 Leaves:   the points of one question, and notes on what was assumed.
 Promises: every problem is reported with its line.
-Refuses:  columns that cannot be told apart.
+Refuses:  columns that have the same meaning.
 """

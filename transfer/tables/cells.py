@@ -1,5 +1,7 @@
-"""Cells of a table as sizes, octaves, and losses. Problems with a cell are appended to a list, with
-the cell's place.
+"""Cells of a table of runs: how they are read from a file, and converted to sizes, log2 values, and
+losses.
+
+A function that converts a cell gets a list, and appends every problem with the cell to that list.
 """
 
 from __future__ import annotations
@@ -7,11 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from proxies.core.hyperparameters import hyperparameter_named
-from proxies.core.tables import table_files
-from proxies.core.tables.columns import is_known_name
-from proxies.core.tables.table_files import Cells, FormatError, Source, read_cells
-from transfer.question import Hyperparameter, TransferError, to_log2
+from forerun._proxies.core.hyperparameters import get_hyperparameter
+from forerun._proxies.core.tables import table_files
+from forerun._proxies.core.tables.columns import is_known_name
+from forerun._proxies.core.tables.table_files import Cells, FormatError, Source, read_cells
+from forerun._transfer.question import Hyperparameter, TransferError, to_log2
+
+MAX_SIZE = 10**18
+"""Upper bound of a size or seed. A cell beyond it is a typing mistake."""
+MIN_VALUE, MAX_VALUE = 1e-30, 1e30
+"""Bounds of a hyperparameter. A cell beyond them is a typing mistake, and arithmetic with it would
+overflow."""
+LOSS_BOUNDS_NATS = (1e-6, 1e6)
+"""Bounds of a loss, in nats."""
+_EMPTY_LOSS_ADVICE = (
+    "; write NaN only if the loss itself diverged: leave out a run that crashed or still runs, or "
+    "name its state in a column state"
+)
 
 
 class TableError(table_files.TableError):
@@ -23,41 +37,29 @@ class TableError(table_files.TableError):
         super().__init__(problems, bad_cells, name=path.name)
 
 
-def read_sheet(path: Source, known: Collection[str] = ()) -> Cells:
+def read_sheet(path: Source, known_names: Collection[str] = ()) -> Cells:
     """Read a table. From a wide `.parquet` file only the columns with a known name are read.
 
     Args:
         path: A file or pipe, or cells already read.
-        known: Column names that the user chose.
+        known_names: Column names that the user chose, in addition to those that forerun knows.
 
     Raises:
         TableError: The kind of file is unknown, it cannot be parsed, or it has no rows.
     """
     try:
-        sheet = read_cells(path, lambda name: name in known or is_known_name(name))
+        sheet = read_cells(path, lambda name: name in known_names or is_known_name(name))
     except FormatError as error:
         raise TableError(path, [error.why]) from error
-    if problems := sheet.problems or ([] if sheet.rows else ["no rows: nothing to judge"]):
+    problems = sheet.problems or ([] if sheet.rows else ["no rows: nothing to judge"])
+    if problems:
         raise TableError(path, problems)
     return sheet
 
 
-MAX_SIZE = 10**18
-SMALLEST, LARGEST = 1e-30, 1e30
-"""Bounds of a hyperparameter. A cell beyond them is a typing mistake, and arithmetic with it would
-overflow."""
-LOSSES = (1e-6, 1e6)
-"""Bounds of a loss, in nats."""
-_NO_LOSS = (
-    "; write NaN only if the loss itself diverged: leave out a run that crashed or still runs, or "
-    "name its state in a "
-    "column state"
-)
-
-
 def to_comparable(cell: object, number: float | None) -> object:
-    """Return a cell in the form in which it is compared with others: its number if it has one (1e-3
-    and 0.001 are the same), else its text.
+    """Return a cell in the form in which cells are compared: the number in it, if there is one
+    (1e-3 and 0.001 are the same), else the text.
     """
     if number is None or math.isnan(number):
         return "" if cell is None else str(cell).strip()
@@ -69,33 +71,44 @@ def format_cell(cell: object) -> str:
     return f"{cell:.10g}" if isinstance(cell, float) else str(cell) or "empty"
 
 
-def octaves(
+def parse_log2_value(
     cell: object,
     value: float | None,
     hyperparameter: Hyperparameter,
     where: str,
     problems: list[str],
 ) -> float | None:
-    """Return the log2 of a hyperparameter's value (`transfer.question.to_log2`); None if the value
-    is 0 and 0 means off.
+    """Return the log2 of a hyperparameter's value (`forerun._transfer.question.to_log2`). Return
+    None if the value is 0 and a 0 turns this hyperparameter off, or if the cell has a problem.
+
+    Args:
+        cell: The cell.
+        value: The number in the cell; None if there is none.
+        hyperparameter: Hyperparameter of the column.
+        where: Row and column of the cell, for messages.
+        problems: List to which a problem is appended.
     """
-    known = hyperparameter_named(hyperparameter)
-    if value == 0 and known.zero_is_none:
+    properties = get_hyperparameter(hyperparameter)
+    if value == 0 and properties.zero_is_none:
         return None
-    is_complement = known.scale == "log2_complement"
-    low, high = (0.0, 1.0) if is_complement else (SMALLEST, LARGEST)
+    is_complement = properties.scale == "log2_complement"
+    low, high = (0.0, 1.0) if is_complement else (MIN_VALUE, MAX_VALUE)
     try:
         if value is not None and low <= value <= high:
             return to_log2(hyperparameter, value)
     except TransferError:
         pass  # The complement of 1 has no logarithm
-    limits = "at least 0 and below 1" if is_complement else f"from {SMALLEST:g} to {LARGEST:g}"
+    limits = "at least 0 and below 1" if is_complement else f"from {MIN_VALUE:g} to {MAX_VALUE:g}"
     problems.append(f"{where}: {_describe_cell(cell, value)} must be a number {limits}")
     return None
 
 
-def whole(cell: object, value: float | None, where: str, least: int, problems: list[str]) -> int:
-    """Return a whole number, which may be written as 1e6."""
+def parse_whole(
+    cell: object, value: float | None, where: str, least: int, problems: list[str]
+) -> int:
+    """Return the whole number in a cell, which may be written as 1e6. Return `least`, the smallest
+    number that is allowed, if the cell has a problem.
+    """
     if value is None or not least <= value <= MAX_SIZE or value != int(value):
         problems.append(
             f"{where}: {_describe_cell(cell, value)} must be a whole number from {least} to "
@@ -105,15 +118,16 @@ def whole(cell: object, value: float | None, where: str, least: int, problems: l
     return int(value)
 
 
-def loss(cell: object, value: float | None, where: str, problems: list[str]) -> float | None:
-    """Return a loss in nats; None for a run that diverged, whose cell is a number that is not
-    finite or the word `diverged`.
+def parse_loss(cell: object, value: float | None, where: str, problems: list[str]) -> float | None:
+    """Return a loss in nats. Return None for a run that diverged: the cell is the word `diverged`
+    or a number that is not finite. Also return None if the cell has a problem.
     """
     if isinstance(cell, str) and cell.strip().lower() == "diverged":
         return None
-    low, high = LOSSES
+    low, high = LOSS_BOUNDS_NATS
     if value is None or (math.isfinite(value) and not low <= value <= high):
-        advice = "" if cell not in (None, "") else _NO_LOSS
+        # An empty cell may be a run that was never trained
+        advice = "" if cell not in (None, "") else _EMPTY_LOSS_ADVICE
         problems.append(
             f"{where}: {_describe_cell(cell, value)} must be a loss in nats, from {low:g} to "
             f"{high:g}{advice}"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from proxies.core.hyperparameters import HYPERPARAMETERS, WITH_OPTIMUM
-from proxies.core.tables.columns import BATCH_SIZE, COLUMN_NAMES, STATE_ROLES, choose_columns
-from proxies.core.tables.table_files import Cells, Source
-from transfer.question import AXES, Axis, Hyperparameter
-from transfer.tables.cells import TableError
+from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, LEARNING_RATE, WITH_OPTIMUM
+from forerun._proxies.core.tables.columns import (
+    BATCH_SIZE,
+    COLUMN_NAMES,
+    STATE_ROLES,
+    choose_columns,
+)
+from forerun._proxies.core.tables.table_files import Cells, Source
+from forerun._transfer.question import AXES, Axis, Hyperparameter
+from forerun._transfer.tables.cells import TableError
 
 _Name = TypeVar("_Name", bound=str)
 _MAY_BE_OPTIMIZER = re.compile(r"opt(_|\W)", re.IGNORECASE)
+"""Start of a column name in which `opt` may stand for `optimum` or for `optimizer`."""
 
 SIZE_COLUMNS: Mapping[Axis, tuple[str, ...]] = {axis: COLUMN_NAMES[axis] for axis in AXES}
 VALUE_COLUMNS: Mapping[Hyperparameter, tuple[str, ...]] = {
@@ -26,9 +31,10 @@ OPTIMUM_COLUMNS: Mapping[Hyperparameter, str] = {
 """Names of the columns of optima, by hyperparameter."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableColumns:
-    """Names of a table's columns, by role."""
+class TableColumns(NamedTuple):
+    """Names of a table's columns, by role. A role is what a column holds: an axis, a
+    hyperparameter, the optimum of a hyperparameter, `loss`, `seed`, or a state.
+    """
 
     sizes: Mapping[Axis, str]
     values: Mapping[Hyperparameter, str]
@@ -40,8 +46,8 @@ class TableColumns:
     states: Mapping[str, str]
     """Columns that state whether a run has finished, by role."""
     ambiguous_optima: frozenset[str] = frozenset()
-    """Columns of optima that may instead be settings of the optimizer, since the table has a
-    loss."""
+    """Columns that may hold either optima or settings of the optimizer (`opt_lr`), since the table
+    also has a loss."""
     notes: tuple[str, ...] = ()
     """Notes on choices among several columns whose names mean the same."""
 
@@ -66,7 +72,8 @@ class TableColumns:
 def find_columns(
     path: Source, names: Sequence[str], given: Mapping[str, str] | None = None
 ) -> TableColumns:
-    """Recognize columns by their names. If several names fit one role, the best one is used.
+    """Recognize columns by their names. If several names fit one role, the best of these names is
+    used.
 
     Args:
         path: The table, for messages.
@@ -101,6 +108,7 @@ def find_columns(
         if name != BATCH_SIZE and _MAY_BE_OPTIMIZER.match(column)
     }
     ambiguous = frozenset(may_be_values - chosen if loss else ())
+    # A table is read as runs if it has a loss and a hyperparameter, else as optima if it has any
     if loss is None or not values:
         loss = None if optima else loss
     else:
@@ -127,11 +135,11 @@ def _describe_missing(
     optima: Mapping[Hyperparameter, str],
 ) -> str | None:
     """Return a sentence on the kinds of columns that a table lacks; None if it has all of them."""
-    shorts = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
+    short_names = ", ".join(HYPERPARAMETERS[name].short or name for name in WITH_OPTIMUM)
     needed: list[tuple[bool, str, list[str]]] = [
         (bool(optima) or loss is not None, "loss (or lr_optimum)", ["loss"]),
         (bool(sizes), "size (width, depth, batch, tokens or params)", list(SIZE_COLUMNS)),
-        (bool(values) or bool(optima), f"hyperparameter ({shorts})", list(VALUE_COLUMNS)),
+        (bool(values) or bool(optima), f"hyperparameter ({short_names})", list(VALUE_COLUMNS)),
     ]
     lacking = [(kind, roles) for is_there, kind, roles in needed if not is_there]
     if not lacking:
@@ -141,8 +149,8 @@ def _describe_missing(
     )
     present = ", ".join(filter(None, names)) or "none"
     return (
-        f"no column for {' and '.join(kind for kind, _ in lacking)} (found: {present}); "
-        f"--column {lacking[0][1][0]}=NAME takes any; known names are {known_names}"
+        f"no column for {' and '.join(kind for kind, _ in lacking)} (found: {present}); --column "
+        f"{lacking[0][1][0]}=NAME takes any; known names are {known_names}"
     )
 
 
@@ -154,14 +162,14 @@ def choose_question(
     axis: Axis | None,
     hyperparameter: Hyperparameter | None,
 ) -> tuple[Axis, Hyperparameter]:
-    """Return the axis and the hyperparameter to judge: the given ones, else the only ones that the
-    table allows.
+    """Return the axis and the hyperparameter to judge: the given ones, or else the only ones that
+    the table allows.
 
     Args:
         path: The table, for messages.
         sheet: Its cells.
         columns: Names of its columns.
-        cells: Comparable cells of each axis and hyperparameter.
+        cells: Cells of each axis and hyperparameter, as `to_comparable` returns them.
         axis: Size that grows; None for the only size that varies.
         hyperparameter: Hyperparameter to judge; None for the learning rate if it varies, else for
             the only one that varies.
@@ -182,22 +190,20 @@ def choose_question(
         varying = [a for a in sizes if len(set(cells[a])) > 1]
         axis = _require_single(_drop_params(varying, cells) or sizes, "axis", problems)
     if hyperparameter is None:
-        present = [h for h in OPTIMUM_COLUMNS if h in values]
-        moving = [h for h in present if len(set(cells[h])) > 1] or present
+        present = [name for name in OPTIMUM_COLUMNS if name in values]
+        varying_names = [name for name in present if len(set(cells[name])) > 1] or present
         hyperparameter = (
-            "learning_rate"
-            if "learning_rate" in moving
-            else _require_single(moving, "hyperparameter", problems)
+            LEARNING_RATE
+            if LEARNING_RATE in varying_names
+            else _require_single(varying_names, "hyperparameter", problems)
         )
     if axis is not None and hyperparameter is not None:
         name = columns.optima.get(hyperparameter, "")
         if name in columns.ambiguous_optima and len(set(cells[axis])) < len(cells[axis]):
             problems.append(
                 f"column {name!r} may be the optimum of each {axis}, or the optimizer's value in "
-                "each run, since sizes "
-                "repeat and there is a loss: choose with --column "
-                f"{OPTIMUM_COLUMNS[hyperparameter]}={name} or "
-                f"--column {hyperparameter}={name}"
+                "each run, since sizes repeat and there is a loss: choose with --column "
+                f"{OPTIMUM_COLUMNS[hyperparameter]}={name} or --column {hyperparameter}={name}"
             )
     if problems or axis is None or hyperparameter is None:
         raise TableError(path, problems)
@@ -218,6 +224,7 @@ def _drop_params(varying: list[Axis], cells: Mapping[str, Sequence[object]]) -> 
 
 
 def _require_single(choices: Sequence[_Name], option: str, problems: list[str]) -> _Name | None:
+    """Return the only choice. If there are several, append a problem and return None."""
     if len(choices) == 1:
         return choices[0]
     problems.append(f"the {option} may be {', '.join(choices)}: name one with --{option}")

@@ -1,5 +1,7 @@
-"""Tables of existing runs: a loss, sizes, and hyperparameters; or sizes with their optimal learning
-rate.
+"""Reading of tables of existing runs, and choice of the runs that are judged.
+
+A table of runs has one row per run, with the loss, the sizes, and the hyperparameters of the run. A
+table of optima has one row per size, with the optimal value of a hyperparameter at that size.
 """
 
 from __future__ import annotations
@@ -10,31 +12,36 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from proxies.core.notation import counted
-from proxies.core.tables.columns import drop_unfinished, read_columns
-from proxies.core.tables.table_files import Cells, Source
-from transfer.question import AXES, Axis, Hyperparameter, Point
-from transfer.tables import cells
-from transfer.tables.cells import TableError, format_cell, read_sheet
-from transfer.tables.columns import TableColumns, choose_question, find_columns
+from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.tables.columns import drop_unfinished_rows, read_columns
+from forerun._proxies.core.tables.table_files import Cells, Source
+from forerun._transfer.question import AXES, Axis, Hyperparameter, Point
+from forerun._transfer.tables import cells
+from forerun._transfer.tables.cells import TableError, format_cell, read_sheet
+from forerun._transfer.tables.columns import TableColumns, choose_question, find_columns
 
-COMPOSITE = ("params", "duration")
-"""Sizes that follow from other sizes: parameters from a shape, tokens from parameters."""
+DERIVED_AXES = ("params", "duration")
+"""Axes whose size is often computed from other sizes: the number of parameters from width and
+depth, and the training duration (total tokens) from the number of parameters."""
 
 
 MAX_VALUES, MAX_DESIGN_CELLS = 1000, 10**8
-"""Limits of one size: values, and cells of the design matrices of a fit (values by values, runs by
-values and seeds)."""
+"""Limits of the runs of one size, so that a fit takes minutes at most: the number of different
+hyperparameter values, and the number of cells in the design matrix of the fit. That matrix has a
+row for each run and a column for each value and each seed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableRow:
+class TableRow(NamedTuple):
     """One row of a table as numbers."""
 
     size: int
+    """Size along the axis to judge."""
     log2_value: float
+    """Log2 of the value of the hyperparameter to judge."""
     loss_nats: float | None
+    """Loss in nats; None if the run diverged, or if the table has optima instead of losses."""
     seed: int
     others: Mapping[str, object]
     """Cells of all other axes and hyperparameters: numbers where possible, else text."""
@@ -43,42 +50,42 @@ class TableRow:
 def select_comparable_runs(
     path: Source, runs: Sequence[TableRow], axis: Axis, columns: Mapping[str, str]
 ) -> tuple[list[TableRow], list[str]]:
-    """Return the largest set of runs that agree in everything else that varies, with notes on the
-    choice.
+    """Return the largest set of runs that differ only in the axis and the hyperparameter to judge,
+    with notes on the choice.
 
-    One drift is judged at a time, and anything else that varies would be mistaken for it. Among
-    sets of equal size, the one with the lowest loss is chosen, as a user would choose the best
-    weight decay. The order of the rows does not matter.
+    A verdict is on one drift, and the effect of anything else that varies would be mistaken for
+    that drift. Among sets of equal size, the one with the lowest loss is chosen, as a user would
+    choose the best weight decay. The order of the rows does not matter.
 
     Args:
         path: The table, for messages.
         runs: At least one run.
         axis: Axis of the runs' `size`.
-        columns: The table's column name of each of the `others`.
+        columns: Column name in the table for each name in `TableRow.others`.
 
     Raises:
         TableError: There are several sizes, but no two agree in everything else.
     """
-    held_names = _list_held_names(runs, axis)
-    runs_by_key = _group_runs(runs, held_names)
+    constant_names = _list_constant_names(runs, axis)
+    runs_by_key = _group_runs(runs, constant_names)
     usable_keys = [key for key, group in runs_by_key.items() if _count_sizes(group) > 1]
-    names = ", ".join(columns[name] for name in held_names)
-    if held_names and not usable_keys and _count_sizes(runs) > 1:
+    names = ", ".join(columns[name] for name in constant_names)
+    if constant_names and not usable_keys and _count_sizes(runs) > 1:
         problem = (
             f"no two sizes agree in {names}: run some that do, or remove a column to ignore it"
         )
         raise TableError(path, [problem])
-    best = min(usable_keys or runs_by_key, key=lambda key: _rank_slice(key, runs_by_key[key]))
+    best = min(usable_keys or runs_by_key, key=lambda key: _make_rank_key(key, runs_by_key[key]))
     kept = runs_by_key[best]
     notes = []
-    if held_names:
+    if constant_names:
         at = ", ".join(
             f"{columns[name]} {format_cell(value)}"
-            for name, value in zip(held_names, best, strict=True)
+            for name, value in zip(constant_names, best, strict=True)
         )
         notes.append(
-            f"{len(kept)} of {counted(len(runs), 'run')} are judged, those at {at}; the others are "
-            "not used"
+            f"{len(kept)} of {format_counted(len(runs), 'run')} are judged, those at {at}; the "
+            "others are not used"
         )
     following = [
         columns[name] for name in kept[0].others if len({run.others[name] for run in kept}) > 1
@@ -91,40 +98,44 @@ def select_comparable_runs(
     return kept, notes
 
 
-def _list_held_names(runs: Sequence[TableRow], axis: Axis) -> list[str]:
-    """Return the names that must be held constant: all that vary, except those that change only
-    together with the axis.
+def _list_constant_names(runs: Sequence[TableRow], axis: Axis) -> list[str]:
+    """Return the names of the columns that must be constant over the judged runs: all columns that
+    vary, except those that change only together with the axis.
 
-    For example, parameters follow from width at a given depth, and a weight decay may be set to
-    1/width. No two sizes agree in such a column, so the table can only be judged on the effect of
-    both together.
+    For example, the number of parameters follows from the width at a given depth, and a weight
+    decay may be set to 1/width. No two sizes agree in such a column, so the table can only show the
+    effect of both together.
+
+    Columns of `DERIVED_AXES` may repeat a value at neighboring sizes (`loosely`). Such a column
+    need not be constant either if it follows the size within every group of runs that agree in all
+    other columns.
     """
     varying = [name for name in runs[0].others if len({run.others[name] for run in runs}) > 1]
     independent = [
         name
         for name in varying
-        if not _follows_size(runs, name, loosely=name in AXES and _has_composite(axis, name))
+        if not _follows_size(runs, name, loosely=name in AXES and _has_derived_axis(axis, name))
     ]
-    plain = [name for name in independent if name not in COMPOSITE]
+    not_derived = [name for name in independent if name not in DERIVED_AXES]
     multi_size_groups = [
-        group for group in _group_runs(runs, plain).values() if _count_sizes(group) > 1
+        group for group in _group_runs(runs, not_derived).values() if _count_sizes(group) > 1
     ]
     return [
         name
         for name in independent
-        if name in plain
+        if name in not_derived
         or not multi_size_groups
         or not all(_follows_size(group, name, loosely=True) for group in multi_size_groups)
     ]
 
 
-def _has_composite(*names: str) -> bool:
-    return any(name in COMPOSITE for name in names)
+def _has_derived_axis(*names: str) -> bool:
+    return any(name in DERIVED_AXES for name in names)
 
 
 def _follows_size(runs: Sequence[TableRow], name: str, *, loosely: bool) -> bool:
-    """Return whether a column strictly rises, or strictly falls, with size, with one value at each
-    size. With `loosely` it may also stay equal.
+    """Return whether a column has one value at each size and strictly rises, or strictly falls,
+    with the size. With `loosely`, the value may also stay equal from one size to the next.
     """
     value_at = {run.size: run.others[name] for run in runs}
     values = [value_at[size] for size in sorted(value_at)]
@@ -132,19 +143,20 @@ def _follows_size(runs: Sequence[TableRow], name: str, *, loosely: bool) -> bool
     if len(numbers) < len(values) or any(value_at[run.size] != run.others[name] for run in runs):
         return False
     steps = [after - before for before, after in pairwise(numbers)]
-    one_way = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
-    return bool(steps) and one_way and (loosely or 0.0 not in steps)
+    is_monotonic = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
+    return bool(steps) and is_monotonic and (loosely or 0.0 not in steps)
 
 
-def _rank_slice(
+def _make_rank_key(
     key: tuple[object, ...], runs: Sequence[TableRow]
 ) -> tuple[int, float, list[tuple[str, object]]]:
-    """Return a sort key that depends on content only: most runs, then lowest loss, then smallest
-    values.
+    """Return a sort key for a group of runs. The group with the most runs comes first, then the one
+    with the lowest loss, then the one with the smallest constant values.
     """
     lowest_loss = min(
         (run.loss_nats for run in runs if run.loss_nats is not None), default=math.inf
     )
+    # Numbers and texts cannot be compared, so the type comes before the value
     return -len(runs), lowest_loss, [(type(value).__name__, value) for value in key]
 
 
@@ -183,18 +195,19 @@ def read_runs(
     hyperparameter: Hyperparameter | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> RunTable:
-    """Read a table, and choose the runs of one drift from it.
+    """Read a table, and choose the runs that show one drift.
 
-    The columns are a `loss` (nats per token), sizes and hyperparameters
-    (`transfer.tables.columns`), a `seed`, and a `state`; or sizes and optima (`lr_optimum`). A loss
-    that is not finite, or the word `diverged`, is a run that diverged. An empty loss is refused,
-    because that run may never have been trained. A run that did not finish is dropped. Without a
-    `seed` column all runs count as one seed, and identical settings count as replicates. A weight
-    decay, warmup, or clip of 0 has no logarithm: if that hyperparameter is judged, such runs are
-    left out with a note. Any other 0 is refused.
+    The columns are a `loss` (nats per token), sizes and hyperparameters, a `seed`, and a `state`;
+    or, in a table of optima, sizes and optima (`forerun._transfer.tables.columns`).
+    - A run whose loss is not finite, or the word `diverged`, diverged. An empty loss is refused,
+      because that run may never have been trained. A run that did not finish is dropped.
+    - Without a `seed` column all runs count as one seed, and equal settings are replicates.
+    - A weight decay, warmup, or clip of 0 has no logarithm. If that hyperparameter is judged, such
+      runs are left out with a note. Any other 0 is refused.
 
     Args:
-        path: A file or pipe (`proxies.core.tables.table_files.read_cells`), or cells already read.
+        path: A file or pipe (`forerun._proxies.core.tables.table_files.read_cells`), or cells
+            already read.
         axis: Size that grows; None for the only size that varies.
         hyperparameter: Hyperparameter to judge; None for the learning rate if it varies, else for
             the only one that varies.
@@ -208,17 +221,17 @@ def read_runs(
     given = dict(columns or {})
     sheet = read_sheet(path, given.values())
     names = find_columns(path, sheet.columns, given)
-    finished = drop_unfinished(sheet, names.states)
+    finished = drop_unfinished_rows(sheet, names.states)
     if not finished.rows:
         raise TableError(
-            path, [f"no run has finished ({counted(len(finished.dropped), 'row')} dropped)"]
+            path, [f"no run has finished ({format_counted(len(finished.dropped), 'row')} dropped)"]
         )
     sheet = dataclasses.replace(sheet, rows=finished.rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
     axis, hyperparameter = choose_question(path, sheet, names, comparable, axis, hyperparameter)
     if names.optima:
-        names = dataclasses.replace(
-            names, values={**names.values, hyperparameter: names.optima[hyperparameter]}
+        names = names._replace(
+            values={**names.values, hyperparameter: names.optima[hyperparameter]}
         )
     bad_cells = list(finished.bad_cells)
     runs = _read_rows(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
@@ -266,8 +279,8 @@ def _to_points(runs: Sequence[TableRow]) -> list[Point]:
         Point(size=r.size, log2_value=r.log2_value, loss_nats=r.loss_nats, seed=r.seed)
         for r in runs
     ]
-    # A loss that repeats to the last digit is a copied row and counts once. Divergence has no
-    # digits, so its rows are all kept.
+    # Rows with equal losses to the last digit are copies of one run, which counts once. Diverged
+    # runs have no loss, so their rows cannot be recognized as copies and are all kept.
     with_loss = dict.fromkeys(point for point in points if point.loss_nats is not None)
     return [*with_loss, *(point for point in points if point.loss_nats is None)]
 
@@ -293,16 +306,19 @@ def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[
     for size in sorted(values):
         if len(values[size]) > MAX_VALUES:
             problems.append(
-                f"{axis} {size} has {counted(len(values[size]), 'different value')} of "
-                f"{value_name}: must be at most "
-                f"{MAX_VALUES:,}; round them to a grid, such as 16 values an octave"
+                f"{axis} {size} has {format_counted(len(values[size]), 'different value')} of "
+                f"{value_name}: must be at most {MAX_VALUES:,}; round them to a grid, such as 16 "
+                "values an octave"
             )
-        num_effects = len(values[size]) + sum(len(of_seed) > 2 for of_seed in seeds[size].values())
+        # A seed has an effect of its own in the fit if it was run at three values or more
+        num_effects = len(values[size]) + sum(
+            len(seed_values) > 2 for seed_values in seeds[size].values()
+        )
         if num_runs[size] * num_effects > MAX_DESIGN_CELLS:
             problems.append(
-                f"{axis} {size} has {counted(num_runs[size], 'run')} of "
-                f"{counted(len(seeds[size]), 'seed')}: runs "
-                f"times seeds and values must be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
+                f"{axis} {size} has {format_counted(num_runs[size], 'run')} of "
+                f"{format_counted(len(seeds[size]), 'seed')}: runs times seeds and values must "
+                f"be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
             )
     return problems
 
@@ -313,17 +329,17 @@ _Column = Sequence[float | None]
 def _read_numbers(
     sheet: Cells, names: TableColumns
 ) -> tuple[dict[str, _Column], list[str], dict[str, list[object]]]:
-    """Return numbers by role, problems of columns whose commas have two readings, and cells as they
-    are compared.
+    """Return numbers by role, problems of columns whose commas may be decimal or thousands
+    separators, and cells by role in the form in which they are compared.
     """
     optional = {
-        role: column_names
-        for role, column_names in (("loss", names.loss), ("seed", names.seed))
-        if column_names is not None
+        role: column_name
+        for role, column_name in (("loss", names.loss), ("seed", names.seed))
+        if column_name is not None
     }
     column_names = {**names.judgeable, **names.optima, **optional}
-    read, doubts = read_columns(sheet, sheet.rows, column_names)
-    numbers = {role: column.values for role, column in read.items()}
+    parsed_columns, doubts = read_columns(sheet, sheet.rows, column_names)
+    numbers = {role: column.values for role, column in parsed_columns.items()}
     comparable = {
         role: [
             cells.to_comparable(record.get(column_names[role]), number)
@@ -343,7 +359,7 @@ def _list_notes(
         notes.append(f"columns ignored: {', '.join(ignored)}")
     if num_off:
         notes.append(
-            f"{counted(num_off, 'run')} not used: {value} = 0 means off, which has no octave"
+            f"{format_counted(num_off, 'run')} not used: {value} = 0 means off and has no logarithm"
         )
     return notes
 
@@ -360,16 +376,18 @@ def _read_rows(
     """Return all rows except those where the hyperparameter is off. Problems with cells are
     appended to `problems`.
     """
-    others = [name for name in names.judgeable if name not in (axis, hyperparameter)]
+    compared_names = [name for name in names.judgeable if name not in (axis, hyperparameter)]
     size_name, value_name = names.sizes[axis], names.values[hyperparameter]
     runs = []
     for place, (row, record) in enumerate(sheet.rows):
-
+        # The default value keeps the row of this pass of the loop
         def at(name: str, row: int = row) -> str:
             return f"row {row}, column {name}"
 
-        size = cells.whole(record.get(size_name), numbers[axis][place], at(size_name), 1, problems)
-        value = cells.octaves(
+        size = cells.parse_whole(
+            record.get(size_name), numbers[axis][place], at(size_name), 1, problems
+        )
+        value = cells.parse_log2_value(
             record.get(value_name),
             numbers[hyperparameter][place],
             hyperparameter,
@@ -378,15 +396,15 @@ def _read_rows(
         )
         loss, seed = None, 0
         if names.loss is not None:
-            loss = cells.loss(
+            loss = cells.parse_loss(
                 record.get(names.loss), numbers["loss"][place], at(names.loss), problems
             )
         if names.seed is not None:
-            seed = cells.whole(
+            seed = cells.parse_whole(
                 record.get(names.seed), numbers["seed"][place], at(names.seed), 0, problems
             )
         if value is not None:
-            other_cells = {name: comparable[name][place] for name in others}
+            other_cells = {name: comparable[name][place] for name in compared_names}
             runs.append(
                 TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=other_cells)
             )

@@ -14,18 +14,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxies.core.notation import format_factor
-from transfer.basin.shapes import Floats, rise
-from transfer.question import Axis, Outcome, at_size
-from transfer.regret.regret import AtTarget, Estimate, estimate, regret
-from transfer.verdict import reasons as say
-from transfer.verdict.verdict import DetailedVerdict, Verdict, decide
+from forerun._proxies.core.checks import Interval
+from forerun._proxies.core.notation import format_factor
+from forerun._transfer.basin.shapes import Floats, compute_rise
+from forerun._transfer.question import Axis, Outcome, format_size
+from forerun._transfer.regret.regret import (
+    TargetExtrapolation,
+    build_interval,
+    estimate_regret_interval,
+)
+from forerun._transfer.verdict.reasons import format_regret
+from forerun._transfer.verdict.verdict import Verdict, decide
 
 NEGLIGIBLE_DOUBLINGS = 0.1
-"""Doublings within which an axis needs no test: a target within 7 % of the base."""
+"""Distance between the base and the target along an axis, in doublings, up to which the axis needs
+no test: the target is then within 7 % of the base."""
 
 
-def differs(target_size: int, base_size: int) -> bool:
+def needs_test(target_size: int, base_size: int) -> bool:
     """Return whether a target lies far enough from the base that its axis needs a test."""
     return abs(math.log2(target_size / base_size)) > NEGLIGIBLE_DOUBLINGS
 
@@ -37,9 +43,11 @@ class JointVerdict:
     outcome: Outcome
     transferred_log2: float | None
     """Log2 of the learning rate to launch with at the target."""
-    offset: Estimate | None
-    """Octaves by which that rate lies above the target's optimum."""
-    regret_nats: Estimate | None
+    offset: Interval | None
+    """Octaves by which `transferred_log2` lies above the target's optimum."""
+    regret_nats: Interval | None
+    most_nats: float | None
+    """Largest regret that can be determined, in nats."""
     margin_nats: float
     level: float
     axes: tuple[Axis, ...]
@@ -51,22 +59,24 @@ class JointVerdict:
     """Assumptions beyond the runs, by axis."""
 
 
-def judge_together(
-    judged: Sequence[DetailedVerdict], doublings: Mapping[Axis, float]
+def judge_axes_together(
+    verdicts: Sequence[Verdict], doublings: Mapping[Axis, float]
 ) -> JointVerdict:
     """Judge all axes at once.
 
     Args:
-        judged: Verdicts on the learning rate, one for each axis, with the same number of draws.
+        verdicts: Verdicts on the learning rate, one for each axis, with the same number of draws.
             Width comes first: its base optimum is the one that is transferred.
         doublings: Doublings from base to target, for every axis on which the two can differ.
     """
-    verdicts = [detailed.verdict for detailed in judged]
     axes = tuple(v.question.axis for v in verdicts)
-    rows = [detailed.at_target for detailed in judged if detailed.at_target is not None]
-    first, value = verdicts[0].question, _compute_value(verdicts)
+    extrapolations = [v.at_target for v in verdicts if v.at_target is not None]
+    # All questions have the same margin and level
+    question, value = verdicts[0].question, _compute_value(verdicts)
     untested = tuple(
-        a for a, by in doublings.items() if abs(by) > NEGLIGIBLE_DOUBLINGS and a not in axes
+        axis
+        for axis, axis_doublings in doublings.items()
+        if abs(axis_doublings) > NEGLIGIBLE_DOUBLINGS and axis not in axes
     )
     doubts = [_format_reasons(v) for v in verdicts if _has_unusable_optimum(v) or _is_doubted(v)]
     doubts += [
@@ -75,31 +85,32 @@ def judge_together(
         for axis in untested
     ]
     outcome: Outcome = "cannot_tell"
-    costs, offset, cost = [], None, None
-    if len(rows) == len(judged) and value is not None:
-        octaves, nats = _combine_axes(value, rows, verdicts)
-        offset = estimate(octaves, first.level)
-        cost = regret(nats, octaves, first.level, max(there.most_nats for there in rows))
-        outcome = "cannot_tell" if doubts else decide(cost, first.margin_nats)
-        where = ", ".join(at_size(v.question.axis, v.question.target_size) for v in verdicts)
-        costs = [
-            f"at {where} together it costs {say.cost(cost, first)}, margin {first.margin_nats:g}"
-        ]
+    findings, offset, regret, most_nats = [], None, None, None
+    if len(extrapolations) == len(verdicts) and value is not None:
+        octaves, nats = _combine_axes(value, extrapolations, verdicts)
+        offset = build_interval(octaves, question.level)
+        most_nats = max(at_target.most_nats for at_target in extrapolations)
+        regret = estimate_regret_interval(nats, octaves, question.level, most_nats)
+        outcome = "cannot_tell" if doubts else decide(regret, question.margin_nats)
+        where = ", ".join(format_size(v.question.axis, v.question.target_size) for v in verdicts)
+        regret_text = format_regret(regret, question, most_nats)
+        findings = [f"at {where} together it costs {regret_text}, margin {question.margin_nats:g}"]
     assumptions = tuple(
         f"{v.question.axis}: {v.assumption}" for v in verdicts if v.assumption is not None
     )
     if outcome == "holds":
-        costs += assumptions
+        findings += assumptions
     return JointVerdict(
         outcome=outcome,
         transferred_log2=value,
         offset=offset,
-        regret_nats=cost,
-        margin_nats=first.margin_nats,
-        level=first.level,
+        regret_nats=regret,
+        most_nats=most_nats,
+        margin_nats=question.margin_nats,
+        level=question.level,
         axes=axes,
         untested=untested,
-        reasons=(*costs, *doubts) or ("there is no rate to transfer",),
+        reasons=(*findings, *doubts) or ("there is no rate to transfer",),
         assumptions=assumptions,
     )
 
@@ -114,13 +125,13 @@ def _has_unusable_optimum(verdict: Verdict) -> bool:
 
 
 def _is_doubted(verdict: Verdict) -> bool:
-    """Return whether the interval decides but the verdict does not, because the drift rests on a
-    single run or divergence is near.
+    """Return whether the verdict is `cannot_tell` although the interval of the regret decides: the
+    drift rests on a single run, or runs diverged near the value.
     """
-    cost = verdict.regret_nats
-    if verdict.outcome != "cannot_tell" or cost is None:
+    regret = verdict.regret_nats
+    if verdict.outcome != "cannot_tell" or regret is None:
         return False
-    return decide(cost, verdict.question.margin_nats) != "cannot_tell"
+    return decide(regret, verdict.question.margin_nats) != "cannot_tell"
 
 
 def _compute_value(verdicts: Sequence[Verdict]) -> float | None:
@@ -136,22 +147,25 @@ def _compute_value(verdicts: Sequence[Verdict]) -> float | None:
 
 
 def _combine_axes(
-    value: float, rows: Sequence[AtTarget], verdicts: Sequence[Verdict]
+    value: float, extrapolations: Sequence[TargetExtrapolation], verdicts: Sequence[Verdict]
 ) -> tuple[Floats, Floats]:
-    """Compute the octaves above the optimum and the regret in nats: one entry per row."""
-    first = rows[0]
+    """Compute the octaves of the value above the target's optimum, and its regret in nats: one
+    entry for the estimate and for each posterior draw.
+    """
+    width = extrapolations[0]
     # The target has one optimum, so its scatter about the power laws counts once, and not once per
-    # axis.
+    # axis: the largest scatter is used
     scatter = max(
-        (there.line.target_scatter for there in rows), key=lambda octaves: float(np.std(octaves))
+        (at_target.line.target_scatter for at_target in extrapolations),
+        key=lambda octaves: float(np.std(octaves)),
     )
-    octaves = value - (first.line.at_target - first.line.target_scatter) - scatter
+    octaves = value - (width.line.at_target - width.line.target_scatter) - scatter
     log_growth, rng = np.zeros_like(octaves), np.random.default_rng(0)
-    for there, verdict in zip(rows[1:], verdicts[1:], strict=True):
+    for at_target, verdict in zip(extrapolations[1:], verdicts[1:], strict=True):
         doublings = verdict.question.doublings
-        # All axes were judged with the same random numbers. Shuffling makes their draws
-        # independent.
-        row = np.concatenate([[0], 1 + rng.permutation(len(octaves) - 1)])
-        octaves = octaves - there.line.shift[row]
-        log_growth = log_growth + there.curvature.trend[row] * doublings
-    return octaves, rise(octaves, first.curvature.at_target * np.exp(log_growth), first.shape)
+        # All axes were judged with the same random numbers. Shuffling the draws makes them
+        # independent. Row 0, the estimate, keeps its place
+        order = np.concatenate([[0], 1 + rng.permutation(len(octaves) - 1)])
+        octaves = octaves - at_target.line.shift[order]
+        log_growth = log_growth + at_target.curvature_trend[order] * doublings
+    return octaves, compute_rise(octaves, width.curvature * np.exp(log_growth), width.shape)

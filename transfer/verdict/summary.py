@@ -4,85 +4,75 @@ from __future__ import annotations
 
 from typing import cast
 
-from proxies.core.canon import Json, to_json
-from proxies.core.hyperparameters import LEARNING_RATE
-from transfer.basin.optimum import Optimum
-from transfer.design.next_runs import Suggestion
-from transfer.question import Hyperparameter, from_log2
-from transfer.regret.regret import Estimate
-from transfer.verdict.joint_verdict import JointVerdict
-from transfer.verdict.pair_verdict import PairVerdict
-from transfer.verdict.verdict import Verdict
+from forerun._proxies.core.canon import Json, to_json
+from forerun._proxies.core.checks import Interval
+from forerun._proxies.core.hyperparameters import LEARNING_RATE
+from forerun._transfer.basin.optimum import Optimum
+from forerun._transfer.design.next_runs import Suggestion
+from forerun._transfer.question import Hyperparameter, from_log2
+from forerun._transfer.verdict.joint_verdict import JointVerdict
+from forerun._transfer.verdict.verdict import Verdict
 
 
-def verdict_summary(verdict: Verdict) -> dict[str, Json]:
-    """Return the numbers of a verdict that a reader or a plot needs. Units are in the keys, and
-    null means that there is no such number.
+def summarize_verdict(verdict: Verdict) -> dict[str, Json]:
+    """Return the numbers of a verdict that a reader or a plot needs. The unit of a number is part
+    of its key, and null means that there is no such number.
 
-    The control condition, if there is one, has the same structure under `control`.
+    The verdict on the control condition (runs in standard parametrization), if there is one, has
+    the same structure under `control`.
     """
-    q, cost, bounded = verdict.question, verdict.cost_of_2x_off_nats, verdict.bounded
+    question, cost, bounded = verdict.question, verdict.cost_of_2x_off_nats, verdict.bounded
     if cost is None and bounded is not None:
         cost = bounded.cost_of_2x_off_nats
     return {
-        "axis": q.axis,
-        "hyperparameter": q.hyperparameter,
+        "axis": question.axis,
+        "hyperparameter": question.hyperparameter,
         "outcome": verdict.outcome,
-        "drift_octaves_per_doubling": estimate_summary(verdict.drift),
+        "drift_octaves_per_doubling": summarize_estimate(verdict.drift),
         "bend": {
-            "probability": verdict.bends,
-            "octaves_per_doubling": estimate_summary(verdict.bend),
+            "probability": verdict.bend_probability,
+            "octaves_per_doubling": summarize_estimate(verdict.bend),
         },
-        "offset_octaves": estimate_summary(verdict.offset),
-        "regret_nats": estimate_summary(verdict.regret_nats),
-        "margin_nats": q.margin_nats,
-        "level": q.level,
+        "offset_octaves": summarize_estimate(verdict.offset),
+        "regret_nats": summarize_regret(verdict),
+        "margin_nats": question.margin_nats,
+        "level": question.level,
         "assumption": verdict.assumption,
         "largest_ratio": verdict.largest_ratio,
-        "target_size": q.target_size,
-        "base_size": q.base_size,
-        "power": _compute_absolute_power(verdict),
-        "power_is_measured": q.power is None,
-        "transferred_value": _to_value(q.hyperparameter, verdict.transferred_log2),
+        "target_size": question.target_size,
+        "base_size": question.base_size,
+        "power": None if verdict.power is None else verdict.power + question.built_in,
+        "power_is_measured": question.power is None,
+        "transferred_value": _to_value(question.hyperparameter, verdict.transferred_log2),
         "transferred_log2": verdict.transferred_log2,
         "base_log2": _compute_base_log2(verdict),
-        "cost_of_2x_off_nats": None if cost is None else cost.value,
+        "cost_of_2x_off_nats": None if cost is None else cost.estimate,
         "cost_of_2x_off_interval": None if cost is None else [cost.low, cost.high],
         "noise_nats": verdict.noise_nats,
         "noise_is_known": verdict.noise_is_known,
-        "optima": [_summarize_optimum(optimum, q.hyperparameter) for optimum in verdict.optima],
+        "optima": [
+            _summarize_optimum(optimum, question.hyperparameter) for optimum in verdict.optima
+        ],
         "values_tried": _list_values_tried(verdict),
-        "control": None if verdict.control is None else verdict_summary(verdict.control),
+        "control": None if verdict.control is None else summarize_verdict(verdict.control),
         "reasons": list(verdict.reasons),
         "what_to_run": [_summarize_suggestion(suggestion) for suggestion in verdict.what_to_run],
     }
 
 
-def together_summary(together: JointVerdict) -> dict[str, Json]:
+def summarize_joint_verdict(joint: JointVerdict) -> dict[str, Json]:
     """Return the summary of the learning rate's verdict over all axes."""
     return {
-        "outcome": together.outcome,
-        "offset_octaves": estimate_summary(together.offset),
-        "regret_nats": estimate_summary(together.regret_nats),
-        "transferred_value": _to_value(LEARNING_RATE, together.transferred_log2),
-        "margin_nats": together.margin_nats,
-        "level": together.level,
-        "axes": list(together.axes),
-        "untested": list(together.untested),
-        "assumptions": list(together.assumptions),
-        "reasons": list(together.reasons),
-    }
-
-
-def pair_summary(pair: PairVerdict) -> dict[str, Json]:
-    """Return the summary of the verdict on two values that are launched together."""
-    return {
-        "hyperparameters": list(pair.hyperparameters),
-        "outcome": pair.outcome,
-        "correlation": estimate_summary(pair.correlation),
-        "regret_nats": estimate_summary(pair.regret_nats),
-        "margin_nats": pair.margin_nats,
-        "reasons": list(pair.reasons),
+        "outcome": joint.outcome,
+        "offset_octaves": summarize_estimate(joint.offset),
+        "regret_nats": summarize_regret(joint),
+        "transferred_value": _to_value(LEARNING_RATE, joint.transferred_log2),
+        "margin_nats": joint.margin_nats,
+        "level": joint.level,
+        "axes": list(joint.axes),
+        "untested": list(joint.untested),
+        "assumptions": list(joint.assumptions),
+        "reasons": list(joint.reasons),
     }
 
 
@@ -97,27 +87,24 @@ def _list_values_tried(verdict: Verdict) -> Json:
     bounded = verdict.bounded
     if bounded is None:
         return None
-    low, high = (
-        from_log2(verdict.question.hyperparameter, end)
-        for end in (bounded.low_log2, bounded.high_log2)
-    )
-    return [min(low, high), max(low, high)]
+    ends = (bounded.low_log2, bounded.high_log2)
+    return [*sorted(from_log2(verdict.question.hyperparameter, end) for end in ends)]
 
 
-def _compute_absolute_power(verdict: Verdict) -> float | None:
-    return None if verdict.power is None else verdict.power + verdict.question.built_in
-
-
-def estimate_summary(estimate: Estimate | None) -> dict[str, Json]:
-    """Return a value with its interval, or nulls. `more_than` is present if one of these numbers is
-    only a lower bound.
-    """
+def summarize_estimate(estimate: Interval | None) -> dict[str, Json]:
+    """Return an estimate with its interval, or nulls."""
     if estimate is None:
         return {"value": None, "interval": None}
-    summary: dict[str, Json] = {"value": estimate.value, "interval": [estimate.low, estimate.high]}
-    if estimate.at_bound(estimate.high):
-        summary["more_than"] = estimate.most
-    return summary
+    return {"value": estimate.estimate, "interval": [estimate.low, estimate.high]}
+
+
+def summarize_regret(verdict: Verdict | JointVerdict | None) -> dict[str, Json]:
+    """Return the regret of a verdict with its interval, or nulls. `more_than` is present if one of
+    these numbers is only a lower bound.
+    """
+    regret, most = (verdict.regret_nats, verdict.most_nats) if verdict else (None, None)
+    is_bound = regret is not None and most is not None and regret.high >= most
+    return summarize_estimate(regret) | ({"more_than": most} if is_bound else {})
 
 
 def _to_value(hyperparameter: Hyperparameter, log2_value: float | None) -> float | None:
@@ -133,6 +120,6 @@ def _summarize_optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json
 
 def _summarize_suggestion(suggestion: Suggestion) -> Json:
     summary = cast(dict[str, Json], to_json(suggestion))
-    del summary["mends"]
+    del summary["mends"]  # only for the choice of runs, and not part of the documented keys
     value = from_log2(suggestion.hyperparameter, suggestion.log2_value)
     return {**summary, "value": value, "text": str(suggestion)}

@@ -1,10 +1,10 @@
-"""The verdict on a transfer: whether the value tuned at the base size still serves at the target,
-and with what regret.
+"""The verdict on a transfer: whether the value tuned at the base size still serves at the target
+size, and with what regret.
 
-The regret is that of one fixed number, the value that would be launched, at the target against the
-target's own optimum. The uncertainty of the base optimum therefore does not enter: however it was
-tuned, the main run would get that value. All uncertainty is that of the target's basin,
-extrapolated from the sizes that were run.
+The regret is the loss of one fixed value, with which the main run would be launched, above the loss
+at the target's own optimum. The uncertainty of the base optimum therefore does not enter: however
+the value was tuned, the main run would get that value. All uncertainty is that of the target's loss
+basin, which is extrapolated from the sizes that were run.
 """
 
 from __future__ import annotations
@@ -14,47 +14,56 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from proxies.core.hyperparameters import LEARNING_RATE
-from transfer.basin.optimum import (
+from forerun._proxies.core.checks import Interval
+from forerun._proxies.core.hyperparameters import LEARNING_RATE
+from forerun._transfer.basin.optimum import (
     Optima,
     Optimum,
     find_optima,
     find_optimum_at_shape,
-    noise_is_known,
+    has_repeated_value,
 )
-from transfer.basin.spikes import find_outvoted, find_suspect
-from transfer.design.added_seeds import suggest_bounded_runs
-from transfer.design.next_runs import Suggestion, plan_round, suggest_mending_runs, suggest_repeats
-from transfer.question import Outcome, Point, Question, TransferError
-from transfer.regret.bounded_regret import BoundedRegret, find_obstacle, judge_bounded
-from transfer.regret.reach import describe_assumption, describe_reach, find_largest_ratio
-from transfer.regret.regret import (
-    AtTarget,
-    Estimate,
+from forerun._transfer.basin.spikes import find_outvoted, find_suspect
+from forerun._transfer.design.added_seeds import suggest_bounded_runs
+from forerun._transfer.design.next_runs import (
+    Suggestion,
+    plan_round,
+    suggest_mending_runs,
+    suggest_repeats,
+)
+from forerun._transfer.question import Outcome, Point, Question, TransferError
+from forerun._transfer.regret.bounded_regret import BoundedRegret, find_obstacle, judge_bounded
+from forerun._transfer.regret.reach import describe_assumption, describe_reach, find_largest_ratio
+from forerun._transfer.regret.regret import (
+    TargetExtrapolation,
     estimate_cost_of_2x,
     estimate_offset,
     estimate_regret,
     extrapolate,
 )
-from transfer.verdict import reasons as say
+from forerun._transfer.verdict import reasons
 
 MIN_DRAWS = 200
+"""Minimum number of posterior draws."""
 CLIFF_OCTAVES = 1.0
-"""Distance in octaves between divergence and the transferred rate below which no margin is left for
-a limit of stability that moves with size."""
+"""Minimum distance in octaves of a transferred rate below the rates at which runs diverged. At a
+smaller distance a larger model might diverge, since the limit of stability may move with size."""
 MAX_RUNS_IN_DOUBT = 2
-"""Number of runs of a rate above which a drift is not suspected of resting on one of them."""
+"""Maximum number of runs of a rate among which a single run is suspected to cause a drift by
+itself. If there are more runs of the rate, they outvote that run."""
 MAX_CULPRITS = 3
-"""Maximum number of runs without which all sizes are fitted again. Each such fit takes a tenth of a
-second."""
-SUSPECT_DRAWS, SUSPECT_NOISE_SHARE = 600, 0.6
-"""Number of draws of the fit without a suspicious run, and share of the noise to which it must fall
-so that the run is repeated."""
+"""Maximum number of suspected runs for which all sizes are fitted again without the run. Each such
+fit takes a tenth of a second."""
+SUSPECT_DRAWS = 600
+"""Number of posterior draws of the fit without a suspicious run."""
+SUSPECT_NOISE_SHARE = 0.6
+"""Share of the noise below which the noise must fall without a suspicious run for that run to be
+repeated."""
 MIN_SD_OCTAVES = 0.01
 """Floor of the standard deviation of an optimum, in octaves, which limits its weight."""
 
@@ -66,57 +75,56 @@ class Verdict:
     """
 
     question: Question
+    """The question: which hyperparameter, over which axis, from which size to which."""
     outcome: Outcome
-    drift: Estimate | None
-    """Drift: octaves of the hyperparameter per doubling of size, beyond what is built in. This is
-    the measured exponent."""
+    drift: Interval | None
+    """Drift: octaves by which the optimum moves per doubling of size, in addition to
+    `Question.built_in`. This is the measured exponent."""
     power: float | None
-    """Exponent used for the transferred value, beyond what is built in. It is the question's; if
-    that is None, it is the exponent from the base to the target along the line through the optima,
-    which is the drift unless that line bends."""
-    offset: Estimate | None
+    """Exponent used for the transferred value, in addition to `Question.built_in`: the power of the
+    question, if the question gives one. Else it is the exponent from the base to the target along
+    the line through the optima, which equals the drift unless that line bends."""
+    offset: Interval | None
     """Octaves of the transferred value above the target's optimum."""
-    regret_nats: Estimate | None
     transferred_log2: float | None
     """Log2 of the transferred value at the target."""
-    cost_of_2x_off_nats: Estimate | None
+    reasons: tuple[str, ...]
+    regret_nats: Interval | None = None
+    most_nats: float | None = None
+    """Largest regret that can be determined (`Question.compute_max_regret`). A regret that reaches
+    it is known only to be at least this large."""
+    cost_of_2x_off_nats: Interval | None = None
     """Regret of a value twice or half the optimum, whichever is worse, at the largest usable
     size."""
-    noise_nats: float | None
+    noise_nats: float | None = None
     """Standard deviation of one run about its basin, in nats."""
-    noise_is_known: bool
+    noise_is_known: bool = False
     """Whether any value was run with two seeds. Otherwise `noise_nats` is a guess from the
     misfit."""
-    optima: tuple[Optimum, ...]
-    bounded: BoundedRegret | None
-    """Regret against the best of the values tried, if it is used because the hyperparameter needs
-    no optimum; else None."""
-    reasons: tuple[str, ...]
-    what_to_run: tuple[Suggestion, ...]
-    control: Verdict | None
-    """Verdict on a control condition. Its outcome is reported but nothing depends on it."""
+    optima: tuple[Optimum, ...] = ()
+    bounded: BoundedRegret | None = None
+    """Regret against the best of the values tried, if that regret is used because not every size
+    has an optimum; else None."""
+    what_to_run: tuple[Suggestion, ...] = ()
+    control: Verdict | None = None
+    """Verdict on a control condition, such as runs in standard parametrization. Its outcome is
+    reported, but no decision depends on it."""
     culprit: Point | None = None
-    """The single run on which a drift rests, if there is one."""
-    bends: float | None = None
+    """The run that alone causes a drift: without it the regret is within the margin. None if there
+    is no such run."""
+    bend_probability: float | None = None
     """Posterior probability that the line through the optima bends; None if the runs cannot show
     it."""
-    bend: Estimate | None = None
+    bend: Interval | None = None
     """Octaves per doubling by which the slope from the largest size to the target differs from the
     drift."""
     assumption: str | None = None
     """Assumption of the verdict beyond the runs; None if the target lies within them."""
     largest_ratio: float | None = None
-    """Largest target at which the value holds, in multiples of the largest size. None if it holds
-    at none, drifts, or the outcome does not rest on the regret's interval."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DetailedVerdict:
-    """A verdict with the extrapolation behind it, for `transfer.verdict.joint_verdict`."""
-
-    verdict: Verdict
-    at_target: AtTarget | None
-    """Extrapolation to the target; None without two usable optima."""
+    """Largest target at which the value holds, in multiples of the largest size. None if the value
+    holds at no size or drifts, or if the outcome does not rest on the interval of the regret."""
+    at_target: TargetExtrapolation | None = field(default=None, compare=False, repr=False)
+    """Extrapolation to the target behind the estimates; None without two usable optima."""
 
 
 def judge(
@@ -129,296 +137,310 @@ def judge(
 ) -> Verdict:
     """Judge whether a value set at the base size may be used at the target's.
 
-    The outcome is `holds` if the regret's upper bound is below the margin, `drifts` if its lower
-    bound is above it, else `cannot_tell`. For the learning rate, every size needs an optimum inside
-    its rates. Many other hyperparameters have none (with clipping, the smallest value may be best).
-    If not all sizes have an optimum, their regret is measured against the best of the values tried
-    (`transfer.regret.bounded_regret`).
+    The outcome is `holds` if the upper bound of the regret is below the margin, `drifts` if the
+    lower bound is above the margin, else `cannot_tell`. For the learning rate, every size needs an
+    optimum inside the rates that were run. Many other hyperparameters have no optimum (with
+    clipping, the smallest value may be best). If a size has no optimum, the regret of such a
+    hyperparameter is measured against the best of the values tried
+    (`forerun._transfer.regret.bounded_regret`).
 
     Args:
         points: Runs of the condition to judge.
-        question: The transfer question.
+        question: What is asked: which hyperparameter, over which axis, from which size to which.
         seed: Random seed of the posterior draws.
-        control_points: Runs of a control condition (standard parametrization), judged in the same
-            way from its own base optimum.
+        control_points: Runs of a control condition (standard parametrization). They are judged in
+            the same way, but from the optimum of the control condition at the base.
         draws: Number of posterior draws.
 
     Raises:
         TransferError: The arguments are invalid; all problems are listed.
     """
-    return examine(points, question, seed=seed, control_points=control_points, draws=draws).verdict
-
-
-def examine(
-    points: Sequence[Point],
-    question: Question,
-    *,
-    seed: int = 0,
-    control_points: Sequence[Point] = (),
-    draws: int = 2000,
-) -> DetailedVerdict:
-    """Judge like `judge`, and also return the extrapolation behind the verdict."""
     sizes = sorted({p.size for p in points})
     problems = [] if points else ["no runs: give at least two sizes with four values each"]
     if draws < MIN_DRAWS:
         problems.append(f"draws = {draws}: must be at least {MIN_DRAWS}")
     if points and question.transferred_log2 is None and question.base_size not in sizes:
-        listed = ", ".join(map(str, sizes))
-        advice = "run it, or give the value to transfer"
         problems.append(
-            f"base_size = {question.base_size} has no runs ({question.axis}: {listed}): {advice}"
+            f"base_size = {question.base_size} has no runs ({question.axis}: "
+            f"{', '.join(map(str, sizes))}): run it, or give the value to transfer"
         )
     if problems:
         raise TransferError(problems)
-    control = None
-    if control_points:
-        control_question = dataclasses.replace(question, transferred_log2=None)
-        control = _judge_arm(control_points, control_question, None, draws, seed).verdict
-    return _judge_arm(points, question, control, draws, seed)
+    verdict = _VerdictBuilder(points, question, draws, seed).to_verdict()
+    if not control_points:
+        return verdict
+    from_own_base = dataclasses.replace(question, transferred_log2=None)
+    control = _VerdictBuilder(control_points, from_own_base, draws, seed).to_verdict()
+    return dataclasses.replace(verdict, control=control)
 
 
-def _judge_arm(
-    points: Sequence[Point], q: Question, control: Verdict | None, draws: int, seed: int
-) -> DetailedVerdict:
-    outvoted = find_outvoted(points)
-    if outvoted is not None:
-        points = [point for point in points if point is not outvoted.point]
-    optima, at_target = _find_and_extrapolate(points, q, draws, seed)
-    judgement = _judge_optima(points, q, optima, at_target, draws, seed)
-    bounded = None
-    # A hyperparameter without an optimum at some size: compare with the best of the values tried
-    if q.hyperparameter != LEARNING_RATE and any(o.status != "ok" for o in optima.optima):
-        bounded = judge_bounded(points, q, draws=draws, rng=np.random.default_rng(seed))
-        if bounded is not None:
-            judgement = _judge_bounded(points, bounded, q, draws, seed)
-        elif (reason := find_obstacle(points, q)) is not None:
-            judgement.reasons.append(reason)
-    if outvoted is not None:
-        judgement.reasons.append(say.left_out(outvoted, q))
-    has_offset = (
-        at_target is not None and at_target.transferred_log2 is not None and bounded is None
-    )
-    verdict = Verdict(
-        question=q,
-        outcome=judgement.outcome,
-        drift=at_target.drift if at_target else None,
-        power=at_target.power if at_target else q.power,
-        offset=estimate_offset(at_target, q.level) if at_target and has_offset else None,
-        regret_nats=judgement.regret_nats,
-        transferred_log2=at_target.transferred_log2 if at_target else _get_target_value(q),
-        cost_of_2x_off_nats=estimate_cost_of_2x(optima, q.level, q.most_nats(points)),
-        noise_nats=None if optima.basins is None else optima.basins.noise_nats,
-        noise_is_known=noise_is_known(points),
-        optima=optima.optima,
-        bounded=bounded,
-        reasons=tuple(judgement.reasons),
-        what_to_run=tuple(judgement.todo),
-        control=control,
-        culprit=judgement.culprit,
-        bends=at_target.line.bends if at_target and at_target.bend else None,
-        bend=at_target.bend if at_target else None,
-        assumption=judgement.assumption,
-        largest_ratio=judgement.largest_ratio,
-    )
-    return DetailedVerdict(verdict=verdict, at_target=at_target)
+class _VerdictBuilder:
+    """Judges the runs of one condition when it is created. `to_verdict` returns the verdict."""
 
+    def __init__(self, points: Sequence[Point], question: Question, draws: int, seed: int) -> None:
+        self.question, self.draws, self.seed = question, draws, seed
+        self.outcome: Outcome = "cannot_tell"
+        self.regret_nats: Interval | None = None
+        self.bounded: BoundedRegret | None = None
+        self.reasons: list[str] = []
+        self.suggestions: list[Suggestion] = []
+        self.culprit: Point | None = None
+        self.assumption: str | None = None
+        self.largest_ratio: float | None = None
+        outvoted = find_outvoted(points)
+        self.points = [p for p in points if outvoted is None or p is not outvoted.point]
+        self.most_nats = question.compute_max_regret(self.points)
+        self.noise_known = has_repeated_value(self.points)
+        self.optima, self.at_target = self._extrapolate(self.points)
+        has_all_optima = all(o.status == "ok" for o in self.optima.optima)
+        # A hyperparameter without an optimum at some size is compared with the best value tried
+        if question.hyperparameter == LEARNING_RATE or has_all_optima:
+            self._judge_optima()
+        elif (obstacle := find_obstacle(self.points, question)) is not None:
+            self._judge_optima()
+            self.reasons.append(obstacle)
+        else:
+            self._judge_bounded()
+        if outvoted is not None:
+            self.reasons.append(reasons.explain_left_out(outvoted, question))
 
-def _get_target_value(q: Question) -> float | None:
-    """Return the transferred value at the target, if it is known without an optimum."""
-    if q.transferred_log2 is None or q.power is None:
-        return None
-    return q.transferred_log2 + q.power * q.doublings
+    def to_verdict(self) -> Verdict:
+        """Return the verdict."""
+        question, at_target, basins = self.question, self.at_target, self.optima.basins
+        value, offset = None, None
+        if at_target is not None:
+            value = at_target.transferred_log2
+        elif question.transferred_log2 is not None and question.power is not None:
+            value = question.transferred_log2 + question.power * question.doublings
+        if at_target is not None and value is not None and self.bounded is None:
+            offset = estimate_offset(at_target, question.level)
+        bend = at_target.bend if at_target else None
+        return Verdict(
+            question=question,
+            outcome=self.outcome,
+            drift=at_target.drift if at_target else None,
+            power=at_target.power if at_target else question.power,
+            offset=offset,
+            regret_nats=self.regret_nats,
+            most_nats=self.most_nats,
+            transferred_log2=value,
+            cost_of_2x_off_nats=estimate_cost_of_2x(self.optima, question.level, self.most_nats),
+            noise_nats=None if basins is None else basins.noise_nats,
+            noise_is_known=self.noise_known,
+            optima=self.optima.optima,
+            bounded=self.bounded,
+            reasons=tuple(self.reasons),
+            what_to_run=tuple(self.suggestions),
+            culprit=self.culprit,
+            bend_probability=at_target.line.bend_probability if at_target and bend else None,
+            bend=bend,
+            assumption=self.assumption,
+            largest_ratio=self.largest_ratio,
+            at_target=at_target,
+        )
 
+    def _extrapolate(
+        self, points: Sequence[Point], target_size: int | None = None, draws: int | None = None
+    ) -> tuple[Optima, TargetExtrapolation | None]:
+        """Find the optima of some runs, and extrapolate them to a target: by default the
+        question's.
+        """
+        question, rng = self.question, np.random.default_rng(self.seed)
+        if target_size is not None:
+            question = dataclasses.replace(question, target_size=target_size)
+        # Continue the random numbers where the fit left them, so that a verdict is the same whether
+        # or not the fit was cached
+        optima, rng.bit_generator.state = _find_cached_optima(
+            tuple(points), question.level, draws or self.draws, self.seed
+        )
+        return optima, extrapolate(optima, question, question.compute_max_regret(points), rng=rng)
 
-@dataclass(kw_only=True, slots=True)
-class _Judgement:
-    """A verdict under construction."""
+    def _estimate_regret(self, at_target: TargetExtrapolation | None) -> Interval | None:
+        """Estimate the regret of the transferred value; return None if there is none."""
+        if at_target is None or at_target.transferred_log2 is None:
+            return None
+        return estimate_regret(at_target, at_target.transferred_log2, self.question.level)
 
-    outcome: Outcome = "cannot_tell"
-    regret_nats: Estimate | None = None
-    reasons: list[str]
-    todo: list[Suggestion]
-    culprit: Point | None = None
-    assumption: str | None = None
-    largest_ratio: float | None = None
-    near_cliff: bool = False
-    """Whether divergence near the value is the only reason not to hold. More runs here would not
-    change that."""
+    def _decide(self, regret: Interval | None) -> Outcome:
+        return "cannot_tell" if regret is None else decide(regret, self.question.margin_nats)
 
-    def add_reach(self, q: Question, largest_size: int, holds_at: Callable[[int], bool]) -> None:
-        """Add the assumption beyond the runs, and the largest target that the runs support."""
-        self.assumption = describe_assumption(q, largest_size)
+    def _judge_optima(self) -> None:
+        """Judge by the optima of all sizes. An unusable optimum leaves the outcome at
+        `cannot_tell` and adds a reason.
+        """
+        question, optima, near_cliff = self.question, self.optima.optima, ""
+        self.regret_nats = self._estimate_regret(self.at_target)
+        self.reasons = [
+            reasons.explain_unusable(
+                o,
+                question,
+                [p for p in self.points if p.size == o.size],
+                noise_known=self.noise_known,
+            )
+            for o in optima
+            if o.status != "ok"
+        ]
+        if len(optima) < 2:
+            self.reasons.append(f"only one {question.axis}: a drift needs at least two")
+        if question.transferred_log2 is None and all(o.size != question.base_size for o in optima):
+            self.reasons.append(f"{reasons.format_base(question)} gives no value to transfer")
+        if not self.reasons and self.at_target and self.regret_nats:
+            near_cliff = self._decide_and_explain(self.at_target, self.regret_nats)
+        # More runs would not change divergence near the value
+        if self.outcome == "cannot_tell" and self.culprit is None and not near_cliff:
+            self._plan_next_runs()
+
+    def _decide_and_explain(self, at_target: TargetExtrapolation, regret: Interval) -> str:
+        """Set outcome and reasons, given that every size has an optimum. If divergence near the
+        value is the only reason that the value does not hold, return that reason, else "".
+        """
+        question, optima = self.question, self.optima.optima
+        self.outcome = self._decide(regret)
+        offset = estimate_offset(at_target, question.level)
+        self.reasons = [
+            *reasons.explain_regret(self.outcome, regret, offset, question, self.most_nats),
+            *reasons.explain_bend(optima, question, at_target),
+        ]
+        self._add_reach(lambda size: self._estimate_regret(self._extrapolate(self.points, size)[1]))
+        if self.outcome == "drifts":
+            self.culprit = self._find_lone_culprit(at_target)
+            if self.culprit is not None:
+                self.outcome = "cannot_tell"
+                self.reasons.append(reasons.explain_culprit(self.culprit, question))
+                self.suggestions = [suggest_repeats(self.culprit, question)]
+        if self.outcome != "holds":
+            return ""
+        near_cliff = reasons.explain_cliff(optima, question, at_target, CLIFF_OCTAVES)
+        if near_cliff:
+            self.outcome, self.largest_ratio = "cannot_tell", None
+            self.reasons.append(near_cliff)
+        return near_cliff
+
+    def _judge_bounded(self) -> None:
+        """Judge by the regret against the best of the values tried."""
+
+        def estimate_bounded(question: Question) -> BoundedRegret:
+            rng = np.random.default_rng(self.seed)
+            return judge_bounded(self.points, question, draws=self.draws, rng=rng)
+
+        self.bounded = bounded = estimate_bounded(self.question)
+        self.regret_nats = bounded.regret_nats
+        self.outcome = self._decide(bounded.regret_nats)
+        self.reasons = reasons.explain_bounded(self.outcome, bounded, self.question, self.most_nats)
+        if self.outcome == "cannot_tell":
+            self.suggestions = suggest_bounded_runs(self.points, bounded, self.question)
+        self._add_reach(
+            lambda size: (
+                estimate_bounded(dataclasses.replace(self.question, target_size=size)).regret_nats
+            )
+        )
+
+    def _add_reach(self, estimate_at: Callable[[int], Interval | None]) -> None:
+        """Add the assumption beyond the runs, and the largest target that the runs support.
+        `estimate_at` returns the regret at a target of another size.
+        """
+        largest_size = max(p.size for p in self.points)
+        self.assumption = describe_assumption(self.question, largest_size)
         if self.outcome == "drifts":
             return
-        self.largest_ratio = find_largest_ratio(holds_at, largest_size, q.target_size, self.outcome)
-        reach = describe_reach(self.largest_ratio, q, largest_size)
+        self.largest_ratio = find_largest_ratio(
+            lambda size: self._decide(estimate_at(size)) == "holds",
+            largest_size,
+            self.question.target_size,
+            self.outcome,
+        )
         if self.assumption is not None:
+            reach = describe_reach(self.largest_ratio, self.question, largest_size)
             self.reasons.append(f"{self.assumption}; {reach}")
 
-
-def _judge_optima(
-    points: Sequence[Point],
-    q: Question,
-    optima: Optima,
-    at_target: AtTarget | None,
-    draws: int,
-    seed: int,
-) -> _Judgement:
-    unusable = [
-        (o, [p for p in points if p.size == o.size]) for o in optima.optima if o.status != "ok"
-    ]
-    is_noise_known = noise_is_known(points)
-    judgement = _Judgement(
-        reasons=[
-            say.why_unusable(o, q, size_runs, noise_known=is_noise_known)
-            for o, size_runs in unusable
-        ],
-        todo=_suggest_all_mending_runs(points, q, optima),
-    )
-    value = at_target.transferred_log2 if at_target else None
-    judgement.reasons += (
-        [] if len(optima.optima) > 1 else [f"only one {q.axis}: a drift needs at least two"]
-    )
-    has_value = q.transferred_log2 is not None or any(o.size == q.base_size for o in optima.optima)
-    judgement.reasons += [] if has_value else [f"{say.base(q)} gives no value to transfer"]
-    if at_target and value is not None:
-        judgement.regret_nats = estimate_regret(at_target, value, q.level)
-    if not judgement.reasons and at_target and judgement.regret_nats:
-        _decide_and_explain(judgement, points, q, optima, at_target, draws, seed)
-    if (
-        judgement.outcome == "cannot_tell"
-        and judgement.culprit is None
-        and not judgement.near_cliff
-    ):
-        _plan_next_runs(judgement, points, q, optima, seed)
-    return judgement
-
-
-def _plan_next_runs(
-    judgement: _Judgement, points: Sequence[Point], q: Question, optima: Optima, seed: int
-) -> None:
-    """Plan the runs that would decide. A suspicious run is repeated, and the others are chosen as
-    if it were left out.
-    """
-    noise = None if optima.basins is None else optima.basins.noise_nats
-    suspect, repeats = None if noise is None else find_suspect(points, noise), list[Suggestion]()
-    if suspect is not None and noise is not None:
-        other_runs = [point for point in points if point is not suspect.point]
-        optima_without, at_target = _find_and_extrapolate(other_runs, q, SUSPECT_DRAWS, seed)
-        if (
-            optima_without.basins is not None
-            and optima_without.basins.noise_nats < SUSPECT_NOISE_SHARE * noise
-        ):
-            judgement.reasons.append(say.is_suspicious(suspect, q))
-            repeats, judgement.todo = (
-                [suggest_repeats(suspect.point, q)],
-                _suggest_all_mending_runs(other_runs, q, optima_without),
-            )
-            value = at_target.transferred_log2 if at_target else None
-            regret = (
-                estimate_regret(at_target, value, q.level)
-                if at_target and value is not None
-                else None
-            )
-            usable = all(optimum.status == "ok" for optimum in optima_without.optima)
-            if usable and regret is not None and decide(regret, q.margin_nats) != "cannot_tell":
-                judgement.todo = repeats
-                return
-            points, optima = other_runs, optima_without
-    judgement.todo, note = plan_round(points, optima, q, judgement.todo, repeats)
-    judgement.reasons += [note] if note else []
-
-
-def _suggest_all_mending_runs(
-    points: Sequence[Point], q: Question, optima: Optima
-) -> list[Suggestion]:
-    """Suggest runs that make the optima of all sizes usable."""
-    is_noise_known = noise_is_known(points)
-    return [
-        suggestion
-        for optimum in optima.optima
-        if optimum.status != "ok"
-        for suggestion in suggest_mending_runs(
-            optimum, [p for p in points if p.size == optimum.size], q, noise_known=is_noise_known
+    def _plan_next_runs(self) -> None:
+        """Plan the runs that would decide. A suspicious run is repeated, and the others are chosen
+        as if it were left out.
+        """
+        points, optima, repeats = self.points, self.optima, list[Suggestion]()
+        self.suggestions = self._suggest_mending_runs(points, optima)
+        noise = None if optima.basins is None else optima.basins.noise_nats
+        suspect = None if noise is None else find_suspect(points, noise)
+        if suspect is not None and noise is not None:
+            kept_points = [point for point in points if point is not suspect.point]
+            optima_without, at_target = self._extrapolate(kept_points, draws=SUSPECT_DRAWS)
+            basins = optima_without.basins
+            if basins is not None and basins.noise_nats < SUSPECT_NOISE_SHARE * noise:
+                self.reasons.append(reasons.explain_suspect(suspect, self.question))
+                repeats = [suggest_repeats(suspect.point, self.question)]
+                is_usable = all(optimum.status == "ok" for optimum in optima_without.optima)
+                if is_usable and self._decide(self._estimate_regret(at_target)) != "cannot_tell":
+                    self.suggestions = repeats
+                    return
+                points, optima = kept_points, optima_without
+                self.suggestions = self._suggest_mending_runs(points, optima)
+        self.suggestions, note = plan_round(
+            points, optima, self.question, self.suggestions, repeats
         )
-    ]
+        if note:
+            self.reasons.append(note)
 
+    def _suggest_mending_runs(self, points: Sequence[Point], optima: Optima) -> list[Suggestion]:
+        """Suggest runs that make the optima of all sizes usable."""
+        is_noise_known = has_repeated_value(points)
+        return [
+            suggestion
+            for optimum in optima.optima
+            if optimum.status != "ok"
+            for suggestion in suggest_mending_runs(
+                optimum,
+                [p for p in points if p.size == optimum.size],
+                self.question,
+                noise_known=is_noise_known,
+            )
+        ]
 
-def _decide_and_explain(
-    judgement: _Judgement,
-    points: Sequence[Point],
-    q: Question,
-    optima: Optima,
-    at_target: AtTarget,
-    draws: int,
-    seed: int,
-) -> None:
-    """Set outcome and reasons if every size has an optimum."""
-    assert judgement.regret_nats is not None and at_target.transferred_log2 is not None
-    offset = estimate_offset(at_target, q.level)
-    judgement.outcome = decide(judgement.regret_nats, q.margin_nats)
-    judgement.reasons = [
-        *say.explain(judgement.outcome, judgement.regret_nats, offset, q),
-        *say.bent(optima.optima, q, at_target),
-    ]
-    judgement.add_reach(
-        q, optima.optima[-1].size, lambda size: _holds_at(size, points, q, draws, seed)
-    )
-    if (
-        judgement.outcome == "drifts"
-        and (culprit := _find_lone_culprit(points, q, optima, at_target, seed)) is not None
-    ):
-        judgement.outcome, judgement.culprit = "cannot_tell", culprit
-        judgement.reasons.append(say.rests_on(culprit, q))
-        judgement.todo = [suggest_repeats(culprit, q)]
-    elif judgement.outcome == "holds" and (
-        near := say.cliff_near(optima.optima, q, at_target, CLIFF_OCTAVES)
-    ):
-        judgement.outcome, judgement.largest_ratio, judgement.near_cliff = "cannot_tell", None, True
-        judgement.reasons.append(near)
+    def _find_lone_culprit(self, at_target: TargetExtrapolation) -> Point | None:
+        """Return the run without which the estimated regret is within the margin; None if there is
+        no such run.
 
+        One gradient spike can move an optimum by an octave. Runs with other seeds outvote the spike
+        if there are more than `MAX_RUNS_IN_DOUBT` runs of the rate. First, the fit of one size is
+        repeated without each of its runs. All sizes are fitted again only for the few runs whose
+        removal moves the target's optimum nearest to the transferred rate.
+        """
+        seeds = Counter((p.size, p.log2_value) for p in self.points)
+        candidates = [
+            (abs(self._estimate_offset_without(index, at_target)), index)
+            for index, p in enumerate(self.points)
+            if p.loss_nats is not None and seeds[p.size, p.log2_value] <= MAX_RUNS_IN_DOUBT
+        ]
+        for _, index in sorted(candidates)[:MAX_CULPRITS]:
+            kept_points = [*self.points[:index], *self.points[index + 1 :]]
+            regret = self._estimate_regret(self._extrapolate(kept_points, draws=MIN_DRAWS)[1])
+            if regret is not None and regret.estimate <= self.question.margin_nats:
+                return self.points[index]
+        return None
 
-def _holds_at(size: int, points: Sequence[Point], q: Question, draws: int, seed: int) -> bool:
-    """Return whether the value would hold at a target of another size, by the optima."""
-    asked_question = dataclasses.replace(q, target_size=size)
-    _, at_target = _find_and_extrapolate(points, asked_question, draws, seed)
-    assert at_target is not None and at_target.transferred_log2 is not None
-    return (
-        decide(estimate_regret(at_target, at_target.transferred_log2, q.level), q.margin_nats)
-        == "holds"
-    )
+    def _estimate_offset_without(self, index: int, at_target: TargetExtrapolation) -> float:
+        """Estimate the octaves by which the transferred rate lies above the target's optimum if one
+        run is left out. The basin keeps the shape that was fitted to all runs.
 
-
-def _judge_bounded(
-    points: Sequence[Point], bounded: BoundedRegret, q: Question, draws: int, seed: int
-) -> _Judgement:
-    outcome = decide(bounded.regret_nats, q.margin_nats)
-    judgement = _Judgement(
-        outcome=outcome,
-        regret_nats=bounded.regret_nats,
-        reasons=say.explain_bounded(outcome, bounded, q),
-        todo=suggest_bounded_runs(points, bounded, q) if outcome == "cannot_tell" else [],
-    )
-
-    def holds_at(size: int) -> bool:
-        asked = dataclasses.replace(q, target_size=size)
-        bounded_there = judge_bounded(points, asked, draws=draws, rng=np.random.default_rng(seed))
-        return (
-            bounded_there is not None
-            and decide(bounded_there.regret_nats, q.margin_nats) == "holds"
-        )
-
-    judgement.add_reach(q, max(p.size for p in points), holds_at)
-    return judgement
-
-
-def _find_and_extrapolate(
-    points: Sequence[Point], q: Question, draws: int, seed: int
-) -> tuple[Optima, AtTarget | None]:
-    """Find the optima, and extrapolate them to the target."""
-    rng = np.random.default_rng(seed)
-    optima, rng.bit_generator.state = _find_cached_optima(tuple(points), q.level, draws, seed)
-    return optima, extrapolate(optima, q, q.most_nats(points), rng=rng)
+        The result is infinite if the size has too few rates without the run.
+        """
+        question, optima, basins = self.question, self.optima.optima, self.optima.basins
+        assert basins is not None
+        size = self.points[index].size
+        kept_points = [p for i, p in enumerate(self.points) if i != index and p.size == size]
+        moved_optimum = find_optimum_at_shape(kept_points, int(basins.shape[0]))
+        if moved_optimum is None:
+            return math.inf
+        log2_values = [moved_optimum if o.size == size else o.log2_value or 0.0 for o in optima]
+        doublings = [math.log2(o.size / question.target_size) for o in optima]
+        weight = 1 / np.hypot(at_target.sds, max(at_target.line.scatter_octaves, MIN_SD_OCTAVES))
+        slope, optimum_at_target = np.polyfit(doublings, log2_values, 1, w=weight)
+        value = question.transferred_log2
+        if value is None:
+            value = next(
+                x for x, o in zip(log2_values, optima, strict=True) if o.size == question.base_size
+            )
+        power = slope if question.power is None else question.power
+        return float(value + power * question.doublings - optimum_at_target)
 
 
 @functools.lru_cache(maxsize=128)
@@ -427,72 +449,14 @@ def _find_cached_optima(
 ) -> tuple[Optima, Mapping[str, Any]]:
     """Find the optima, and return them with the state of the random generator afterward.
 
-    They do not depend on the target, and a study needs them for every target and after every batch
-    of runs: of 185 calls in one report, 27 had different arguments.
+    Optima do not depend on the target, and a study needs them for every target and after every
+    batch of runs: of 185 calls in one report, 27 had different arguments.
     """
     rng = np.random.default_rng(seed)
     return find_optima(points, level=level, draws=draws, rng=rng), rng.bit_generator.state
 
 
-def _find_lone_culprit(
-    points: Sequence[Point], q: Question, optima: Optima, at_target: AtTarget, seed: int
-) -> Point | None:
-    """Return the run without which the estimated regret is within the margin; None if there is
-    none.
-
-    One gradient spike can move an optimum by an octave. Three seeds of a rate outvote it, but fewer
-    may not. All sizes are fitted again only for the few runs whose removal, judged by their own
-    size alone, moves the optimum nearest to the rate.
-    """
-    seeds = Counter((p.size, p.log2_value) for p in points)
-    candidates = [
-        (abs(_estimate_offset_without(index, points, q, optima, at_target)), index)
-        for index, p in enumerate(points)
-        if p.loss_nats is not None and seeds[p.size, p.log2_value] <= MAX_RUNS_IN_DOUBT
-    ]
-    for _, index in sorted(candidates)[:MAX_CULPRITS]:
-        _, at_target_without = _find_and_extrapolate(_drop_run(points, index), q, MIN_DRAWS, seed)
-        if at_target_without is None or at_target_without.transferred_log2 is None:
-            continue
-        if (
-            estimate_regret(at_target_without, at_target_without.transferred_log2, q.level).value
-            <= q.margin_nats
-        ):
-            return points[index]
-    return None
-
-
-def _drop_run(points: Sequence[Point], index: int) -> list[Point]:
-    return [*points[:index], *points[index + 1 :]]
-
-
-def _estimate_offset_without(
-    index: int, points: Sequence[Point], q: Question, optima: Optima, at_target: AtTarget
-) -> float:
-    """Estimate the octaves from the target's optimum up to the rate without one run, at the shape
-    that all runs have.
-
-    Return infinity if the run's size has too few rates without it.
-    """
-    assert optima.basins is not None
-    size = points[index].size
-    other_runs = [p for p in _drop_run(points, index) if p.size == size]
-    moved_optimum = find_optimum_at_shape(other_runs, int(optima.basins.shape[0]))
-    if moved_optimum is None:
-        return math.inf
-    log2_values = [moved_optimum if o.size == size else o.log2_value or 0.0 for o in optima.optima]
-    doublings = [math.log2(o.size / q.target_size) for o in optima.optima]
-    weight = 1 / np.hypot(at_target.sds, max(at_target.line.scatter_octaves, MIN_SD_OCTAVES))
-    slope, optimum_at_target = np.polyfit(doublings, log2_values, 1, w=weight)
-    value = q.transferred_log2
-    if value is None:
-        value = next(
-            x for x, o in zip(log2_values, optima.optima, strict=True) if o.size == q.base_size
-        )
-    return float(value + (slope if q.power is None else q.power) * q.doublings - optimum_at_target)
-
-
-def decide(regret: Estimate, margin_nats: float) -> Outcome:
+def decide(regret: Interval, margin_nats: float) -> Outcome:
     """Return the outcome that a regret's interval allows."""
     if regret.high < margin_nats:
         return "holds"

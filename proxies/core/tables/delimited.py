@@ -8,9 +8,10 @@ import io
 import re
 from collections.abc import Iterator
 
-from proxies.core.errors import InputError
+from forerun._proxies.core.errors import InputError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""Words for the delimiters that a table may have, apart from spaces."""
 SPACES = " "
 """Delimiter of a table whose cells are separated by one or more spaces or tabs."""
 _RULE_CELL = re.compile(r":?-[-+]*:?")
@@ -48,17 +49,19 @@ def decode_text(data: bytes) -> str:
 
 
 def find_delimiter(text: str) -> str:
-    """Return the only delimiter that splits the header; of several, the one that splits each row
-    into as many cells.
+    """Find the delimiter that splits the header.
 
-    Spaces separate cells where no other delimiter does.
+    If there are several, it is the one that splits each row into the same number of cells. If there
+    is none, spaces separate the cells.
 
     Raises:
-        DelimitedError: Several delimiters fit, or none of several, or rows have different numbers
-            of words, or there is text before a Markdown table.
+        DelimitedError: The header contains several delimiters, and not exactly one of them fits;
+            or rows have different numbers of words; or there is text before a Markdown table.
     """
-    widths = {delimiter: _count_cells(text, delimiter) for delimiter in DELIMITERS}
-    in_header = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
+    counts_by_delimiter = {delimiter: _count_cells(text, delimiter) for delimiter in DELIMITERS}
+    in_header = [
+        delimiter for delimiter, counts in counts_by_delimiter.items() if counts and counts[0] > 1
+    ]
     if not in_header and _RULE_LINE.search(text):
         raise DelimitedError(
             "has other lines before its Markdown table: keep the lines of the table alone"
@@ -67,7 +70,9 @@ def find_delimiter(text: str) -> str:
         return _check_words(text)
     if len(in_header) == 1:
         return in_header[0]
-    regular = [delimiter for delimiter in in_header if len(set(widths[delimiter])) == 1]
+    regular = [
+        delimiter for delimiter in in_header if len(set(counts_by_delimiter[delimiter])) == 1
+    ]
     if len(regular) == 1:
         return regular[0]
     names = " and ".join(DELIMITERS[delimiter] for delimiter in in_header)
@@ -77,8 +82,7 @@ def find_delimiter(text: str) -> str:
 
 
 def _check_words(text: str) -> str:
-    """Return the delimiter of a table whose header has no other one than spaces; a comma if it has
-    a single word.
+    """Return the delimiter of a table whose header has only spaces; a comma if it has one word.
 
     Raises:
         DelimitedError: Some row has another number of words than the header: an empty cell would
@@ -91,9 +95,8 @@ def _check_words(text: str) -> str:
     for line, cells in rows:
         if len(cells) != num_columns:
             raise DelimitedError(
-                f"has spaces between its cells, {num_columns} in the header and {len(cells)} in "
-                f"row {line}: separate "
-                "the cells by commas, empty ones too"
+                f"has spaces between its cells; its header has {num_columns} and row {line} has "
+                f"{len(cells)}: separate the cells by commas, empty ones too"
             )
     return SPACES
 
@@ -118,10 +121,10 @@ def _find_end(text: str, num_lines: int) -> int:
 
 
 def split_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line number, stripped cells) of each row that is neither blank nor the rule of a
-    Markdown table.
+    """Yield (line number, stripped cells) of each row.
 
-    A header that begins with `#`, as NumPy writes it before the names, is read without it.
+    Blank rows and the rule of a Markdown table are skipped. A header that begins with `#`, as NumPy
+    writes it before the names, is read without it.
 
     Raises:
         DelimitedError: A quote does not end.
@@ -129,21 +132,18 @@ def split_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     if delimiter == SPACES:
         for line, text_line in enumerate(text.splitlines(), start=1):
             if words := text_line.split():
-                yield line, words[words[0] == "#" :]
+                yield line, words[1:] if words[0] == "#" else words
         return
-    # any cell of a table that is small enough
+    # Allow cells of any length; the size of the whole table is limited
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            is_rule = (
-                delimiter == "|"
-                and any(cells)
-                and all(map(_RULE_CELL.fullmatch, filter(None, cells)))
-            )
-            if not is_rule and (len(cells) > 1 or any(cells)):
+            texts = [cell for cell in cells if cell]
+            is_blank = not texts and len(cells) < 2
+            is_rule = delimiter == "|" and texts and all(map(_RULE_CELL.fullmatch, texts))
+            if not is_blank and not is_rule:
                 yield reader.line_num, cells
-
     except csv.Error as error:
         raise DelimitedError(f"cannot be read: row {reader.line_num}: {error}") from error

@@ -1,8 +1,7 @@
-"""Numbers as people write them: plain, with a suffix, with thousands separators, with a decimal
-comma.
+"""Numbers as people write them: with suffixes, thousands separators, or decimal commas.
 
-A number with two readings is never guessed: a comma is read only where the column, or the delimiter
-of the file, leaves one reading.
+A number with two readings is never guessed: a comma is read only if the column, or the delimiter of
+the file, leaves one reading.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from decimal import Decimal
 from typing import Literal
 
 NumberKind = Literal["amount", "whole", "real"]
-"""Spelling that a column's numbers may have: an amount with a suffix or with thousands separators,
-a whole number with thousands separators, and any other number with neither."""
+"""Kind of a column's numbers. An `amount` may have a suffix or thousands separators, a `whole`
+number may have thousands separators, and a `real` number has neither."""
 SUFFIX_POWERS = {
     "k": 3,
     "thousand": 3,
@@ -47,8 +46,8 @@ _GROUPED_DOT = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+")
 def parse_number(text: str) -> float | None:
     """Return the number that a text spells, NaN and infinity included; None if it spells none.
 
-    1_000 and digits that are not ASCII are numbers to Python alone, and 1e400 is a finite number
-    that no float holds: all are None.
+    Returns None for 1_000 and for digits that are not ASCII, which are numbers only to Python, and
+    for 1e400, a finite number that no float can represent.
     """
     try:
         number = float(text)
@@ -60,13 +59,11 @@ def parse_number(text: str) -> float | None:
 
 
 def parse_amount(text: str) -> float | None:
-    """Return the number that a text spells, also with a suffix, or in groups of three: `53.3M`, `53
-    300 000`.
-    """
+    """Return the number that a text spells; suffixes (`53.3M`) and groups (`53 300 000`) count."""
     mantissa, power = _split_suffix(text.strip())
     if _GROUPS.fullmatch(mantissa):
         mantissa = _join_groups(mantissa)
-    # 1.1B is 1.1e9 as Python reads it, not 1.1 times 1e9.
+    # Python reads 1.1e9 exactly; 1.1 times 1e9 would be rounded
     return parse_number(f"{mantissa}e{power}" if power else mantissa)
 
 
@@ -79,12 +76,11 @@ def _join_groups(text: str) -> str:
 
 
 def to_number(cell: object) -> float | None:
-    """Return a cell of a table, or a value of a log, as a float; None for what is missing or no
-    number.
+    """Return a cell of a table, or a value of a log, as a float; None if it is not a number.
 
-    Booleans, lists and objects are no numbers, and a text is one only if it spells one: strict JSON
-    writers and W&B log "NaN" and "Infinity". Sums of whole numbers come out of a database as
-    decimals in Parquet.
+    Booleans, lists, and objects are not numbers. A text is a number if it spells one, because
+    strict JSON writers and W&B log "NaN" and "Infinity". `Decimal` is accepted, because databases
+    return sums as such.
     """
     if isinstance(cell, str):
         return parse_number(cell)
@@ -105,11 +101,10 @@ class NumberColumn:
     values: Sequence[float | None]
     """Value of each cell; None if the cell is missing or not a number."""
     doubt: str = ""
-    """Both readings of the column's commas, where nothing in it decides between them; empty if
-    there is no doubt."""
+    """Description of both readings of the column's commas if neither is proven; empty otherwise."""
     uses_dots_for_thousands: bool = False
-    """Whether the column proves that a dot of this table, if there is one, separates thousands: by
-    its decimal commas, or by a number with two dots."""
+    """Whether the column proves that dots in the table separate thousands: by its decimal commas,
+    or by a number with two dots."""
 
 
 def read_numbers(
@@ -120,9 +115,9 @@ def read_numbers(
     Args:
         cells: The column.
         kind: Kind of its numbers.
-        splits_at_commas: Whether the table's cells are separated by commas, so that a comma inside
-            a cell was quoted. Such a comma can only separate thousands. In other tables the column
-            must prove what its commas are.
+        splits_at_commas: Whether the table's cells are separated by commas. A comma inside a cell
+            was then quoted, and can only separate thousands. In other tables the column must prove
+            what its commas are.
 
     Returns:
         The numbers, and any doubt about them.
@@ -136,6 +131,8 @@ def read_numbers(
     }
     if not any(texts.values()):
         return NumberColumn(values=values)
+
+    # Commas
     mantissas = {
         place: _strip_suffix(text) if kind == "amount" else text for place, text in texts.items()
     }
@@ -149,10 +146,12 @@ def read_numbers(
             values[place] = parse(text)
         elif pattern is not None and pattern.fullmatch(mantissas[place]):
             values[place] = parse(text.replace(",", "." if is_decimal else ""))
+
+    # Dots: if the column proves that dots separate thousands, the only dot of a cell does so too
     groups_by_dots = kind != "real" and any(
         "." in text and _GROUPS.fullmatch(text) for text in mantissas.values()
     )
-    if is_decimal or groups_by_dots:  # any other dot of the column may separate thousands too
+    if is_decimal or groups_by_dots:
         for place, cell in enumerate(cells):
             if isinstance(cell, str) and "." in cell and "," not in cell:
                 joined = groups_by_dots and _GROUPED_DOT.fullmatch(_strip_suffix(cell.strip()))
@@ -181,8 +180,11 @@ def _split_suffix(text: str) -> tuple[str, int]:
 def _judge_commas(
     texts: list[str], kind: NumberKind, *, splits_at_commas: bool
 ) -> tuple[str, bool, bool]:
-    """Return (doubt about a column's commas, whether they are decimal, whether they separate
-    thousands).
+    """Determine whether the commas of a column separate decimals or thousands.
+
+    Returns:
+        A description of the doubt (empty if there is none), whether they are decimal commas, and
+        whether they separate thousands.
     """
     decimal = {text for text in texts if _DECIMAL_COMMA.fullmatch(text)}
     thousands = {text for text in texts if _THOUSANDS.fullmatch(text)}
@@ -198,7 +200,6 @@ def _judge_commas(
     as_decimal = text.replace(",", ".") if text in decimal else "no number"
     doubt = (
         f"{text!r} is {as_thousands} if a comma separates thousands and {as_decimal} if it is a "
-        "decimal comma: "
-        "write the column's numbers with a dot, and without separators"
+        "decimal comma: write the column's numbers with a dot, and without separators"
     )
     return doubt, False, False

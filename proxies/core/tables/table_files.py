@@ -1,8 +1,8 @@
-"""A table of runs in a file, from a pipe, or in memory: its rows of cells, which are not yet read
-as numbers.
+"""Readers of tables of runs, from files, pipes, and memory. They return rows of cells.
 
-Rows of text are numbered by line, so that the first row below the header of a `.csv` is row 2. The
-first record of a `.parquet` file is row 2 as well; rows in memory count from 0.
+Cells are not converted to numbers here (`numerals` does that). Rows of text are numbered by line,
+so that the first row below the header of a `.csv` is row 2. The first record of a `.parquet` file
+is row 2 as well; rows in memory count from 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from proxies.core.canon import parse_deep
-from proxies.core.errors import InputError
-from proxies.core.notation import counted, with_article
-from proxies.core.plain_files import open_plain
-from proxies.core.tables.delimited import (
+from forerun._proxies.core.canon import parse_deep
+from forerun._proxies.core.errors import InputError
+from forerun._proxies.core.notation import add_article, format_counted
+from forerun._proxies.core.plain_files import open_plain
+from forerun._proxies.core.tables.delimited import (
     SPACES,
     DelimitedError,
     decode_text,
@@ -39,8 +39,9 @@ MAX_TABLE_BYTES = 2**29
 """Maximum size of a table: ten million rows of three numbers."""
 _CHUNK_BYTES = 2**20
 SUFFIXES = (".csv", ".jsonl", ".parquet", ".tsv", ".txt", ".ndjson", ".md")
-_OPEN_SUFFIXES = (".md", ".ndjson", ".txt")
-"""Suffixes of files whose content decides what they are, as that of a pipe does."""
+"""Suffixes of files that are read as tables."""
+_CONTENT_SUFFIXES = (".md", ".ndjson", ".txt")
+"""Suffixes of files whose content determines the format, as for a pipe."""
 MAX_BAD_CELLS_SHOWN = 3
 """Maximum number of bad cells in a message; `TableError.problems` has all of them."""
 _PIPE_FOLDERS = ("/dev/fd", "/proc/self/fd")
@@ -64,7 +65,9 @@ class TableError(InputError):
         """All problems, one for each bad cell included."""
         parts = [*problems, *bad_cells[:MAX_BAD_CELLS_SHOWN]]
         if len(bad_cells) > MAX_BAD_CELLS_SHOWN:
-            parts.append(f"{counted(len(bad_cells), 'bad cell')} in all: --json lists every one")
+            parts.append(
+                f"{format_counted(len(bad_cells), 'bad cell')} in all: --json lists every one"
+            )
         super().__init__(f"{name}: {'; '.join(parts)}" if name else "; ".join(parts))
 
 
@@ -87,7 +90,7 @@ class Cells:
     problems: list[str] = field(default_factory=list)
     """Problems of rows that could not be split into cells."""
     dropped: list[tuple[int, str]] = field(default_factory=list)
-    """(row number, reason) of rows that hold no run: empty rows, and repeated headers."""
+    """(row number, reason) of rows that are not runs: empty rows, and repeated headers."""
     splits_at_commas: bool = False
     """Whether the table is text whose cells are separated by commas."""
     name: str = "table"
@@ -101,8 +104,8 @@ Source = Path | Cells
 def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> Cells:
     """Read a table from a file with one of `SUFFIXES`, or from a pipe.
 
-    The suffix `.csv`, `.tsv`, `.jsonl` or `.parquet` decides the format; else, and of a pipe, the
-    content does.
+    The suffix `.csv`, `.tsv`, `.jsonl`, or `.parquet` determines the format. For other suffixes and
+    for pipes, the content does.
 
     Args:
         path: The file or pipe; cells that were already read are returned unchanged.
@@ -114,7 +117,8 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
     """
     if isinstance(path, Cells):
         return path
-    if not _is_pipe(path) and path.suffix.lower() not in SUFFIXES:
+    suffix, is_pipe = path.suffix.lower(), _is_pipe(path)
+    if not is_pipe and suffix not in SUFFIXES:
         raise FormatError(
             path,
             f"cannot be read: the suffix {path.suffix!r} is unknown: must be one of "
@@ -129,13 +133,12 @@ def read_cells(path: Source, is_wanted: Callable[[str], bool] | None = None) -> 
         raise FormatError(
             path, f"has more than {MAX_TABLE_BYTES} bytes, the limit for a table: split it"
         )
-    suffix = path.suffix.lower()
-    is_open = _is_pipe(path) or suffix in _OPEN_SUFFIXES
-    if suffix == ".parquet" or (is_open and data.startswith(b"PAR1")):
+    by_content = is_pipe or suffix in _CONTENT_SUFFIXES
+    if suffix == ".parquet" or (by_content and data.startswith(b"PAR1")):
         return _read_parquet(path, data, is_wanted)
     try:
         text = decode_text(data)
-        if suffix == ".jsonl" or (is_open and text.lstrip().startswith(("{", "["))):
+        if suffix == ".jsonl" or (by_content and text.lstrip().startswith(("{", "["))):
             return _read_jsonl(text, path.name)
         return _read_delimited(text, "\t" if suffix == ".tsv" else find_delimiter(text), path.name)
     except DelimitedError as error:
@@ -171,7 +174,7 @@ def _read_chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def cells_of(table: object) -> Cells:
+def read_memory_table(table: object) -> Cells:
     """Return the cells of a table in memory.
 
     Args:
@@ -184,13 +187,9 @@ def cells_of(table: object) -> Cells:
     given: Any = list(table) if isinstance(table, Iterator | tuple) else table
     if hasattr(given, "column_names") and hasattr(given, "columns"):  # pyarrow
         names, columns = list(given.column_names), [_list_cells(column) for column in given.columns]
-    elif hasattr(given, "iloc") and hasattr(
-        given, "columns"
-    ):  # pandas; by position, since a name may appear twice
-        names, columns = (
-            [str(name) for name in given.columns],
-            [list(given.iloc[:, i]) for i in range(given.shape[1])],
-        )
+    elif hasattr(given, "iloc") and hasattr(given, "columns"):  # pandas
+        names = [str(name) for name in given.columns]
+        columns = [list(given.iloc[:, i]) for i in range(len(names))]  # a name may appear twice
     elif isinstance(given, Mapping) and all(_is_column(column) for column in given.values()):
         names, columns = [str(name) for name in given], [list(column) for column in given.values()]
     elif isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
@@ -200,9 +199,8 @@ def cells_of(table: object) -> Cells:
     else:
         raise FormatError(
             _MEMORY,
-            f"is {with_article(type(table).__name__)}: must be a path, a pandas.DataFrame, a "
-            "pyarrow.Table, a dict "
-            "of columns, or a list of dicts",
+            f"is {add_article(type(table).__name__)}: must be a path, a pandas.DataFrame, a "
+            "pyarrow.Table, a dict of columns, or a list of dicts",
         )
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
     if len(set(map(len, columns))) > 1:
@@ -214,6 +212,7 @@ def cells_of(table: object) -> Cells:
 
 
 _MEMORY = Cells(columns=[], rows=[])
+"""Stands for a table in memory in error messages, which call it `table`."""
 
 
 def _is_column(given: object) -> bool:
@@ -226,8 +225,8 @@ def _to_plain(cell: Any) -> object:
 
 
 def _list_cells(column: Any) -> list[object]:
-    """Return the cells of a pyarrow column; texts in place of values that Python cannot hold, such
-    as late dates.
+    """Return the cells of a pyarrow column. If Python cannot represent one of them, such as a date
+    after the year 9999, each cell is a text that says so.
     """
     try:
         return list(column.to_pylist())
@@ -247,37 +246,32 @@ def _read_delimited(text: str, delimiter: str, name: str) -> Cells:
         else:
             if any(cells[len(columns) :]) or (delimiter == SPACES and len(cells) != len(columns)):
                 table.problems.append(
-                    f"row {line} has {counted(len(cells), 'cell')}: must have {len(columns)}"
+                    f"row {line} has {format_counted(len(cells), 'cell')}: must have {len(columns)}"
                 )
             table.rows.append((line, dict(zip(columns, cells, strict=False))))
     return table
 
 
 def _join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object; of a key that appears twice the value is the list of its values, which
-    is no number.
+    """Return a JSON object. A key that appears several times gets the list of all its values, so
+    that none of them is taken for the number of the column.
     """
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        record |= {
-            name: [value for key, value in pairs if key == name]
-            for name in counts
-            if counts[name] > 1
-        }
+        repeated = [name for name in counts if counts[name] > 1]
+        record |= {name: [value for key, value in pairs if key == name] for name in repeated}
     return record
 
 
 def _parse_json_float(text: str) -> object:
-    """Return a float, or the text of a finite number that is too large for a float: 1e400 is not
-    infinity.
-    """
+    """Return a float; the text of a number that is too large for a float, such as 1e400."""
     number = float(text)
     return text if math.isinf(number) else number
 
 
 def _parse_json_int(text: str) -> object:
-    """Return a whole number, or the text of one that has more digits than Python reads."""
+    """Return a whole number; its text if it has more digits than Python reads."""
     try:
         return int(text)
     except ValueError:
@@ -294,7 +288,7 @@ def _parse_record(text: str) -> object:
 
 
 def _read_jsonl(text: str, name: str) -> Cells:
-    """Read one object a line. What a column holds that nobody asks for does not matter.
+    """Read one object per line. Values in columns that nobody asks for may be of any kind.
 
     Raises:
         DelimitedError: The text is a JSON array.
@@ -306,9 +300,8 @@ def _read_jsonl(text: str, name: str) -> Cells:
         )
     rows: Rows = []
     problems: list[str] = []
-    for line, record_text in enumerate(
-        text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1
-    ):
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for line, record_text in enumerate(lines, start=1):
         if not record_text.strip():
             continue
         try:
@@ -317,9 +310,8 @@ def _read_jsonl(text: str, name: str) -> Cells:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):
-            problems.append(
-                f"row {line} is {with_article(type(record).__name__)}: must be an object"
-            )
+            kind = add_article(type(record).__name__)
+            problems.append(f"row {line} is {kind}: must be an object")
             continue
         rows.append((line, record))
     columns = list(dict.fromkeys(key for _, record in rows for key in record))
@@ -336,11 +328,10 @@ def _read_parquet(path: Path, data: bytes, is_wanted: Callable[[str], bool] | No
             table = file.read(columns=None if is_wanted is None else list(filter(is_wanted, names)))
     except (pa.ArrowException, OverflowError, OSError) as error:
         raise FormatError(path, f"is not a Parquet file: {error}") from error
-    # by position: `to_pylist` refuses a repeated name
-    values = [_list_cells(column) for column in table.columns]
-
+    # By column, because `table.to_pylist` refuses a repeated name
+    columns = [_list_cells(column) for column in table.columns]
     rows = [
-        (i + 2, dict(zip(table.column_names, cells, strict=True)))
-        for i, cells in enumerate(zip(*values, strict=True))
+        (number, dict(zip(table.column_names, cells, strict=True)))
+        for number, cells in enumerate(zip(*columns, strict=True), start=2)
     ]
     return Cells(columns=names, rows=rows, name=path.name)

@@ -1,8 +1,0 @@
-"""The frozen launch config: one content-addressed decision, and the attestations beside it.
-
-Enters:   a decision.
-Leaves:   `launch.json` in a folder named by its digest; evidence, exports and launches that name
-it.
-Promises: the digest covers the decision alone; a folder is written whole or not at all.
-Refuses:  an edited config, an attestation of another digest.
-"""

@@ -1,0 +1,289 @@
+"""The drills of a user's own trainer: short runs of its command at the base width, which `launch`
+supervises while they are killed, stopped, or made to hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from forerun._launcher.main_run.frozen.frozen import Decision, OwnTrainer, sample_learning_rate
+from forerun._launcher.main_run.rehearsal.registry import (
+    USER_HANG_SECONDS,
+    DrillResult,
+    make_result,
+)
+from forerun._launcher.main_run.supervisor.attempt import Signals
+from forerun._launcher.main_run.supervisor.launch import LaunchOutcome
+from forerun._launcher.main_run.supervisor.user_launch import UserRunFolders, launch_user_trainer
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.notation import format_loss, format_significant
+from forerun._proxies.external.command import RUN_DIR_VARIABLE, get_size_values
+from forerun._proxies.external.growing_file import MetricsError
+from forerun._proxies.external.metric_files import MetricFiles
+
+MAX_LOSS_SHARE = 0.01
+"""Share by which the validation loss of a resumed run may differ from the uninterrupted run's."""
+DIVERGENT_FACTOR = 1e6
+"""Factor on the learning rate with which the loss is soon not finite."""
+MAX_TRIES = 4
+"""Number of times that a drill starts a command that ends before it is disturbed."""
+NUM_CUT_BYTES = 7
+"""Number of bytes that are cut from the end of a log: less than a line."""
+_POLL_SECONDS = 0.02
+
+Disturbance = Callable[[Path, Signals], object]
+"""Function that disturbs a run, given its folder and the signals to which its `launch` listens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserCopy:
+    """The config of the drills: the command at the base width, for the proxies' number of steps."""
+
+    decision: Decision
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what the attestation says of the copy."""
+        shape, schedule = self.decision.shape, self.decision.learning_rate.schedule
+        return {"kind": "scaled", "width": shape.width, "num_steps": schedule.num_steps}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserRehearsal:
+    """The folders and the config of a rehearsal of a user's own trainer; it starts the runs."""
+
+    real: Decision
+    scaled: UserCopy
+    folder: Path
+    """Folder of all runs."""
+    frozen_dir: Path
+    places: UserRunFolders
+
+    @property
+    def trainer(self) -> OwnTrainer:
+        """The user's trainer, with the values of the copy."""
+        return cast(OwnTrainer, self.scaled.decision.own)
+
+    def run(self, name: str, disturb: Disturbance | None = None, **values: float) -> LaunchOutcome:
+        """Start or resume a run, and disturb it once a third of its steps is logged.
+
+        A command of short steps may end before it is disturbed. Then the run starts again from its
+        first step, at most `MAX_TRIES` times.
+
+        Args:
+            name: Name of the run and its folder, which is kept.
+            disturb: The disturbance; None for an undisturbed run.
+            values: Values of the trainer that differ from the copy's.
+        """
+        trainer = dataclasses.replace(self.trainer, values={**self.trainer.values, **values})
+        decision = dataclasses.replace(self.scaled.decision, own=trainer)
+        places = dataclasses.replace(self.places, run_dir=self.folder / name)
+        outcome = self._run_once(decision, places, disturb)
+        num_tries = 1
+        while disturb and _is_undisturbed(outcome) and num_tries < MAX_TRIES:
+            shutil.rmtree(places.run_dir)
+            outcome = self._run_once(decision, places, disturb)
+            num_tries += 1
+        return outcome
+
+    def _run_once(
+        self, decision: Decision, places: UserRunFolders, disturb: Disturbance | None
+    ) -> LaunchOutcome:
+        signals, ended = Signals(), threading.Event()
+        watcher = threading.Thread(
+            target=self._disturb_later, args=(places.run_dir, signals, disturb, ended), daemon=True
+        )
+        watcher.start()
+        try:
+            return launch_user_trainer(decision, places, 1, signals, hang_seconds=USER_HANG_SECONDS)
+        finally:
+            ended.set()
+            watcher.join()
+
+    def _disturb_later(
+        self, run_dir: Path, signals: Signals, disturb: Disturbance | None, ended: threading.Event
+    ) -> None:
+        num_steps = self.scaled.decision.learning_rate.schedule.num_steps
+        while disturb and not ended.wait(_POLL_SECONDS):
+            metrics = MetricFiles(self.trainer.command, self.trainer.get_metrics_path(run_dir))
+            with contextlib.suppress(OSError, MetricsError):
+                while metrics.read(num_steps):
+                    pass
+                if (metrics.merge_metrics().last_step or 0) >= max(1, num_steps // 3):
+                    disturb(run_dir, signals)
+                    return
+
+    def measure_undisturbed_loss(self) -> float:
+        """Return the validation loss of the undisturbed run in nats; NaN if it did not finish.
+
+        The first call starts that run, and later calls read its loss from a file.
+        """
+        record = self.folder / "whole" / "validation_loss_nats"
+        if not record.is_file():
+            outcome = self.run("whole")
+            loss = outcome.validation_loss_nats if outcome.event == "finished" else None
+            record.parent.mkdir(exist_ok=True)
+            record.write_text(repr(math.nan if loss is None else loss))
+            record.with_name("reason").write_text(outcome.reason)
+        return float(record.read_text())
+
+
+def set_up_user_rehearsal(
+    frozen_dir: Path, decision: Decision, places: UserRunFolders, num_steps: int, scratch: Path
+) -> UserRehearsal:
+    """Set up a rehearsal, and remove the runs that an earlier one left in `scratch`."""
+    for path in scratch.iterdir():
+        if path.is_dir():  # not the lock
+            shutil.rmtree(path)
+    return UserRehearsal(
+        real=decision,
+        scaled=UserCopy(decision=build_small_copy(decision, num_steps)),
+        folder=scratch,
+        frozen_dir=frozen_dir,
+        places=places,
+    )
+
+
+def build_small_copy(decision: Decision, num_steps: int) -> Decision:
+    """Return the config at the base shape, with at most `num_steps` steps. Warmup and decay keep
+    their shares of the steps.
+    """
+    trainer, base, schedule = decision.own, decision.base_shape, decision.learning_rate.schedule
+    assert trainer is not None
+    num_steps = min(num_steps, schedule.num_steps)
+    share = num_steps / schedule.num_steps
+    steps: dict[str, Any] = {
+        "num_steps": num_steps,
+        "warmup_steps": math.floor(schedule.warmup_steps * share),
+        "decay_steps": max(math.floor(schedule.decay_steps * share), schedule.decay_steps > 0),
+        "batch_warmup_steps": 0,
+        "batch_warmup_stages": 1,
+    }
+    values = {**trainer.values, **get_size_values(base, base), **steps}
+    return dataclasses.replace(
+        decision,
+        shape=base,
+        learning_rate=sample_learning_rate(dataclasses.replace(schedule, **steps)),
+        num_tokens=num_steps * decision.batch_tokens,
+        own=dataclasses.replace(trainer, values={name: values[name] for name in trainer.values}),
+    )
+
+
+def _is_undisturbed(outcome: LaunchOutcome) -> bool:
+    """Return whether a run ended as if nothing had happened to it."""
+    return outcome.event == "finished" and not outcome.num_restarts
+
+
+# ---- Disturbances ----
+
+
+def _signal_command(number: int, run_dir: Path) -> None:
+    """Signal every process of the command, which a variable of its environment identifies, but not
+    its supervisor.
+    """
+    variable = f"{RUN_DIR_VARIABLE}={run_dir.resolve()}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_of_run = variable in (entry / "environ").read_bytes().split(b"\0")
+            if is_of_run and b"command_supervisor.py" not in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), number)
+
+
+def _interrupt(run_dir: Path, signals: Signals) -> None:
+    signals.receive(signal.SIGTERM)
+
+
+# ---- Drills ----
+
+
+def run_undisturbed(rehearsal: UserRehearsal) -> DrillResult:
+    """Run the command to its end."""
+    loss = rehearsal.measure_undisturbed_loss()
+    seen: dict[str, Json] = {"validation_loss_nats": _to_finite(loss)}
+    if math.isfinite(loss):
+        sentence = f"it ran to its end at {format_loss(loss)} nats"
+        return make_result("own_run", True, sentence, seen)
+    reason = (rehearsal.folder / "whole" / "reason").read_text()
+    return make_result("own_run", False, reason or "it logged no finite validation loss", seen)
+
+
+def kill_command(rehearsal: UserRehearsal) -> DrillResult:
+    """Kill every process of the command."""
+    outcome = rehearsal.run("killed", lambda run_dir, _: _signal_command(signal.SIGKILL, run_dir))
+    if _is_undisturbed(outcome):
+        sentence = "it ended before it could be killed: raise proxy.num_steps"
+        return make_result("own_killed", False, sentence, {})
+    sentence = f"it was killed, restarted {outcome.num_restarts} time"
+    return _compare(rehearsal, "own_killed", outcome, sentence)
+
+
+def interrupt_command(rehearsal: UserRehearsal) -> DrillResult:
+    """Interrupt `launch`, and start it again."""
+    first = rehearsal.run("stopped", _interrupt)
+    if first.event != "interrupted":
+        sentence = f"it did not stop at SIGTERM: {first.event}"
+        return make_result("own_stopped", False, sentence, {"event": first.event})
+    sentence = f"it stopped at step {first.step}, was started again"
+    return _compare(rehearsal, "own_stopped", rehearsal.run("stopped"), sentence)
+
+
+def hang_command(rehearsal: UserRehearsal) -> DrillResult:
+    """Stop every process of the command, so that it hangs."""
+    outcome = rehearsal.run("hang", lambda run_dir, _: _signal_command(signal.SIGSTOP, run_dir))
+    return _compare(rehearsal, "own_hang", outcome, "it hung, was ended")
+
+
+def cut_log(rehearsal: UserRehearsal) -> DrillResult:
+    """Cut the last line of the log while the run is interrupted."""
+    first = rehearsal.run("cut_log", _interrupt)
+    log = rehearsal.trainer.get_metrics_path(rehearsal.folder / "cut_log")
+    files = [path for path in (log, *log.rglob("*")) if path.is_file()]
+    if first.event != "interrupted" or not files:
+        sentence = f"there is no log to cut: {first.event}"
+        return make_result("own_cut_log", False, sentence, {"event": first.event})
+    newest = max(files, key=lambda file: file.stat().st_mtime)
+    os.truncate(newest, max(1, newest.stat().st_size - NUM_CUT_BYTES))
+    sentence = f"the last line of {newest.name} was cut, it was started"
+    return _compare(rehearsal, "own_cut_log", rehearsal.run("cut_log"), sentence)
+
+
+def diverge(rehearsal: UserRehearsal) -> DrillResult:
+    """Run with a learning rate at which the loss is soon not finite."""
+    learning_rate = float(cast(float, rehearsal.trainer.values["lr"])) * DIVERGENT_FACTOR
+    outcome = rehearsal.run("divergence", lr=learning_rate)
+    loss = outcome.validation_loss_nats
+    sentence = outcome.reason or f"it ran on and {outcome.event} at {loss} nats"
+    seen: dict[str, Json] = {"event": outcome.event}
+    return make_result("own_divergence", outcome.event == "aborted", sentence, seen)
+
+
+def _compare(
+    rehearsal: UserRehearsal, drill: str, outcome: LaunchOutcome, event_text: str
+) -> DrillResult:
+    """Return whether a run that was disturbed went on and ended as the undisturbed one did."""
+    undisturbed, loss = rehearsal.measure_undisturbed_loss(), outcome.validation_loss_nats
+    seen: dict[str, Json] = {
+        "event": outcome.event,
+        "validation_loss_nats": loss,
+        "uninterrupted_nats": _to_finite(undisturbed),
+    }
+    if outcome.event != "finished" or loss is None or not math.isfinite(undisturbed):
+        return make_result(drill, False, f"{event_text}: {outcome.reason or outcome.event}", seen)
+    sentence = (
+        f"{event_text} and went on; validation loss {format_significant(loss, 6)}, uninterrupted "
+        f"{format_significant(undisturbed, 6)} nats"
+    )
+    return make_result(drill, abs(loss / undisturbed - 1) <= MAX_LOSS_SHARE, sentence, seen)
+
+
+def _to_finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

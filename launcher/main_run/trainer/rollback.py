@@ -1,0 +1,233 @@
+"""Rollbacks of a main run: the callback that orders one when a loss spike lasts, and their record.
+
+This is PaLM's procedure (arXiv 2204.02311, section 5.1): the run loads a checkpoint from before the
+spike, and trains on other data from there on. If spikes come again, the clip norm is lowered too,
+as OPT did (arXiv 2205.01068, section 2.5).
+
+A rollback is recorded before it is acted on, so that a kill at any moment resumes to the same run.
+`RUN_DIR/rollbacks.json` holds all of them. The data of a step, the clip in force, and which
+checkpoints belong to the run are functions of that list. So to roll back is to add an entry and to
+resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forerun._launcher.main_run import event_log, metrics_file
+from forerun._launcher.main_run.checkpoint_folders import (
+    CHECKPOINTS,
+    ROLLBACKS_FILE,
+    CheckpointError,
+    CorruptError,
+    report_refused_checkpoint,
+)
+from forerun._launcher.main_run.frozen.run_policies import SpikeDetector, SpikePolicy
+from forerun._launcher.main_run.trainer import checkpoints
+from forerun._launcher.main_run.trainer.callbacks import Callback, StepInfo
+from forerun._launcher.main_run.trainer.checkpoints import Manifest
+from forerun._proxies.core import canon
+from forerun._proxies.core.checks import Checks
+from forerun._proxies.core.notation import format_counted, format_loss
+from forerun._proxies.core.plain_files import read_plain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollback:
+    """A decision to load a checkpoint of at most `to_step` updates, to train up to that step as
+    before, and to go on with other data.
+    """
+
+    at_step: int
+    """Number of updates made when it was decided."""
+    to_step: int
+    """Number of updates after which the run differs."""
+    skipped_sequences: int
+    """Number of sequences of the data that are skipped at that step."""
+    clip_norm: float | None
+    """Maximum gradient norm from that step on; None for no clipping."""
+    reason: str
+
+    def __post_init__(self) -> None:
+        checks = Checks(self)
+        checks.require_whole("at_step", "to_step", "skipped_sequences", least=0)
+        if self.clip_norm is not None:
+            checks.require_number("clip_norm", above=0)
+        checks.raise_problems()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RollbackHistory:
+    """All rollbacks of a run, which is the content of its file `rollbacks.json`."""
+
+    digest: str
+    """Digest of the run's launch config."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Oldest first."""
+
+    @classmethod
+    def read(cls, run_dir: Path, digest: str) -> RollbackHistory:
+        """Return the history of a run.
+
+        Raises:
+            CorruptError: The file is not one of forerun's.
+            CheckpointError: It is of another launch config.
+        """
+        path = run_dir / ROLLBACKS_FILE
+        if not path.exists():
+            return cls(digest=digest)
+        try:
+            history = canon.decode(cls, canon.parse(read_plain(path)))
+        except ValueError as error:
+            raise CorruptError(
+                f"{path}: {error}; restore it: without it the run's data order is not known"
+            ) from error
+        checkpoints.check_digest(path, history.digest, digest)
+        return history
+
+    def write(self, run_dir: Path) -> None:
+        """Write the history, which is on disk when this returns; one rank only.
+
+        Raises:
+            CheckpointError: It cannot be written; the file is as it was.
+        """
+        path = run_dir / ROLLBACKS_FILE
+        try:
+            canon.write_atomic(path, canon.to_pretty_json(self))
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be written ({error.strerror}), so the run is not rolled back"
+            ) from error
+
+    def count_skipped(self, step: int) -> int:
+        """Return the number of sequences of the data that were skipped before update `step`."""
+        return sum(back.skipped_sequences for back in self.rollbacks if back.to_step <= step)
+
+    def get_clip_norm(self, step: int, frozen: float | None) -> float | None:
+        """Return the clip norm in force at update `step`: the one of the last rollback before it,
+        or the frozen one.
+        """
+        newest_first = reversed(self.rollbacks)
+        return next((back.clip_norm for back in newest_first if back.to_step <= step), frozen)
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Return whether a checkpoint belongs to the run as it is now.
+
+        It does if each rollback that came after it was written goes back to its step or a later
+        one.
+        """
+        later = self.rollbacks[manifest.num_rollbacks :]
+        return all(manifest.step <= rollback.to_step for rollback in later)
+
+    def find_checkpoint(self, run_dir: Path, first_save: int) -> Manifest | None:
+        """Return the manifest of the checkpoint to resume from, None to begin at step 0; one rank
+        only.
+
+        Args:
+            run_dir: Folder of the run.
+            first_save: Step after which the run saves its first checkpoint. A rollback to a step
+                before it begins at step 0.
+
+        Raises:
+            CheckpointError: See `checkpoints.find_newest_good`.
+        """
+        return checkpoints.find_newest_good(
+            run_dir / CHECKPOINTS,
+            self.digest,
+            partial(report_refused_checkpoint, run_dir, self.digest),
+            usable=self.holds,
+            may_begin=any(rollback.to_step < first_save for rollback in self.rollbacks),
+        )
+
+    def report(self, run_dir: Path, start: int) -> None:
+        """Add missing rollbacks to the event log and the metrics of a run that resumes at step
+        `start`; one rank only.
+
+        A rollback is missing if it is new, or if the run was killed before it could report it.
+        """
+        entries, lines = event_log.read_events(run_dir), metrics_file.read_lines(run_dir)
+        recorded = {
+            entry.data.get("number")
+            for entry in entries
+            if (entry.kind, entry.digest) == ("rolled_back", self.digest)
+        }
+        in_metrics = {line.get("number") for line in lines if line.get("event") == "rolled_back"}
+        for number, rollback in enumerate(self.rollbacks, start=1):
+            fields, clip = {"number": number, **asdict(rollback)}, rollback.clip_norm
+            if number not in recorded:
+                event_log.append_event(
+                    run_dir,
+                    "rolled_back",
+                    f"rollback {number}: {rollback.reason}; went back to step {rollback.to_step}, "
+                    f"from the checkpoint of step {start}, skipping "
+                    f"{format_counted(rollback.skipped_sequences, 'sequence')} of the data, "
+                    + ("clipping nothing" if clip is None else f"clipping at {clip:g}"),
+                    step=rollback.at_step,
+                    digest=self.digest,
+                    data={"from_step": start, **fields},
+                )
+            if number not in in_metrics:
+                del fields["at_step"]
+                line = {"event": "rolled_back", "step": start, **fields}
+                metrics_file.append_line(run_dir, line)
+
+
+# ---- Spikes ----
+
+
+class SpikeWatch(Callback):
+    """Rolls the run back before a spike that lasts, as often as the policy allows; after that the
+    run continues. The ceiling of `AbortPolicy` applies all the while.
+    """
+
+    def __init__(self, policy: SpikePolicy) -> None:
+        self._policy = policy
+
+    def begin(self, step: int, carried: Any) -> None:
+        """Restore the window of losses from the checkpoint."""
+        window, num_above = carried or ([], 0)
+        self._detector = SpikeDetector(self._policy, tuple(window), num_above)
+
+    def before_update(self, info: StepInfo) -> Rollback | None:
+        """Order a rollback to before the spike's first step, skipping the data that led to it."""
+        limit_nats = self._detector.limit_nats
+        if not self._detector.add_loss(info.loss_nats):
+            return None
+        policy, run = self._policy, self.run
+        reason = (
+            f"a loss of {format_loss(info.loss_nats)} nats at step {info.step + 1}, above "
+            f"{limit_nats:.4f} for {format_counted(policy.patience_steps, 'step')}"
+        )
+        earlier = run.history.rollbacks
+        if len(earlier) >= policy.max_rollbacks:
+            self._report_none_left(info.step + 1, reason)
+            return None
+        first_step = info.step - policy.patience_steps + 1
+        to_step, clip_norm = max(first_step - policy.rollback_steps, 0), run.decision.clip_norm
+        if earlier:
+            # Never further back than last time: that state was good, and older checkpoints may be
+            # gone. From the second rollback on, the clip is lower.
+            to_step = max(to_step, earlier[-1].to_step)
+            clip_norm = clip_norm and clip_norm * policy.clip_share
+        skipped = run.first_sequence(to_step + policy.skip_batches) - run.first_sequence(to_step)
+        return Rollback(
+            at_step=info.step,
+            to_step=to_step,
+            skipped_sequences=skipped,
+            clip_norm=clip_norm,
+            reason=reason,
+        )
+
+    def _report_none_left(self, step: int, reason: str) -> None:
+        """Report once that all rollbacks are used: a resumed run meets the same step again."""
+        events = event_log.read_events(self.run.run_dir)
+        if all((event.kind, event.step) != ("alert", step) for event in events):
+            used = f"all {self._policy.max_rollbacks} rollbacks are used"
+            self.run.record_event("alert", f"{reason}; {used}: the run continues", step)
+
+    def get_state(self) -> canon.Json:
+        """Return the window of losses, and how many steps in a row were above its limit."""
+        return [list(self._detector.window), self._detector.num_above]

@@ -1,0 +1,153 @@
+"""Text about a watched run: its headline, its alerts, and its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun._launcher.main_run.frozen.frozen import Decision
+from forerun._launcher.main_run.watch.alerts import Alert
+from forerun._launcher.main_run.watch.judgment import WatchFindings
+from forerun._proxies.core.canon import Json
+from forerun._proxies.core.notation import (
+    format_count,
+    format_counted,
+    format_duration,
+    format_interval,
+    format_loss,
+    format_percent,
+    format_significant,
+    format_speed,
+)
+
+
+def format_headline(standing: str, why: str, findings: WatchFindings, decision: Decision) -> str:
+    """Format the standing, where the run is, and which rises its noise hides."""
+    counts = [
+        format_counted(number, name)
+        for name in ("alarm", "notice")
+        if (number := sum(alert.severity == name for alert in findings.alerts))
+    ]
+    at = f"step {findings.figures['step']} of {decision.learning_rate.schedule.num_steps}"
+    sentence = f"{standing.upper()} at {at}: {why}"
+    sentence = f"{sentence} ({', '.join(counts)})" if counts else sentence
+    return sentence + _describe_undetectable(findings.figures)
+
+
+def _describe_undetectable(figures: dict[str, Any]) -> str:
+    """Describe the rises that would not be found in time.
+
+    Numbers have two digits, so that the line stays the same while the run goes on as before.
+    """
+    jump, climb, lines = (
+        figures[name] for name in ("smallest_jump_nats", "smallest_climb_nats", "in_time_lines")
+    )
+    if jump is None:
+        return ""
+    period = f"within {lines} logged steps"
+    # A climb is mentioned only if its limit is clearly another one than the jump's.
+    slow = (
+        f" or a slow one under {format_significant(climb, 2)} nats"
+        if climb is not None and climb > 1.1 * jump
+        else ""
+    )
+    return f"; not detectable {period}: a rise under {format_significant(jump, 2)} nats{slow}"
+
+
+def format_alert(alert: Alert, known_command: str = "") -> str:
+    """Format an alert: what was seen, the numbers, and the next command.
+
+    Args:
+        alert: The alert.
+        known_command: Command that is left out, because the reader has just run it.
+    """
+    numbers = ", ".join(
+        f"{name} {_format_value(value)}"
+        for name, value in alert.evidence.items()
+        if value is not None
+    )
+    lines = [f"{alert.severity.upper()} {alert.name}, from step {alert.first_step}: {alert.seen}"]
+    lines += [f"  evidence: {numbers}"] if numbers else []
+    lines += [f"  next: {alert.next_command}"] if alert.next_command != known_command else []
+    return "\n".join(lines)
+
+
+def _format_value(value: Json) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def format_figures(figures: dict[str, Any], final_loss: float | None = None) -> list[str]:
+    """Format what is known of loss, pace, end and cost.
+
+    Args:
+        figures: Figures of `WatchFindings`.
+        final_loss: Final validation loss in nats of a finished run; None otherwise.
+    """
+    low, high = figures["final_interval_nats"]
+    lines = []
+    if figures["train_loss_nats"] is not None:
+        lines.append(
+            f"training loss {format_loss(figures['train_loss_nats'])} nats; spikes so far: "
+            f"{figures['num_spikes']}"
+        )
+    frozen = (
+        f"{format_loss(figures['foretold_nats'])} "
+        f"{format_interval(figures['foretold_interval_nats'])}"
+    )
+    frozen += f", at level {figures['level']:g}"
+    if final_loss is not None:
+        lines.append(
+            f"final validation loss: {format_loss(final_loss)} nats; predicted when frozen: "
+            f"{frozen}"
+        )
+    else:
+        final, final_low, final_high = map(format_loss, (figures["final_nats"], low, high))
+        lines.append(
+            f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; "
+            f"frozen {frozen}"
+        )
+    pace = [
+        format_speed(figures["tokens_per_second"], "tokens")
+        if figures["tokens_per_second"] is not None
+        else "",
+        f"MFU {format_percent(figures['mfu'])}" if figures["mfu"] is not None else "",
+        f"goodput {format_percent(figures['goodput'])}" if figures["goodput"] is not None else "",
+        f"{format_counted(figures['num_attempts'], 'attempt')}"
+        if (figures["num_attempts"] or 1) > 1
+        else "",
+    ]
+    if any(pace):
+        until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
+        lines.append(until + ", ".join(filter(None, pace)))
+    if figures["noise_scale_interval_tokens"] is not None:
+        lines.append(_format_noise_scale(figures))
+    if (ends := figures["projection"]) is not None:
+        lines.append(_format_projection(ends))
+    elif figures["projection_reason"] is not None:
+        lines.append(f"cannot tell when it ends: {figures['projection_reason']}")
+    return lines
+
+
+def _format_noise_scale(figures: dict[str, Any]) -> str:
+    (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
+    scale = figures["noise_scale_tokens"]
+    scale_text = "not determined" if scale is None else f"{format_count(scale)} tokens"
+    interval = (
+        f"{format_count(low)} or more"
+        if high is None
+        else f"{format_count(low)} to {format_count(high)}"
+    )
+    side = "under" if batch < low else "over" if high is not None and batch > high else "about"
+    return (
+        f"gradient noise scale: {scale_text} ({interval}); the batch of {format_count(batch)} "
+        f"tokens is {side} it"
+    )
+
+
+def _format_projection(ends: dict[str, Any]) -> str:
+    left = [format_duration(seconds) for seconds in ends["remaining_seconds"]]
+    hours = ends["device_hours"]
+    if not ends["remaining_seconds"][0]:
+        return f"{format_significant(hours[0])} device-hours in all"
+    sentence = f"ends in {left[0]} ({left[1]} to {left[2]})"
+    total, low, high = map(format_significant, hours)
+    return f"{sentence}; {total} device-hours in all ({low} to {high})"

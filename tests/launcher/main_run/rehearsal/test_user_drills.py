@@ -1,0 +1,69 @@
+"""Tests of the drills of a user's own trainer, with real processes."""
+
+import dataclasses
+import shlex
+import sys
+
+import pytest
+from user_trainer_case import make_user_decision
+
+from forerun._launcher.main_run.rehearsal.user_drills import (
+    MAX_TRIES,
+    kill_command,
+    set_up_user_rehearsal,
+)
+from forerun._launcher.main_run.supervisor.user_launch import UserRunFolders
+
+NUM_STEPS = 12
+# This is the user's training script. Its first `fast_starts` starts without --resume write the
+# whole log and end at once, before a drill can disturb them. Later starts take 0.1 s a step.
+TRAINER = """
+import json, os, sys, time
+from pathlib import Path
+out, num_steps, fast_starts, starts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path("starts")
+log = out / "metrics.jsonl"
+lines = [json.dumps({"step": step, "train_loss": 2.0}) for step in range(1, num_steps + 1)]
+lines += [json.dumps({"step": num_steps, "val_loss": 2.0})]
+if "--resume" in sys.argv:
+    del lines[: len(log.read_text().splitlines())]
+else:
+    with starts.open("a") as file:
+        file.write(".")
+if len(starts.read_text()) <= fast_starts:
+    log.write_text("".join(line + "\\n" for line in lines))
+    os._exit(0)
+with log.open("a") as file:
+    for line in lines:
+        print(line, file=file, flush=True)
+        time.sleep(0.1)
+"""  # noqa: E501
+
+
+def make_rehearsal(folder, fast_starts):
+    """Return the rehearsal of a run of the script."""
+    (folder / "train.py").write_text(TRAINER)
+    (folder / "runs").mkdir()
+    decision = make_user_decision()
+    template = (
+        f"{shlex.quote(sys.executable)} train.py {{run_dir}} {{num_steps}} {fast_starts} "
+        "{lr} {width} {seed}"  # Every command must name these.
+    )
+    command = dataclasses.replace(decision.own.command, template=template)
+    own = dataclasses.replace(decision.own, command=command, resume="--resume")
+    folders = UserRunFolders(run_dir=folder / "runs", code_dir=folder, corpus=None)
+    return set_up_user_rehearsal(
+        folder, dataclasses.replace(decision, own=own), folders, NUM_STEPS, folder / "runs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fast_starts", "outcome", "num_starts"),
+    # A drill that killed the command starts it once more, for the undisturbed run.
+    [(MAX_TRIES - 1, "passed", MAX_TRIES + 1), (MAX_TRIES + 1, "failed", MAX_TRIES)],
+)
+def test_drill_starts_again_if_command_ended_before_it_was_killed(
+    tmp_path, fast_starts, outcome, num_starts
+):
+    result = kill_command(make_rehearsal(tmp_path, fast_starts))
+    assert result.outcome == outcome, result.said
+    assert len((tmp_path / "starts").read_text()) == num_starts

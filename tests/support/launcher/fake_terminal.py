@@ -1,0 +1,17 @@
+"""A pseudo-terminal that keeps what a command wrote to it."""
+
+import io
+
+
+class Terminal(io.StringIO):
+    def __init__(self, error=None):
+        super().__init__()
+        self.error = error
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        if self.error is not None:
+            raise self.error
+        return super().write(text)

@@ -1,0 +1,56 @@
+"""A fake of the machine that a calibration measures, with planted speeds."""
+
+import random
+
+from forerun._proxies.training.calibration import CalibrationResult, ModeRate
+
+
+class PlantedMachine:
+    """A machine with planted trial-steps per second by mode, plus noise; it records each call."""
+
+    def __init__(
+        self,
+        speed,
+        *,
+        noise=0.0,
+        seed=0,
+        first=0.0,
+        again=0.0,
+        free=0,
+        held=lambda mode: 0,
+        kind="cpu",
+    ):
+        self.speed, self.noise, self.random, self.kind = speed, noise, random.Random(seed), kind
+        self.first, self.again, self.free, self.held = first, again, free, held
+        self.asked = []
+
+    def __call__(self, modes):
+        self.asked.append(modes)
+        return [self.answer(modes) for _ in range(2)]
+
+    def answer(self, modes):
+        rates = {mode: [] for mode in modes}
+        loads = [self.random.uniform(0.3, 1.0) for _ in range(8)]
+        # Other programs on the machine slow all modes of a round by the same factor.
+        for load in loads:
+            for mode in modes:
+                rates[mode].append(
+                    self.speed(mode) * load * self.random.lognormvariate(0, self.noise)
+                )
+        return CalibrationResult(
+            rates=tuple(self.make_rate(mode, tuple(rates[mode])) for mode in modes),
+            device=self.kind,
+            free_bytes=self.free,
+        )
+
+    def make_rate(self, mode, rates):
+        if self.speed(mode) == 0:
+            return ModeRate(mode=mode, refused="RuntimeError: not here")
+        first, again = (self.first, self.again) if mode.compiled else (0.0, 0.0)
+        return ModeRate(
+            mode=mode,
+            trial_steps_per_second=rates,
+            first_seconds=first,
+            again_seconds=again,
+            peak_bytes=self.held(mode),
+        )
