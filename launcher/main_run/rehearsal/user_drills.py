@@ -73,54 +73,74 @@ class UserRehearsal:
         """The user's trainer, with the values of the copy."""
         return cast(OwnTrainer, self.scaled.decision.own)
 
-    def run(self, name: str, disturb: Disturbance | None = None, **values: float) -> LaunchOutcome:
-        """Start or resume a run, and disturb it once a third of its steps is logged.
-
-        A command of short steps may end before it is disturbed. Then the run starts again from its
-        first step, at most `MAX_TRIES` times.
+    def run(self, name: str, **values: float) -> LaunchOutcome:
+        """Start or resume a run.
 
         Args:
             name: Name of the run and its folder, which is kept.
-            disturb: The disturbance; None for an undisturbed run.
             values: Values of the trainer that differ from the copy's.
         """
         trainer = dataclasses.replace(self.trainer, values={**self.trainer.values, **values})
         decision = dataclasses.replace(self.scaled.decision, own=trainer)
-        places = dataclasses.replace(self.places, run_dir=self.folder / name)
-        outcome = self._run_once(decision, places, disturb)
-        num_tries = 1
-        while disturb and _is_undisturbed(outcome) and num_tries < MAX_TRIES:
-            shutil.rmtree(places.run_dir)
-            outcome = self._run_once(decision, places, disturb)
-            num_tries += 1
-        return outcome
+        return self._launch(decision, self.folder / name, Signals())
 
-    def _run_once(
-        self, decision: Decision, places: UserRunFolders, disturb: Disturbance | None
-    ) -> LaunchOutcome:
-        signals, ended = Signals(), threading.Event()
-        watcher = threading.Thread(
-            target=self._disturb_later, args=(places.run_dir, signals, disturb, ended), daemon=True
-        )
-        watcher.start()
-        try:
-            return launch_user_trainer(decision, places, 1, signals, hang_seconds=USER_HANG_SECONDS)
-        finally:
-            ended.set()
-            watcher.join()
+    def run_disturbed(self, name: str, disturb: Disturbance) -> LaunchOutcome | None:
+        """Start a run, and disturb it once a third of its steps is logged.
+
+        A command of short steps may log its last step before it is disturbed. Then the run starts
+        again from its first step.
+
+        Returns:
+            The outcome; None if each of `MAX_TRIES` runs was disturbed too late or not at all.
+        """
+        run_dir = self.folder / name
+        for _ in range(MAX_TRIES):
+            shutil.rmtree(run_dir, ignore_errors=True)
+            signals, ended, is_disturbed = Signals(), threading.Event(), threading.Event()
+            watcher = threading.Thread(
+                target=self._disturb_later,
+                args=(run_dir, disturb, signals, ended, is_disturbed),
+                daemon=True,
+            )
+            watcher.start()
+            try:
+                outcome = self._launch(self.scaled.decision, run_dir, signals)
+            finally:
+                ended.set()
+                watcher.join()
+            if is_disturbed.is_set():
+                return outcome
+        return None
+
+    def _launch(self, decision: Decision, run_dir: Path, signals: Signals) -> LaunchOutcome:
+        places = dataclasses.replace(self.places, run_dir=run_dir)
+        return launch_user_trainer(decision, places, 1, signals, hang_seconds=USER_HANG_SECONDS)
 
     def _disturb_later(
-        self, run_dir: Path, signals: Signals, disturb: Disturbance | None, ended: threading.Event
+        self,
+        run_dir: Path,
+        disturb: Disturbance,
+        signals: Signals,
+        ended: threading.Event,
+        is_disturbed: threading.Event,
     ) -> None:
+        """Disturb a run unless it ends before; `is_disturbed` is set if steps were left then."""
         num_steps = self.scaled.decision.learning_rate.schedule.num_steps
-        while disturb and not ended.wait(_POLL_SECONDS):
-            metrics = MetricFiles(self.trainer.command, self.trainer.get_metrics_path(run_dir))
-            with contextlib.suppress(OSError, MetricsError):
-                while metrics.read(num_steps):
-                    pass
-                if (metrics.merge_metrics().last_step or 0) >= max(1, num_steps // 3):
-                    disturb(run_dir, signals)
-                    return
+        while not ended.wait(_POLL_SECONDS):
+            if self._count_steps_done(run_dir) >= max(1, num_steps // 3):
+                disturb(run_dir, signals)
+                if self._count_steps_done(run_dir) < num_steps:
+                    is_disturbed.set()
+                return
+
+    def _count_steps_done(self, run_dir: Path) -> int:
+        num_steps = self.scaled.decision.learning_rate.schedule.num_steps
+        metrics = MetricFiles(self.trainer.command, self.trainer.get_metrics_path(run_dir))
+        with contextlib.suppress(OSError, MetricsError):
+            while metrics.read(num_steps):
+                pass
+            return metrics.merge_metrics().count_steps_done(num_steps)
+        return 0
 
     def measure_undisturbed_loss(self) -> float:
         """Return the validation loss of the undisturbed run in nats; NaN if it did not finish.
@@ -178,11 +198,6 @@ def build_small_copy(decision: Decision, num_steps: int) -> Decision:
     )
 
 
-def _is_undisturbed(outcome: LaunchOutcome) -> bool:
-    """Return whether a run ended as if nothing had happened to it."""
-    return outcome.event == "finished" and not outcome.num_restarts
-
-
 # ---- Disturbances ----
 
 
@@ -218,17 +233,20 @@ def run_undisturbed(rehearsal: UserRehearsal) -> DrillResult:
 
 def kill_command(rehearsal: UserRehearsal) -> DrillResult:
     """Kill every process of the command."""
-    outcome = rehearsal.run("killed", lambda run_dir, _: _signal_command(signal.SIGKILL, run_dir))
-    if _is_undisturbed(outcome):
-        sentence = "it ended before it could be killed: raise proxy.num_steps"
-        return make_result("own_killed", False, sentence, {})
+    outcome = rehearsal.run_disturbed(
+        "killed", lambda run_dir, _: _signal_command(signal.SIGKILL, run_dir)
+    )
+    if outcome is None:
+        return _make_late_result("own_killed", "killed")
     sentence = f"it was killed, restarted {outcome.num_restarts} time"
     return _compare(rehearsal, "own_killed", outcome, sentence)
 
 
 def interrupt_command(rehearsal: UserRehearsal) -> DrillResult:
     """Interrupt `launch`, and start it again."""
-    first = rehearsal.run("stopped", _interrupt)
+    first = rehearsal.run_disturbed("stopped", _interrupt)
+    if first is None:
+        return _make_late_result("own_stopped", "stopped")
     if first.event != "interrupted":
         sentence = f"it did not stop at SIGTERM: {first.event}"
         return make_result("own_stopped", False, sentence, {"event": first.event})
@@ -238,13 +256,19 @@ def interrupt_command(rehearsal: UserRehearsal) -> DrillResult:
 
 def hang_command(rehearsal: UserRehearsal) -> DrillResult:
     """Stop every process of the command, so that it hangs."""
-    outcome = rehearsal.run("hang", lambda run_dir, _: _signal_command(signal.SIGSTOP, run_dir))
+    outcome = rehearsal.run_disturbed(
+        "hang", lambda run_dir, _: _signal_command(signal.SIGSTOP, run_dir)
+    )
+    if outcome is None:
+        return _make_late_result("own_hang", "made to hang")
     return _compare(rehearsal, "own_hang", outcome, "it hung, was ended")
 
 
 def cut_log(rehearsal: UserRehearsal) -> DrillResult:
     """Cut the last line of the log while the run is interrupted."""
-    first = rehearsal.run("cut_log", _interrupt)
+    first = rehearsal.run_disturbed("cut_log", _interrupt)
+    if first is None:
+        return _make_late_result("own_cut_log", "interrupted")
     log = rehearsal.trainer.get_metrics_path(rehearsal.folder / "cut_log")
     files = [path for path in (log, *log.rglob("*")) if path.is_file()]
     if first.event != "interrupted" or not files:
@@ -264,6 +288,11 @@ def diverge(rehearsal: UserRehearsal) -> DrillResult:
     sentence = outcome.reason or f"it ran on and {outcome.event} at {loss} nats"
     seen: dict[str, Json] = {"event": outcome.event}
     return make_result("own_divergence", outcome.event == "aborted", sentence, seen)
+
+
+def _make_late_result(drill: str, participle: str) -> DrillResult:
+    sentence = f"it ended before it could be {participle}: raise proxy.num_steps"
+    return make_result(drill, False, sentence, {})
 
 
 def _compare(

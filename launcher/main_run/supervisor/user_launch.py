@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 60.0
 """Seconds between SIGTERM and SIGKILL: a trainer may save."""
 _POLL_SECONDS, _REPORT_SECONDS = 1.0, 30.0
+_SIGNAL_SECONDS = 0.05
+"""Seconds between two looks for a signal. A rehearsal interrupts runs that are over in a second."""
 _NUM_TIMED = 64
 """Number of gaps between logged steps in their median."""
 
@@ -222,7 +224,7 @@ def _follow(
     """
     next_report, silence = time.monotonic() + _REPORT_SECONDS, _Silence(hang_seconds)
     stopped = ""
-    while not stopped and not command.wait(_POLL_SECONDS):
+    while not stopped and not _wait_for_end(command, signals):
         has_more, logged = metrics.read(num_steps), metrics.merge_metrics()
         run_folder.check()
         if run_folder.is_removed or run_folder.new_holder:
@@ -250,6 +252,19 @@ def _follow(
     if stopped:
         return stopped
     return command.exit_status if command.exit_status is not None else "it did not end"
+
+
+def _wait_for_end(command: SupervisedCommand, signals: Signals) -> bool:
+    """Wait for the end of the command, until a signal comes or the next poll is due.
+
+    Returns:
+        Whether the command has ended.
+    """
+    deadline = time.monotonic() + _POLL_SECONDS
+    while not signals.save.is_set() and time.monotonic() < deadline:
+        if command.wait(_SIGNAL_SECONDS):
+            return True
+    return command.wait(0.0)
 
 
 def _conclude(

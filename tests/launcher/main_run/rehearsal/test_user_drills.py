@@ -16,11 +16,13 @@ from forerun._launcher.main_run.supervisor.user_launch import UserRunFolders
 
 NUM_STEPS = 12
 # This is the user's training script. Its first `fast_starts` starts without --resume write the
-# whole log and end at once, before a drill can disturb them. Later starts take 0.1 s a step.
+# whole log and end after `linger` seconds, so that a drill disturbs them too late or not at all.
+# Later starts take 0.1 s a step.
 TRAINER = """
 import json, os, sys, time
 from pathlib import Path
-out, num_steps, fast_starts, starts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path("starts")
+out, starts = Path(sys.argv[1]), Path("starts")
+num_steps, fast_starts, linger = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 log = out / "metrics.jsonl"
 lines = [json.dumps({"step": step, "train_loss": 2.0}) for step in range(1, num_steps + 1)]
 lines += [json.dumps({"step": num_steps, "val_loss": 2.0})]
@@ -29,23 +31,24 @@ if "--resume" in sys.argv:
 else:
     with starts.open("a") as file:
         file.write(".")
-if len(starts.read_text()) <= fast_starts:
-    log.write_text("".join(line + "\\n" for line in lines))
-    os._exit(0)
+    if len(starts.read_text()) <= fast_starts:
+        log.write_text("".join(line + "\\n" for line in lines))
+        time.sleep(linger)
+        os._exit(0)
 with log.open("a") as file:
     for line in lines:
         print(line, file=file, flush=True)
         time.sleep(0.1)
-"""  # noqa: E501
+"""
 
 
-def make_rehearsal(folder, fast_starts):
+def make_rehearsal(folder, fast_starts, linger):
     """Return the rehearsal of a run of the script."""
     (folder / "train.py").write_text(TRAINER)
     (folder / "runs").mkdir()
     decision = make_user_decision()
     template = (
-        f"{shlex.quote(sys.executable)} train.py {{run_dir}} {{num_steps}} {fast_starts} "
+        f"{shlex.quote(sys.executable)} train.py {{run_dir}} {{num_steps}} {fast_starts} {linger} "
         "{lr} {width} {seed}"  # Every command must name these.
     )
     command = dataclasses.replace(decision.own.command, template=template)
@@ -56,14 +59,15 @@ def make_rehearsal(folder, fast_starts):
     )
 
 
+@pytest.mark.parametrize("linger", [0.0, 1.0], ids=["not disturbed", "disturbed too late"])
 @pytest.mark.parametrize(
     ("fast_starts", "outcome", "num_starts"),
     # A drill that killed the command starts it once more, for the undisturbed run.
     [(MAX_TRIES - 1, "passed", MAX_TRIES + 1), (MAX_TRIES + 1, "failed", MAX_TRIES)],
 )
-def test_drill_starts_again_if_command_ended_before_it_was_killed(
-    tmp_path, fast_starts, outcome, num_starts
+def test_drill_starts_again_if_the_last_step_was_logged_before_the_kill(
+    tmp_path, fast_starts, outcome, num_starts, linger
 ):
-    result = kill_command(make_rehearsal(tmp_path, fast_starts))
+    result = kill_command(make_rehearsal(tmp_path, fast_starts, linger))
     assert result.outcome == outcome, result.said
     assert len((tmp_path / "starts").read_text()) == num_starts
