@@ -27,7 +27,10 @@ from forerun._proxies.core.schedule import compute_lr_multiplier
 from forerun._proxies.core.shape import Shape
 from forerun._proxies.core.spec import Numerics, RunSpec
 from forerun._proxies.data.tokens import TokenStore
-from forerun._proxies.model.bank_adamw import fail_past_recompile_limit, get_compile_options
+from forerun._proxies.model.compilation import (
+    forbid_uncompiled_fallback,
+    separate_recompile_counts,
+)
 from forerun._proxies.model.decoder import Decoder
 from forerun._proxies.model.loss import LOSS_TERMS
 from forerun._proxies.model.optimizer import IMPLEMENTATIONS
@@ -362,8 +365,7 @@ def _check(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.de
 
 
 def _compile(model: Decoder, backend: str) -> None:
-    # Beyond a limit on recompilations, torch would silently run uncompiled: make it an error, and
-    # count recompilations for each bank separately. Graphs are compiled for fixed sizes, so that
-    # compiling the validation when another slot's run ends never changes the rounding of training.
-    fail_past_recompile_limit()
-    model.compile(backend=backend, fullgraph=True, dynamic=False, **get_compile_options())
+    forbid_uncompiled_fallback()
+    # Graphs are compiled for fixed sizes, so that compiling the validation when another slot's run
+    # ends never changes the rounding of training.
+    model.compile(backend=backend, fullgraph=True, dynamic=False, **separate_recompile_counts())

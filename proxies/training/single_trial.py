@@ -20,7 +20,7 @@ from forerun._proxies.core.numbers import ParameterNumbers
 from forerun._proxies.core.schedule import compute_lr_multiplier
 from forerun._proxies.core.spec import DIVERGED_ABOVE_NATS, RunSpec
 from forerun._proxies.data.tokens import TokenStore
-from forerun._proxies.model.bank_adamw import fail_past_recompile_limit
+from forerun._proxies.model.compilation import forbid_uncompiled_fallback
 from forerun._proxies.model.loss import compute_token_loss, get_loss_weights
 from forerun._proxies.model.optimizer import (
     MOMENTS,
@@ -182,9 +182,9 @@ class SingleTrialEngine(Engine):
             raise ValueError("; ".join(problems))
 
     def _compile(self, module: nn.Module, *, is_full_graph: bool) -> None:
-        # Beyond a limit on recompilations, torch would silently run uncompiled: make it an error. A
-        # new trial has a new model, and graphs of the previous one must not count toward the limit.
-        fail_past_recompile_limit()
+        forbid_uncompiled_fallback()
+        # A new trial has a new model, and graphs of the previous one must not count toward torch's
+        # limit on recompilations.
         torch.compiler.reset()
         module.compile(backend=self._compile_backend, fullgraph=is_full_graph)
 

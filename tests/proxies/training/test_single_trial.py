@@ -74,7 +74,7 @@ def train(spec, store, **options):
     engine = SingleTrialEngine(store, **{"device": "cpu", **options})
     engine.admit(0, spec)
     ((slot, result, curve),) = engine.advance(MANY_STEPS)
-    assert (slot, engine.free_slots, result.id) == (0, [0], spec.id)
+    assert (slot, engine.steps, result.id) == (0, {}, spec.id)
     return result, curve
 
 

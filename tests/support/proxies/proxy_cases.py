@@ -6,6 +6,7 @@ A training run of these takes a fraction of a second.
 import dataclasses
 import random
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from forerun._proxies.core.schedule import Schedule
 from forerun._proxies.core.shape import Shape
 from forerun._proxies.core.spec import Numerics, RunSpec
 from forerun._proxies.data.corpus import tokenize
+from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 
 TINY = Shape(
     num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16
@@ -111,6 +113,35 @@ def make_run_spec(
             **changes,
         }
     )
+
+
+MAX_CALLS = 1000
+"""Calls of an engine after which `finish_runs` gives up. Every run of the tests needs fewer."""
+
+
+def finish_runs(engine, *, until=None, num_steps=10**6):
+    """Train until all runs of an engine have ended, and return (result, curve) by run id.
+
+    The outcomes are in the order in which the runs end, and without the time that they took.
+
+    Args:
+        until: Spec of the run at whose end training stops; None to train until all runs have ended.
+        num_steps: Maximum number of steps in each call of the engine.
+    """
+    outcomes = {}
+    for _ in range(MAX_CALLS):
+        for _, result, curve in engine.advance(num_steps):
+            outcomes[result.id] = (dataclasses.replace(result, seconds=0.0), curve)
+        if not engine.steps or (until is not None and until.id in outcomes):
+            return outcomes
+    raise AssertionError(f"runs have not ended after {MAX_CALLS} calls of the engine")
+
+
+def set_row_updates(monkeypatch, optimizer, *, by_row):
+    """Let banks update one trial after the other, or all at once as on a GPU."""
+    implementation = IMPLEMENTATIONS[optimizer]
+    changed = dataclasses.replace(implementation, bank=partial(implementation.bank, by_row=by_row))
+    monkeypatch.setitem(IMPLEMENTATIONS, optimizer, changed)
 
 
 def replace_settings(numbers, **settings):
