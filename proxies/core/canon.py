@@ -154,7 +154,7 @@ def parse(text: str | bytes) -> Json:
         )
     except CanonError:
         raise
-    # ValueError also for bytes that are not UTF-8 and integers of thousands of digits
+    # Python raises ValueError also for bytes that are not UTF-8 and for thousands of digits
     except (ValueError, RecursionError) as error:
         raise CanonError(f"not JSON: {error}") from error
     return parsed
@@ -238,7 +238,7 @@ def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     """
     try:
         return typing.cast(_Record, _decode(kind, value, path))
-    except RecursionError:  # also while a message shows the value
+    except RecursionError:  # raised by `_decode`, or by a message that shows the value
         raise CanonError(f"{path} is nested too deeply for a record") from None
 
 
@@ -355,7 +355,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         with open_to_append(path) as device:
             device.write(content)
         return
-    # The process id, because two processes may write the same report
+    # The name has the process id, because two processes may write the same report
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

@@ -1,9 +1,10 @@
 """Registry of hyperparameters: each is declared here, once, for all packages.
 
 Plans, search spaces, transfer tests, tables of runs, placeholders of trainers' commands, reports,
-explanations, and completion read `HYPERPARAMETERS`. To add one: an entry here, a field of
-`Hparams`, and the code that trains with it. A plan may declare others for the user's own code;
-`get_hyperparameter` knows only their names, and a run holds them as `UserValue`.
+explanations, and completion read `HYPERPARAMETERS`. A new hyperparameter needs an entry here, a
+field of `Hparams`, and the code that trains with it. A plan may declare further hyperparameters of
+the user's own code: `get_hyperparameter` knows only their names, and a run holds them as
+`UserValue`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ LEARNING_RATE = "learning_rate"
 WARMUP = "warmup_fraction"
 """Hyperparameter that is part of a run's schedule, there in whole steps. All others are fields of
 `Hparams`."""
-SHARE_OF_STEPS = "share of the steps"
-"""Unit of a warmup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,8 @@ class Convention:
     most: float = math.inf
     """Upper limit of the value, also for the minimum number of steps."""
     needs_lower_rate: bool = False
-    """Whether a smaller value needs a lower learning rate, so that it is also tried at one."""
+    """Whether a smaller value needs a lower learning rate; a study then also tries the convention
+    at a lower learning rate."""
 
     def compute_value(self, num_steps: int) -> float:
         """Return the value for a run of `num_steps` steps."""
@@ -73,8 +73,6 @@ class Hyperparameter:
     """Sentence for the plan's reference and the placeholders of trainers' commands."""
     default: float
     scale: Scale = "log2"
-    unit: str = ""
-    """Unit; empty if there is none, or if `meaning` names it."""
     least: float | None = None
     above: float | None = None
     below: float | None = None
@@ -120,7 +118,7 @@ class Hyperparameter:
 
     @property
     def zero_is_none(self) -> bool:
-        """Whether the value 0 means that there is none of it, so that it has no logarithm."""
+        """Whether 0 means that the hyperparameter is absent, so that it has no logarithm."""
         return self.can_be_off or (self.scale != "log2_complement" and self.least == 0)
 
     @property
@@ -186,7 +184,6 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 meaning="Warmup as a share of the steps.",
                 default=0.0,
                 scale="linear",
-                unit=SHARE_OF_STEPS,
                 least=0,
                 below=1,
                 set_by="search",

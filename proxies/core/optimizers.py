@@ -1,6 +1,6 @@
 """Registries of optimizers, and of recipes, which assign optimizers to kinds of parameters.
 
-To add an optimizer: an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in
+A new optimizer needs an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in
 `forerun._proxies.model`, and its line in `forerun._proxies.model.optimizer`. Plans, searches,
 frozen configs, explanations, and estimates read both registries. An exporter refuses an optimizer
 that it does not list.
@@ -89,8 +89,8 @@ class Recipe:
 
     @property
     def optimizers(self) -> tuple[OptimizerSpec, ...]:
-        """Optimizers of the recipe, the main one first: the default is the main one only if there
-        is no other.
+        """Optimizers of the recipe. The first is the main optimizer: the default only if there is
+        no other.
         """
         return tuple(
             OPTIMIZERS[name] for name in dict.fromkeys((*self.by_kind.values(), self.default))
@@ -112,7 +112,7 @@ class Recipe:
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:
-        """Names of the hyperparameters that set its optimizers, those of the main one first."""
+        """Names of the hyperparameters that set its optimizers, the main optimizer's first."""
         names = (
             self.get_hyperparameter_name(spec.name, name)
             for spec in self.optimizers

@@ -27,7 +27,7 @@ class Factory:
     target: str
     """Name of the function, `package.module:function`."""
     source_sha256: str
-    """Sha256 of the module's source file; with other code it is another run."""
+    """Sha256 of the module's source file; a run with other code is another run."""
     dimensions: tuple[tuple[str, str], ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
     """Patterns of parameter names, with one word for each of their dimensions: (`*.experts.up`,
     `expert in out`)."""
@@ -209,7 +209,7 @@ def find_placeholders(template: str) -> set[str]:
         return set()
 
 
-def find_template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
+def find_template_problems(template: str, own: Sequence[str]) -> list[str]:
     """Return the problems of a template.
 
     Args:

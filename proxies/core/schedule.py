@@ -2,8 +2,8 @@
 
 Trainers differ in their conventions, so every frozen config names this one: steps t = 0 ... N-1 are
 the updates; at step t of the warmup the learning rate is (t + 1) / W of the peak, so that the first
-update is not wasted at zero, and step W - 1 is at the peak. A decay takes the remaining steps (all
-or the last ones), and would reach `final_fraction` at step N, one past the last.
+update is not wasted at zero, and step W - 1 is at the peak. A decay takes all remaining steps, or
+the last `decay_steps` of `wsd`. It would reach `final_fraction` at step N, one after the last.
 """
 
 from __future__ import annotations

@@ -355,5 +355,3 @@ class Run:
             self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec"
         )
         checks.raise_problems()
-        # Share one string of the id: a study has thousands of runs
-        object.__setattr__(self.result, "id", self.spec.id)
