@@ -176,7 +176,6 @@ OPTIMIZER_SPEC = """            OptimizerSpec(
 OPTIMIZER_RECIPE = """            Recipe(name="lion", label="Lion", default="lion"),
 """
 OPTIMIZER_IMPLEMENTATION = """    "lion": Implementation(
-        build=Lion,
         kind=Lion,
         bank=BankLion,
         name_of=lambda group: "lion",

@@ -57,12 +57,12 @@ class _Start:
     args: Any
     kwargs: Any
     output: Tensor | None = None
-    """Rows of the output for the batch; None before it is measured."""
+    """Rows of the output for the batch; None until they are measured."""
     unrelated: Tensor | None = None
     """Input of Gaussian noise, of the same shape and size as the batch's; None if the fan-in is
     unknown or the module is not linear."""
     unrelated_output: Tensor | None = None
-    """Output for `unrelated`, without the bias; None before it is measured."""
+    """Output for `unrelated`, without the bias; None until it is measured."""
 
     @property
     def batch_input(self) -> Tensor | None:
@@ -71,14 +71,14 @@ class _Start:
 
 
 def measure_run(
-    probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None = None
+    probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None
 ) -> RunReadings:
     """Train the run of a probe, and measure its layers at the recorded steps.
 
     Args:
         probe: The run.
         store: The corpus of the run.
-        build: Builds the model of a run that has a factory.
+        build: Builds the model of a run that has a factory; None if this run has none.
 
     Returns:
         The readings, up to the first step at which a loss, gradient or output is not finite.
@@ -258,9 +258,9 @@ class ActivationProbe:
         )
 
     def _make_key(self, name: str) -> str:
-        """Return the name of a layer's next call in this pass: `wq`, then `wq#2`, `wq#3`, ...
+        """Return the name under which the next call of a module in this pass is recorded.
 
-        Each call of a module in one pass is a layer of its own.
+        Each call in one pass is a layer of its own: `wq`, then `wq#2`, `wq#3`, ...
         """
         number = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._readings)
         return name if number == 1 else f"{name}#{number}"
@@ -314,13 +314,13 @@ def _find_tensor(values: Any) -> Tensor | None:
 
 
 def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, float]:
-    """Return the effect of a module's update since step 0, by the names of `LayerReading`.
+    """Return the effects of a module's update since step 0, by the names of `LayerReading`.
 
-    The effect is measured on the input of step 0 and on an unrelated input. Returns nothing if the
+    The effects are measured on the input of step 0 and on an unrelated input. They are empty if the
     module's output has no tensor.
     """
-    # Call `forward` directly, without hooks: a hook that applies a multiplier to the output is no
-    # part of the matrix.
+    # Call `forward` directly, without hooks: a hook may multiply the output, which is not part of
+    # the matrix.
     out = _find_tensor(module.forward(*start.args, **start.kwargs))
     if out is None:
         return {}
@@ -364,7 +364,7 @@ def _make_unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
     noise = noise.to(batch_input.device)
     batch_root_mean_square = batch_input.float().square().mean().sqrt()
     unrelated = (noise * batch_root_mean_square).to(batch_input.dtype)
-    # Sampling shows the size of an update only if twice the input gives twice the output.
+    # Random input shows the size of an update only if twice the input gives twice the output.
     once_NF = _compute_odd_part(module, start, unrelated)
     twice_NF = _compute_odd_part(module, start, 2 * unrelated)
     deviation = _compute_size(twice_NF - 2 * once_NF)
@@ -417,7 +417,7 @@ def _compute_size(x: Tensor) -> float:
 
 
 class _AttentionLogits(TorchFunctionMode):
-    """A mode that passes the logits of every attention to a function."""
+    """A mode of torch that passes the logits of every attention to a function."""
 
     def __init__(self, keep: Callable[[Tensor, int], None]) -> None:
         super().__init__()

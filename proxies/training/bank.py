@@ -105,7 +105,7 @@ class Bank(Engine):
         batch_tokens: Tokens per batch of each run.
         numerics: Number of slots, data types and mode of the computation.
         store: The corpus.
-        optimizer: Optimizer of all runs.
+        optimizer: Name of the recipe that updates all runs.
         device: Device to train on; None for the GPU if there is one.
         compile_backend: Backend of `torch.compile`, if the numerics require compilation.
         num_microbatches: Number of passes that a batch is split into, with accumulated gradients;

@@ -38,13 +38,12 @@ def get_environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def read_validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> Tensor:
+def read_validation_ids(store: TokenStore, seq_len: int) -> Tensor:
     """Return the validation windows, which are the same for every run.
 
     Args:
         store: The corpus.
         seq_len: Number of tokens in a window, T, without its next token.
-        most: Maximum number of windows; None for `VALIDATION_SEQUENCES`.
 
     Returns:
         Token ids, [B, T + 1].
@@ -52,8 +51,7 @@ def read_validation_ids(store: TokenStore, seq_len: int, most: int | None = None
     Raises:
         DataError: The split has no window of that length.
     """
-    most = VALIDATION_SEQUENCES if most is None else most
-    num_sequences = max(1, min(most, store.count_windows("validation", seq_len)))
+    num_sequences = max(1, min(VALIDATION_SEQUENCES, store.count_windows("validation", seq_len)))
     return torch.from_numpy(
         store.read_validation_batch(num_sequences=num_sequences, seq_len=seq_len)
     )
@@ -104,7 +102,7 @@ class RunProgress:
     pause_step: int | None = None
     """Step at which the run pauses; None if it does not."""
 
-    def can_step(self, num_begun: int = 0) -> bool:
+    def can_step(self, num_begun: int) -> bool:
         """Return whether the next step may start: the run is neither at its end nor at its pause.
 
         A run that resumed from a state beyond its pause is paused.

@@ -193,11 +193,6 @@ class SingleTrialEngine(Engine):
         self._trial = None
 
     @property
-    def free_slots(self) -> list[int]:
-        """The free slots: [0], or [] while a run is admitted."""
-        return [] if self._trial else [0]
-
-    @property
     def model(self) -> nn.Module:
         """The module of the run.
 

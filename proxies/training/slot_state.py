@@ -148,11 +148,10 @@ def resume_progress(
         or (expected[name].shape, expected[name].dtype)
         != (state.tensors[name].shape, state.tensors[name].dtype)
     ]
-    if mismatches or header.step >= spec.schedule.num_steps:
-        raise StateError(
-            f"step {header.step} of {spec.schedule.num_steps}: unlike the run in "
-            f"{', '.join(mismatches)}"
-        )
+    if mismatches:
+        raise StateError(f"it differs from the run in the tensors {', '.join(mismatches)}")
+    if header.step >= spec.schedule.num_steps:
+        raise StateError(f"it is at step {header.step}, and the run has {spec.schedule.num_steps}")
     return RunProgress(
         spec,
         step=header.step,

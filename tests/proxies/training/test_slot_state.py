@@ -318,7 +318,7 @@ def test_state_with_wrong_tensors_is_refused_and_the_slot_stays_free(saved_run, 
         {**state.tensors, "more": torch.zeros(1)},
         {name: tensor for name, tensor in state.tensors.items() if name != "second"},
     ):
-        with pytest.raises(StateError, match="unlike the run in "):
+        with pytest.raises(StateError, match="differs from the run in the tensors "):
             bank.admit(0, spec, dataclasses.replace(state, tensors=tensors))
         assert bank.steps == {}
 
