@@ -17,10 +17,8 @@ import hashlib
 import json
 import math
 import os
-import re
 import types
 import typing
-from collections.abc import Callable
 from pathlib import Path
 
 from forerun._proxies.core.errors import InputError
@@ -176,48 +174,6 @@ def _refuse_number(token: str) -> typing.NoReturn:
 def _parse_finite_float(token: str) -> float:
     value = float(token)
     return value if math.isfinite(value) else _refuse_number(token)
-
-
-MAX_DEPTH = 64
-"""Depth below which `parse_deep` empties objects and lists, if a text is too deep for Python."""
-_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-
-
-def parse_deep(text: str, parser: Callable[[str], object] = json.loads) -> object:
-    """Read JSON of any depth.
-
-    Python's parser allows about 1,000 levels. If a text is deeper, its objects and lists below
-    `MAX_DEPTH` are read as empty.
-
-    Args:
-        text: The JSON.
-        parser: Parser to use.
-
-    Raises:
-        ValueError: The text is not JSON.
-    """
-    try:
-        return parser(text)
-    except RecursionError:
-        return parser(_empty_deep_values(text))
-
-
-def _empty_deep_values(text: str) -> str:
-    """Return a JSON text without the content of objects and lists below `MAX_DEPTH`."""
-    parts: list[str] = []
-    depth = start = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        if match[0] in ("[", "{"):
-            depth += 1
-            if depth == MAX_DEPTH + 1:
-                parts.append(text[start : match.end()])
-        elif match[0] in ("]", "}"):
-            if depth == MAX_DEPTH + 1:
-                start = match.start()
-            depth -= 1
-    if depth > MAX_DEPTH:
-        raise ValueError("a bracket does not close")
-    return "".join([*parts, text[start:]])
 
 
 _Record = typing.TypeVar("_Record")
