@@ -67,7 +67,7 @@ class _Start:
     @property
     def batch_input(self) -> Tensor | None:
         """First tensor of the input; None if there is none."""
-        return _find_tensor(self.args or tuple(self.kwargs.values()))
+        return _find_input(self.args, self.kwargs)
 
 
 def measure_run(
@@ -221,7 +221,7 @@ class ActivationProbe:
         if self._is_measuring or out is None or not layer:
             return
         rows_NF, role = _to_rows(out), self._roles[name]
-        gain = _compute_size(rows_NF) / (_compute_input_size(args, kwargs) or math.nan)
+        gain = _compute_size(rows_NF) / _compute_input_size(_find_input(args, kwargs))
         own_update: dict[str, Any] = {}
         if role in ("hidden", "readout"):
             start = self._starts.setdefault(self._make_key(layer), _Start(args, kwargs))
@@ -238,12 +238,11 @@ class ActivationProbe:
         role: Role,
         rows: Tensor,
         *,
-        update: float = math.nan,
-        gain: float = math.nan,
-        rate: float = math.nan,
         change: float | None = None,
         head_dim: int = 0,
+        **ratios: float,
     ) -> None:
+        """Record the output of a layer. `ratios` are its update, gain, and rate where known."""
         name = self._make_key(name)
         first = self._first.setdefault(name, rows)
         self._readings[name] = LayerReading(
@@ -251,10 +250,8 @@ class ActivationProbe:
             role=role,
             size=_compute_size(rows),
             change=_compute_size(rows - first) if change is None else change,
-            update=_to_finite(update),
-            gain=_to_finite(gain),
-            rate=_to_finite(rate),
             head_dim=head_dim,
+            **{name: ratio if math.isfinite(ratio) else None for name, ratio in ratios.items()},
         )
 
     def _make_key(self, name: str) -> str:
@@ -313,6 +310,11 @@ def _find_tensor(values: Any) -> Tensor | None:
     return None
 
 
+def _find_input(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the first tensor of a module's input; None if there is none."""
+    return _find_tensor(args or tuple(kwargs.values()))
+
+
 def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, float]:
     """Return the effects of a module's update since step 0, by the names of `LayerReading`.
 
@@ -328,7 +330,7 @@ def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, f
     if start.output is None:
         start.output, start.unrelated = rows_NF, _make_unrelated_input(module, start)
     effect = _compute_size(rows_NF - start.output)
-    input_size = _compute_input_size(start.args, start.kwargs) or math.nan
+    input_size = _compute_input_size(start.batch_input)
     measures = {"update": effect / input_size}
     if role == "readout":
         measures["change"] = effect
@@ -390,10 +392,11 @@ def _compute_odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Te
     return (run(unrelated) - run(-unrelated)) / 2
 
 
-def _compute_input_size(args: Any, kwargs: Any) -> float:
-    """Return the size of the first tensor of a module's input; 1 for ids."""
-    first = _find_tensor(args or tuple(kwargs.values()))
-    return 1.0 if first is None else _compute_size(_to_rows(first))
+def _compute_input_size(batch_input: Tensor | None) -> float:
+    """Return the size of a module's input, by which effects are divided: 1 for ids and for no
+    tensor, NaN if the size is 0.
+    """
+    return 1.0 if batch_input is None else _compute_size(_to_rows(batch_input)) or math.nan
 
 
 def _to_rows(x: Tensor) -> Tensor:
@@ -404,11 +407,6 @@ def _to_rows(x: Tensor) -> Tensor:
     x_NF = x.detach().reshape(-1, x.shape[-1]) if x.dim() else x.detach().reshape(1, 1)
     x_NF = x_NF[:: math.ceil(len(x_NF) / PROBE_TOKENS)]
     return x_NF.float() if x_NF.dtype in (torch.bfloat16, torch.float16) else x_NF.clone()
-
-
-def _to_finite(ratio: float) -> float | None:
-    """Return a ratio, or None if it is not finite."""
-    return ratio if math.isfinite(ratio) else None
 
 
 def _compute_size(x: Tensor) -> float:

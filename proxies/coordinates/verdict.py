@@ -61,12 +61,12 @@ class LayerReading:
     change: float
     """Size of the change in the output since step 0; for the readout, only the effect of its own
     update on its input at step 0."""
-    update: float | None
+    update: float | None = None
     """Effect of a matrix's own update since step 0 on its input at step 0, over the size of that
     input; None for layers without a matrix."""
-    gain: float | None
+    gain: float | None = None
     """Size of the output over that of the input; None for layers without parameters."""
-    rate: float | None
+    rate: float | None = None
     """Size of the same update by itself: its effect on unrelated random input (a sample of its
     Frobenius norm) times the root of the fan-in. With AdamW this follows the rate rule exactly,
     whatever the data. For a hidden matrix it is relative to the input's size; for the readout it is

@@ -44,10 +44,7 @@ from forerun._proxies.core.shape import Shape, list_parameter_shapes
 from forerun._proxies.core.spec import RunSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-    from forerun._proxies.model.decoder import Multipliers
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Dimensions of every parameter by name."""
@@ -336,21 +333,6 @@ def compute_forward_of_shape(
         residual=rule["residual"].evaluate(ratios),
         output=hparams.output_multiplier * rule["output"].evaluate(ratios),
     )
-
-
-def stack_forward_numbers(
-    numbers: list[ForwardNumbers], dtype: torch.dtype, device: torch.device
-) -> Multipliers:
-    """Return the forward multipliers of a bank's trials, as tensors [K, 1, 1]."""
-    import torch
-
-    from forerun._proxies.model.decoder import Multipliers
-
-    columns: dict[str, Any] = {}
-    for field in dataclasses.fields(ForwardNumbers):
-        values = [getattr(trial, field.name) for trial in numbers]
-        columns[field.name] = torch.tensor(values, dtype=dtype, device=device)[:, None, None]
-    return Multipliers(**columns)
 
 
 # ---- Initial values ----

@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from forerun._proxies.model.compilation import (
     forbid_uncompiled_fallback,
     separate_recompile_counts,
 )
-from forerun._proxies.model.decoder import Decoder
+from forerun._proxies.model.decoder import Decoder, Multipliers
 from forerun._proxies.model.loss import LOSS_TERMS
 from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 from forerun._proxies.model.precision import PRECISIONS
@@ -39,7 +40,6 @@ from forerun._proxies.parametrization.parametrization import (
     compute_forward_numbers,
     compute_parameter_table,
     draw_initial_tensor,
-    stack_forward_numbers,
 )
 from forerun._proxies.training.engine import Engine, pin_memory
 from forerun._proxies.training.gradient_noise import GradientNoiseProbe
@@ -338,6 +338,17 @@ class Bank(Engine):
                 0.0 if run is None else run.spec.hparams.run_wide[name] for run in self._slots
             ]
             weight_K.copy_(torch.tensor(values))
+
+
+def stack_forward_numbers(
+    numbers: Sequence[ForwardNumbers], dtype: torch.dtype, device: torch.device
+) -> Multipliers:
+    """Return the forward multipliers of a bank's trials, as tensors [K, 1, 1]."""
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(ForwardNumbers):
+        values = [getattr(trial, field.name) for trial in numbers]
+        columns[field.name] = torch.tensor(values, dtype=dtype, device=device)[:, None, None]
+    return Multipliers(**columns)
 
 
 def _check(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Tests of Muon: its steps against torch's, and the rates by which it scales with a matrix's shape.
+"""Tests of Muon: its updates against torch's, and learning rates that follow a matrix's shape.
 
 They cover the engine of a single trial, banks, states, sharded matrices, and GPUs. A bank trains
 several trials as one batched model, each in its slot.
@@ -83,8 +83,8 @@ class OptimizerPair:
         adjust: torch's name of the rule by which a matrix's rate depends on its shape.
     """
 
-    def __init__(self, adjust, momentum=0.9, decay=0.3, device="cpu"):
-        self.rate, self.decay = 0.05, decay
+    def __init__(self, adjust, device="cpu"):
+        self.rate, self.decay, momentum = 0.05, 0.3, 0.9
         self.generator = torch.Generator(device).manual_seed(3)
         shapes = [(24, 8), (8, 24), (16, 16), (16, 16), (5,), (7, 3)]
         initial = [torch.randn(shape, generator=self.generator, device=device) for shape in shapes]
@@ -102,12 +102,12 @@ class OptimizerPair:
         torch_muon = torch.optim.Muon(
             self.torch_parameters[:4],
             lr=self.rate,
-            weight_decay=decay,
+            weight_decay=self.decay,
             momentum=momentum,
             adjust_lr_fn=adjust,
         )
         torch_adamw = torch.optim.AdamW(
-            self.torch_parameters[4:], lr=self.rate, weight_decay=decay, **adamw_settings
+            self.torch_parameters[4:], lr=self.rate, weight_decay=self.decay, **adamw_settings
         )
         self.torch_optimizers = [torch_muon, torch_adamw]
 

@@ -36,7 +36,10 @@ MODES = {
     "compiled": {"compiled": True},
     "rows at once": {},
 }
-"""Changes of the spec by mode; "rows at once" is the form that the optimizer has on a GPU."""
+"""Changes of the spec by mode.
+
+In the mode "rows at once", the optimizer updates all trials at once, as it does on a GPU.
+"""
 SLOW_MODES = {
     "inductor": {"compiled": True},
     "inductor, fused": {"compiled": True, "fused_loss": True, "dtype": "bfloat16"},
@@ -319,7 +322,7 @@ GPU_MODES = [
     ("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3), ("bfloat16", 0.05)]
 )
 def test_training_on_a_gpu_matches_the_cpu(store, mode, dtype, tolerance):
-    """The neighbors end, diverge and are replaced, also while steps are recorded."""
+    """Neighbors end, diverge, and leave their slots free, also while steps are replayed."""
     common = {"shape": WIDE, "base_shape": TINY, "dtype": dtype, "num_slots": NUM_SLOTS}
     spec = make_run_spec(store.manifest.data_id, seed=11, **common, **mode)
     bank = Bank(

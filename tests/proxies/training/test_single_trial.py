@@ -79,11 +79,11 @@ def train(spec, store, **options):
     return result, curve
 
 
-def train_in_bank(spec, store, num_slots=4):
-    """Train the same trial in a bank with other slots free."""
-    spec = change_numerics(spec, num_slots=num_slots)
+def train_in_bank(spec, store):
+    """Train the same trial in a bank whose other slots are free."""
+    spec = change_numerics(spec, num_slots=4)
     bank = Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw")
-    bank.admit(num_slots - 1, spec)
+    bank.admit(3, spec)
     ((_, result, curve),) = bank.advance(MANY_STEPS)
     return result, curve
 

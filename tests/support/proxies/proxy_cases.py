@@ -53,15 +53,15 @@ WORDS = (
 )
 
 
-def generate_documents(num_documents=120, num_words=430):
-    """Yield texts in which each word has two likely followers, so that a model can learn.
+def generate_documents(num_documents=120):
+    """Yield texts of 430 words, each with two likely followers, so that a model can learn.
 
     Many tests depend on these texts: a change of a seed or a word changes their losses.
     """
     rng = random.Random(1)
     for _ in range(num_documents):
         word, text = rng.randrange(len(WORDS)), []
-        for _ in range(num_words):
+        for _ in range(430):
             text.append(WORDS[word] + (".\n" if rng.random() < 0.1 else ""))
             if rng.random() < 0.9:
                 word = (word * 7 + rng.choice((1, 5))) % len(WORDS)
@@ -202,7 +202,7 @@ def build_user_module(spec):
     return BuiltModel(module, tuple(numbers))
 
 
-def write_learned_corpus(folder, vocab_size=4096):
+def write_learned_corpus(folder):
     """Tokenize Python sources with a byte-level BPE trained on them; return the corpus folder.
 
     The sources are those of Python's standard library, so the corpus differs between versions.
@@ -216,7 +216,7 @@ def write_learned_corpus(folder, vocab_size=4096):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=4096,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
