@@ -442,7 +442,7 @@ def compute_attention_logits(
 
     A logit is a dot product of a query and a key times the scale. The arguments are those of
     `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E]. At most `LOGIT_ROWS`
-    evenly spaced queries are used, including the last one.
+    evenly spaced queries are used, including the last query.
     """
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     sequences = max(1, query.shape[:-3].numel())
@@ -460,7 +460,8 @@ def compute_attention_logits(
     if is_causal:
         allowed = allowed.tril()
     if attn_mask is not None:
-        # A mask of numbers is added to the logits: -inf, or nearly the smallest number, hides one
+        # A mask of numbers is added to the logits. It hides a logit by -inf, or by nearly the
+        # smallest number
         allowed_by_mask = (
             attn_mask
             if attn_mask.dtype == torch.bool

@@ -1,10 +1,10 @@
 """Runs that share their training before the decay, and what each costs beyond the shared part.
 
 With a `wsd` schedule the learning rate is constant between warmup and decay, so runs that differ
-only in their duration are identical until the shorter one decays. The longer one can continue from
-the shorter one's state at that step, its *branch step*. On one machine it is then, bit for bit, the
-run that it would have been from step 0 (arXiv 2405.18392 and 2404.06395 train ladders like this).
-The shared part is the *trunk*. Trunk and branch step follow from a run's spec alone.
+only in their duration are identical until the shorter one decays. The longer run can continue from
+the state of the shorter run at that step, its *branch step*. On one machine it then equals, bit for
+bit, the same run trained from step 0 (arXiv 2405.18392 and 2404.06395 train ladders like this). The
+shared part is the *trunk*. Trunk and branch step follow from a run's spec alone.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ _Record = typing.TypeVar("_Record")
 def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     """Build a record from JSON data, strictly: every field is there, none unknown, all typed.
 
-    An int is accepted in place of a float, and becomes one. The record then validates itself.
+    An int in place of a float is converted. The record then validates itself.
 
     Args:
         kind: Class of the record.

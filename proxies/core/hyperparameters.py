@@ -412,7 +412,7 @@ class Hparams:
 
     @property
     def unclipped(self) -> Hparams:
-        """The same hyperparameters without those that are applied to the gradient."""
+        """The hyperparameters with everything off that acts on the gradient, such as clipping."""
         off = {
             name: HYPERPARAMETERS[name].off
             for name in RUN_WIDE

@@ -11,8 +11,8 @@ This module estimates the inverse of the noise scale, |G|^2 / tr(S), because the
 inverse does not grow with its value. If the inverse cannot be distinguished from 0, the interval of
 the noise scale has no upper end.
 
-The gradient is the one before any optimizer. The updates of Adam or Muon have a critical batch of
-their own, of the same order of magnitude (docs/noise-scale.md).
+The gradient is taken before any optimizer changes it. The updates of Adam or Muon have a critical
+batch of their own, of the same order of magnitude (docs/noise-scale.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIN_PASSES, USUAL_PASSES, MAX_PASSES = 3, 12, 16
 their root. So a short run has one look rather than several imprecise looks."""
 MAX_LOOKS = 5
 LAST_LOOK = 0.5
-"""Share of the run before the last look. Each earlier look is at half the steps of the next one,
+"""Share of the run before the last look. Each earlier look is at half the steps of the next look,
 because the noise scale follows a power of the tokens."""
 
 
@@ -218,8 +218,8 @@ MIN_POINTS = 5
 _NUM_ROUNDS = 60
 """Number of Gauss-Newton steps, far more than a fit that converges needs."""
 _MAX_STEP = 1.0
-"""Maximum change of the log scale and of the exponent in one step, so that a far start does not
-diverge."""
+"""Maximum change of the log scale and of the exponent in one step, so that the fit does not diverge
+if it starts far away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,7 @@ class Recipe:
     """Name of the optimizer of all parameters that have no other."""
     by_kind: Mapping[Kind, str] = field(default_factory=dict)
     """Names of optimizers by kind of parameter. A parameter that its optimizer cannot step gets the
-    default one."""
+    default optimizer."""
     renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Names of hyperparameters that are not called like the setting that they set, by optimizer and
     setting."""

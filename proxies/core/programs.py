@@ -57,7 +57,7 @@ class FactoryError(InputError):
     """A factory that cannot be used. `problems` lists everything that is wrong with it."""
 
     cause, refuses_study = "user_code", True
-    """Kind of failure, and that the driver ends the study instead of retrying the run."""
+    """Kind of the failure, and whether the driver ends the study instead of retrying the run."""
 
     def __init__(self, target: str, problems: list[str]) -> None:
         self.target, self.problems = target, problems
@@ -69,10 +69,10 @@ class FactoryError(InputError):
 
 
 class FactoryChangedError(InputError):
-    """A factory whose source differs from the one in the run's spec."""
+    """A factory whose source has changed since the run's spec was made."""
 
     cause, refuses_study = "user_code", True
-    """Kind of failure, and that the driver ends the study instead of retrying the run."""
+    """Kind of the failure, and whether the driver ends the study instead of retrying the run."""
 
 
 # ---- Commands ----

@@ -273,7 +273,7 @@ def get_parametrization(name: str, **changes: object) -> Parametrization:
 
 
 def _suggest(word: str, words: Iterable[str]) -> str:
-    """Return advice for an unknown word: the nearest known one, or all."""
+    """Return advice for an unknown word: the nearest known word, or all words."""
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"did you mean {near[0]}?" if near else f"must be one of {', '.join(words)}"
 

@@ -22,7 +22,7 @@ def forbid_uncompiled_fallback() -> None:
     from torch._dynamo import config  # 2.9's `torch.compiler.config` lacks the name
 
     config.fail_on_recompile_limit_hit = True
-    # torch does not allow both options at once, and forerun's trainer for main runs sets this one
+    # torch allows only one of the two options, and forerun's trainer for main runs sets this option
     config.suppress_errors = False
 
 

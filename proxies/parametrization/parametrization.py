@@ -319,8 +319,8 @@ def compute_forward_of_shape(
 ) -> ForwardNumbers:
     """Return the forward multipliers of a shape.
 
-    The output multiplier is that of mup's class `MuReadout`. The attention's scale is the one that
-    mup's README asks for, sqrt(base head_dim) / head_dim.
+    The output multiplier is that of mup's class `MuReadout`. The attention's scale is sqrt(base
+    head_dim) / head_dim, as mup's README asks.
     """
     rule = make_forward_rule(parametrization)
     growth = 1.0

@@ -7,8 +7,7 @@ the other slots, for the same K and mode (empty slots compute zeros). A run that
 a result, and its slot is cleared. The host reads the losses of a step once, from the step's report;
 on a GPU, after the next step has been launched.
 
-Shape suffixes: K slots, B sequences of a batch, T tokens of a sequence, N = B * T tokens, V
-vocabulary.
+Shape suffixes: K slots, B sequences of a batch, T tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class CudaGraph:
                 step()
         torch.cuda.current_stream().wait_stream(side_stream)
         self._graph = torch.cuda.CUDAGraph()
-        # If the end of a recording fails, torch leaves its recording stream as the current one. The
-        # outer context restores ours.
+        # If the end of a recording fails, torch leaves its own stream as the current one. The outer
+        # context restores the stream from before.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
             self._result = step()
 
@@ -236,23 +235,6 @@ class Bank(Engine):
         self._slots[index] = None
         self._active_K1[index] = False
         self._set_forward()
-
-    def predict(self, ids_KBT: Tensor) -> Tensor:
-        """Return the logits of every slot's model, in the arithmetic of training.
-
-        Args:
-            ids_KBT: Token ids, [K, B, T].
-
-        Returns:
-            Logits, [K, B * T, V].
-        """
-        logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
-        return logits_KNV
-
-    @property
-    def free_slots(self) -> list[int]:
-        """Indices of the empty slots."""
-        return [i for i, run in enumerate(self._slots) if run is None]
 
     def _launch_step(self, ahead: int) -> Tensor:
         if self.noise is not None:

@@ -65,7 +65,7 @@ def read_batch(
     Args:
         store: The corpus.
         spec: The run.
-        step: Number of updates before this one.
+        step: Number of updates before this update.
         num_sequences: Number of sequences, from the first of the batch; None for the batch itself.
 
     Returns:
@@ -141,7 +141,8 @@ class RunProgress:
         self.grad_norms.append(grad_norm)
         self.step += 1
         ceiling = math.log(self.spec.shape.vocab_size) + diverged_above_nats
-        # The loss was measured before its update: the first loss after the warmup has one more step
+        # A loss is measured before the update of its step. So the first loss after an update beyond
+        # the warmup is that of step `warmup_steps + 2`
         if self.step > self.spec.schedule.warmup_steps + 1 and loss_nats > ceiling:
             limit = f"{format_loss(ceiling)} nats, worse than a uniform guess"
             return f"loss {format_loss(loss_nats)} at step {self.step} is above {limit}"

@@ -48,7 +48,7 @@ class _Trial:
     progress: RunProgress
     built: BuiltModel
     optimizer: torch.optim.Optimizer
-    rates: tuple[ParameterNumbers, ...]
+    groups: tuple[ParameterNumbers, ...]
     """Numbers of each parameter group of the optimizer."""
     has_diverged: Tensor | None = None
     """Float32 scalar that is 1 after a step whose loss or gradient was not finite; the optimizer
@@ -125,7 +125,7 @@ class SingleTrialEngine(Engine):
             progress=RunProgress(spec, num_microbatches=self._num_microbatches),
             built=built,
             optimizer=build_torch_optimizer(spec.optimizer, groups, fused=self._steps_ahead > 0),
-            rates=tuple(rates for rates, _ in groups),
+            groups=tuple(numbers for numbers, _ in groups),
         )
         has_diverged = torch.zeros((), dtype=torch.float32, device=self.device)
         if enable_skipping(trial.optimizer, has_diverged):
@@ -183,8 +183,8 @@ class SingleTrialEngine(Engine):
 
     def _compile(self, module: nn.Module, *, is_full_graph: bool) -> None:
         forbid_uncompiled_fallback()
-        # A new trial has a new model, and graphs of the previous one must not count toward torch's
-        # limit on recompilations.
+        # A new trial has a new model, and graphs of the previous model must not count toward
+        # torch's limit on recompilations.
         torch.compiler.reset()
         module.compile(backend=self._compile_backend, fullgraph=is_full_graph)
 
@@ -310,5 +310,5 @@ def _update(trial: _Trial, step: int, norm: Tensor) -> None:
     """Clip the gradients, and make an optimizer step at the learning rates of the schedule."""
     spec = trial.progress.spec
     clip_gradients(trial.built.module.parameters(), spec.hparams, norm)
-    set_rates(trial.optimizer, trial.rates, compute_lr_multiplier(spec.schedule, step))
+    set_rates(trial.optimizer, trial.groups, compute_lr_multiplier(spec.schedule, step))
     trial.optimizer.step()

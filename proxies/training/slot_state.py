@@ -55,7 +55,7 @@ class Header:
     """Number of optimizer steps done."""
     seconds: float
     num_microbatches: int
-    """Maximum number of passes that a batch so far was split into."""
+    """Maximum number of passes that a batch was split into so far."""
     environment: dict[str, str]
     """Everything except the spec that arithmetic depends on
     (`forerun._proxies.training.run_progress.get_environment`)."""
@@ -132,7 +132,7 @@ def resume_progress(
         spec: The run.
         state: State of that run.
         like: Tensors with the names, shapes and dtypes that the engine expects, without the logged
-            ones.
+            tensors.
         num_microbatches: Minimum number of passes that each batch is split into from now on.
 
     Raises:

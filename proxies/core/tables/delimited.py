@@ -52,8 +52,8 @@ def decode_text(data: bytes) -> str:
 def find_delimiter(text: str) -> str:
     """Find the delimiter that splits the header.
 
-    If there are several, it is the one that splits each row into the same number of cells. If there
-    is none, spaces separate the cells.
+    If several delimiters do, it is the delimiter that splits each row into the same number of
+    cells. If none does, spaces separate the cells.
 
     Raises:
         DelimitedError: The header contains several delimiters, and not exactly one of them fits;

@@ -78,7 +78,7 @@ def _join_groups(text: str) -> str:
 def to_number(cell: object) -> float | None:
     """Return a cell of a table, or a value of a log, as a float; None if it is not a number.
 
-    Booleans, lists, and objects are not numbers. A text is a number if it spells one, because
+    Booleans, lists, and objects are not numbers. A text counts if it spells a number, because
     strict JSON writers and W&B log "NaN" and "Infinity". `Decimal` is accepted, because databases
     return sums as such.
     """

@@ -71,7 +71,7 @@ class TableError(InputError):
 
 
 class FormatError(TableError):
-    """A file of an unknown kind, or one that does not have the format of its suffix."""
+    """A file of an unknown kind, or a file without the format of its suffix."""
 
     def __init__(self, source: Source, why: str) -> None:
         self.why = why

@@ -1,6 +1,6 @@
 """Tests of failures: the cause of an error or a dead process, and the part of a log that is kept.
 
-The error texts and logs are real ones of torch and torchrun.
+The error texts and logs are copied from torch and torchrun.
 """
 
 from pathlib import Path

@@ -28,6 +28,12 @@ def build_bank(spec, store, **options):
     return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", **options)
 
 
+def compute_logits(bank, ids_KBT):
+    """Return the logits [K, B * T, V] of the models in a bank."""
+    with torch.no_grad():
+        return bank.model(ids_KBT, bank._forward)
+
+
 def train_without_neighbors(spec, store):
     """Train a run in a bank with other slots free; return its (result, curve)."""
     bank = build_bank(spec, store)
@@ -104,8 +110,7 @@ def test_slots_train_on_the_batches_of_their_own_seeds(store):
             )
             # The bank predicts for all slots; each slot gets the same batch here.
             ids = torch.from_numpy(batch).expand(spec.numerics.num_slots, -1, -1)
-            with torch.no_grad():
-                losses_K = compute_token_loss(bank.predict(ids[..., :-1]), ids[..., 1:])
+            losses_K = compute_token_loss(compute_logits(bank, ids[..., :-1]), ids[..., 1:])
             losses.append(losses_K[slot].item())
         expected_losses[spec.id] = losses
     for run_id, (_, curve) in finish_runs(bank).items():
@@ -123,8 +128,7 @@ def test_validation_loss_is_that_of_the_final_weights(store):
         num_sequences=run_progress.VALIDATION_SEQUENCES, seq_len=spec.shape.seq_len
     )
     ids = torch.from_numpy(batch)
-    with torch.no_grad():
-        logits = bank.predict(ids[:, :-1].expand(spec.numerics.num_slots, -1, -1))[0]
+    logits = compute_logits(bank, ids[:, :-1].expand(spec.numerics.num_slots, -1, -1))[0]
     expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).item()
     result, _ = finish_runs(bank)[spec.id]
     assert result.loss_nats == pytest.approx(expected, rel=1e-5)

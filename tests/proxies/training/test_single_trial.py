@@ -327,7 +327,7 @@ def test_all_problems_of_a_run_are_named(store):
 
 
 def test_user_model_is_trained(store):
-    """A model from a factory learns; forerun's decoder has the same curve with and without one."""
+    """A model from a factory learns, and forerun's decoder from a factory has its usual curve."""
     spec = make_spec(store)
     user_spec = dataclasses.replace(spec, factory=FACTORY)
     # Without a factory in the spec, `build` is not used.

@@ -301,7 +301,7 @@ def test_states_of_another_torch_or_another_run_are_not_used(saved_run, tokens):
     other_bank = build_bank(other_spec, tokens)
     other_bank.admit(0, other_spec)
     other_bank.advance(5)
-    # The first call set the run's own states aside, so this folder now has only a foreign one.
+    # The first call set the run's own states aside, so this folder now has only a foreign state.
     save_state(folder, other_bank.get_state(0))
     step, notes = load_step(folder, spec)
     assert step is None
@@ -376,7 +376,7 @@ def test_interrupted_save_leaves_a_good_state(saved_run, tokens, monkeypatch, ca
         interrupter = CallInterrupter(patch, call_number, error)
         with contextlib.suppress(ProcessKilledError, StateError):
             save_state(folder, bank.get_state(0))
-    # A save has at least five calls, so the first five numbers must interrupt one.
+    # A save has at least five calls, so each of the first five numbers must interrupt it.
     assert interrupter.num_left <= 0 or call_number > 5
     step, notes = load_step(folder, spec)
     assert step in (3, 4) and notes == []
