@@ -22,8 +22,8 @@ names `original` and `match_rms_adamw` are from torch.optim.Muon, `spectral` and
 Megatron-LM. A matrix has r rows (its outputs) and c columns (its inputs)."""
 
 DEFAULT_MUON_RATE: MuonRate = "original"
-"""Default of torch.optim.Muon and of Jordan. Unlike the other rules in wide use, its factor does not
-grow with the width."""
+"""Default of torch.optim.Muon and of Jordan. Its factor does not grow with the width; those of the
+other rules in wide use do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,7 +364,9 @@ class CallInterrupter:
 
 
 @pytest.mark.parametrize(
-    "error", [ProcessKilledError(), OSError(28, "No space left on device")], ids=["killed", "full"]
+    "error",
+    [ProcessKilledError(), OSError(28, "No space left on device")],
+    ids=["process killed", "disk full"],
 )
 @pytest.mark.parametrize("call_number", range(1, 8))
 def test_interrupted_save_leaves_a_good_state(saved_run, tokens, monkeypatch, call_number, error):

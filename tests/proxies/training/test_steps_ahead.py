@@ -33,13 +33,13 @@ MUON_RULES = get_parametrization("mup", muon_rate="original")
 """Parametrization of the runs that Muon trains."""
 ENDS = {
     "finishes": ({}, "", 12),
-    "grows": (
+    "loss above the limit": (
         {"learning_rate": 1e3, "clip_norm": None, "num_steps": 20},
         # A loss diverges at one nat above that of a random guess, ln 256.
         f"above {math.log(256) + 1:.3f} nats",
         None,
     ),
-    "overflows": (
+    "loss not finite": (
         {"learning_rate": 1e30, "clip_norm": None, "num_steps": 20},
         "not finite at step",
         None,
