@@ -38,6 +38,8 @@ LEARNING_RATE = "learning_rate"
 WARMUP = "warmup_fraction"
 """Hyperparameter that is part of a run's schedule, there in whole steps. All others are fields of
 `Hparams`."""
+SHARE_OF_STEPS = "share of the steps"
+"""Unit of a warmup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,8 @@ class Hyperparameter:
     """Sentence for the plan's reference and the placeholders of trainers' commands."""
     default: float
     scale: Scale = "log2"
+    unit: str = ""
+    """Unit; empty if there is none, or if `meaning` names it."""
     least: float | None = None
     above: float | None = None
     below: float | None = None
@@ -184,6 +188,7 @@ HYPERPARAMETERS: Mapping[str, Hyperparameter] = MappingProxyType(
                 meaning="Warmup as a share of the steps.",
                 default=0.0,
                 scale="linear",
+                unit=SHARE_OF_STEPS,
                 least=0,
                 below=1,
                 set_by="search",

@@ -88,7 +88,7 @@ class CalibrationResult:
     free_bytes: int
     """Free memory of the device before an engine was built, in bytes; 0 if unknown."""
     kind: str = ""
-    """Name of the device, which the caller sets."""
+    """Kind of the device, such as its name. A worker leaves it empty, and the driver sets it."""
 
 
 @dataclass(kw_only=True, slots=True)

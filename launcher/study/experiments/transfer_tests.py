@@ -36,7 +36,7 @@ from forerun._launcher.study.experiments.warmup_rule import (
     set_proxy_warmup,
 )
 from forerun._launcher.study.plan.study import Study
-from forerun._proxies.core.hyperparameters import LEARNING_RATE, WARMUP, get_hyperparameter
+from forerun._proxies.core.hyperparameters import LEARNING_RATE, SHARE_OF_STEPS, get_hyperparameter
 from forerun._proxies.core.rules import get_scaling
 from forerun._proxies.core.spec import RunResult, RunSpec
 from forerun._sweeps.search.space import Params
@@ -275,7 +275,7 @@ def _is_possible(
     """Return whether a run with this value is possible."""
     value = from_log2(name, log2_value)
     hyperparameter = get_hyperparameter(name)
-    if name == WARMUP and value > MAX_STEP_SHARE:
+    if hyperparameter.unit == SHARE_OF_STEPS and value > MAX_STEP_SHARE:
         return False
     if hyperparameter.scale == "log2_complement" and not 0 < value < 1:
         return False
