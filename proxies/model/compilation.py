@@ -29,8 +29,8 @@ def forbid_uncompiled_fallback() -> None:
 def separate_recompile_counts() -> dict[str, Any]:
     """Keep the recompilations of one bank from using up the limit of another bank.
 
-    torch counts them separately if it is told so when a model is compiled. A torch before 2.13
-    cannot do that: then the limit of the whole process is raised.
+    torch counts them separately if a model is compiled with an option for this. A torch before 2.13
+    lacks the option: then the limit of the whole process is raised.
 
     Returns:
         Arguments for `torch.compile`; none for a torch before 2.13.
