@@ -26,7 +26,7 @@ from forerun._transfer.design.next_runs import (
     suggest_mending_runs,
     suggest_repeats,
 )
-from forerun._transfer.design.prospects import Proposal, build_prospects
+from forerun._transfer.design.rounds import Proposal, build_ensemble
 from forerun._transfer.question import Point, Question
 from forerun._transfer.verdict.verdict import _find_cached_optima, judge
 
@@ -277,15 +277,20 @@ def test_predicted_chance_that_a_new_size_is_usable_matches_its_fits(noise_nats)
         noise_nats=noise_nats, lost_nats=0.0, seed=0, num_seeds=4
     )
     fitted_optima, _ = _find_cached_optima(tuple(runs), question.level, draws=600, seed=0)
-    prospects = build_prospects(runs, fitted_optima, question, [256], np.random.default_rng(0))
-    center = round(float(prospects.optimum[:, -1].mean()))
+    ensemble = build_ensemble(runs, fitted_optima, question, [256], np.random.default_rng(0))
+    center = round(float(ensemble.optimum[:, -1].mean()))
     # For each design (grid of octaves, number of seeds) of the new size: the predicted and the
     # simulated share of usable fits
     shares = []
     for octaves, num_seeds in (((-1, 0, 1), 1), ((-1, 0, 1), 4), ((-2, -1, 0, 1, 2), 2)):
         values = tuple(float(center + x) for x in octaves)
         proposal = Proposal(
-            size=256, values=values, num_seeds=num_seeds, cost=1.0, reason="", is_new_grid=True
+            size=256,
+            values=values,
+            num_seeds=num_seeds,
+            cost=1.0,
+            reason="",
+            has_own_intercepts=True,
         )
         usable_fits = []
         for seed in range(12):
@@ -300,7 +305,7 @@ def test_predicted_chance_that_a_new_size_is_usable_matches_its_fits(noise_nats)
                 .status
                 == "ok"
             )
-        predicted = float(np.mean(prospects._estimate_inside([proposal]) >= 0.95))
+        predicted = float(np.mean(ensemble._estimate_inside([proposal]) >= 0.95))
         shares.append((predicted, statistics.mean(usable_fits)))
     assert all(abs(predicted - usable) <= 0.25 for predicted, usable in shares)
     assert shares[0][0] < 0.5 and shares[2][0] > 0.9
