@@ -149,9 +149,7 @@ class LawFit:
         """Return the values (M,) of the form's own parameters by name, from rows of theta. The
         result is empty if the fit is unidentified.
         """
-        if not self.identified:
-            return {}
-        return dict(zip(self.names, FORMS[self.form].compute_parameters(theta_MP), strict=True))
+        return FORMS[self.form].name_parameters(theta_MP) if self.identified else {}
 
 
 def compute_log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
@@ -337,10 +335,10 @@ def _judge_optimum(
         for name, is_hit in zip(spec.names, is_at_bound, strict=True)
         if is_hit
     ]
-    slopes = dict(zip(spec.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
+    prefix = "" if spec.has_unit_k else "k * "
     oddities = [
-        f"{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
-        for name, slope in slopes.items()
+        f"{prefix}{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
+        for name, slope in zip(("alpha", "beta"), theta[5] * theta[3:5], strict=True)
         if slope > _STEEPEST
     ]
     # The effect of N or D is the change of the fitted losses if all runs had the mean N or D

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun._scaling_fits.laws import solver
-from forerun._scaling_fits.laws.forms import FormSpec
+from forerun._scaling_fits.laws.forms import NO_FLOOR_LOG, FormSpec
 from forerun._scaling_fits.laws.solver import HUBER_DELTA, NUM_COORDINATES, Bools, Floats, Points
 
 BLOCK = 512  # Refits solved together, which bounds the memory
@@ -326,7 +326,7 @@ def _build_slab(
     that no unit of N or D causes overflow.
     """
     slopes = np.geomspace(*spec.slope_grid) / power
-    log_e = np.log(share) + points.y.min() if spec.has_floor else spec.fixed[0]
+    log_e = np.log(share) + points.y.min() if spec.has_floor else NO_FLOOR_LOG
     reducible_share = -np.expm1(log_e - points.y)
     target = (points.y + np.log(reducible_share)) / power
     importance = weight_R * (power * reducible_share) ** 2

@@ -47,7 +47,7 @@ def suggest_bounded_runs(
     Args:
         points: All runs that are judged.
         bounded: The regret estimated from them.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
     """
     assert question.power is not None
     regret, cells = bounded.regret_nats, list[tuple[int, float]]()

@@ -109,7 +109,7 @@ def suggest_mending_runs(
     Args:
         optimum: The optimum of the size, with a status other than `ok`.
         points: The runs of that size.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
         noise_known: Whether any value was run with two seeds.
     """
     rates, best, end = list_finite_rates(points), find_best_rate(points), find_better_end(points)
@@ -223,7 +223,7 @@ def plan_round(
     Args:
         points: All runs that are judged.
         optima: Optima of these runs.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
             Runs at the target size are never suggested.
         mending_runs: Runs that make unusable optima usable. Other runs may replace them, if those
             are more likely to decide.
@@ -373,7 +373,7 @@ def _propose_at_size(
     Args:
         size_runs: The runs of the size.
         outside: Probability that the optimum lies below the values that were run, and above them.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
     """
     rates, best, size = list_finite_rates(size_runs), find_best_rate(size_runs), size_runs[0].size
     num_seeds = len({p.seed for p in size_runs})

@@ -257,7 +257,7 @@ def build_ensemble(
     Args:
         points: All runs that are judged.
         optima: Optima of these runs.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
         larger: Larger sizes that may be proposed.
         rng: Random generator of the extension to sizes that were not run.
 

@@ -1,5 +1,5 @@
-"""The verdict on a transfer: whether the value tuned at the base size still serves at the target
-size, and with what regret.
+"""The verdict on a transfer: whether the value that was tuned at the base size can be used at the
+target size, and with what regret.
 
 The regret is the loss of one fixed value, with which the main run would be launched, above the loss
 at the target's own optimum. The uncertainty of the base optimum therefore does not enter: however
@@ -62,8 +62,8 @@ fit takes a tenth of a second."""
 SUSPECT_DRAWS = 600
 """Number of posterior draws of the fit without a suspicious run."""
 SUSPECT_NOISE_SHARE = 0.6
-"""Share of the noise below which the noise must fall without a suspicious run for that run to be
-repeated."""
+"""Largest share of the noise that may remain without a suspicious run. If more remains, the run is
+not what makes the losses noisy, and it is not repeated."""
 MIN_SD_OCTAVES = 0.01
 """Floor of the standard deviation of an optimum, in octaves, which limits its weight."""
 
@@ -75,7 +75,6 @@ class Verdict:
     """
 
     question: Question
-    """The question: which hyperparameter, over which axis, from which size to which."""
     outcome: Outcome
     drift: Interval | None
     """Drift: octaves by which the optimum moves per doubling of size, in addition to
@@ -146,7 +145,7 @@ def judge(
 
     Args:
         points: Runs of the condition to judge.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
         seed: Random seed of the posterior draws.
         control_points: Runs of a control condition (standard parametrization). They are judged in
             the same way, but from the optimum of the control condition at the base.
