@@ -23,13 +23,13 @@ from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode, InputError
 from forerun._proxies.core.plain_files import read_plain
 from forerun._scaling_fits.allocation.shapes import Template
-from forerun._scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-from forerun._scaling_fits.compute.optima import ComputeFit
 from forerun._scaling_fits.forecast.population import Population
 from forerun._scaling_fits.forecast.posterior import Cells, LawPosterior
 from forerun._scaling_fits.forecast.uncertainty import FittedRuns
 from forerun._scaling_fits.laws.law import LawFit
 from forerun._scaling_fits.laws.solver import NUM_COORDINATES, Floats
+from forerun._scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+from forerun._scaling_fits.optima.optima_fit import ComputeFit
 
 FILE_KIND = "forerun.fit_file/1"
 _LAW_KIND = "forerun.fit/5"

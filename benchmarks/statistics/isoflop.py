@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "scalin
 
 import planted_optima as planted
 
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import ComputeFit, predict_at
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import ComputeFit, predict_at
 
 DESIGNS = (
     (5, 7, 1.4, 0.001),

@@ -33,10 +33,10 @@ from forerun._scaling_fits.allocation.spending import (
     find_log_best_params,
     find_range,
 )
-from forerun._scaling_fits.compute.optima import predict_at
 from forerun._scaling_fits.forecast.posterior import compute_mixture_quantile
 from forerun._scaling_fits.forecast.uncertainty import Ends, FittedRuns, predict
 from forerun._scaling_fits.laws.law import LARGEST, NEXT_RUNG, CannotTellError, compute_finite_exp
+from forerun._scaling_fits.optima.optima_fit import predict_at
 
 FLAT = 0.003
 """Relative excess loss up to which shapes count as equal. The difference is below the noise of a

@@ -15,11 +15,11 @@ import numpy as np
 
 from forerun._proxies.core.checks import Checks
 from forerun._scaling_fits.allocation import repeats
-from forerun._scaling_fits.compute.optima import predict_at
 from forerun._scaling_fits.forecast.uncertainty import FittedRuns, compute_expected_log_loss
 from forerun._scaling_fits.laws import law
 from forerun._scaling_fits.laws.law import compute_finite_exp
 from forerun._scaling_fits.laws.solver import Floats, bisect
+from forerun._scaling_fits.optima.optima_fit import predict_at
 
 # The limits reach from a run of one parameter to far more than can be built; a value beyond them is
 # a typing error

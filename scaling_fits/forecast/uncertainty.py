@@ -19,8 +19,6 @@ from forerun._proxies.core.notation import (
     format_percent,
     format_significant,
 )
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import ComputeFit, OptimaError
 from forerun._scaling_fits.forecast.backtest import Backtest, find_nearest_backtest, run_backtests
 from forerun._scaling_fits.forecast.conclusive import (
     MAX_LOSS_NATS,
@@ -45,6 +43,8 @@ from forerun._scaling_fits.laws.solver import Floats
 from forerun._scaling_fits.laws.table import DroppedRow, RunTable
 from forerun._scaling_fits.laws.traps import format_names
 from forerun._scaling_fits.laws.weights import count_effective_runs, find_outliers
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import ComputeFit, OptimaError
 
 FORM_CHOICES = ("auto", "compute", *FORMS)
 MIN_DRAWS = 200

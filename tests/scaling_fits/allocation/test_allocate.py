@@ -12,11 +12,11 @@ from planted_ladders import CHINCHILLA, COUPLED, compute_law_loss, make_ladder
 from forerun._proxies.core.checks import SpecError
 from forerun._scaling_fits.allocation.allocate import NoRunError, allocate
 from forerun._scaling_fits.allocation.spending import compute_expected_loss
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import predict_at
 from forerun._scaling_fits.forecast.uncertainty import compute_exponents, fit_runs
 from forerun._scaling_fits.laws.law import CannotTellError
 from forerun._scaling_fits.laws.table import from_columns
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import predict_at
 
 LARGE = {"E": 1.7, "A": 400.0, "B": 1000.0, "alpha": 0.34, "beta": 0.34}
 WIDE = {"sizes": np.geomspace(1e5, 1e8, 5), "tokens": np.geomspace(1e6, 1e9, 5)}

@@ -16,17 +16,17 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun._proxies.core.notation import format_counted, format_percent
-from forerun._scaling_fits.compute.local_fits import (
+from forerun._scaling_fits.laws.solver import Bools, Floats
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.local_fits import (
     MAX_OUTSIDE_SHARE,
     LocalFit,
     compute_spread,
     find_minima,
     fit_local,
 )
-from forerun._scaling_fits.compute.optima import CellStatus
-from forerun._scaling_fits.compute.power_laws import Pair
-from forerun._scaling_fits.laws.solver import Bools, Floats
-from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.optima_fit import CellStatus
+from forerun._scaling_fits.optima.power_laws import Pair
 
 AXES = ("learning_rate", "batch")
 

@@ -23,14 +23,17 @@ from forerun._proxies.core.notation import (
     format_flops,
     format_percent,
 )
-from forerun._scaling_fits.compute.local_fits import (
+from forerun._scaling_fits.laws.law import list_option_problems
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.local_fits import (
     MAX_OUTSIDE_SHARE,
     LocalFit,
     compute_spread,
     find_minima,
     fit_local,
 )
-from forerun._scaling_fits.compute.optima import (
+from forerun._scaling_fits.optima.optima_fit import (
     CellStatus,
     ComputeFit,
     ComputeOptimum,
@@ -38,10 +41,7 @@ from forerun._scaling_fits.compute.optima import (
     Inflation,
     OptimaError,
 )
-from forerun._scaling_fits.compute.power_laws import Pair, PowerLaw, fit_power_law
-from forerun._scaling_fits.laws.law import list_option_problems
-from forerun._scaling_fits.laws.solver import Floats
-from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.power_laws import Pair, PowerLaw, fit_power_law
 
 _MIN_OPTIMA = 3  # Any two points lie on a line
 _MIN_SIZES = 5  # Distinct sizes of a budget: the coefficients of a cubic and one more

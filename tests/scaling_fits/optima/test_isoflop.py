@@ -13,8 +13,8 @@ from planted_optima import (
     read_porian_setups,
 )
 
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import OptimaError, predict_at
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import OptimaError, predict_at
 
 BUDGETS = 10.0 ** np.arange(17, 20, 0.5)
 

@@ -17,9 +17,9 @@ from scipy.special import ndtri
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import InputError
-from forerun._scaling_fits.compute.power_laws import Pair, PowerLaw, summarize_law
 from forerun._scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
 from forerun._scaling_fits.laws.table import DroppedRow
+from forerun._scaling_fits.optima.power_laws import Pair, PowerLaw, summarize_law
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
 """Status of the optimum of one budget, or of one (N, D). `edge`: the best run is the first or last

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from planted_optima import BATCH_LAW, LR_LAW, compute_law, make_grid_runs, make_table
 
-from forerun._scaling_fits.compute.hyperparameter_laws import fit_runs_law, predict_value
-from forerun._scaling_fits.compute.optima import OptimaError
 from forerun._scaling_fits.fit_file import FitFileError, from_json, to_json
 from forerun._scaling_fits.laws.law import CannotTellError, LawError
+from forerun._scaling_fits.optima.hyperparameter_laws import fit_runs_law, predict_value
+from forerun._scaling_fits.optima.optima_fit import OptimaError
 
 CELLS = [(params, tokens) for params in (1e8, 3e8, 9e8) for tokens in (2e9, 8e9, 3.2e10)]
 """Cells of the grid: parameters and tokens of runs that differ in learning rate and batch only."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun._scaling_fits.compute.power_laws import PowerLawError, fit_power_law
+from forerun._scaling_fits.optima.power_laws import PowerLawError, fit_power_law
 
 X = np.geomspace(1e17, 1e20, 6)
 

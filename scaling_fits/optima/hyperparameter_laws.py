@@ -19,17 +19,17 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted, format_factor
 from forerun._proxies.core.tables.columns import COLUMN_NAMES
-from forerun._scaling_fits.compute.hyperparameter_cells import CellOptimum, find_cell_optima
-from forerun._scaling_fits.compute.optima import OptimaError, OptimaFit
-from forerun._scaling_fits.compute.power_laws import (
+from forerun._scaling_fits.laws.law import CannotTellError, check_size, list_option_problems
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.hyperparameter_cells import CellOptimum, find_cell_optima
+from forerun._scaling_fits.optima.optima_fit import OptimaError, OptimaFit
+from forerun._scaling_fits.optima.power_laws import (
     Pair,
     PowerLaw,
     fit_power_law,
     summarize_law,
 )
-from forerun._scaling_fits.laws.law import CannotTellError, check_size, list_option_problems
-from forerun._scaling_fits.laws.solver import Floats
-from forerun._scaling_fits.laws.table import RunTable
 
 Hyperparameter = Literal["learning_rate", "batch"]
 COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
