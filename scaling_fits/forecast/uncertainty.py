@@ -19,7 +19,12 @@ from forerun._proxies.core.notation import (
     format_percent,
     format_significant,
 )
-from forerun._scaling_fits.forecast.backtest import Backtest, find_nearest_backtest, run_backtests
+from forerun._scaling_fits.forecast.backtest import (
+    Backtest,
+    OnStep,
+    find_nearest_backtest,
+    run_backtests,
+)
 from forerun._scaling_fits.forecast.conclusive import (
     MAX_LOSS_NATS,
     list_fit_doubts,
@@ -27,7 +32,7 @@ from forerun._scaling_fits.forecast.conclusive import (
 )
 from forerun._scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
 from forerun._scaling_fits.forecast.posterior import LawPosterior, fit_posterior
-from forerun._scaling_fits.forecast.refits import OnStep, ignore_step, refit_posterior
+from forerun._scaling_fits.forecast.refits import fit_form
 from forerun._scaling_fits.laws import law, solver
 from forerun._scaling_fits.laws.forms import FORMS, FormChoice
 from forerun._scaling_fits.laws.law import (
@@ -183,7 +188,7 @@ def fit_runs(
     bootstrap: int = 400,
     level: float = 0.9,
     seed: int = 0,
-    on_step: OnStep = ignore_step,
+    on_step: OnStep | None = None,
 ) -> FittedRuns:
     """Fit a law to the runs of one study and test it on held-out budgets.
 
@@ -194,7 +199,7 @@ def fit_runs(
         bootstrap: Number of draws for the intervals; 0 for no intervals.
         level: Level of the intervals.
         seed: Seed of the draws.
-        on_step: Called with the name of each step, and the share of all work before it.
+        on_step: Callback with the name of each step, and the share of all work before it.
 
     Raises:
         LawError: The form is unknown, the number of draws or the seed is negative, or the level is
@@ -202,7 +207,8 @@ def fit_runs(
     """
     _check_options(form, bootstrap, level, seed)
     table = table.distinct()
-    on_step("fitting", 0.0)
+    report_step = on_step or (lambda name, share: None)
+    report_step("fitting", 0.0)
     path = find_path(table)
     fit, posterior = _fit_part(table, form, max(bootstrap, MIN_DRAWS), seed)
     backtests: tuple[Backtest, ...] = ()
@@ -213,7 +219,7 @@ def fit_runs(
             lambda part: _fit_part(part, form, _BACKTEST_DRAWS, seed)[1],
             level=level,
             has_intervals=bootstrap > 0,
-            on_step=lambda name, share: on_step(name, 0.3 + 0.7 * share),
+            on_step=lambda name, share: report_step(name, 0.3 + 0.7 * share),
         )
         warnings += _describe_outliers(table, fit)
         if not backtests:
@@ -256,15 +262,10 @@ def _fit_part(
     law.
     """
     if form not in ("auto", "compute"):
-        return refit_posterior(table, form, num_draws, seed)
+        return fit_form(table, form, num_draws, seed)
     reasons = law.list_forecast_obstacles(table)
     if form == "compute" and not reasons and find_path(table) is None:
-        reasons = (
-            (
-                "form compute is for runs along one line of log N and log D, and these spread over "
-                "an area"
-            ),
-        )
+        reasons = ("form compute needs runs on one line in N and D, and these spread over an area",)
     if reasons:
         return law.build_unidentified_fit(table, "coupled", reasons), None
     posterior = fit_posterior(table, num_draws=num_draws, seed=seed)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forerun._launcher.study.plan.study import Study
     from forerun._proxies.core.spec import RunSpec
     from forerun._scaling_fits.allocation.shapes import Template
-    from forerun._scaling_fits.forecast.refits import OnStep
+    from forerun._scaling_fits.forecast.backtest import OnStep
     from forerun._scaling_fits.forecast.uncertainty import FittedRuns
     from forerun._scaling_fits.laws.table import RunTable
     from forerun._scaling_fits.optima.optima_fit import FlopsSource
@@ -70,7 +70,6 @@ def fit_runs_or_study(
         ValueError: `scaling_fits` cannot fit the runs; every problem is listed.
     """
     from forerun._scaling_fits.fit_file import to_json
-    from forerun._scaling_fits.forecast.refits import ignore_step
     from forerun._scaling_fits.forecast.uncertainty import fit_runs
     from forerun._scaling_fits.optima import hyperparameter_laws, isoflop, optima_fit
 
@@ -83,7 +82,7 @@ def fit_runs_or_study(
     if form in HYPERPARAMETER_FORMS:
         size_fit = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]
         return to_json(size_fit), hyperparameter_laws.summarize_fit(size_fit)
-    fit = fit_runs(table, form=form, **options, on_step=on_step or ignore_step)
+    fit = fit_runs(table, form=form, **options, on_step=on_step)
     return _describe_loss_law(fit, table, template, main_runs)
 
 
