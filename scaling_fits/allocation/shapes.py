@@ -12,6 +12,7 @@ query heads per key-value head, and heads that do not split over the GPUs of a n
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -440,15 +441,14 @@ def _list_options_by_aspect(
         layers = compute_layers(width, fixed.width_per_layer or 1.0)
         return fixed.shape.at_width(width).at_depth(layers)
 
-    top = 1
-    while fixed.params(at(top)) < request.params:
-        top *= 2
-    low, high = top // 2, top  # Bisect: parameters grow with the width
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fixed.params(at(middle)) < request.params else (low, middle)
+    # The narrowest width with enough parameters, by bisection: parameters grow with the width
+    upper = 1
+    while fixed.params(at(upper)) < request.params:
+        upper *= 2
+    counts = range(1, upper + 1)
+    middle = 1 + bisect.bisect_left(counts, request.params, key=lambda n: fixed.params(at(n)))
     options = []
-    for count in range(max(1, high - _NUM_WIDTHS), high + _NUM_WIDTHS + 1):
+    for count in range(max(1, middle - _NUM_WIDTHS), middle + _NUM_WIDTHS + 1):
         shape = at(count)
         if shape.ffn_width % frame.ffn_step == 0:
             options.append(_to_option(request, frame, shape, fixed.params(shape)))

@@ -7,12 +7,11 @@ A function that converts a cell gets a list, and appends every problem with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from forerun._proxies.core.hyperparameters import get_hyperparameter
-from forerun._proxies.core.tables import table_files
 from forerun._proxies.core.tables.columns import is_known_name
-from forerun._proxies.core.tables.table_files import Cells, FormatError, Source, read_cells
+from forerun._proxies.core.tables.table_files import Cells, Source, TableError, read_cells
 from forerun._transfer.question import Hyperparameter, TransferError, to_log2
 
 MAX_SIZE = 10**18
@@ -28,15 +27,6 @@ _EMPTY_LOSS_ADVICE = (
 )
 
 
-class TableError(table_files.TableError):
-    """A table that cannot be read or judged. `problems` lists every bad cell by row and column."""
-
-    def __init__(
-        self, path: Source, problems: Sequence[str], bad_cells: Sequence[str] = ()
-    ) -> None:
-        super().__init__(problems, bad_cells, name=path.name)
-
-
 def read_sheet(path: Source, known_names: Collection[str] = ()) -> Cells:
     """Read a table. From a wide `.parquet` file only the columns with a known name are read.
 
@@ -47,13 +37,10 @@ def read_sheet(path: Source, known_names: Collection[str] = ()) -> Cells:
     Raises:
         TableError: The kind of file is unknown, it cannot be parsed, or it has no rows.
     """
-    try:
-        sheet = read_cells(path, lambda name: name in known_names or is_known_name(name))
-    except FormatError as error:
-        raise TableError(path, [error.why]) from error
+    sheet = read_cells(path, lambda name: name in known_names or is_known_name(name))
     problems = sheet.problems or ([] if sheet.rows else ["no rows: nothing to judge"])
     if problems:
-        raise TableError(path, problems)
+        raise TableError(problems, name=path.name)
     return sheet
 
 

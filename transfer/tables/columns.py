@@ -13,9 +13,8 @@ from forerun._proxies.core.tables.columns import (
     STATE_ROLES,
     choose_columns,
 )
-from forerun._proxies.core.tables.table_files import Cells, Source
+from forerun._proxies.core.tables.table_files import Cells, Source, TableError
 from forerun._transfer.question import AXES, Axis, Hyperparameter
-from forerun._transfer.tables.cells import TableError
 
 _Name = TypeVar("_Name", bound=str)
 _MAY_BE_OPTIMIZER = re.compile(r"opt(_|\W)", re.IGNORECASE)
@@ -94,7 +93,7 @@ def find_columns(
     )
     choice = choose_columns(names, roles, given or {})
     if choice.problems:
-        raise TableError(path, choice.problems)
+        raise TableError(choice.problems, name=path.name)
     columns = choice.columns
     chosen = set((given or {}).values())
     sizes = {axis: columns[axis] for axis in SIZE_COLUMNS if axis in columns}
@@ -114,7 +113,7 @@ def find_columns(
     else:
         optima = {}
     if problem := _describe_missing(names, sizes, values, loss, optima):
-        raise TableError(path, [problem])
+        raise TableError([problem], name=path.name)
     return TableColumns(
         sizes=sizes,
         values=values,
@@ -206,7 +205,7 @@ def choose_question(
                 f"{OPTIMUM_COLUMNS[hyperparameter]}={name} or --column {hyperparameter}={name}"
             )
     if problems or axis is None or hyperparameter is None:
-        raise TableError(path, problems)
+        raise TableError(problems, name=path.name)
     return axis, hyperparameter
 
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.tables.columns import drop_unfinished_rows, read_columns
-from forerun._proxies.core.tables.table_files import Cells, Source
+from forerun._proxies.core.tables.table_files import Cells, Source, TableError
 from forerun._transfer.question import AXES, Axis, Hyperparameter, Point
 from forerun._transfer.tables import cells
-from forerun._transfer.tables.cells import TableError, format_cell, read_sheet
+from forerun._transfer.tables.cells import format_cell, read_sheet
 from forerun._transfer.tables.columns import TableColumns, choose_question, find_columns
 
 DERIVED_AXES = ("params", "duration")
@@ -74,7 +74,7 @@ def select_comparable_runs(
         problem = (
             f"no two sizes agree in {names}: run some that do, or remove a column to ignore it"
         )
-        raise TableError(path, [problem])
+        raise TableError([problem], name=path.name)
     best = min(usable_keys or runs_by_key, key=lambda key: _make_rank_key(key, runs_by_key[key]))
     kept = runs_by_key[best]
     notes = []
@@ -223,9 +223,8 @@ def read_runs(
     names = find_columns(path, sheet.columns, given)
     finished = drop_unfinished_rows(sheet, names.states)
     if not finished.rows:
-        raise TableError(
-            path, [f"no run has finished ({format_counted(len(finished.dropped), 'row')} dropped)"]
-        )
+        dropped = format_counted(len(finished.dropped), "row")
+        raise TableError([f"no run has finished ({dropped} dropped)"], name=path.name)
     sheet = dataclasses.replace(sheet, rows=finished.rows)
     numbers, doubts, comparable = _read_numbers(sheet, names)
     axis, hyperparameter = choose_question(path, sheet, names, comparable, axis, hyperparameter)
@@ -236,12 +235,13 @@ def read_runs(
     bad_cells = list(finished.bad_cells)
     runs = _read_rows(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
     if bad_cells or doubts:
-        raise TableError(path, doubts, bad_cells)
+        raise TableError(doubts, bad_cells, name=path.name)
     if not runs:
-        raise TableError(path, [f"every {names.values[hyperparameter]} is 0: nothing to judge"])
+        problem = f"every {names.values[hyperparameter]} is 0: nothing to judge"
+        raise TableError([problem], name=path.name)
     kept, notes = select_comparable_runs(path, runs, axis, names.judgeable)
     if problems := _find_excess(kept, axis, names.values[hyperparameter]):
-        raise TableError(path, problems)
+        raise TableError(problems, name=path.name)
     num_off = len(sheet.rows) - len(runs)
     first_notes = [*_list_notes(sheet, names, axis, hyperparameter, num_off), *finished.warnings]
     return _to_run_table(
