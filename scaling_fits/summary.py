@@ -108,7 +108,7 @@ def _summarize_parameters(fitted: FittedRuns) -> dict[str, Json]:
     """
     fit = fitted.fit
     if fitted.path is not None:
-        values = fitted.path.parameters(fit.theta[None, :]) if fit.identified else {}
+        values = fitted.path.compute_parameters(fit.theta[None, :]) if fit.identified else {}
         along: dict[str, Json] = {
             name: float(values[name][0]) if values else None for name in paths.NAMES
         }

@@ -118,7 +118,7 @@ def main() -> None:
             # 1.0001: rounding must not leave out runs at the limit
             below = family.table.flops <= family.table.flops.max() / ratio * 1.0001
             errors = (
-                measure_errors(family.table.rows(below), best[1], best[0])
+                measure_errors(family.table.select_runs(below), best[1], best[0])
                 if below.sum() >= MIN_RUNS and best
                 else None
             )

@@ -100,7 +100,7 @@ def run_backtests(
     fitted_before = -1
     for place, cut in enumerate(CUTS):
         on_step("holding out budgets", place / len(CUTS))
-        below = table.rows((table.flops < largest / cut) & ~top)
+        below = table.select_runs((table.flops < largest / cut) & ~top)
         num_fitted = below.num_runs
         if num_fitted == fitted_before or below.num_places < MIN_POINTS:
             continue
@@ -110,7 +110,7 @@ def run_backtests(
             ratio = largest / float(below.flops.max())
             backtests.append(
                 _predict_held_out(
-                    posterior, table.rows(top), num_fitted, ratio, level, has_intervals
+                    posterior, table.select_runs(top), num_fitted, ratio, level, has_intervals
                 )
             )
     return tuple(backtests)
@@ -134,7 +134,8 @@ def _predict_held_out(
 ) -> Backtest:
     """Return the held-out runs with their predictions by the fit without them."""
     tail = (1 - level) / 2
-    middle, low, high = np.exp(posterior.quantiles(held.params, held.tokens, (0.5, tail, 1 - tail)))
+    quantiles = posterior.compute_quantiles(held.params, held.tokens, (0.5, tail, 1 - tail))
+    middle, low, high = np.exp(quantiles)
     runs = tuple(
         HeldOut(
             params=float(n),

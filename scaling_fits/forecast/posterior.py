@@ -115,7 +115,7 @@ class LawPosterior:
         """Median standard deviation of one run's log loss."""
         return float(np.median(self.noise_sds))
 
-    def forecast(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+    def predict_log_loss(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
         """Return the mean and the standard deviation of log loss that each draw predicts for each
         new run (S, T).
 
@@ -145,11 +145,13 @@ class LawPosterior:
             sd_ST[chosen] = np.sqrt(self.noise_sds[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
         return middle_ST, sd_ST
 
-    def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
+    def compute_quantiles(
+        self, params: Floats, tokens: Floats, shares: tuple[float, ...]
+    ) -> list[Floats]:
         """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each
         share.
         """
-        middle_ST, sd_ST = self.forecast(params, tokens)
+        middle_ST, sd_ST = self.predict_log_loss(params, tokens)
         return [compute_mixture_quantile(middle_ST, sd_ST, share) for share in shares]
 
 
@@ -180,7 +182,7 @@ def fit_posterior(
     problem = _Problem(cells, population)
     rng = np.random.default_rng([seed, 1])
     modes: list[_Mode] = []
-    starts_SP = problem.starts()
+    starts_SP = problem.build_starts()
     for departure in DEPARTURES:
         mode = problem.find_mode(starts_SP, departure)
         starts_SP = np.stack([mode.coordinates, problem.mean])
@@ -307,7 +309,7 @@ class _Problem:
         self.shape = _NOISE_FREEDOM / 2 + len(self.n) / 2
         self.scale = _NOISE_FREEDOM / 2 * population.noise_sd**2
 
-    def starts(self) -> Floats:
+    def build_starts(self) -> Floats:
         """Return starting points: the population's mean, and random points around it."""
         spread = (
             np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, NUM_COORDINATES - 1))

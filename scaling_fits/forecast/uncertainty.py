@@ -206,7 +206,7 @@ def fit_runs(
             out of range.
     """
     _check_options(form, bootstrap, level, seed)
-    table = table.distinct()
+    table = table.drop_repeats()
     report_step = on_step or (lambda name, share: None)
     report_step("fitting", 0.0)
     path = find_path(table)
@@ -250,7 +250,7 @@ def _check_options(form: FormChoice, bootstrap: int, level: float, seed: int) ->
     """
     problems = list_option_problems(bootstrap, level, seed)
     if form not in FORM_CHOICES:
-        problems.insert(0, f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}")
+        problems = [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}", *problems]
     if problems:
         raise LawError("; ".join(problems))
 
@@ -351,7 +351,7 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
         np.log(table.loss) - law.compute_log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     )
     places = places[np.argsort(-np.abs(residuals[places]))]
-    names = format_names([table.name(place) for place in places])
+    names = format_names([table.name_run(place) for place in places])
     text = (
         f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise "
         "explains (the furthest by "
@@ -363,16 +363,13 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
 
 
 def _compute_range(table: RunTable) -> FittedRange:
-    six_nd = 6.0 * table.params * table.tokens
-
-    def reach(column: Floats) -> tuple[float, float]:
-        return float(column.min()), float(column.max())
-
+    columns = (table.params, table.tokens, 6.0 * table.params * table.tokens)
+    params, tokens, flops = ((float(column.min()), float(column.max())) for column in columns)
     return FittedRange(
         num_runs=table.num_runs,
-        params=reach(table.params),
-        tokens=reach(table.tokens),
-        six_nd=reach(six_nd),
+        params=params,
+        tokens=tokens,
+        six_nd=flops,
         best_loss_nats=float(table.loss.min()),
         flops_given=table.flops_given,
     )
@@ -397,7 +394,8 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     _check_path(fitted, params, tokens)
     tail = (1 - fitted.level) / 2
     n, d = np.array([float(params)]), np.array([float(tokens)])
-    middle, *ends = (float(end[0]) for end in posterior.quantiles(n, d, (0.5, tail, 1 - tail)))
+    quantiles = posterior.compute_quantiles(n, d, (0.5, tail, 1 - tail))
+    middle, *ends = (float(quantile[0]) for quantile in quantiles)
     low = high = None
     if fitted.has_intervals:
         low, high = (
@@ -433,14 +431,14 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
     Raises:
         CannotTellError: It does not; the error says what the runs have in common.
     """
-    path = fitted.path
-    if path is None or path.distance(params, tokens) <= MAX_OFF:
+    if fitted.path is None:
         return
-    off, most = (
-        math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF)
-    )
+    distance = fitted.path.compute_distance(params, tokens)
+    if distance <= MAX_OFF:
+        return
+    off, most = (math.exp(math.sqrt(2) * logs) for logs in (distance, MAX_OFF))
     reason = (
-        f"{path.describe()}, and a run of {format_count(params)} parameters on "
+        f"{fitted.path.describe()}, and a run of {format_count(params)} parameters on "
         f"{format_count(tokens)} tokens lies off that line by a factor of {off:.2g} (at most "
         f"{most:.2g}): add runs of other tokens per parameter"
     )
@@ -481,7 +479,7 @@ def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
     if not fitted.has_intervals:
         return None
     values = (
-        fitted.path.parameters(fitted.laws)
+        fitted.path.compute_parameters(fitted.laws)
         if fitted.path
         else fitted.fit.name_parameters(fitted.laws)
     )

@@ -86,7 +86,7 @@ class FormSpec:
         theta[:, self.free_coordinates] = free_MQ
         return theta
 
-    def bounds(self, points: Points) -> tuple[Floats, Floats]:
+    def compute_bounds(self, points: Points) -> tuple[Floats, Floats]:
         """Return the lower and upper bounds (Q,) within which the free coordinates are searched.
         `points` are the runs in centered logs.
         """

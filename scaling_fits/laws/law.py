@@ -21,7 +21,7 @@ from forerun._proxies.core.errors import ExitCode, InputError
 from forerun._proxies.core.notation import format_counted
 from forerun._scaling_fits.laws import search, solver
 from forerun._scaling_fits.laws.forms import FORMS, MIN_POINTS, Form, FormSpec
-from forerun._scaling_fits.laws.solver import Centre, Floats, Points
+from forerun._scaling_fits.laws.solver import Floats, Origin, Points
 from forerun._scaling_fits.laws.table import RunTable
 from forerun._scaling_fits.laws.weights import count_effective_runs, find_outliers
 
@@ -234,7 +234,7 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     """Fit one law from the best cells of a grid of starting points. The result is deterministic."""
     if reasons := list_identification_problems(table, form):
         return build_unidentified_fit(table, form, reasons)
-    points, centre = center_runs(table)
+    points, origin = center_runs(table)
     spec, shares = FORMS[form], normalize_weights(table.weight)
     grid = search.build_grid_starts(points, shares, spec, _NUM_STARTS)
     solutions = search.polish_best(grid, points, shares, spec)
@@ -261,7 +261,7 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     return LawFit(
         form=form,
         status=status,
-        theta=spec.to_theta(solver.uncenter(theta[None, :], centre)[:, spec.free_coordinates])[0],
+        theta=spec.to_theta(solver.uncenter(theta[None, :], origin)[:, spec.free_coordinates])[0],
         objective=float(solutions.objective[best] * table.weight.mean()),
         residual_sd=sd,
         num_runs=table.num_runs,
@@ -302,15 +302,15 @@ def refit_law(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.
     Blocks limit the memory. Problems of one block share starting points. The ends of the blocks
     therefore change results, within the tolerance of the search.
     """
-    points, centre = center_runs(table)
+    points, origin = center_runs(table)
     spec = FORMS[fit.form]
-    start = solver.center(fit.theta[None, :], centre)[0]
+    start = solver.center(fit.theta[None, :], origin)[0]
     solutions = []
     for weight_MR in blocks:
         solution = search.refit_rows(start, points, normalize_weights(weight_MR), spec)
         solutions.append(
             (
-                spec.to_theta(solver.uncenter(solution.theta, centre)[:, spec.free_coordinates]),
+                spec.to_theta(solver.uncenter(solution.theta, origin)[:, spec.free_coordinates]),
                 solution.objective * weight_MR.mean(axis=1),
                 solution.converged,
             )
@@ -318,7 +318,7 @@ def refit_law(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.
     return search.Solutions(*map(np.concatenate, zip(*solutions, strict=True)))
 
 
-def center_runs(table: RunTable) -> tuple[Points, Centre]:
+def center_runs(table: RunTable) -> tuple[Points, Origin]:
     """Return the runs in logs relative to their mean, and the mean."""
     return solver.center_points(np.log(table.params), np.log(table.tokens), np.log(table.loss))
 
@@ -327,7 +327,7 @@ def _judge_optimum(
     theta: Floats, points: Points, spec: FormSpec, residual_sd: float
 ) -> tuple[FitStatus, list[str]]:
     """Return the status of an optimum in centered coordinates, with warnings for the reader."""
-    lower, upper = spec.bounds(points)
+    lower, upper = spec.compute_bounds(points)
     free = theta[spec.free_coordinates]
     is_at_bound = (free <= lower + 1e-9) | (free >= upper - 1e-9)
     bound_warnings = [

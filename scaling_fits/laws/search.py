@@ -124,7 +124,7 @@ def _search_at_delta(
     repels, and is damped by Levenberg's rule. Coordinates that a bound holds leave the system.
     Finished problems leave the batch.
     """
-    lower, upper = spec.bounds(points)
+    lower, upper = spec.compute_bounds(points)
     # `done` has the results of all problems, and `alive` the indices of those still in the batch
     done, done_f = np.clip(start_MQ, lower, upper), np.empty(len(start_MQ))
     converged, alive = np.zeros(len(done), dtype=bool), np.arange(len(done))
@@ -284,7 +284,7 @@ def compute_condition(theta_P: Floats, points: Points, spec: FormSpec) -> float:
     The condition is the ratio of the largest to the smallest singular value of a Jacobian: that of
     the log losses by the free coordinates that are not at a bound, with columns scaled to length 1.
     """
-    free, (lower, upper) = theta_P[spec.free_coordinates], spec.bounds(points)
+    free, (lower, upper) = theta_P[spec.free_coordinates], spec.compute_bounds(points)
     moving = (free > lower + 1e-9) & (free < upper - 1e-9)
     if not moving.any():
         return 1.0

@@ -74,19 +74,19 @@ class _Cell(NamedTuple):
         return 3 if len(self.axes) == 1 else 6
 
     @property
-    def centre(self) -> Floats:
+    def center(self) -> Floats:
         """Values of the best run."""
         return self.points[self.y.argmin()]
 
     @property
     def design(self) -> Floats:
         """Columns of a quadratic about the center: 1, z, z squared, and the product of two axes."""
-        z = self.points - self.centre
+        z = self.points - self.center
         columns = [np.ones(len(z)), *z.T, *(z**2).T]
         columns += [z[:, i] * z[:, j] for i, j in itertools.combinations(range(z.shape[1]), 2)]
         return np.stack(columns, axis=1)
 
-    def without(self, status: CellStatus, reason: str) -> CellOptimum:
+    def build_refusal(self, status: CellStatus, reason: str) -> CellOptimum:
         """Return a result without an optimum, with the reason."""
         return CellOptimum(
             params=self.params,
@@ -116,7 +116,7 @@ def find_cell_optima(
         )
     )
     optima = [
-        _to_optimum(cell, *next(minima), level) if obstacle is None else cell.without(*obstacle)
+        cell.build_refusal(*obstacle) if obstacle else _to_optimum(cell, *next(minima), level)
         for cell, obstacle in zip(cells, obstacles, strict=True)
     ]
     return optima, warnings
@@ -217,21 +217,21 @@ def _find_minimum(cell: _Cell, theta_MP: Floats) -> Floats:
             / determinant[:, None]
         )
     loss = theta_MP[:, 0] + (slope * z).sum(axis=1) / 2
-    return np.concatenate([cell.centre + z, loss[:, None]], axis=1)
+    return np.concatenate([cell.center + z, loss[:, None]], axis=1)
 
 
 def _to_optimum(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOptimum:
     """Return the optimum of a cell from the log2 values and the log loss of its curve's minimum."""
     low, high = cell.points.min(axis=0), cell.points.max(axis=0)
     if not np.isfinite(at).all():
-        return cell.without(
+        return cell.build_refusal(
             "no_valley",
             f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look at the runs "
             "that stand out",
         )
     for axis, place, values in zip(cell.axes, at, cell.points.T, strict=False):
         if not values.min() < place < values.max():
-            return cell.without(
+            return cell.build_refusal(
                 "edge", _describe_values_to_add(axis, values, low=bool(place <= values.min()))
             )
     inside = ((draws[:, :-1] > low) & (draws[:, :-1] < high)).all(axis=1)
@@ -240,7 +240,7 @@ def _to_optimum(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOpt
             f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside "
             "the values run"
         )
-        return cell.without(
+        return cell.build_refusal(
             "flat", f"{noise}: widen {' and '.join(cell.axes)}, or repeat runs with other seeds"
         )
     intervals: dict[str, Pair] = {}

@@ -206,7 +206,7 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     ]
     return HyperparameterPrediction(
         **sizes,
-        value=fit.law.at(*at),
+        value=fit.law.compute_value(*at),
         interval=fit.law.compute_interval_at(*at, level=fit.level) if fit.bootstrap else None,
         level=fit.level,
         warnings=(*fit.warnings, *far),
@@ -245,7 +245,7 @@ def summarize_fit(fit: HyperparameterFit) -> dict[str, Json]:
     known = ("coefficient", *(f"{name}_exponent" for name in law.inputs)) if law else ()
     values, intervals = summarize_law(law, known, fit.level if fit.bootstrap else None)
     empty: dict[str, Json] = {"value": None, "interval": None}
-    return fit.body(
+    return fit.build_summary(
         fit.form, dict.fromkeys(names) | values, dict.fromkeys(names) | intervals, [empty, empty]
     ) | {
         "column": fit.column,

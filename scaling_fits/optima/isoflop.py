@@ -79,14 +79,14 @@ class _Budget:
         self.pilot = float(self.sizes[self.size_means.argmin()])
         """Log N of the lowest size, about which polynomials are expanded."""
 
-    def log_tokens(self, log_params: Floats) -> Floats:
+    def interpolate_log_tokens(self, log_params: Floats) -> Floats:
         """Interpolate log D at log N between the budget's own runs, which works for any way of
         counting FLOPs.
         """
         tokens = [float(np.log(self.runs.tokens[self.x == x]).mean()) for x in self.sizes]
         return np.interp(log_params, self.sizes, tokens)
 
-    def without(self, status: CellStatus, reason: str) -> _Result:
+    def build_refusal(self, status: CellStatus, reason: str) -> _Result:
         """Return a result without an optimum, with the reason."""
         optimum = ComputeOptimum(
             flops=self.flops,
@@ -176,7 +176,7 @@ def _find_optima(
         )
     )
     results = [
-        budget.without(*obstacle) if obstacle else _to_result(budget, *next(minima), level)
+        budget.build_refusal(*obstacle) if obstacle else _to_result(budget, *next(minima), level)
         for budget, obstacle in zip(budgets, obstacles, strict=True)
     ]
     warnings = _list_budget_warnings(budgets) + [
@@ -226,7 +226,7 @@ def _group_budgets(table: RunTable) -> list[_Budget]:
     else:
         groups = [np.flatnonzero(table.budget == value) for value in np.unique(table.budget)]
     places = np.arange(table.num_runs)
-    budgets = [_Budget(table.rows(np.isin(places, group))) for group in groups]
+    budgets = [_Budget(table.select_runs(np.isin(places, group))) for group in groups]
     return sorted(budgets, key=lambda budget: budget.flops)
 
 
@@ -307,23 +307,23 @@ def _to_result(budget: _Budget, minimum: Floats, draws_M2: Floats, level: float)
     """Return the optimum of a budget from the log N and log loss of its curve's minimum."""
     low, high, log_params = budget.sizes[0], budget.sizes[-1], minimum[0]
     if not math.isfinite(log_params):
-        return budget.without(
+        return budget.build_refusal(
             "no_valley",
             "its runs bend down, not up, so there is no minimum: add sizes on both sides, and look "
             "at the runs that stand out",
         )
     if not low < log_params < high:
-        return budget.without("edge", _describe_sizes_to_add(budget, low=log_params <= low))
+        return budget.build_refusal("edge", _describe_sizes_to_add(budget, low=log_params <= low))
     inside = (draws_M2[:, 0] > low) & (draws_M2[:, 0] < high)
     if len(inside) and 1 - inside.mean() > MAX_OUTSIDE_SHARE:
-        return budget.without(
+        return budget.build_refusal(
             "flat",
             f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside "
             "the sizes run: add sizes on both sides, or repeat runs with other seeds",
         )
 
     def add_tokens(rows_M2: Floats) -> Floats:
-        return np.insert(rows_M2, 1, budget.log_tokens(rows_M2[:, 0]), axis=1)
+        return np.insert(rows_M2, 1, budget.interpolate_log_tokens(rows_M2[:, 0]), axis=1)
 
     ends: list[Pair | None] = [None] * 3
     variances = np.zeros(2)
@@ -372,7 +372,7 @@ def _compute_inflation(usable: list[tuple[ComputeOptimum, Floats]], level: float
             for (optimum, _), log, variance in zip(
                 held_out, *_list_logs(held_out, name), strict=True
             ):
-                predicted = law.at(optimum.flops)
+                predicted = law.compute_value(optimum.flops)
                 low, high = law.compute_interval_at(optimum.flops, level=level)
                 error = log - math.log(predicted)
                 arm = math.log(high / predicted) if error > 0 else math.log(predicted / low)

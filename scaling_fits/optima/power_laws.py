@@ -72,7 +72,7 @@ class PowerLaw:
         half = self._compute_student_quantile(level) * sd
         return compute_finite_exp(log - half), compute_finite_exp(log + half)
 
-    def at(self, *values: float) -> float:
+    def compute_value(self, *values: float) -> float:
         """Return the law's value at these inputs."""
         return compute_finite_exp(self._predict_log(np.log(values))[0])
 

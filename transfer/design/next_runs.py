@@ -240,7 +240,7 @@ def plan_round(
         for size in list_larger_sizes(max(p.size for p in points), question)
         if min(map(len, NEW_GRIDS)) * compute_run_cost(size, question) <= MAX_SPENT_FACTOR * spent
     ]
-    ensemble = build_ensemble(points, optima, question, larger, np.random.default_rng(0))
+    ensemble = build_ensemble(points, optima, question, larger)
     if ensemble is None:
         return [*repeats, *mending_runs], None
     runs, probability = _choose_runs(

@@ -249,7 +249,6 @@ def build_ensemble(
     optima: Optima,
     question: Question,
     larger: Sequence[int],
-    rng: np.random.Generator,
 ) -> Ensemble | None:
     """Build the ensemble of all fitted sizes, even those without a usable optimum, and of larger
     sizes.
@@ -259,7 +258,6 @@ def build_ensemble(
         optima: Optima of these runs.
         question: The question of the verdict.
         larger: Larger sizes that may be proposed.
-        rng: Random generator of the extension to sizes that were not run.
 
     Returns:
         The ensemble; None with fewer than two fitted sizes or without a value to transfer.
@@ -276,6 +274,7 @@ def build_ensemble(
     if base is None:
         return None
     places = [log2_target, math.log2(question.base_size), *map(math.log2, larger)]
+    rng = np.random.default_rng(0)  # The same runs get the same plan
     extended = draw_optima_at_sizes(optimum, log2_size, places, question.axis, rng)
     target_curvature, _ = extend_curvature(curvature, log2_size, log2_target, rng)
     moved = (

@@ -27,7 +27,7 @@ _EMPTY_LOSS_ADVICE = (
 )
 
 
-def read_sheet(path: Source, known_names: Collection[str] = ()) -> Cells:
+def read_sheet(path: Source, known_names: Collection[str]) -> Cells:
     """Read a table. From a wide `.parquet` file only the columns with a known name are read.
 
     Args:

@@ -254,7 +254,7 @@ def test_too_few_runs_give_no_curve_and_unlogged_shares_no_point():
     )
 
 
-def make_correlated_runs(rng, memory, num_runs, noise=0.01):
+def make_correlated_runs(rng, memory, num_runs):
     """Yield runs whose departures from the curve are correlated as exp(-octaves / memory) between
     shares.
     """
@@ -264,7 +264,7 @@ def make_correlated_runs(rng, memory, num_runs, noise=0.01):
     schedule = make_schedule(400, warmup_steps=10)
     for number in range(num_runs):
         params = 4e4 * 2 ** (number % 3)
-        departure = noise * np.interp(
+        departure = 0.01 * np.interp(
             np.log2(steps / 400), octaves, root @ rng.standard_normal(len(SHARES))
         )
         losses = compute_losses(params, schedule) * np.exp(departure)

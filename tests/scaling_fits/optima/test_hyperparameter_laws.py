@@ -85,11 +85,11 @@ def test_cells_at_the_edge_or_with_too_few_runs_are_refused():
     few = np.zeros(table.num_runs, dtype=bool)
     few[np.flatnonzero(second)[:12:3]] = True
     keep = ~(first & (lr > best_lr * 1.1)) & (~second | few)
-    fit = fit_runs_law(table.rows(keep), "learning_rate", bootstrap=50)
+    fit = fit_runs_law(table.select_runs(keep), "learning_rate", bootstrap=50)
     assert [cell.status for cell in fit.cells[:3]] == ["edge", "too_few", "ok"]
     assert "the best learning_rate is the largest one run: add larger ones" in fit.cells[0].reason
     assert fit.status == "converged"
-    single_cell_fit = fit_runs_law(table.rows(first), "learning_rate", bootstrap=50)
+    single_cell_fit = fit_runs_law(table.select_runs(first), "learning_rate", bootstrap=50)
     assert single_cell_fit.status == "unidentified"
     with pytest.raises(CannotTellError):
         predict_value(single_cell_fit, 1e9, 1e10)

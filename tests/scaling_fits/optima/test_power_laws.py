@@ -12,7 +12,7 @@ def test_law_of_exact_points_is_recovered():
     law = fit_power_law({"flops": X}, np.log(0.3 * X**0.52), np.zeros(6))
     assert law.exponents[0] == pytest.approx(0.52, abs=1e-9)
     assert law.coefficient == pytest.approx(0.3, rel=1e-6)
-    assert law.at(1e22) == pytest.approx(0.3 * 1e22**0.52, rel=1e-6)
+    assert law.compute_value(1e22) == pytest.approx(0.3 * 1e22**0.52, rel=1e-6)
 
 
 def test_intervals_cover_under_unknown_scatter():

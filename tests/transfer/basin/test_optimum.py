@@ -39,7 +39,7 @@ def test_intervals_cover_the_planted_optimum(world, basin_shape, num_draws):
         points, base = world.draw(rng(seed))
         for optimum in find_optima(points, level=0.9, draws=600, rng=rng(seed)).optima:
             low, high = optimum.interval_log2
-            covered.append(low <= world.optimum(optimum.size, base) <= high)
+            covered.append(low <= world.compute_optimum(optimum.size, base) <= high)
     # The level is 0.9, and the share varies by chance over so few draws
     assert np.mean(covered) >= 0.85
 

@@ -16,9 +16,9 @@ from forerun._transfer.verdict.summary import summarize_verdict
 from forerun._transfer.verdict.verdict import judge
 
 
-def make_flat_runs(sd=0.004):
+def make_flat_runs():
     """Return runs of two seeds with the optimum 2^-6 at widths 64, 128, and 256. The losses have
-    noise of `sd` nats.
+    noise of 0.004 nats.
     """
     noise = rng(0)
     return [
@@ -28,7 +28,7 @@ def make_flat_runs(sd=0.004):
             loss_nats=2.5
             + 0.05 * (x + 6) ** 2
             - 0.1 * math.log2(size / 64)
-            + float(noise.normal(0, sd)),
+            + float(noise.normal(0, 0.004)),
             seed=seed,
         )
         for size in (64, 128, 256)

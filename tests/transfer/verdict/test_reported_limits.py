@@ -15,15 +15,12 @@ from forerun._transfer.verdict.verdict import judge
 UNTRAINED_NATS = math.log(256)
 
 
-def make_runs_of_one_seed(excesses, noise_nats=0.0):
+def make_runs_of_one_seed(excesses):
     """Return runs at two sizes, at whole octaves from 2^-10 up. `excesses` are their losses above 3
-    nats, the same at both sizes up to noise.
+    nats, the same at both sizes.
     """
-    generator = rng(0)
     return [
-        Point(
-            size=size, log2_value=-10.0 + i, loss_nats=3 + excess + noise_nats * generator.normal()
-        )
+        Point(size=size, log2_value=-10.0 + i, loss_nats=3 + excess)
         for size in (64, 128)
         for i, excess in enumerate(excesses)
     ]

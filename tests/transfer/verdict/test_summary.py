@@ -15,7 +15,7 @@ QUESTION = Question(target_size=256, base_size=64)
 def test_summary_is_json_with_the_documented_keys():
     mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
     summary = summarize_verdict(judge(mup, QUESTION, control_points=sp))
-    json.dumps(summary, allow_nan=False)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     documented_keys = {
         "axis",
         "hyperparameter",
@@ -45,6 +45,22 @@ def test_summary_is_json_with_the_documented_keys():
     assert first["value"] == 2 ** first["log2_value"]
     lowest = min(first["curve"], key=lambda sample: sample[1])
     assert abs(lowest[0] - first["log2_value"]) < 0.2 and abs(lowest[1] - first["loss_nats"]) < 0.01
+
+
+def test_suggestion_has_the_documented_keys():
+    at_the_edge = [p for p in cpu_grid("mup", (64, 128)) if p.log2_value <= -6]
+    [suggestion, *_] = summarize_verdict(judge(at_the_edge, QUESTION))["what_to_run"]
+    assert list(suggestion) == [
+        "axis",
+        "hyperparameter",
+        "size",
+        "log2_value",
+        "num_seeds",
+        "reason",
+        "relative_cost",
+        "value",
+        "text",
+    ]
 
 
 def test_unknown_values_are_null():

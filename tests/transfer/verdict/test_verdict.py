@@ -43,8 +43,8 @@ def test_verdict_keeps_its_promised_error_rates(regret_nats):
     """
     world = dataclasses.replace(WIDE, regret_nats=regret_nats)
     counts = tally_verdicts(world, 30)
-    assert counts.wrong(world) < 0.05
-    assert counts.right(world) >= 0.8
+    assert counts.compute_share_wrong(world) < 0.05
+    assert counts.compute_share_right(world) >= 0.8
     assert min(counts.optimum_covered, counts.drift_covered, counts.regret_covered) >= 0.87
     assert counts.optimum_ratio < 2 and counts.drift_ratio < 2
 
@@ -70,8 +70,8 @@ def test_few_noisy_runs_are_judged_rightly_or_left_open(regret_nats, monkeypatch
         # No run is spiked here, and the search for a spiked run takes long.
         patch.setattr(verdict_module._VerdictBuilder, "_find_lone_culprit", lambda *_: None)
         counts = tally_verdicts(world, 25, draws=300)
-    assert counts.wrong(world) < 0.05
-    assert counts.right(world) >= 0.6
+    assert counts.compute_share_wrong(world) < 0.05
+    assert counts.compute_share_right(world) >= 0.6
     assert min(counts.optimum_covered, counts.drift_covered, counts.regret_covered) >= 0.85
 
 
@@ -99,7 +99,7 @@ def test_error_rates_hold_for_other_truths(name, regret_nats):
     base_world, changes = OTHER_WORLDS[name]
     world = dataclasses.replace(base_world, regret_nats=regret_nats, **changes)
     counts = tally_verdicts(world, 100)
-    assert counts.wrong(world) < 0.05
+    assert counts.compute_share_wrong(world) < 0.05
     assert counts.optimum_covered >= 0.8
     assert min(counts.drift_covered, counts.regret_covered) >= 0.8
 
@@ -109,7 +109,7 @@ def test_optima_of_cliffs_and_quartics_are_covered(shape):
     world = dataclasses.replace(WIDE, compute_rise=shape)
     counts = tally_verdicts(world, 12, draws=400)
     assert counts.optimum_covered >= 0.75 and counts.regret_covered >= 0.8
-    assert counts.wrong(world) == 0
+    assert counts.compute_share_wrong(world) == 0
 
 
 @pytest.mark.slow
