@@ -15,6 +15,7 @@ from forerun._proxies.core.tables.columns import (
 )
 from forerun._proxies.core.tables.table_files import Cells, Source, TableError
 from forerun._transfer.question import AXES, Axis, Hyperparameter
+from forerun._transfer.tables.cells import TableCell
 
 _Name = TypeVar("_Name", bound=str)
 _MAY_BE_OPTIMIZER = re.compile(r"opt(_|\W)", re.IGNORECASE)
@@ -157,7 +158,7 @@ def choose_question(
     path: Source,
     sheet: Cells,
     columns: TableColumns,
-    cells: Mapping[str, Sequence[object]],
+    grid: Mapping[str, Sequence[TableCell]],
     axis: Axis | None,
     hyperparameter: Hyperparameter | None,
 ) -> tuple[Axis, Hyperparameter]:
@@ -168,7 +169,7 @@ def choose_question(
         path: The table, for messages.
         sheet: Its cells.
         columns: Names of its columns.
-        cells: Cells of each axis and hyperparameter, as `to_comparable` returns them.
+        grid: Cells of each axis and hyperparameter.
         axis: Size that grows; None for the only size that varies.
         hyperparameter: Hyperparameter to judge; None for the learning rate if it varies, else for
             the only one that varies.
@@ -178,6 +179,7 @@ def choose_question(
             listed.
     """
     values = columns.optima or columns.values
+    cells = {role: [cell.comparable for cell in column] for role, column in grid.items()}
     given = ((axis, columns.sizes), (hyperparameter, values))
     problems = [
         f"no column for {name} (found: {', '.join(filter(None, sheet.columns))})"

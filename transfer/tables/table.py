@@ -226,14 +226,14 @@ def read_runs(
         dropped = format_counted(len(finished.dropped), "row")
         raise TableError([f"no run has finished ({dropped} dropped)"], name=path.name)
     sheet = dataclasses.replace(sheet, rows=finished.rows)
-    numbers, doubts, comparable = _read_numbers(sheet, names)
-    axis, hyperparameter = choose_question(path, sheet, names, comparable, axis, hyperparameter)
+    grid, doubts = _read_grid(sheet, names)
+    axis, hyperparameter = choose_question(path, sheet, names, grid, axis, hyperparameter)
     if names.optima:
         names = names._replace(
             values={**names.values, hyperparameter: names.optima[hyperparameter]}
         )
     bad_cells = list(finished.bad_cells)
-    runs = _read_rows(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
+    runs = _read_rows(grid, names, bad_cells, axis, hyperparameter)
     if bad_cells or doubts:
         raise TableError(doubts, bad_cells, name=path.name)
     if not runs:
@@ -323,31 +323,29 @@ def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[
     return problems
 
 
-_Column = Sequence[float | None]
+_Grid = dict[str, list[cells.TableCell]]
+"""Cells of the columns that are read, by role."""
 
 
-def _read_numbers(
-    sheet: Cells, names: TableColumns
-) -> tuple[dict[str, _Column], list[str], dict[str, list[object]]]:
-    """Return numbers by role, problems of columns whose commas may be decimal or thousands
-    separators, and cells by role in the form in which they are compared.
+def _read_grid(sheet: Cells, names: TableColumns) -> tuple[_Grid, list[str]]:
+    """Return the cells by role, and problems of columns whose commas may be decimal or thousands
+    separators.
     """
-    optional = {
-        role: column_name
-        for role, column_name in (("loss", names.loss), ("seed", names.seed))
-        if column_name is not None
+    optional = {"loss": names.loss, "seed": names.seed}
+    column_names = {
+        **names.judgeable,
+        **names.optima,
+        **{role: name for role, name in optional.items() if name is not None},
     }
-    column_names = {**names.judgeable, **names.optima, **optional}
     parsed_columns, doubts = read_columns(sheet, sheet.rows, column_names)
-    numbers = {role: column.values for role, column in parsed_columns.items()}
-    comparable = {
+    grid = {
         role: [
-            cells.to_comparable(record.get(column_names[role]), number)
-            for (_, record), number in zip(sheet.rows, numbers[role], strict=True)
+            cells.TableCell(record.get(name), number, f"row {row}, column {name}")
+            for (row, record), number in zip(sheet.rows, parsed_columns[role].values, strict=True)
         ]
-        for role in {**names.judgeable, **names.optima}
+        for role, name in column_names.items()
     }
-    return numbers, doubts, comparable
+    return grid, doubts
 
 
 def _list_notes(
@@ -365,47 +363,22 @@ def _list_notes(
 
 
 def _read_rows(
-    sheet: Cells,
-    names: TableColumns,
-    numbers: Mapping[str, _Column],
-    comparable: Mapping[str, Sequence[object]],
-    problems: list[str],
-    axis: Axis,
-    hyperparameter: Hyperparameter,
+    grid: _Grid, names: TableColumns, problems: list[str], axis: Axis, hyperparameter: str
 ) -> list[TableRow]:
     """Return all rows except those where the hyperparameter is off. Problems with cells are
     appended to `problems`.
     """
     compared_names = [name for name in names.judgeable if name not in (axis, hyperparameter)]
-    size_name, value_name = names.sizes[axis], names.values[hyperparameter]
     runs = []
-    for place, (row, record) in enumerate(sheet.rows):
-        # The default value keeps the row of this pass of the loop
-        def at(name: str, row: int = row) -> str:
-            return f"row {row}, column {name}"
-
-        size = cells.parse_whole(
-            record.get(size_name), numbers[axis][place], at(size_name), 1, problems
-        )
-        value = cells.parse_log2_value(
-            record.get(value_name),
-            numbers[hyperparameter][place],
-            hyperparameter,
-            at(value_name),
-            problems,
-        )
-        loss, seed = None, 0
-        if names.loss is not None:
-            loss = cells.parse_loss(
-                record.get(names.loss), numbers["loss"][place], at(names.loss), problems
-            )
-        if names.seed is not None:
-            seed = cells.parse_whole(
-                record.get(names.seed), numbers["seed"][place], at(names.seed), 0, problems
-            )
+    for place in range(len(grid[axis])):
+        row = {role: column[place] for role, column in grid.items()}
+        size = cells.parse_whole(row[axis], 1, problems)
+        value = cells.parse_log2_value(row[hyperparameter], hyperparameter, problems)
+        loss = cells.parse_loss(row["loss"], problems) if "loss" in row else None
+        seed = cells.parse_whole(row["seed"], 0, problems) if "seed" in row else 0
         if value is not None:
-            other_cells = {name: comparable[name][place] for name in compared_names}
+            others = {name: row[name].comparable for name in compared_names}
             runs.append(
-                TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=other_cells)
+                TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=others)
             )
     return runs
