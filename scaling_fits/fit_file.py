@@ -23,7 +23,7 @@ from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode, InputError
 from forerun._proxies.core.plain_files import read_plain
 from forerun._scaling_fits.allocation.shapes import Template
-from forerun._scaling_fits.forecast.posterior import Cells, LawPosterior
+from forerun._scaling_fits.forecast.posterior import LawPosterior, MergedRuns
 from forerun._scaling_fits.forecast.uncertainty import FittedRuns
 from forerun._scaling_fits.laws.law import LawFit
 from forerun._scaling_fits.laws.solver import Floats
@@ -38,7 +38,7 @@ _KINDS: dict[str, type[Fit]] = {
     "forerun.compute_fit/2": ComputeFit,
     "forerun.hyperparameter_fit/1": HyperparameterFit,
 }
-_TYPES_WITH_ARRAYS = (FittedRuns, LawFit, LawPosterior, Cells)
+_TYPES_WITH_ARRAYS = (FittedRuns, LawFit, LawPosterior, MergedRuns)
 MAX_FIT_BYTES = 2**28
 """Maximum size of a fit file in bytes; a fit with 400 refits has 0.2 MB."""
 _AGAIN = "fit again, or copy the file again from where it was made"

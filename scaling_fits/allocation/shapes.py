@@ -241,7 +241,7 @@ class ShapeChoice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Frame:
-    """A request of which only the width is open and, without a template, the depth."""
+    """A request in which all is fixed but the width and, without a template, the depth."""
 
     head_dim: int
     group: int | None

@@ -128,16 +128,6 @@ class LawFit:
         return _count_free(self.num_effective_runs, self.form)
 
     @property
-    def has_floor(self) -> bool:
-        """Whether the form has an irreducible loss."""
-        return FORMS[self.form].has_floor
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the form's own parameters."""
-        return FORMS[self.form].names
-
-    @property
     def parameters(self) -> dict[str, float]:
         """Values of the parameters by name, E in nats; empty if unidentified."""
         return {

@@ -35,7 +35,7 @@ _GAP = 1.03
 # Windows in log loss above the cell's best run
 _EXCESSES = (math.inf, 0.08, 0.04, 0.02, 0.01, 0.005)
 _MIN_VALUES = 3  # Minimum number of distinct values on an axis that is fitted
-_NUM_JUDGES = {1: 4, 2: 9}  # Number of lowest runs that score a window, by number of axes
+_NUM_SCORED = {1: 4, 2: 9}  # Number of lowest runs whose errors score a window, by number of axes
 _MIN_RUNS = {1: 5, 2: 12}  # Minimum number of runs in a window, by number of axes
 
 
@@ -123,7 +123,7 @@ def find_cell_optima(
 
 
 def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cell], list[str]]:
-    cells, halved = [], 0
+    cells, num_reduced = [], 0
     for params in np.unique(table.params):
         places = np.flatnonzero(table.params == params)
         places = places[np.argsort(table.tokens[places], kind="stable")]
@@ -135,7 +135,8 @@ def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cel
                 if len(np.unique(column[group])) >= _MIN_VALUES:
                     axes.append(axis)
                 elif len(np.unique(column[group])) > 1:
-                    keep, halved = keep[column[keep] == column[best]], halved + 1
+                    # Two values show no minimum: keep the runs of the better one
+                    keep, num_reduced = keep[column[keep] == column[best]], num_reduced + 1
             cells.append(
                 _Cell(
                     params=float(params),
@@ -149,10 +150,10 @@ def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cel
                 )
             )
     text = (
-        f"only the runs of the better value were used in {format_counted(halved, 'cell')} with "
-        "two values on one axis"
+        f"only the runs of the better value were used in {format_counted(num_reduced, 'cell')} "
+        "with two values on one axis"
     )
-    return cells, [text] if halved else []
+    return cells, [text] if num_reduced else []
 
 
 def _find_obstacle(cell: _Cell) -> tuple[CellStatus, str] | None:
@@ -166,7 +167,7 @@ def _find_obstacle(cell: _Cell) -> tuple[CellStatus, str] | None:
         size = format_counted(cell.num_coefficients, "coefficient")
         runs = format_counted(len(cell.y), "run")
         curve = f"{runs} for the {size} of a curve in {' and '.join(cell.axes)}"
-        return "too_few", f"{curve}: add {max(more, 1)} or more, not on their line"
+        return "too_few", f"{curve}: add {max(more, 1)} or more that do not lie on one line"
     for axis, values in zip(cell.axes, cell.points.T, strict=True):
         best = values[cell.y.argmin()]
         if best in (values.min(), values.max()):
@@ -178,7 +179,7 @@ def _describe_values_to_add(axis: str, values: Floats, *, low: bool) -> str:
     steps = np.diff(np.unique(values))
     end = values.min() - np.median(steps) if low else values.max() + np.median(steps)
     side, beyond = ("smallest", "smaller") if low else ("largest", "larger")
-    return f"the best {axis} is the {side} one run: add {beyond} ones, {2.0**end:.3g} first"
+    return f"the best {axis} is the {side} that was run: add {beyond} ones, {2.0**end:.3g} first"
 
 
 def _fit_window(cell: _Cell, excess: float) -> LocalFit:
@@ -189,8 +190,8 @@ def _fit_window(cell: _Cell, excess: float) -> LocalFit:
         inside: Bools = above <= max(excess, float(ranked[num_inside - 1]))
         if np.linalg.matrix_rank(design[inside]) == cell.num_coefficients:
             break
-    judges = above[inside] <= ranked[min(_NUM_JUDGES[len(cell.axes)], len(ranked)) - 1]
-    return fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
+    is_scored = above[inside] <= ranked[min(_NUM_SCORED[len(cell.axes)], len(ranked)) - 1]
+    return fit_local(design[inside], cell.y[inside], cell.weight[inside], is_scored)
 
 
 def _find_minimum(cell: _Cell, theta_MP: Floats) -> Floats:
@@ -226,8 +227,8 @@ def _to_optimum(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOpt
     if not np.isfinite(at).all():
         return cell.build_refusal(
             "no_valley",
-            f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look at the runs "
-            "that stand out",
+            f"no minimum in {' and '.join(cell.axes)}: run a wider range of values, and check the "
+            "runs that stand out",
         )
     for axis, place, values in zip(cell.axes, at, cell.points.T, strict=False):
         if not values.min() < place < values.max():

@@ -46,7 +46,7 @@ from forerun._scaling_fits.optima.power_laws import Pair, PowerLaw, fit_power_la
 _MIN_OPTIMA = 3  # Any two points lie on a line
 _MIN_SIZES = 5  # Distinct sizes of a budget: the coefficients of a cubic and one more
 _EXCESSES = (math.inf, 0.16, 0.08, 0.04, 0.02, 0.01)  # Windows in log loss above the lowest size
-_NUM_JUDGES = 4  # Number of lowest sizes per budget whose runs score a window
+_NUM_SCORED = 4  # Number of lowest sizes per budget whose errors score a window
 _GAP = 1.03  # Ratio of FLOPs above which two runs belong to different budgets
 _MAX_BUDGET_RATIO = 1.10  # Maximum ratio of FLOPs within one budget
 _MAX_FLOPS_RATIO = 30.0
@@ -137,9 +137,11 @@ def fit_isoflop(
     else:
         laws = _fit_laws(usable)
         inflation = _compute_inflation(usable, level) if bootstrap else inflation
-        if not 0 < laws["params"].exponents[0] < 1:
+        exponent = laws["params"].exponents[0]
+        if not 0 < exponent < 1:
             warnings.append(
-                f"N* grows as C^{laws['params'].exponents[0]:.3g}, outside 0 to 1: look at the runs"
+                f"N* grows as C^{exponent:.3g}, but the exponent must be above 0 and below 1: "
+                "check the runs"
             )
     return ComputeFit(
         status="converged" if laws else "unidentified",
@@ -210,8 +212,8 @@ def _count_flops(
     )
     if wanted is None and not (low >= 1 / _MAX_FLOPS_RATIO and high <= _MAX_FLOPS_RATIO):
         note = (
-            f"FLOPs are 6 * N * D: {times}, too far to be FLOPs; --compute-from budget takes it as "
-            "it is"
+            f"FLOPs are 6 * N * D: {times}, too far to be FLOPs; --compute-from budget uses the "
+            "column as it is"
         )
         return table, "6nd", [note]
     note = f"FLOPs are those of the budget: {times}; --compute-from 6nd takes 6 * N * D"
@@ -238,7 +240,7 @@ def _list_budget_warnings(budgets: list[_Budget]) -> list[str]:
             "(keep a budget's runs within a few percent, or add a column `budget` that says which "
             "runs belong together)"
             if budget.runs.budget is None
-            else "(--compute-from budget takes the column `budget` for their FLOPs)"
+            else "(--compute-from budget uses the column `budget` as their FLOPs)"
         )
         for budget in budgets
         if budget.spread > _MAX_BUDGET_RATIO
@@ -266,8 +268,8 @@ def _describe_sizes_to_add(budget: _Budget, *, low: bool) -> str:
     end, step = (sizes[0], 1 / ratio) if low else (sizes[-1], ratio)
     side, beyond = ("smallest", "smaller") if low else ("largest", "larger")
     return (
-        f"the best size is at the {side} run, {end:.3g}: add {beyond} ones at this budget, about "
-        f"{end * step:.2g} and {end * step**2:.2g}"
+        f"the best size is the {side} that was run, {end:.3g}: add {beyond} ones at this budget, "
+        f"about {end * step:.2g} and {end * step**2:.2g}"
     )
 
 
@@ -283,8 +285,8 @@ def _fit_window(budget: _Budget, window: float, degree: int) -> LocalFit:
     excess, ranked = rising[np.searchsorted(budget.sizes, budget.x)], np.sort(rising)
     inside = excess <= max(window, ranked[degree + 1])
     design = np.vander(budget.x[inside] - budget.pilot, degree + 1, increasing=True)
-    judges = excess[inside] <= ranked[_NUM_JUDGES - 1]
-    return fit_local(design, budget.y[inside], budget.weight[inside], judges)
+    is_scored = excess[inside] <= ranked[_NUM_SCORED - 1]
+    return fit_local(design, budget.y[inside], budget.weight[inside], is_scored)
 
 
 def _find_minimum(pilot: float, theta_MP: Floats) -> Floats:
@@ -309,8 +311,8 @@ def _to_result(budget: _Budget, minimum: Floats, draws_M2: Floats, level: float)
     if not math.isfinite(log_params):
         return budget.build_refusal(
             "no_valley",
-            "its runs bend down, not up, so there is no minimum: add sizes on both sides, and look "
-            "at the runs that stand out",
+            "its losses bend down, not up, so there is no minimum: add sizes on both sides, and "
+            "check the runs that stand out",
         )
     if not low < log_params < high:
         return budget.build_refusal("edge", _describe_sizes_to_add(budget, low=log_params <= low))

@@ -208,7 +208,7 @@ class Ensemble(NamedTuple):
         locate the optimum of that size.
         """
         inside = np.ones(len(self.truths))
-        # Any fixed seed does, since the same proposals must get the same probability
+        # Rounds of as many proposals are compared by the same random numbers
         rng = np.random.default_rng(len(proposals))
         for column, size in enumerate(self.sizes[self.num_fitted :], start=self.num_fitted):
             size_proposals = [p for p in proposals if p.size == size]

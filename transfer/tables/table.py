@@ -7,11 +7,11 @@ table of optima has one row per size, with the optimal value of a hyperparameter
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from forerun._proxies.core.notation import format_counted
@@ -142,7 +142,7 @@ def _follows_size(runs: Sequence[TableRow], name: str, *, loosely: bool) -> bool
     numbers = [value for value in values if isinstance(value, float)]
     if len(numbers) < len(values) or any(value_at[run.size] != run.others[name] for run in runs):
         return False
-    steps = [after - before for before, after in pairwise(numbers)]
+    steps = [after - before for before, after in itertools.pairwise(numbers)]
     is_monotonic = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
     return bool(steps) and is_monotonic and (loosely or 0.0 not in steps)
 
@@ -296,28 +296,23 @@ def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[
     """Return a problem for each size with more values or seeds than a basin can be fitted to within
     minutes.
     """
-    values: dict[int, set[float]] = {}
-    seeds: dict[int, dict[int, set[float]]] = {}
-    for run in runs:
-        values.setdefault(run.size, set()).add(run.log2_value)
-        seeds.setdefault(run.size, {}).setdefault(run.seed, set()).add(run.log2_value)
-    num_runs = Counter(run.size for run in runs)
     problems = []
-    for size in sorted(values):
-        if len(values[size]) > MAX_VALUES:
+    for size, group in itertools.groupby(sorted(runs, key=_to_sort_key), key=lambda run: run.size):
+        pairs = [(run.seed, run.log2_value) for run in group]
+        num_values = len({value for _, value in pairs})
+        # A seed has an effect of its own in the fit if it was run at three values or more
+        values_by_seed = Counter(seed for seed, _ in set(pairs))
+        num_effects = num_values + sum(count > 2 for count in values_by_seed.values())
+        if num_values > MAX_VALUES:
             problems.append(
-                f"{axis} {size} has {format_counted(len(values[size]), 'different value')} of "
+                f"{axis} {size} has {format_counted(num_values, 'different value')} of "
                 f"{value_name}: must be at most {MAX_VALUES:,}; round them to a grid, such as 16 "
                 "values an octave"
             )
-        # A seed has an effect of its own in the fit if it was run at three values or more
-        num_effects = len(values[size]) + sum(
-            len(seed_values) > 2 for seed_values in seeds[size].values()
-        )
-        if num_runs[size] * num_effects > MAX_DESIGN_CELLS:
+        if len(pairs) * num_effects > MAX_DESIGN_CELLS:
             problems.append(
-                f"{axis} {size} has {format_counted(num_runs[size], 'run')} of "
-                f"{format_counted(len(seeds[size]), 'seed')}: runs times seeds and values must "
+                f"{axis} {size} has {format_counted(len(pairs), 'run')} of "
+                f"{format_counted(len(values_by_seed), 'seed')}: runs times seeds and values must "
                 f"be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
             )
     return problems
@@ -363,7 +358,11 @@ def _list_notes(
 
 
 def _read_rows(
-    grid: _Grid, names: TableColumns, problems: list[str], axis: Axis, hyperparameter: str
+    grid: _Grid,
+    names: TableColumns,
+    problems: list[str],
+    axis: Axis,
+    hyperparameter: Hyperparameter,
 ) -> list[TableRow]:
     """Return all rows except those where the hyperparameter is off. Problems with cells are
     appended to `problems`.

@@ -3,7 +3,6 @@ are planted, recorded, or public.
 """
 
 import csv
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,11 +150,11 @@ def test_curves_that_bend_with_length_widen_the_band():
     assert half_widths[1] > 1.5 * half_widths[0]
 
 
-def test_band_covers_recorded_runs():
+def test_band_covers_recorded_runs(monkeypatch):
     """`benchmarks/statistics/watch.py` recorded 24 runs twice as long as the longest rung. Four
     ladders each lack one run of every size.
     """
-    sys.path.insert(0, str(ROOT / "benchmarks" / "statistics"))
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "statistics")
     import watch
 
     tables = watch.load_file(str(watch.CURVES))

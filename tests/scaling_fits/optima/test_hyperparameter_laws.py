@@ -65,10 +65,8 @@ def test_exponent_that_the_design_does_not_identify_is_left_out(cells, design, l
     assert (fit.status, fit.design) == ("converged", design)
     assert len(fit.law.exponents) == 1
     assert any(left_out in warning for warning in fit.warnings)
-    inside = (
-        cells[-1][0] * (1 if design == "tokens" else 2),
-        cells[-1][1] * (1 if design == "params" else 2),
-    )
+    params, tokens = cells[-1]
+    inside = (params if design == "tokens" else 2 * params, 2 * tokens)
     assert predict_value(fit, *inside).value == pytest.approx(
         compute_law(LR_LAW, *inside), rel=0.02
     )
@@ -87,7 +85,9 @@ def test_cells_at_the_edge_or_with_too_few_runs_are_refused():
     keep = ~(first & (lr > best_lr * 1.1)) & (~second | few)
     fit = fit_runs_law(table.select_runs(keep), "learning_rate", bootstrap=50)
     assert [cell.status for cell in fit.cells[:3]] == ["edge", "too_few", "ok"]
-    assert "the best learning_rate is the largest one run: add larger ones" in fit.cells[0].reason
+    assert (
+        "the best learning_rate is the largest that was run: add larger ones" in fit.cells[0].reason
+    )
     assert fit.status == "converged"
     single_cell_fit = fit_runs_law(table.select_runs(first), "learning_rate", bootstrap=50)
     assert single_cell_fit.status == "unidentified"

@@ -68,7 +68,7 @@ def test_few_noisy_runs_are_judged_rightly_or_left_open(regret_nats, monkeypatch
     world = dataclasses.replace(SMALL, regret_nats=regret_nats)
     with monkeypatch.context() as patch:
         # No run is spiked here, and the search for a spiked run takes long.
-        patch.setattr(verdict_module._VerdictBuilder, "_find_lone_culprit", lambda *_: None)
+        patch.setattr(verdict_module._Judge, "_find_lone_culprit", lambda *_: None)
         counts = tally_verdicts(world, 25, draws=300)
     assert counts.compute_share_wrong(world) < 0.05
     assert counts.compute_share_right(world) >= 0.6
@@ -153,7 +153,7 @@ def test_spike_can_make_a_drift_without_the_check_for_a_single_run(monkeypatch):
     )
     points, _ = world.draw(rng(1004), spike=0.2)
     assert judge(points, world.question, seed=4, draws=400).outcome == "cannot_tell"
-    monkeypatch.setattr(verdict_module._VerdictBuilder, "_find_lone_culprit", lambda *_: None)
+    monkeypatch.setattr(verdict_module._Judge, "_find_lone_culprit", lambda *_: None)
     assert judge(points, world.question, seed=4, draws=400).outcome == "drifts"
 
 
