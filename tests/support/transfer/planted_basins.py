@@ -229,7 +229,7 @@ def tally_verdicts(world, num, draws=600):
     # Width of each interval over the width of the oracle's
     optimum_ratio, drift_ratio = [], []
     for seed in range(num):
-        points, _, optima = world.draw_all(rng(1000 + seed))
+        points, _, optima = world.draw_all(np.random.default_rng(1000 + seed))
         verdict = judge(points, world.question, seed=seed, draws=draws)
         oracle_optimum, oracle_drift = world.compute_oracle_widths(optima)
         outcomes.append(verdict.outcome)
@@ -299,15 +299,10 @@ CPU_GRID = {
 }
 
 
-def cpu_grid(arm, widths):
+def list_cpu_points(arm, widths):
     """Return the measured points of a parametrization (`mup` or `sp`) at these widths."""
     return [
         Point(size=width, log2_value=float(i - 10), loss_nats=loss)
         for width in widths
         for i, loss in enumerate(CPU_GRID[arm, width])
     ]
-
-
-def rng(seed):
-    """Return a generator of random numbers."""
-    return np.random.default_rng(seed)

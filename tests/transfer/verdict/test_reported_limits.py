@@ -5,8 +5,9 @@ runs beyond an end of the values if unknown noise is the only doubt.
 import dataclasses
 import math
 
+import numpy as np
 import pytest
-from planted_basins import WIDE, rng
+from planted_basins import WIDE
 
 from forerun._transfer.question import Point, Question
 from forerun._transfer.verdict.summary import summarize_verdict
@@ -33,7 +34,7 @@ def test_regret_is_at_most_what_training_can_lose(untrained_nats):
     The fitted shapes alone would give hundreds of nats there.
     """
     world = dataclasses.replace(WIDE, target_size=2**20, drift_octaves=-1.0, curvature=0.1)
-    points, _ = world.draw(rng(5))
+    points, _ = world.draw(np.random.default_rng(5))
     losses = [p.loss_nats for p in points]
     max_regret_nats = max(untrained_nats or 0.0, *losses) - min(losses)
     verdict = judge(
