@@ -139,10 +139,7 @@ def fit_isoflop(
         inflation = _compute_inflation(usable, level) if bootstrap else inflation
         exponent = laws["params"].exponents[0]
         if not 0 < exponent < 1:
-            warnings.append(
-                f"N* grows as C^{exponent:.3g}, but the exponent must be above 0 and below 1: "
-                "check the runs"
-            )
+            warnings.append(f"N* grows as C^{exponent:.3g}, outside 0 to 1: check the runs")
     return ComputeFit(
         status="converged" if laws else "unidentified",
         optima=tuple(optimum for optimum, _ in results),

@@ -347,37 +347,22 @@ def choose_round(
     cost = sum(proposal.cost for proposal in fixed)
     remaining = list(options)
     while chosen.probability < MAX_PROBABILITY:
-        taken_cells, taken = _list_cells(chosen.proposals), set(chosen.proposals)
-        # The round with each option, and the gain per cost of the option
-        rounds, ratios = {}, {}
+        # The round with each option, its gain of probability, and the gain per cost of the option
+        rounds, gains, ratios = {}, {}, {}
         for option in remaining:
             option_cost = sum(proposal.cost for proposal in option)
-            if (
-                cost + option_cost > max_cost
-                or taken_cells & _list_cells(option)
-                or taken & set(option)
-            ):
+            if cost + option_cost > max_cost or _overlap(option, chosen.proposals):
                 continue
-            after = ensemble.evaluate(
-                (*chosen.proposals, *option), [*simulated, *(losses[p] for p in option)]
-            )
-            if (
-                cost + option_cost > spent
-                and after.probability - chosen.probability < MIN_EXPENSIVE_GAIN
-            ):
+            option_losses = [losses[proposal] for proposal in option]
+            after = ensemble.evaluate((*chosen.proposals, *option), [*simulated, *option_losses])
+            is_expensive = cost + option_cost > spent
+            if is_expensive and after.probability - chosen.probability < MIN_EXPENSIVE_GAIN:
                 continue
-            gain = after.credited_probability - chosen.credited_probability
             rounds[option] = after
-            ratios[option] = gain / (option_cost / spent + MIN_RELATIVE_COST)
+            gains[option] = after.credited_probability - chosen.credited_probability
+            ratios[option] = gains[option] / (option_cost / spent + MIN_RELATIVE_COST)
         ranked = sorted(ratios, key=lambda option: -ratios[option])
-        best = next(
-            (
-                option
-                for option in ranked
-                if rounds[option].credited_probability - chosen.credited_probability > MIN_GAIN
-            ),
-            None,
-        )
+        best = next((option for option in ranked if gains[option] > MIN_GAIN), None)
         if best is None:
             if len(remaining) == len(options):
                 break
@@ -390,8 +375,12 @@ def choose_round(
     return chosen
 
 
-def _list_cells(proposals: Sequence[Proposal]) -> set[tuple[int, float]]:
-    """Return the sizes and values of all proposals except new seeds, which may be added
-    repeatedly.
+def _overlap(first: Sequence[Proposal], second: Sequence[Proposal]) -> bool:
+    """Return whether two sets of proposals have a proposal in common, or a size and value. New
+    seeds may be added repeatedly at the same size and value.
     """
-    return {(p.size, value) for p in proposals if not p.has_own_intercepts for value in p.values}
+    cells = [
+        {(p.size, value) for p in proposals if not p.has_own_intercepts for value in p.values}
+        for proposals in (first, second)
+    ]
+    return bool(set(first) & set(second) or cells[0] & cells[1])
