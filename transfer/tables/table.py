@@ -43,7 +43,7 @@ class TableRow(NamedTuple):
     loss_nats: float | None
     """Loss in nats; None if the run diverged, or if the table has optima instead of losses."""
     seed: int
-    others: Mapping[str, object]
+    other_cells: Mapping[str, object]
     """Cells of all other axes and hyperparameters: numbers where possible, else text."""
 
 
@@ -61,7 +61,7 @@ def select_comparable_runs(
         path: The table, for messages.
         runs: At least one run.
         axis: Axis of the runs' `size`.
-        columns: Column name in the table for each name in `TableRow.others`.
+        columns: Column name in the table for each name in `TableRow.other_cells`.
 
     Raises:
         TableError: There are several sizes, but no two agree in everything else.
@@ -88,7 +88,9 @@ def select_comparable_runs(
             "others are not used"
         )
     following = [
-        columns[name] for name in kept[0].others if len({run.others[name] for run in kept}) > 1
+        columns[name]
+        for name in kept[0].other_cells
+        if len({run.other_cells[name] for run in kept}) > 1
     ]
     if following:
         notes.append(
@@ -110,7 +112,9 @@ def _list_constant_names(runs: Sequence[TableRow], axis: Axis) -> list[str]:
     need not be constant either if it follows the size within every group of runs that agree in all
     other columns.
     """
-    varying = [name for name in runs[0].others if len({run.others[name] for run in runs}) > 1]
+    varying = [
+        name for name in runs[0].other_cells if len({run.other_cells[name] for run in runs}) > 1
+    ]
     independent = [
         name
         for name in varying
@@ -137,10 +141,12 @@ def _follows_size(runs: Sequence[TableRow], name: str, *, loosely: bool) -> bool
     """Return whether a column has one value at each size and strictly rises, or strictly falls,
     with the size. With `loosely`, the value may also stay equal from one size to the next.
     """
-    value_at = {run.size: run.others[name] for run in runs}
+    value_at = {run.size: run.other_cells[name] for run in runs}
     values = [value_at[size] for size in sorted(value_at)]
     numbers = [value for value in values if isinstance(value, float)]
-    if len(numbers) < len(values) or any(value_at[run.size] != run.others[name] for run in runs):
+    if len(numbers) < len(values) or any(
+        value_at[run.size] != run.other_cells[name] for run in runs
+    ):
         return False
     steps = [after - before for before, after in itertools.pairwise(numbers)]
     is_monotonic = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
@@ -169,7 +175,7 @@ def _group_runs(
 ) -> dict[tuple[object, ...], list[TableRow]]:
     groups: dict[tuple[object, ...], list[TableRow]] = {}
     for run in runs:
-        groups.setdefault(tuple(run.others[name] for name in names), []).append(run)
+        groups.setdefault(tuple(run.other_cells[name] for name in names), []).append(run)
     return groups
 
 
@@ -376,8 +382,14 @@ def _read_rows(
         loss = cells.parse_loss(row["loss"], problems) if "loss" in row else None
         seed = cells.parse_whole(row["seed"], 0, problems) if "seed" in row else 0
         if value is not None:
-            others = {name: row[name].comparable for name in compared_names}
+            compared_cells = {name: row[name].comparable for name in compared_names}
             runs.append(
-                TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=others)
+                TableRow(
+                    size=size,
+                    log2_value=value,
+                    loss_nats=loss,
+                    seed=seed,
+                    other_cells=compared_cells,
+                )
             )
     return runs
