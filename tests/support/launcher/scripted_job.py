@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 # The functions log a step, save an empty checkpoint, and write the run's ending. `count` is the
 # number of earlier attempts.
@@ -57,9 +57,7 @@ def signal_once_there(path: Path, number: int) -> None:
     """Send a signal to this process as soon as a file exists, from a thread."""
 
     def wait_and_send() -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not path.exists():
-            time.sleep(0.02)
+        wait_until(path.exists)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send).start()

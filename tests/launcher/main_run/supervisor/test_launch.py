@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from main_run import make_tiny_decision, read_losses
 from scripted_job import SCRIPT_HEAD
+from waiting import wait_until
 
 from forerun._launcher.main_run import event_log, metrics_file
 from forerun._launcher.main_run.frozen.launch_file import write_launch
@@ -240,9 +241,7 @@ def send_signals_after_start(tmp_path, *numbers):
     """Send this process each signal in turn, half a second apart, once the script runs."""
 
     def wait_and_send():
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not count_attempts(tmp_path):
-            time.sleep(0.02)
+        wait_until(lambda: count_attempts(tmp_path))
         for number in numbers:
             time.sleep(0.5)
             os.kill(os.getpid(), number)
@@ -336,9 +335,7 @@ def act_once_at_work(tmp_path, act):
     """Call `act` with the run's folder from another thread, once the script makes `at-it` there."""
 
     def wait_and_act():
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (tmp_path / "run" / "at-it").exists():
-            time.sleep(0.02)
+        wait_until((tmp_path / "run" / "at-it").exists)
         act(tmp_path / "run")
 
     threading.Thread(target=wait_and_act).start()
