@@ -13,13 +13,14 @@ from typing import Literal
 import numpy as np
 
 from forerun._launcher.main_run.frozen.frozen import Decision
-from forerun._launcher.main_run.watch import loss_alerts, machine_alerts, pace
+from forerun._launcher.main_run.watch import loss_alerts, machine_alerts
 from forerun._launcher.main_run.watch.alerts import Alert, Commands, WatchedRun, find_alerts
 from forerun._launcher.main_run.watch.course import BandComparison, find_first_look
+from forerun._launcher.main_run.watch.liveness import UNKNOWN_LIVENESS, Liveness
 from forerun._launcher.main_run.watch.logs.columns import Floats, LogColumns
 from forerun._launcher.main_run.watch.logs.keys import NOISE_SCALE
 from forerun._launcher.main_run.watch.loss_rises import compute_sensitivity
-from forerun._launcher.main_run.watch.pace import UNKNOWN_LIVENESS, Liveness
+from forerun._launcher.main_run.watch.pace import BLOCK_LINES, Pace
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted
@@ -179,27 +180,23 @@ def _to_finite(value: float) -> float | None:
 
 
 def _compute_pace_figures(run: WatchedRun) -> dict[str, Json]:
-    columns, header = run.columns, run.columns.header
-    num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
-    num_steps = run.schedule.num_steps
-    since = pace.find_standstill(columns, num_steps, run.now, run.liveness)
-    paused = run.liveness.paused_seconds
-    reason = pace.explain_no_projection(columns, num_steps, since, paused)
-    ends = pace.project_end(columns, num_steps, num_ranks, paused) if reason is None else None
+    columns, pace, since = run.columns, run.pace, run.pace.still_since
+    parallelism = run.decision.parallelism
+    num_ranks = pace.attempts[-1].num_ranks if pace.attempts else parallelism.num_ranks
+    reason = pace.explain_no_projection()
+    ends = pace.project_end(num_ranks) if reason is None else None
     # Launching a finished run again trains nothing, so it does not count as an attempt.
     attempts = [
         event
         for event in columns.events
-        if event.get("event") == "started" and event.get("step") != num_steps
+        if event.get("event") == "started" and event.get("step") != pace.num_steps
     ]
     return {
         "num_attempts": len(attempts) or None,
-        "step_seconds": pace.compute_median_step_seconds(columns),
-        "tokens_per_second": _estimate_rate(columns, columns.tokens_per_second),
-        "mfu": _estimate_rate(columns, columns.mfu),
-        "goodput": pace.compute_goodput(columns, paused)
-        if pace.has_enough_timed_steps(columns)
-        else None,
+        "step_seconds": pace.median_step_seconds,
+        "tokens_per_second": _estimate_rate(pace, columns.tokens_per_second),
+        "mfu": _estimate_rate(pace, columns.mfu),
+        "goodput": pace.goodput if pace.has_enough_timed_steps else None,
         "projection": None if ends is None else canon.to_json(ends),
         "projection_reason": reason,
         "still_since": None
@@ -222,18 +219,23 @@ def _compute_noise_figures(decision: Decision, columns: LogColumns) -> dict[str,
     }
 
 
-def _estimate_rate(columns: LogColumns, rates: Floats) -> float | None:
-    """Return a rate of recent steps at the usual pace, with which the end is projected too.
+def _estimate_rate(pace: Pace, rates: Floats) -> float | None:
+    """Return the rate at which the run advances, from a logged rate of the newest lines.
 
-    The median of the logged rates would be faster than the run: it leaves out the steps that wait
-    for a save, a validation, or other processes. That median is returned only if there are no step
-    times.
+    The rate is the median work of a step, divided by the usual seconds of a step. The end of the
+    run is projected with the same seconds, so that the two agree. The median of the logged rates
+    would be faster than the run: it leaves out the steps that wait for a save, a validation, or
+    other processes. That median is returned only if there are no step times.
+
+    Args:
+        pace: Pace of the run.
+        rates: Work per second as logged (tokens per second, or MFU), [S].
     """
-    recent = slice(-pace.BLOCK_LINES, None)
+    recent = slice(-BLOCK_LINES, None)
     logged = rates[recent][np.isfinite(rates[recent])]
-    per_step = (rates * pace.select_step_seconds(columns))[recent]
+    per_step = (rates * pace.step_seconds)[recent]
     per_step = per_step[np.isfinite(per_step)]
-    usual = pace.estimate_usual_step_seconds(columns)
+    usual = pace.usual_step_seconds
     if not len(logged):
         return None
     if not usual or not len(per_step):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.watch.alerts import Alert
 from forerun._launcher.main_run.watch.judgment import WatchFindings
 from forerun._proxies.core.canon import Json
@@ -20,17 +19,19 @@ from forerun._proxies.core.notation import (
 )
 
 
-def format_headline(standing: str, why: str, findings: WatchFindings, decision: Decision) -> str:
-    """Format the standing, where the run is, and which rises its noise hides."""
+def format_headline(findings: WatchFindings, num_steps: int) -> str:
+    """Format the standing, how far the run of `num_steps` steps is, and which rises its noise
+    hides.
+    """
     counts = [
         format_counted(number, name)
         for name in ("alarm", "notice")
         if (number := sum(alert.severity == name for alert in findings.alerts))
     ]
-    at = f"step {findings.figures['step']} of {decision.learning_rate.schedule.num_steps}"
-    sentence = f"{standing.upper()} at {at}: {why}"
-    sentence = f"{sentence} ({', '.join(counts)})" if counts else sentence
-    return sentence + _describe_undetectable(findings.figures)
+    step, standing = findings.figures["step"], findings.standing.upper()
+    headline = f"{standing} at step {step} of {num_steps}: {findings.why}"
+    headline += f" ({', '.join(counts)})" if counts else ""
+    return headline + _describe_undetectable(findings.figures)
 
 
 def _describe_undetectable(figures: dict[str, Any]) -> str:
@@ -44,7 +45,7 @@ def _describe_undetectable(figures: dict[str, Any]) -> str:
     if jump is None:
         return ""
     period = f"within {lines} logged steps"
-    # A climb is mentioned only if its limit is clearly another one than the jump's.
+    # A climb is mentioned only if its limit clearly differs from that of a jump.
     slow = (
         f" or a slow one under {format_significant(climb, 2)} nats"
         if climb is not None and climb > 1.1 * jump
@@ -82,7 +83,6 @@ def format_figures(figures: dict[str, Any], final_loss: float | None = None) -> 
         figures: Figures of `WatchFindings`.
         final_loss: Final validation loss in nats of a finished run; None otherwise.
     """
-    low, high = figures["final_interval_nats"]
     lines = []
     if figures["train_loss_nats"] is not None:
         lines.append(
@@ -91,33 +91,31 @@ def format_figures(figures: dict[str, Any], final_loss: float | None = None) -> 
         )
     frozen = (
         f"{format_loss(figures['foretold_nats'])} "
-        f"{format_interval(figures['foretold_interval_nats'])}"
+        f"{format_interval(figures['foretold_interval_nats'])}, at level {figures['level']:g}"
     )
-    frozen += f", at level {figures['level']:g}"
     if final_loss is not None:
         lines.append(
             f"final validation loss: {format_loss(final_loss)} nats; predicted when frozen: "
             f"{frozen}"
         )
     else:
-        final, final_low, final_high = map(format_loss, (figures["final_nats"], low, high))
+        interval = ", ".join(map(format_loss, figures["final_interval_nats"]))
         lines.append(
-            f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; "
-            f"frozen {frozen}"
+            f"predicted final validation loss: {format_loss(figures['final_nats'])} nats "
+            f"[{interval}] from here; frozen {frozen}"
         )
-    pace = [
-        format_speed(figures["tokens_per_second"], "tokens")
-        if figures["tokens_per_second"] is not None
-        else "",
-        f"MFU {format_percent(figures['mfu'])}" if figures["mfu"] is not None else "",
-        f"goodput {format_percent(figures['goodput'])}" if figures["goodput"] is not None else "",
-        f"{format_counted(figures['num_attempts'], 'attempt')}"
-        if (figures["num_attempts"] or 1) > 1
-        else "",
-    ]
-    if any(pace):
+    pace = []
+    if figures["tokens_per_second"] is not None:
+        pace.append(format_speed(figures["tokens_per_second"], "tokens"))
+    if figures["mfu"] is not None:
+        pace.append(f"MFU {format_percent(figures['mfu'])}")
+    if figures["goodput"] is not None:
+        pace.append(f"goodput {format_percent(figures['goodput'])}")
+    if (figures["num_attempts"] or 1) > 1:
+        pace.append(format_counted(figures["num_attempts"], "attempt"))
+    if pace:
         until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
-        lines.append(until + ", ".join(filter(None, pace)))
+        lines.append(until + ", ".join(pace))
     if figures["noise_scale_interval_tokens"] is not None:
         lines.append(_format_noise_scale(figures))
     if (ends := figures["projection"]) is not None:
@@ -148,6 +146,7 @@ def _format_projection(ends: dict[str, Any]) -> str:
     hours = ends["device_hours"]
     if not ends["remaining_seconds"][0]:
         return f"{format_significant(hours[0])} device-hours in all"
-    sentence = f"ends in {left[0]} ({left[1]} to {left[2]})"
     total, low, high = map(format_significant, hours)
-    return f"{sentence}; {total} device-hours in all ({low} to {high})"
+    return (
+        f"ends in {left[0]} ({left[1]} to {left[2]}); {total} device-hours in all ({low} to {high})"
+    )

@@ -14,7 +14,6 @@ from planted_watch import (
     draw_losses,
     make_attempt_start,
     make_columns,
-    make_planted_header,
     make_watched_decision,
 )
 
@@ -36,7 +35,6 @@ def make_healthy_columns(seed=0, num_lines=NUM_STEPS, **changes):
         "tokens_per_second": 2000 * np.exp(0.03 * rng.standard_normal(num_lines)),
         "rank_seconds": 0.4 * np.exp(0.03 * rng.standard_normal((num_lines, 4))),
         "events": (make_attempt_start(),),
-        "header": make_planted_header(),
         "newest_at": NOW,
     }
     return make_columns(draw_losses(rng)[:num_lines], **{**columns, **changes})
