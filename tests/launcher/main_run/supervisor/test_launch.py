@@ -26,6 +26,7 @@ from forerun._launcher.main_run.supervisor import attempt
 from forerun._launcher.main_run.supervisor import launch as supervisor
 from forerun._launcher.main_run.supervisor.hang_detector import SilenceLimits
 from forerun._launcher.main_run.supervisor.launch import Nodes, launch
+from forerun._launcher.main_run.supervisor.run_folder import RunFolder
 from forerun._sweeps.store.errors import StudyHeld
 from forerun._sweeps.store.lock import DriverLock
 
@@ -209,23 +210,25 @@ def test_silent_job_logs_each_ranks_stack_and_is_restarted(launch_script, tmp_pa
         )
 
 
-def test_silent_remote_job_is_ended_through_srun(tmp_path):
-    """Only srun's SIGTERM reaches the processes on other machines."""
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!/bin/sh\ntrap 'touch {tmp_path}/asked; exit 143' TERM\nsleep 60 & wait\n")
-    srun.chmod(0o755)
+@pytest.mark.parametrize("program", ["python", "srun"])
+def test_silent_job_gets_sigterm_only_if_it_is_srun(tmp_path, program):
+    """Srun passes SIGTERM on to other machines; all other processes get SIGKILL at once."""
+    script = tmp_path / program
+    script.write_text(f"#!/bin/sh\ntrap 'touch {tmp_path}/asked; exit 143' TERM\nsleep 60 & wait\n")
+    script.chmod(0o755)
+    log = tmp_path / "log"
     spec = attempt.AttemptSpec(
-        command=[str(srun)],
+        command=[str(script)],
         run_dir=tmp_path,
-        log=tmp_path / "log",
+        log=log,
         limits=SilenceLimits(start_seconds=0.5),
         num_steps=12,
     )
-    for remote in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attempt.AttemptSpec, "remote", remote)
-            assert attempt.run_attempt(spec, attempt.Signals()).cause == "hung"
-        assert (tmp_path / "asked").exists() == remote
+    with DriverLock(tmp_path) as lock:
+        run_folder = RunFolder(tmp_path, lock, log)
+        crash = attempt.run_attempt(spec, attempt.Signals(), run_folder, guard=None)
+    assert crash.cause == "hung"
+    assert (tmp_path / "asked").exists() == (program == "srun")
 
 
 def test_job_that_hangs_after_its_ending_counts_as_ended(launch_script, monkeypatch):

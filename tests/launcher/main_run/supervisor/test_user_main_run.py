@@ -256,7 +256,7 @@ def test_rare_log_lines_are_no_hang(monkeypatch):
         (3229, 3, False),
         (3231, 3, True),
     ):
-        assert silence.is_hung(step) == hangs, now
+        assert silence.check(step) == hangs, now
 
 
 def test_options_of_the_embedded_trainer_are_refused(frozen):
