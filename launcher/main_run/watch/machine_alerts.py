@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from forerun._launcher.main_run.frozen.run_policies import MAD_TO_SIGMA
 from forerun._launcher.main_run.supervisor.hang_detector import START_SECONDS
 from forerun._launcher.main_run.watch import pace
 from forerun._launcher.main_run.watch.alerts import (
@@ -16,7 +17,6 @@ from forerun._launcher.main_run.watch.alerts import (
     register_alert,
 )
 from forerun._launcher.main_run.watch.logs.columns import Floats
-from forerun._launcher.main_run.watch.loss_rises import estimate_line_noise
 from forerun._proxies.core.notation import (
     format_counted,
     format_duration,
@@ -56,7 +56,9 @@ def find_slowdown(run: WatchedRun) -> Iterator[AlertFinding]:
     # A speed was sustained if several blocks in a row had at least that speed.
     sustained = sliding_window_view(speeds, pace.SUSTAINED_BLOCKS).min(axis=1)
     best = float(sustained.max())
-    is_slow = speeds < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * estimate_line_noise(speeds))
+    # Standard deviation from block to block, robust to a trend
+    noise = MAD_TO_SIGMA * np.median(np.abs(np.diff(speeds))) / np.sqrt(2)
+    is_slow = speeds < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * noise)
     # From the newest block back, the product is 1 until the first block that is not slow.
     num_slow = int(np.cumprod(is_slow[::-1]).sum())
     if num_slow < pace.SUSTAINED_BLOCKS:

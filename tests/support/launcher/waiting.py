@@ -14,5 +14,5 @@ def wait_until(condition, seconds=60.0):
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"still waiting after {seconds:g} s")
-        time.sleep(0.02)
+        time.sleep(0.01)
     return value
