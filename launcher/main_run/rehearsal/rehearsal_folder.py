@@ -70,7 +70,7 @@ class CheckpointDifference:
 
 
 def compare_tensors(first: dict[str, Tensor], second: dict[str, Tensor]) -> CheckpointDifference:
-    """Compare the tensors of two checkpoints."""
+    """Compare the tensors of two checkpoints, by name."""
     names = first.keys() | second.keys()
     empty = torch.empty(0)
     differing = [
@@ -78,10 +78,10 @@ def compare_tensors(first: dict[str, Tensor], second: dict[str, Tensor]) -> Chec
     ]
     weights = [name for name in names if name.startswith("model.")]
     share = math.inf
-    if all(
-        name in first and name in second and first[name].shape == second[name].shape
-        for name in names
-    ):
+    first_shapes, second_shapes = (
+        {name: tensor.shape for name, tensor in tensors.items()} for tensors in (first, second)
+    )
+    if first_shapes == second_shapes:
         squared_difference = sum(
             float((first[name].double() - second[name].double()).square().sum()) for name in weights
         )

@@ -271,6 +271,7 @@ def _build_user_value(name: str, value: float | int | str) -> UserValue:
 
 
 def _find_member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> ParameterNumbers:
+    """Return the numbers of the first parameter of a group."""
     for numbers in table:
         if re.fullmatch(group.pattern, numbers.name):
             return numbers
@@ -280,13 +281,19 @@ def _find_member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> 
 def _replace_numbers(
     groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
 ) -> tuple[ParameterGroup, ...]:
-    """Return the frozen groups with the small table's numbers."""
-    rows = [_find_member(group, table) for group in groups]
-    small = tuple(
-        dataclasses.replace(
-            group, optimizer=row.optimizer, settings=row.settings, init_std=row.init_std
+    """Return the frozen groups with the numbers of the copy's parameters.
+
+    Raises:
+        FrozenError: A group has no parameter in the copy, or a parameter not exactly one group.
+    """
+    copied = []
+    for group in groups:
+        row = _find_member(group, table)
+        copied.append(
+            dataclasses.replace(
+                group, optimizer=row.optimizer, settings=row.settings, init_std=row.init_std
+            )
         )
-        for group, row in zip(groups, rows, strict=True)
-    )
-    assign_groups(small, [numbers.name for numbers in table])
-    return small
+    copied_groups = tuple(copied)
+    assign_groups(copied_groups, [row.name for row in table])
+    return copied_groups

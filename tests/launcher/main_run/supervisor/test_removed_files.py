@@ -52,9 +52,12 @@ def empty_folder(folder):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@pytest.mark.parametrize(
-    "remove", [shutil.rmtree, empty_folder, lambda run: run.rename(run.with_name("aside"))]
-)
+def move_aside(folder):
+    """Give a folder another name."""
+    folder.rename(folder.with_name("aside"))
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, empty_folder, move_aside])
 def test_removed_run_folder_is_saved_again_and_reported(launch_script, tmp_path, remove):
     act_once_at_work(tmp_path, remove)
     outcome = launch_script(SAVES_IF_FOLDER_IS_GONE)

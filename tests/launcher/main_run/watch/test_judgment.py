@@ -207,22 +207,24 @@ def test_alarms_come_first_and_every_alert_has_a_command():
 
 
 def list_odd_logs():
-    """Yield name, columns, and the alarm that must be raised, for each log with extreme values."""
+    """Yield a description, the columns, and the name of the alarm that must be raised, for each log
+    with extreme values.
+    """
     losses = draw_losses(np.random.default_rng(0))
     steps = np.arange(NUM_STEPS)
     rounded = np.where(steps < 500, np.round(losses, 1), 2.6)
     slow = np.column_stack([np.ones(NUM_STEPS), np.full(NUM_STEPS, 1e308)])
-    yield "zero", make_columns(np.where(steps < 400, losses, 0.0)), "departed"
-    yield "below zero", make_columns(np.where(steps < 400, losses, -1.0)), "departed"
-    yield "rounded", make_columns(rounded), "rising"
-    yield "huge", make_columns(np.full(NUM_STEPS, 1e308)), "diverged"
-    yield "a rank", make_columns(losses, rank_seconds=slow), "straggler"
+    yield "loss becomes 0", make_columns(np.where(steps < 400, losses, 0.0)), "departed"
+    yield "loss becomes -1", make_columns(np.where(steps < 400, losses, -1.0)), "departed"
+    yield "rounded loss rises", make_columns(rounded), "rising"
+    yield "every loss is 1e308", make_columns(np.full(NUM_STEPS, 1e308)), "diverged"
+    yield "a rank takes 1e308 s", make_columns(losses, rank_seconds=slow), "straggler"
     for end in (0.0, -1.0):
         last = {
             "validation_steps": np.array([float(NUM_STEPS)]),
             "validation_loss_nats": np.array([end]),
         }
-        yield f"ends at {end}", make_columns(losses, **last), "missed_end"
+        yield f"validation loss is {end:g}", make_columns(losses, **last), "missed_end"
 
 
 @pytest.mark.parametrize(
