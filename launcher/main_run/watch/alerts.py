@@ -68,7 +68,7 @@ class Commands:
         return f"forerun watch {shlex.quote(self.frozen)}{where}"
 
     def format_command(self, kind: CommandKind, finding: AlertFinding) -> str:
-        """Return the command line of a kind that follows a finding.
+        """Return the command line to run next after a finding.
 
         `resume` becomes `look` for a run of another trainer, which forerun does not start.
         """

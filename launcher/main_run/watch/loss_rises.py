@@ -103,7 +103,8 @@ def _is_within_noise(
     phi: Floats,
     innovation: Floats,
 ) -> bool:
-    """Return whether no line of a spike exceeds the prediction from the lines before.
+    """Return whether no line of a spike is more than `_SURPRISE_SDS` standard deviations above any
+    of its predictions, each made from one of the `origins`.
 
     The result is False if the noise is unknown.
     """
