@@ -132,7 +132,7 @@ class Follower:
         *,
         over: bool,
     ) -> WatchStatus:
-        line = format_headline(findings, self._num_steps)
+        line = format_headline(findings)
         event = "finished" if reading.ending is None else reading.ending.event
         is_through = over and event == "finished"
         tail = [f"the run finished; next: {commands.watch} --conclude"] if is_through else []
@@ -156,7 +156,7 @@ class Follower:
                 "why": findings.why,
                 "digest": self._decision.digest,
                 "alerts": canon.to_json(findings.alerts),
-                "figures": findings.figures,
+                "figures": canon.to_json(findings.figures),
                 "notes": [*reading.notes],
                 "names_digest": reading.names_digest,
                 "ending": None if reading.ending is None else canon.to_json(reading.ending),

@@ -115,7 +115,7 @@ def launch_and_kill(command, has_come, seconds_later):
     """Start a launch, and kill its supervisor some seconds after `has_come()` is true."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(has_come, 120)
+            wait_until(has_come, 240)
             time.sleep(seconds_later)
         finally:
             process.kill()

@@ -59,11 +59,11 @@ def test_healthy_run_is_on_the_band_without_alerts(seed):
         [],
         "fine",
     )
-    assert judgment.figures["final_nats"] == pytest.approx(2.0, rel=0.01)
-    low, high = judgment.figures["final_interval_nats"]
-    before_low, before_high = judgment.figures["foretold_interval_nats"]
+    assert judgment.figures.final_nats == pytest.approx(2.0, rel=0.01)
+    low, high = judgment.figures.final_interval_nats
+    before_low, before_high = judgment.figures.foretold_interval_nats
     assert before_low < low < high < before_high, "the seen losses narrow the forecast"
-    assert judgment.figures["goodput"] == pytest.approx(0.6, abs=0.02)
+    assert judgment.figures.goodput == pytest.approx(0.6, abs=0.02)
     canon.to_canonical_json(judgment)  # The call fails on NaN.
 
 
@@ -71,7 +71,7 @@ def test_too_little_data_cannot_tell():
     early = judge(make_watched_decision(), make_healthy_columns(num_lines=30), now=NOW)
     assert (early.standing, early.outcome) == ("cannot tell", "cannot_tell")
     empty = judge(make_watched_decision(), make_columns([]))
-    assert empty.outcome == "cannot_tell" and empty.figures["train_loss_nats"] is None
+    assert empty.outcome == "cannot_tell" and empty.figures.train_loss_nats is None
     without_curve = make_watched_decision(
         forecast=dataclasses.replace(make_watched_decision().predicted, curve=())
     )

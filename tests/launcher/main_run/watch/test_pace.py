@@ -200,7 +200,7 @@ def test_relaunch_of_a_finished_run_is_no_attempt_and_no_lost_time(tmp_path):
     assert read_liveness(folder, DIGEST).paused_seconds == 3620, "all after the first end"
     again = make_attempt_start(step=num_steps, after_seconds=3600.0)
     figures = judge(DECISION, make_step_times(100, events=(make_attempt_start(), again))).figures
-    assert figures["num_attempts"] == 1
+    assert figures.num_attempts == 1
 
 
 def test_shown_rate_agrees_with_the_projected_end():
@@ -212,9 +212,9 @@ def test_shown_rate_agrees_with_the_projected_end():
     )
     figures = judge(DECISION, columns).figures
     num_left = DECISION.learning_rate.schedule.num_steps - 400
-    remaining = num_left * TOKENS / figures["tokens_per_second"]
-    assert remaining == pytest.approx(figures["projection"]["remaining_seconds"][0])
-    assert figures["mfu"] / figures["tokens_per_second"] == pytest.approx(0.2 / TOKENS)
+    remaining = num_left * TOKENS / figures.tokens_per_second
+    assert remaining == pytest.approx(figures.projection.remaining_seconds[0])
+    assert figures.mfu / figures.tokens_per_second == pytest.approx(0.2 / TOKENS)
 
 
 def test_launch_and_watch_agree_on_the_remaining_time_after_slow_first_steps(tmp_path):
@@ -241,28 +241,28 @@ def test_no_end_is_projected_from_too_little_data_or_for_a_silent_run():
 
     def get_figures(columns, at, num_steps=1000):
         figures = judge(make_watched_decision(num_steps), columns, now=at).figures
-        assert (figures["projection"] is None) == (figures["projection_reason"] is not None)
+        assert (figures.projection is None) == (figures.projection_reason is not None)
         return figures
 
     early = get_figures(
         make_step_times(5, events=(make_attempt_start(),), newest_at=now), now + 1.0
     )
-    assert early["projection"] is None and early["goodput"] is None and early["still_since"] is None
+    assert early.projection is None and early.goodput is None and early.still_since is None
     going = make_step_times(100, events=(make_attempt_start(),), newest_at=now)
-    assert get_figures(going, now + 5.0)["projection"] is not None
+    assert get_figures(going, now + 5.0).projection is not None
     still = get_figures(going, now + 7200.0)
-    assert still["projection"] is None and to_unix_seconds(still["still_since"]) == now
+    assert still.projection is None and to_unix_seconds(still.still_since) == now
     ended = make_step_times(
         100, events=(make_attempt_start(), {"event": "interrupted", "step": 100}), newest_at=now
     )
-    assert to_unix_seconds(get_figures(ended, None)["still_since"]) == now
+    assert to_unix_seconds(get_figures(ended, None).still_since) == now
     late = get_figures(
         make_step_times(100, events=(make_attempt_start(),), newest_at=now + 36000.0), now + 36001.0
     )
-    assert late["projection"] is None and late["still_since"] is None, "hours between attempts"
+    assert late.projection is None and late.still_since is None, "hours between attempts"
     over = make_step_times(100, events=(make_attempt_start(),), newest_at=now)
     figures = get_figures(over, now + 7200.0, num_steps=100)
-    assert figures["projection"] is not None, "no step is left, so the end is known"
+    assert figures.projection is not None, "no step is left, so the end is known"
 
 
 def test_first_line_of_an_attempt_does_not_count_for_the_pace():
