@@ -41,7 +41,7 @@ checkpoint, more than the metrics of the drill's few steps."""
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a drill has observed."""
+    """The observation of a drill."""
 
     passed: bool
     sentence: str

@@ -179,6 +179,9 @@ def _identify(path: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
+_SAVING = "forerun: signal received: saving, then ending (Ctrl-C again ends now without saving)"
+
+
 def _follow(
     job: ProcessSession,
     spec: AttemptSpec,
@@ -215,10 +218,7 @@ def _follow(
                 "then ending"
             )
         elif signals.save.is_set():
-            request = (
-                "forerun: signal received: saving, then ending (Ctrl-C again ends now without "
-                "saving)"
-            )
+            request = _SAVING
         if request and not is_asked:
             print_progress(request)
             job.ask_to_save()

@@ -13,7 +13,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -225,10 +225,7 @@ def launch(
     command = _build_command(
         sys.executable, frozen, decision, data_dir, out_dir, stop_after, nodes, code_dir, program
     )
-    node_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
-    node_dir.mkdir(parents=True, exist_ok=True)
-    for name in (event_log.EVENT_LOG_FILE, METRICS_FILE, ENDING_FILE, ROLLBACKS_FILE):
-        refuse_pipe(out_dir / name)
+    node_dir = _make_node_folder(out_dir, nodes)
     spec = AttemptSpec(
         command=command,
         run_dir=out_dir,
@@ -239,22 +236,21 @@ def launch(
         keeps_ending=nodes.rank == 0,
     )
     signals = signals or Signals()
-    with (
-        DriverLock(node_dir) as lock,
-        listen_to_signals(signals.receive),
-        beside or contextlib.nullcontext(),
-    ):
-        supervisor = _Supervisor(
-            spec=spec,
-            signals=signals,
-            digest=decision.digest,
-            max_restarts=max_restarts,
-            run_folder=RunFolder(node_dir, lock, spec.log),
-        )
-        return supervisor.run()
+    with DriverLock(node_dir) as lock, listen_to_signals(signals.receive), beside or nullcontext():
+        run_folder = RunFolder(node_dir, lock, spec.log)
+        return _Supervisor(spec, signals, decision.digest, max_restarts, run_folder).run()
 
 
-@dataclass(kw_only=True, slots=True)
+def _make_node_folder(out_dir: Path, nodes: Nodes) -> Path:
+    """Make this machine's folder of a run, and return it; refuse pipes in the place of files."""
+    node_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
+    node_dir.mkdir(parents=True, exist_ok=True)
+    for name in (event_log.EVENT_LOG_FILE, METRICS_FILE, ENDING_FILE, ROLLBACKS_FILE):
+        refuse_pipe(out_dir / name)
+    return node_dir
+
+
+@dataclass(slots=True)
 class _Supervisor:
     """A supervisor, which makes attempts until one ends in order or the next one would fail too."""
 

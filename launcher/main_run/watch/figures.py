@@ -67,7 +67,7 @@ class RunFigures:
     noise_scale_tokens: float | None
     """Newest gradient noise scale."""
     noise_scale_interval_tokens: tuple[float, float | None] | None
-    """Its interval; the upper end is None if it is not known."""
+    """Interval of the noise scale; the upper end is None if it is not known."""
     batch_tokens: int
     """Tokens of a batch, to compare with the noise scale."""
 
