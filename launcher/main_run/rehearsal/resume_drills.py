@@ -27,7 +27,7 @@ from forerun._proxies.data.tokens import TokenStore
 
 FULL_SHAPE_NATS = 1.0
 """Maximum distance of the first loss from ln(vocabulary), and of the validation loss from the last
-training loss, for the real shape. It has no proxy to compare with, so only gross faults are found."""
+training loss, for the real shape. It has no proxy, so only gross faults are found."""
 CONTROLS: dict[FaultKind, str] = {
     "drop_moments": "moments dropped",
     "shift_batch": "data off by one batch",
