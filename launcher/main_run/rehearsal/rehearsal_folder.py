@@ -269,7 +269,9 @@ class RehearsalFolder:
     def compare(self, first: str, second: str, step: int | None = None) -> CheckpointDifference:
         """Compare two runs' checkpoints of a step; None for the last step."""
         folders = [
-            checkpoints.folder_of(self.get_run_dir(name) / CHECKPOINTS, step or self.num_steps)
+            checkpoints.get_checkpoint_folder(
+                self.get_run_dir(name) / CHECKPOINTS, step or self.num_steps
+            )
             for name in (first, second)
         ]
         if not all(folder.is_dir() for folder in folders):

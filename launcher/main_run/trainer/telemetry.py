@@ -1,10 +1,11 @@
-"""Further columns of a step's line in `metrics.jsonl`: norms of every layer, validation losses, the
-gradient noise scale, each rank's time, and the share of the devices' peak.
+"""Lines of `metrics.jsonl`: the first line of an attempt, the line of a step, and the measurements
+that some steps add to their line.
 
-The gradient noise scale is the batch size in tokens at which the noise of a gradient is as large as
-the gradient (arXiv 1812.06162). A replay (`replay`) computes the gradients of some steps a second
-time; these columns measure the first computation. Each rank holds parts of the weights. A layer's
-numbers are those of its full weights, up to rounding, on any number of ranks.
+The measurements are norms of every layer, the validation loss, the gradient noise scale, and each
+rank's time. The gradient noise scale is the batch size in tokens at which the noise of a gradient
+is as large as the gradient (arXiv 1812.06162). If a step is replayed (`replay`), the measurements
+are from its first computation. Each rank holds parts of the weights, but a layer's norms are those
+of its full weights, up to rounding, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import nn
 from forerun._launcher.main_run.estimates.reference_tables import GPUS
 from forerun._launcher.main_run.metrics_file import AttemptStart
 from forerun._launcher.main_run.trainer.callbacks import Callback, Columns, StepInfo, is_due
-from forerun._launcher.main_run.trainer.ranks import gather, total_norm
+from forerun._launcher.main_run.trainer.ranks import compute_norm, gather
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.flops import compute_flops_per_token
 from forerun._proxies.core.noise_scale import estimate_moments, estimate_running_scale
@@ -34,16 +35,16 @@ from forerun._proxies.training.run_progress import get_environment, read_validat
 if TYPE_CHECKING:
     from forerun._launcher.main_run.trainer.training import Trainer
 
-# ---- Share of the devices' peak ----
+# ---- Attempts and steps ----
 
 _SLOWER_FORMS = {"PCIe", "NVL"}
-"""Words in a device's name that mark a slower form of the card than the reference table has."""
+"""Words in a device's name that mark a slower variant of the GPU in the reference table."""
 
 
-def header(run: Trainer) -> AttemptStart:
+def build_header(run: Trainer) -> AttemptStart:
     """Return the first line of an attempt at a run."""
     decision, name = run.decision, get_environment(run.device)["device"]
-    peak = peak_flops_per_second(name) if decision.precision == "bfloat16" else None
+    peak = look_up_peak(name) if decision.precision == "bfloat16" else None
     return AttemptStart(
         digest=decision.digest,
         step=run.done,
@@ -55,9 +56,11 @@ def header(run: Trainer) -> AttemptStart:
     )
 
 
-def peak_flops_per_second(device_name: str) -> float | None:
-    """Return the dense bfloat16 peak of a device by its driver's name; None if it is not in the
-    reference table.
+def look_up_peak(device_name: str) -> float | None:
+    """Return the dense bfloat16 peak of a device in FLOP/s; None if the reference table lacks it.
+
+    Args:
+        device_name: Name of the device as its driver reports it.
     """
     words = re.split(r"[^A-Za-z0-9]+", device_name)
     # The table's RTX4090 is two words in the driver's "GeForce RTX 4090".
@@ -67,42 +70,37 @@ def peak_flops_per_second(device_name: str) -> float | None:
     return next((gpu.peak_flops for name, gpu in GPUS.items() if name in names), None)
 
 
-def share_of_peak(header: AttemptStart, tokens_per_second: float) -> Columns:
-    """Return `mfu` of a step over all ranks; nothing if the peak is not known."""
-    if header.peak_flops_per_second is None:
-        return {}
-    peak = header.peak_flops_per_second * header.num_ranks
-    return {"mfu": tokens_per_second / peak * header.model_flops_per_token}
-
-
-def step_line(run: Trainer, info: StepInfo, seconds: float) -> Columns:
-    """Return the line of a step that was made in `seconds`."""
-    tokens_per_second = info.num_tokens / seconds
-    return {
+def build_step_line(run: Trainer, info: StepInfo, seconds: float) -> Columns:
+    """Return the line of a step that took `seconds`; without `mfu` if the peak is not known."""
+    tokens_per_second, header = info.num_tokens / seconds, run.header
+    line: Columns = {
         "step": info.step + 1,
         "train_loss_nats": info.loss_nats,
         "grad_norm": info.grad_norm,
         "lr": run.optimizer.param_groups[0]["lr"],
-        "tokens": run.sequences(info.step + 1)[0] * run.decision.shape.seq_len,
+        "tokens": run.count_sequences(info.step + 1)[0] * run.decision.shape.seq_len,
         "tokens_per_second": tokens_per_second,
         "seconds": seconds,
-        **share_of_peak(run.header, tokens_per_second),
     }
+    if header.peak_flops_per_second is not None:
+        peak = header.peak_flops_per_second * header.num_ranks
+        line["mfu"] = tokens_per_second / peak * header.model_flops_per_token
+    return line
 
 
 @torch.no_grad()
-def validation_loss(run: Trainer) -> float:
-    """Return the loss in nats per token over the validation windows of the proxies; collective.
+def measure_validation_loss(run: Trainer) -> float:
+    """Return the validation loss in nats per token; collective.
 
-    The proxies are the small runs from which the config was frozen.
+    The validation windows are those of the proxies, the small runs that the config was frozen from.
     """
     seq_len, num_rows = run.decision.shape.seq_len, run.pass_sequences
     windows = read_validation_ids(run.store, seq_len)
     num_sequences = len(windows)
     total = torch.zeros((), dtype=torch.float64, device=run.device)
     for first in range(0, num_sequences, num_rows * run.num_ranks):
-        # Sharding needs every rank to run the model equally often, so rows beyond the end repeat
-        # the last one and do not count.
+        # With sharding, every rank must run the model equally often. So rows beyond the last window
+        # repeat it, and their losses do not count.
         rows = torch.arange(num_rows) + first + run.rank * num_rows
         ids_BT = windows[rows.clamp(max=num_sequences - 1)].to(run.device)
         logits_BTV = run.source.forward(run.model, ids_BT[:, :-1]).view(num_rows, seq_len, -1)
@@ -117,7 +115,7 @@ def validation_loss(run: Trainer) -> float:
 _NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
 
 
-def layer_of(name: str, blocks: Collection[str] = ()) -> str:
+def name_layer(name: str, blocks: Collection[str] = ()) -> str:
     """Return the name of a parameter's layer: `layers.3`, `embedding`, `positions`, `readout`, or
     `norm` (the last norm).
 
@@ -134,8 +132,8 @@ def layer_of(name: str, blocks: Collection[str] = ()) -> str:
 
 
 class Layers(Callback):
-    """Every layer's `weight_rms`, `param_norm`, `grad_norm` (before clipping) and
-    `update_ratio`.
+    """A callback that measures each layer: `weight_rms`, `param_norm`, `grad_norm` before clipping,
+    and `update_ratio`.
     """
 
     def __init__(self, every_steps: int) -> None:
@@ -144,17 +142,17 @@ class Layers(Callback):
     def begin(self, step: int, carried: Any) -> None:
         """Assign each parameter to a layer."""
         run = self.run
-        blocks = run.source.blocks(run.model) if run.decision.model else ()
+        blocks = run.source.find_blocks(run.model) if run.decision.model else ()
         self._layers: dict[str, list[nn.Parameter]] = {}
         for name, parameter in run.model.named_parameters():
-            self._layers.setdefault(layer_of(name, blocks), []).append(parameter)
+            self._layers.setdefault(name_layer(name, blocks), []).append(parameter)
 
     @torch.no_grad()
     def before_update(self, info: StepInfo) -> None:
         """Measure the gradients, which clipping is about to change, and copy the weights."""
         if is_due(self._every_steps, info.step):
             self._grad_norms = {
-                layer: total_norm(parameter.grad for parameter in parameters)
+                layer: compute_norm(parameter.grad for parameter in parameters)
                 for layer, parameters in self._layers.items()
             }
             # The copy is in the host's memory: the device may have no room for it.
@@ -171,7 +169,7 @@ class Layers(Callback):
         layers: Columns = {}
         for layer, parameters in self._layers.items():
             updates = [p - self._before.pop(p).to(p.device) for p in parameters]
-            param_norm, update_norm = total_norm(parameters).item(), total_norm(updates).item()
+            param_norm, update_norm = compute_norm(parameters).item(), compute_norm(updates).item()
             layers[layer] = {
                 "weight_rms": param_norm / math.sqrt(sum(p.numel() for p in parameters)),
                 "param_norm": param_norm,
@@ -186,16 +184,17 @@ class Layers(Callback):
 NOISE_EVERY_STEPS = 5
 """Steps between two measurements of the noise scale."""
 NUM_NOISE_SAMPLES, MIN_NOISE_SAMPLES = 200, 20
-"""Number of measured steps over which the noise scale is averaged, and the fewest that give one."""
+"""Number of newest measurements that the noise scale averages, and the minimum number for it."""
 
 
 class BatchNoise(Callback):
-    """The gradient noise scale, with the bounds of its interval
+    """A callback that measures the gradient noise scale and its interval
     (`forerun._proxies.core.noise_scale`).
 
-    It compares the norm of the full batch's gradient with that of a part of the batch: the first
-    pass of a run that accumulates, or each rank's own gradient before the exchange. Replicas that
-    shard nothing and take one pass per step have no such part, and report nothing.
+    The estimate compares the norm of the full batch's gradient with that of a part of the batch.
+    The part is the first pass of a run that accumulates, or else each rank's own gradient before
+    the exchange. Replicas that shard nothing and take one pass per step have no such part, and
+    report nothing.
     """
 
     def begin(self, step: int, carried: Any) -> None:
@@ -203,12 +202,18 @@ class BatchNoise(Callback):
         self._splits: list[Any] = [*(carried or [])]
 
     def before_gradients(self, step: int) -> None:
-        """Record fingerprints, which have the norms, of what this rank gives to the exchange."""
+        """Record fingerprints of the gradients that this rank gives to the exchange.
+
+        A fingerprint contains the norm.
+        """
         if is_due(NOISE_EVERY_STEPS, step):
             self.run.recorder.fingerprints = []
 
     def _measure_part(self) -> tuple[float, float] | None:
-        """Return a part's share of this step's batch, and the squared norm of its gradient."""
+        """Return a part's share of this step's batch, and the squared norm of its gradient.
+
+        None if there is no part to measure.
+        """
         run = self.run
         if run.first_pass is not None:
             share, norm = run.first_pass
@@ -252,34 +257,33 @@ class BatchNoise(Callback):
 # ---- Time of each rank ----
 
 RANK_SECONDS_EVERY_STEPS = 10
-"""Interval at which the ranks' times are compared: rare enough to cost nothing."""
+"""Steps between two comparisons of the ranks' times, which are then too rare to cost time."""
 
 
 class RankSeconds(Callback):
-    """Measures `rank_seconds`: each rank's seconds inside the blocks' forward passes.
+    """A callback that measures `rank_seconds`: each rank's seconds in the forward passes of blocks.
 
-    A full step takes every rank as long as the slowest one, because the ranks wait for each other
-    at every exchange. There is no exchange within a block's forward pass, so its time is the rank's
-    own.
+    The ranks wait for each other at every exchange, so a full step takes all of them as long as the
+    slowest rank. There is no exchange within a block's forward pass, so its time is the rank's own.
     """
 
     _has_hooks = _is_due = False
 
     def begin(self, step: int, carried: Any) -> None:
-        """Put hooks on the blocks, once: a run that goes back to a checkpoint begins again."""
+        """Register hooks on the blocks, unless the run has only gone back to a checkpoint."""
         run = self.run
-        for block in () if self._has_hooks else run.source.blocks(run.model).values():
+        for block in () if self._has_hooks else run.source.find_blocks(run.model).values():
             block.register_forward_pre_hook(self._mark)
             block.register_forward_hook(self._mark, prepend=True)
         self._has_hooks = True
 
     def before_gradients(self, step: int) -> None:
-        """Begin to mark, if the step is one to measure."""
+        """Forget the last step's times, and decide whether to measure this step."""
         self._is_due = is_due(RANK_SECONDS_EVERY_STEPS, step)
         self._marks: list[Any] = []
 
     def _mark(self, *_: Any) -> None:
-        """Note the time at which a block's pass begins or ends, unless it is a validation's."""
+        """Record the time at which a block's forward pass begins or ends, except in validations."""
         if not (self._is_due and torch.is_grad_enabled()):
             return
         mark: Any = time.perf_counter()
@@ -296,5 +300,5 @@ class RankSeconds(Callback):
         )
 
     def after_update(self, info: StepInfo) -> Columns:
-        """Return every rank's time of this step alone."""
+        """Return the time of each rank in this step."""
         return {"rank_seconds": [*gather(self._seconds)]} if self._is_due else {}

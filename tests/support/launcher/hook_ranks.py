@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from forerun._launcher.main_run.trainer.callbacks import Callback
-from forerun._launcher.main_run.trainer.telemetry import layer_of
+from forerun._launcher.main_run.trainer.telemetry import name_layer
 from forerun._launcher.main_run.trainer.training import Trainer
 
 SLOW_SECONDS = 0.08
@@ -36,7 +36,7 @@ class ReferenceTelemetry(Callback):
     def _group_by_layer(self, tensors):
         layers = {}
         for name, tensor in tensors.items():
-            layers.setdefault(layer_of(name), []).append(tensor.flatten())
+            layers.setdefault(name_layer(name), []).append(tensor.flatten())
         return {layer: torch.cat(parts) for layer, parts in layers.items()}
 
     def before_update(self, info):

@@ -37,7 +37,7 @@ from forerun._launcher.main_run.rehearsal.resume_drills import (
 from forerun._launcher.main_run.rehearsal.run import set_up_rehearsal
 from forerun._launcher.main_run.supervisor.launch import LaunchOutcome
 from forerun._launcher.main_run.trainer import checkpoints, training
-from forerun._launcher.main_run.trainer.checkpoints import folder_of, read_saved_tensors
+from forerun._launcher.main_run.trainer.checkpoints import get_checkpoint_folder, read_saved_tensors
 from forerun._launcher.main_run.trainer.rollback import RollbackHistory
 from forerun._launcher.main_run.trainer.training import Trainer
 
@@ -195,7 +195,9 @@ class FinishedStage(InProcessStage):
         )
 
     def compare(self, first, second, step=None):
-        tensors = read_saved_tensors(folder_of(self.get_run_dir(first) / CHECKPOINTS, 16))
+        tensors = read_saved_tensors(
+            get_checkpoint_folder(self.get_run_dir(first) / CHECKPOINTS, 16)
+        )
         nudged = dict(tensors)
         last = max(name for name in tensors if name.startswith("model."))
         nudged[last] = tensors[last] + self.nudge

@@ -38,7 +38,7 @@ def live(corpus):
     decision = make_tiny_decision(corpus)
     source = TrainedModel(decision)
     model = model_builder.build_sharded_model(source, decision.parallelism, "cpu")
-    optimizer = model_builder.build_optimizer(model, decision.groups, decision.optimizer)
+    optimizer = model_builder.build_optimizer(model, decision)
     source.initialize(model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -109,7 +109,7 @@ def test_background_save_makes_no_cuda_call(live, tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoints, "stage_tensors", lambda *_: state)
     monkeypatch.setattr(
-        "forerun._launcher.main_run.trainer.ranks.local_device", lambda: torch.device("cpu")
+        "forerun._launcher.main_run.trainer.ranks.get_local_device", lambda: torch.device("cpu")
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("_lazy_init", "current_device", "current_stream", "synchronize"):

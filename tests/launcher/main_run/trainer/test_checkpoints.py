@@ -26,9 +26,9 @@ from forerun._launcher.main_run.trainer import checkpoints
 from forerun._launcher.main_run.trainer.checkpoints import (
     Manifest,
     begin,
+    choose_kept_steps,
     complete,
     find_newest_good,
-    kept_steps,
 )
 from forerun._proxies.core import canon, plain_files
 
@@ -188,7 +188,7 @@ def test_one_checkpoint_is_kept_for_rollbacks():
     reach_steps = 100
     steps, ages = [], []
     for step in range(10, 2001, 10):
-        kept = kept_steps([step, *steps], keep=2, reach_steps=reach_steps)
+        kept = choose_kept_steps([step, *steps], keep=2, reach_steps=reach_steps)
         steps = sorted(kept, reverse=True)
         # The first step has no earlier checkpoint.
         assert steps[:2] == [step, step - 10][: len(steps)] and len(steps) <= 4
@@ -196,8 +196,8 @@ def test_one_checkpoint_is_kept_for_rollbacks():
             ages.append(min(step - old for old in steps if step - old >= reach_steps))
     # There is always a checkpoint between once and twice as old as a rollback may reach.
     assert min(ages) == reach_steps and max(ages) < 2 * reach_steps
-    assert kept_steps([30, 20, 10], keep=2, reach_steps=0) == {30, 20}
-    assert kept_steps([30, 20, 10], keep=1, reach_steps=100) == {30, 10}
+    assert choose_kept_steps([30, 20, 10], keep=2, reach_steps=0) == {30, 20}
+    assert choose_kept_steps([30, 20, 10], keep=1, reach_steps=100) == {30, 10}
 
 
 CORRUPT = RefusedCheckpoint(step=8, text="checkpoint step-00000008 is corrupt", corrupt=True)
