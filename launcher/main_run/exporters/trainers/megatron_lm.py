@@ -257,30 +257,31 @@ def _build_model_arguments(decision: Decision, flags: Flags) -> Arguments:
 
 
 def _build_optimizer_arguments(decision: Decision, flags: Flags, scheduler: Scheduler) -> Arguments:
-    final, wsd = scheduler.final_fraction, scheduler.kind == "wsd"
+    schedule, is_wsd = scheduler.frozen, scheduler.frozen.kind == "wsd"
     return {
         "optimizer": "adam",
         "lr": flags.learning_rate,
-        "min-lr": flags.learning_rate * final,
+        "min-lr": flags.learning_rate * schedule.final_fraction,
         "lr-warmup-init": flags.learning_rate * scheduler.init_share,
-        "lr-decay-style": "WSD" if wsd else scheduler.kind,
+        "lr-decay-style": "WSD" if is_wsd else schedule.kind,
         "weight-decay": flags.weight_decay,
         "adam-beta1": flags.beta1,
         "adam-beta2": flags.beta2,
         "adam-eps": flags.eps,
         "clip-grad": decision.clip_norm or 0.0,
-        "lr-wsd-decay-style": WSD_STYLES[scheduler.decay_shape] if wsd else None,
+        "lr-wsd-decay-style": WSD_STYLES[schedule.decay_shape] if is_wsd else None,
     }
 
 
 def _build_batch_arguments(decision: Decision, scheduler: Scheduler) -> Arguments:
+    schedule = scheduler.frozen
     return {
         "micro-batch-size": count_rank_sequences(decision)[1],
         "global-batch-size": decision.batch_tokens // decision.shape.seq_len,
-        "train-iters": scheduler.total,
-        "lr-decay-iters": scheduler.total,
+        "train-iters": schedule.num_steps,
+        "lr-decay-iters": schedule.num_steps,
         "lr-warmup-iters": scheduler.warmup,
-        "lr-wsd-decay-iters": scheduler.decay if scheduler.kind == "wsd" else None,
+        "lr-wsd-decay-iters": schedule.decay_steps if schedule.kind == "wsd" else None,
     }
 
 

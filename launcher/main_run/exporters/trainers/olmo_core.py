@@ -22,8 +22,7 @@ from forerun._launcher.main_run.exporters.export_writer import (
     PROVE_FILE,
     count_rank_sequences,
     format_corpus_run_script,
-    list_names_by_group,
-    split_at_layer,
+    list_name_parts_by_group,
     write_export,
 )
 from forerun._launcher.main_run.exporters.fidelity import FidelityReport, Judgement, build_report
@@ -128,21 +127,6 @@ def _find_problems(decision: Decision) -> Iterator[str]:
                 f"{name} = {degree}: must be 1, this export is data parallel only; or export to "
                 "torchtitan"
             )
-
-
-def build_group_globs(decision: Decision) -> list[tuple[list[str], ParameterGroup]]:
-    """Return globs over OLMo-core's names for each group; each parameter matches exactly one.
-
-    Raises:
-        FrozenError: The groups do not fit the shape's parameters.
-    """
-    patterns = []
-    for group, names in list_names_by_group(decision, parameter_names(decision.shape)):
-        # The same parameter of every layer becomes one glob.
-        parts = dict.fromkeys(map(split_at_layer, names))
-        globs = [f"{before}*{after}" if after else before for before, after in parts]
-        patterns.append((globs, group))
-    return patterns
 
 
 def build_scheduler_config(schedule: Schedule) -> dict[str, Json]:
@@ -273,9 +257,14 @@ def _build_options(group: ParameterGroup) -> dict[str, Json]:
 
 def _build_train_module(decision: Decision) -> dict[str, Json]:
     mesh, seq_len = decision.parallelism, decision.shape.seq_len
-    overrides = [
-        _make_config("optim.config.OptimGroupOverride", params=[*globs], opts=_build_options(group))
-        for globs, group in build_group_globs(decision)
+    # Each group has globs over OLMo-core's names; each parameter matches exactly one of them.
+    overrides: list[Json] = [
+        _make_config(
+            "optim.config.OptimGroupOverride",
+            params=["*".join(parts) for parts in names],
+            opts=_build_options(group),
+        )
+        for group, names in list_name_parts_by_group(decision, parameter_names(decision.shape))
     ]
     data_parallel = _make_config(
         "train.train_module.transformer.config.TransformerDataParallelConfig",
@@ -297,7 +286,7 @@ def _build_train_module(decision: Decision) -> dict[str, Json]:
         compile_model=decision.compiled,
         rank_microbatch_size=count_rank_sequences(decision)[1] * seq_len,
         max_sequence_length=seq_len,
-        optim={**optimizer, "group_overrides": [*overrides]},
+        optim={**optimizer, "group_overrides": overrides},
         scheduler=build_scheduler_config(decision.learning_rate.schedule),
         dp_config=data_parallel,
     )

@@ -23,8 +23,7 @@ from forerun._launcher.main_run.exporters.export_writer import (
     count_rank_sequences,
     format_corpus_run_script,
     format_groups,
-    list_names_by_group,
-    split_at_layer,
+    list_name_parts_by_group,
     write_export,
 )
 from forerun._launcher.main_run.exporters.fidelity import FidelityReport, Judgement, build_report
@@ -143,16 +142,12 @@ def build_group_patterns(decision: Decision) -> list[tuple[str, ParameterGroup]]
     Raises:
         FrozenError: The groups do not fit the shape's parameters.
     """
-    grouped = list_names_by_group(decision, parameter_names(decision.shape))
-    return [(_build_pattern(names), group) for group, names in grouped]
-
-
-def _build_pattern(names: list[str]) -> str:
-    parts = []
-    for before, after in dict.fromkeys(map(split_at_layer, names)):
-        # Activation checkpointing adds `_checkpoint_wrapped_module` to names.
-        parts.append(re.escape(before) + (r"\d+(?:\._\w+)*" + re.escape(after) if after else ""))
-    return f"^(?:{'|'.join(parts)})$"
+    patterns = []
+    for group, names in list_name_parts_by_group(decision, parameter_names(decision.shape)):
+        # Activation checkpointing adds `_checkpoint_wrapped_module` after the number of the layer.
+        alternatives = (r"\d+(?:\._\w+)*".join(map(re.escape, parts)) for parts in names)
+        patterns.append((f"^(?:{'|'.join(alternatives)})$", group))
+    return patterns
 
 
 def _choose_decay(schedule: Schedule) -> tuple[float | None, str]:
