@@ -11,9 +11,7 @@ from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
 
 
 class ExportError(ProblemsError):
-    """A trainer cannot be exported to: it cannot run the decision, or the asked version of it is
-    unknown.
-    """
+    """A decision cannot be exported: the trainer cannot run it, or has an unknown version."""
 
     label = " export"
 

@@ -177,8 +177,8 @@ class TrainedModel:
         """Compare the stds of the initial values with the frozen ones; collective.
 
         Each parameter of forerun's decoder is measured by itself. If its frozen std is 0, it must
-        be constant: one for a gain, zero for a bias. Parameters of a user's model that have one name
-        in every block are measured together, because a factory may start blocks differently.
+        be constant: one for a gain, zero for a bias. Parameters of a user's model with one name in
+        all blocks are measured together, because a factory may start blocks differently.
 
         Raises:
             FrozenError: A value is not the frozen one.
