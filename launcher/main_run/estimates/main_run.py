@@ -86,9 +86,9 @@ def compute_kept_bytes(shape: Shape, checkpointing: RecomputeMode, compute_bytes
     """Return the bytes per token that one block keeps for its backward pass.
 
     torch's saved-tensor hooks show what a block without recomputation keeps. A norm keeps its
-    input, its normed rows in float32, and its output. Attention keeps queries, keys, values, its output,
-    and, per head, the logarithm of the softmax's sum. The feed-forward keeps the input of each
-    matrix and of each activation function.
+    input, its normed rows in float32, and its output. Attention keeps queries, keys, values, its
+    output, and, per head, the logarithm of the softmax's sum. The feed-forward keeps the input of
+    each matrix and of each activation function.
 
     Args:
         shape: Shape of the model.
@@ -330,7 +330,7 @@ class MainRun:
 
     @property
     def optimizer_flops(self) -> float:
-        """FLOPs of the optimizer's own matrix products over the run; `flops` does not include them."""
+        """FLOPs of the optimizer's own matrix products over the run, which `flops` leaves out."""
         return (
             compute_optimizer_flops(self.optimizer, self.shape)
             * self.num_tokens

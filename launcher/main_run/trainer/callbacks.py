@@ -44,6 +44,9 @@ class Callback:
 
     run: Trainer
     """The trainer that calls this callback. It sets this attribute before the first call."""
+    every_steps = 1
+    """Steps between calls of `before_gradients`, `before_update`, and `after_update`; 0 for no
+    call."""
 
     def begin(self, step: int, carried: Any) -> None:
         """Prepare for the first step of an attempt, or for the first one after a rollback.

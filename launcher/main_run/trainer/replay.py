@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
-from forerun._launcher.main_run.trainer.callbacks import Callback, StepInfo, is_due
+from forerun._launcher.main_run.trainer.callbacks import Callback, StepInfo
 from forerun._launcher.main_run.trainer.ranks import gather, get_local_part
 from forerun._sweeps.store.sites import get_host
 
@@ -96,17 +96,14 @@ class Replay(Callback):
     """
 
     def __init__(self, every_steps: int) -> None:
-        self._every_steps = every_steps
+        self.every_steps = every_steps
 
     def before_gradients(self, step: int) -> None:
-        """Record fingerprints of the exchange if this step is due to be computed twice."""
-        if is_due(self._every_steps, step):
-            self.run.recorder.fingerprints = []
+        """Record fingerprints of the exchange."""
+        self.run.recorder.fingerprints = []
 
     def before_update(self, info: StepInfo) -> str | None:
         """Compute the gradients of this step again. The update uses the second gradients."""
-        if not is_due(self._every_steps, info.step):
-            return None
         given, received = self._take_fingerprints()
         self.run.compute_gradients(info.step)
         given_again, received_again = self._take_fingerprints()

@@ -157,7 +157,7 @@ class RollbackHistory:
         }
         in_metrics = {line.get("number") for line in lines if line.get("event") == "rolled_back"}
         for number, rollback in enumerate(self.rollbacks, start=1):
-            fields, clip = {"number": number, **asdict(rollback)}, rollback.clip_norm
+            clip = rollback.clip_norm
             if number not in recorded:
                 event_log.append_event(
                     run_dir,
@@ -168,11 +168,18 @@ class RollbackHistory:
                     + ("clipping nothing" if clip is None else f"clipping at {clip:g}"),
                     step=rollback.at_step,
                     digest=self.digest,
-                    data={"from_step": start, **fields},
+                    data={"from_step": start, "number": number, **asdict(rollback)},
                 )
             if number not in in_metrics:
-                del fields["at_step"]
-                line = {"event": "rolled_back", "step": start, **fields}
+                line = {
+                    "event": "rolled_back",
+                    "step": start,
+                    "number": number,
+                    "to_step": rollback.to_step,
+                    "skipped_sequences": rollback.skipped_sequences,
+                    "clip_norm": clip,
+                    "reason": rollback.reason,
+                }
                 metrics_file.append_line(run_dir, line)
 
 

@@ -14,17 +14,15 @@ import datetime
 import math
 import re
 import time
-from collections.abc import Collection
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from forerun._launcher.main_run.estimates.reference_tables import GPUS
 from forerun._launcher.main_run.metrics_file import AttemptStart
-from forerun._launcher.main_run.trainer.callbacks import Callback, Columns, StepInfo, is_due
+from forerun._launcher.main_run.trainer.callbacks import Callback, Columns, StepInfo
 from forerun._launcher.main_run.trainer.ranks import compute_norm, gather
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.flops import compute_flops_per_token
@@ -101,11 +99,12 @@ def measure_validation_loss(run: Trainer) -> float:
     for first in range(0, num_sequences, num_rows * run.num_ranks):
         # With sharding, every rank must run the model equally often. So rows beyond the last window
         # repeat it, and their losses do not count.
-        rows = torch.arange(num_rows) + first + run.rank * num_rows
-        ids_BT = windows[rows.clamp(max=num_sequences - 1)].to(run.device)
+        start = first + run.rank * num_rows
+        rows = torch.arange(start, start + num_rows).clamp(max=num_sequences - 1)
+        ids_BT = windows[rows].to(run.device)
         logits_BTV = run.source.forward(run.model, ids_BT[:, :-1]).view(num_rows, seq_len, -1)
         losses_B = compute_token_loss(logits_BTV, ids_BT[:, 1:])
-        total += losses_B[(rows < num_sequences).to(run.device)].double().sum()
+        total += losses_B[: max(0, num_sequences - start)].double().sum()
     dist.all_reduce(total)
     return total.item() / num_sequences
 
@@ -113,22 +112,23 @@ def measure_validation_loss(run: Trainer) -> float:
 # ---- Layers ----
 
 _NAMES = {"tok_embeddings": "embedding", "pos_embeddings": "positions", "lm_head": "readout"}
+"""Names of layers by the decoder's module, if they differ."""
 
 
-def name_layer(name: str, blocks: Collection[str] = ()) -> str:
-    """Return the name of a parameter's layer: `layers.3`, `embedding`, `positions`, `readout`, or
-    `norm` (the last norm).
+def group_by_layer(run: Trainer) -> dict[str, list[str]]:
+    """Return the names of a model's parameters by layer.
 
-    Args:
-        name: Name of the parameter.
-        blocks: Paths of the blocks of a user's model, whose layers are its blocks and its other
-            modules; empty for forerun's decoder.
+    A layer is a block or a module outside of blocks. In forerun's decoder, the layers are
+    `layers.0` and so on, `embedding`, `positions`, `readout`, and `norm` (the last norm). In a
+    user's model, they have the paths of the modules.
     """
-    parts = name.split(".")
-    if blocks:
+    blocks, names = run.source.find_blocks(run.model), {} if run.decision.model else _NAMES
+    layers: dict[str, list[str]] = {}
+    for name, _ in run.model.named_parameters():
         block = next((path for path in blocks if name.startswith(f"{path}.")), None)
-        return block or ".".join(parts[:-1]) or name
-    return ".".join(parts[:2]) if parts[0] == "layers" else _NAMES.get(parts[0], parts[0])
+        layer = block or name.rpartition(".")[0] or name
+        layers.setdefault(names.get(layer, layer), []).append(name)
+    return layers
 
 
 class Layers(Callback):
@@ -137,35 +137,31 @@ class Layers(Callback):
     """
 
     def __init__(self, every_steps: int) -> None:
-        self._every_steps = every_steps
+        self.every_steps = every_steps
 
     def begin(self, step: int, carried: Any) -> None:
         """Assign each parameter to a layer."""
-        run = self.run
-        blocks = run.source.find_blocks(run.model) if run.decision.model else ()
-        self._layers: dict[str, list[nn.Parameter]] = {}
-        for name, parameter in run.model.named_parameters():
-            self._layers.setdefault(name_layer(name, blocks), []).append(parameter)
+        self._layers = {
+            layer: [self.run.model.get_parameter(name) for name in names]
+            for layer, names in group_by_layer(self.run).items()
+        }
 
     @torch.no_grad()
     def before_update(self, info: StepInfo) -> None:
         """Measure the gradients, which clipping is about to change, and copy the weights."""
-        if is_due(self._every_steps, info.step):
-            self._grad_norms = {
-                layer: compute_norm(parameter.grad for parameter in parameters)
-                for layer, parameters in self._layers.items()
-            }
-            # The copy is in the host's memory: the device may have no room for it.
-            self._before = {
-                parameter: parameter.detach().to("cpu", copy=True)
-                for parameter in self.run.model.parameters()
-            }
+        self._grad_norms = {
+            layer: compute_norm(parameter.grad for parameter in parameters)
+            for layer, parameters in self._layers.items()
+        }
+        # The copy is in the host's memory: the device may have no room for it.
+        self._before = {
+            parameter: parameter.detach().to("cpu", copy=True)
+            for parameter in self.run.model.parameters()
+        }
 
     @torch.no_grad()
     def after_update(self, info: StepInfo) -> Columns:
         """Measure weights and updates."""
-        if not is_due(self._every_steps, info.step):
-            return {}
         layers: Columns = {}
         for layer, parameters in self._layers.items():
             updates = [p - self._before.pop(p).to(p.device) for p in parameters]
@@ -197,6 +193,9 @@ class BatchNoise(Callback):
     report nothing.
     """
 
+    def __init__(self) -> None:
+        self.every_steps = NOISE_EVERY_STEPS
+
     def begin(self, step: int, carried: Any) -> None:
         """Restore the earlier measurements from the checkpoint."""
         self._splits: list[Any] = [*(carried or [])]
@@ -206,8 +205,7 @@ class BatchNoise(Callback):
 
         A fingerprint contains the norm.
         """
-        if is_due(NOISE_EVERY_STEPS, step):
-            self.run.recorder.fingerprints = []
+        self.run.recorder.fingerprints = []
 
     def _measure_part(self) -> tuple[float, float] | None:
         """Return a part's share of this step's batch, and the squared norm of its gradient.
@@ -227,7 +225,7 @@ class BatchNoise(Callback):
 
     def before_update(self, info: StepInfo) -> None:
         """Measure both norms, before the update and before a replay."""
-        if is_due(NOISE_EVERY_STEPS, info.step) and (part := self._measure_part()):
+        if part := self._measure_part():
             share, square = part
             tokens = info.num_tokens
             split = estimate_moments((share * tokens, square), (tokens, info.grad_norm**2))
@@ -236,8 +234,8 @@ class BatchNoise(Callback):
                 del self._splits[:-NUM_NOISE_SAMPLES]
 
     def after_update(self, info: StepInfo) -> Columns:
-        """Return the noise scale at measured steps, once there are enough of them."""
-        if not is_due(NOISE_EVERY_STEPS, info.step) or len(self._splits) < MIN_NOISE_SAMPLES:
+        """Return the noise scale, once there are enough measurements."""
+        if len(self._splits) < MIN_NOISE_SAMPLES:
             return {}
         scale = estimate_running_scale(self._splits)
         if scale is None or not math.isfinite(scale.low):
@@ -267,24 +265,26 @@ class RankSeconds(Callback):
     slowest rank. There is no exchange within a block's forward pass, so its time is the rank's own.
     """
 
-    _has_hooks = _is_due = False
+    every_steps = RANK_SECONDS_EVERY_STEPS
+    _has_hooks = False
+    _marks: list[Any] | None = None
+    """Times at which blocks' passes of this step began and ended; None if it is not measured."""
 
     def begin(self, step: int, carried: Any) -> None:
         """Register hooks on the blocks, unless the run has only gone back to a checkpoint."""
-        run = self.run
+        run, self._marks = self.run, None
         for block in () if self._has_hooks else run.source.find_blocks(run.model).values():
             block.register_forward_pre_hook(self._mark)
             block.register_forward_hook(self._mark, prepend=True)
         self._has_hooks = True
 
     def before_gradients(self, step: int) -> None:
-        """Forget the last step's times, and decide whether to measure this step."""
-        self._is_due = is_due(RANK_SECONDS_EVERY_STEPS, step)
-        self._marks: list[Any] = []
+        """Begin to measure this step."""
+        self._marks = []
 
     def _mark(self, *_: Any) -> None:
         """Record the time at which a block's forward pass begins or ends, except in validations."""
-        if not (self._is_due and torch.is_grad_enabled()):
+        if self._marks is None or not torch.is_grad_enabled():
             return
         mark: Any = time.perf_counter()
         if torch.cuda.is_available():
@@ -294,11 +294,12 @@ class RankSeconds(Callback):
 
     def before_update(self, info: StepInfo) -> None:
         """Add up this step's time, before a replay computes the step again."""
+        marks, self._marks = self._marks or [], None
         self._seconds = math.fsum(
             stop - start if isinstance(stop, float) else start.elapsed_time(stop) / 1000
-            for start, stop in zip(self._marks[::2], self._marks[1::2], strict=True)
+            for start, stop in zip(marks[::2], marks[1::2], strict=True)
         )
 
     def after_update(self, info: StepInfo) -> Columns:
         """Return the time of each rank in this step."""
-        return {"rank_seconds": [*gather(self._seconds)]} if self._is_due else {}
+        return {"rank_seconds": [*gather(self._seconds)]}

@@ -194,12 +194,13 @@ class Trainer:
 
             # Forward and backward; nothing is updated if the loss or a callback forbids it
             self.recorder.fingerprints = None
-            for callback in self.callbacks:
+            due = [callback for callback in self.callbacks if is_due(callback.every_steps, step)]
+            for callback in due:
                 callback.before_gradients(step)
             loss_nats, norm, interrupted = self.compute_gradients(step)
             num_tokens = self.count_sequences(step)[1] * decision.shape.seq_len
             info = StepInfo(step, num_tokens, loss_nats, norm.item())
-            answers = (callback.before_update(info) for callback in self.callbacks)
+            answers = (callback.before_update(info) for callback in due)
             objection = self._find_trouble(info) or next((a for a in answers if a), None)
             if isinstance(objection, str):
                 return self._abort(objection)
@@ -216,7 +217,7 @@ class Trainer:
 
             # Measure and log
             columns: Columns = {} if clip_norm is None else {"clip_norm": clip_norm}
-            for callback in self.callbacks:
+            for callback in due:
                 columns |= callback.after_update(info)
             if is_due(decision.monitoring.validate_every_steps, step):
                 columns["validation_loss_nats"] = telemetry.measure_validation_loss(self)

@@ -34,7 +34,7 @@ from forerun._launcher.main_run.trainer.replay import RecordingReduceScatter
 from forerun._launcher.main_run.trainer.training import Trainer, run
 from forerun._proxies.data.tokens import read_manifest
 
-REFERENCES = {"watched": ReferenceTelemetry(), "muon": ReferenceTelemetry()}
+REFERENCES = {"monitored": ReferenceTelemetry(), "muon": ReferenceTelemetry()}
 """Callbacks that compute the reference values of the layer telemetry, by the run's name."""
 EXCHANGED = {}
 """Recorded gradient exchanges between the ranks, by the name of the run."""
@@ -113,12 +113,12 @@ def list_runs(corpus):
     tiny = make_tiny_decision(corpus, num_ranks=2)
     muon = make_decision(make_muon_spec(corpus), read_manifest(corpus), num_ranks=2)
     monitoring = Monitoring(layers_every_steps=5, replay_every_steps=2, validate_every_steps=6)
-    watched = dataclasses.replace(tiny, monitoring=monitoring)
-    small = {"microbatch_sequences": 1}
+    monitored = dataclasses.replace(tiny, monitoring=monitoring)
+    microbatches = {"microbatch_sequences": 1}
     replicas = {"data_parallel_shard": 1, "data_parallel_replicate": 2}
     layouts = {
-        "small": Parallelism(data_parallel_shard=2, **small),
-        "small replicas": Parallelism(**replicas, **small),
+        "microbatches": Parallelism(data_parallel_shard=2, **microbatches),
+        "replicas with microbatches": Parallelism(**replicas, **microbatches),
         "replicas": Parallelism(**replicas),
     }
     return {
@@ -130,17 +130,17 @@ def list_runs(corpus):
         },
         "plain": TwoRankRun(tiny),
         "cut": TwoRankRun(tiny, is_cut=True),
-        "choices": TwoRankRun(
+        "no default choice": TwoRankRun(
             make_decision(make_spec_with_all_choices(corpus), read_manifest(corpus), num_ranks=2)
         ),
-        "watched": TwoRankRun(watched, partial(build_with_reference, "watched", slow_rank=1)),
+        "monitored": TwoRankRun(monitored, partial(build_with_reference, "monitored", slow_rank=1)),
         "muon": TwoRankRun(
             dataclasses.replace(muon, monitoring=Monitoring(layers_every_steps=5)),
             partial(build_with_reference, "muon"),
             is_cut=True,
         ),
-        "flipped": TwoRankRun(watched, FlippingTrainer),
-        "back": TwoRankRun(make_spike_decision(corpus, num_ranks=2), build_poisoned),
+        "flipped bit": TwoRankRun(monitored, FlippingTrainer),
+        "rolled back": TwoRankRun(make_spike_decision(corpus, num_ranks=2), build_poisoned),
     }
 
 

@@ -20,6 +20,7 @@ from forerun._launcher.main_run.exporters.comparison import RunNumbers, choose_p
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_SETTINGS,
     Expressible,
+    list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
@@ -48,7 +49,6 @@ from forerun._launcher.main_run.exporters.trainers.megatron_lm_numbers import (
 from forerun._launcher.main_run.frozen.frozen import Decision, assign_groups
 from forerun._launcher.main_run.frozen.launch_file import RUN_FILE
 from forerun._proxies.core.canon import Json
-from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.numbers import GroupSettings
 from forerun._proxies.core.shape import Shape, list_parameter_shapes
 from forerun._proxies.model.layers import NORM_EPS
@@ -145,7 +145,7 @@ def predict_run(decision: Decision) -> RunNumbers:
 def _find_problems(decision: Decision) -> Iterator[str]:
     """Yield what Megatron cannot do."""
     shape, schedule, mesh = decision.shape, decision.learning_rate.schedule, decision.parallelism
-    share, microbatch = count_rank_sequences(decision)
+    yield from list_batch_problems(decision, can_grow=False)
     if schedule.warmup_steps >= schedule.num_steps:
         yield (
             f"warmup_steps = num_steps = {schedule.num_steps}: Megatron's warmup must end before "
@@ -169,16 +169,6 @@ def _find_problems(decision: Decision) -> Iterator[str]:
         yield (
             f"launch.context = {mesh.context}: seq_len = {shape.seq_len} must be a multiple of "
             f"{2 * mesh.context} in Megatron"
-        )
-    if share % microbatch:
-        yield (
-            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of "
-            f"{format_counted(share, 'sequence')}"
-        )
-    if schedule.batch_warmup_stages != 1:
-        yield (
-            f"batch_warmup_stages = {schedule.batch_warmup_stages}: must be 1 "
-            "(proxy.batch_warmup_fraction = 0), this export's batch size is fixed"
         )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_AND_MUON,
     Expressible,
+    list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
@@ -30,7 +31,6 @@ from forerun._launcher.main_run.frozen.frozen import Decision, ParameterGroup
 from forerun._launcher.main_run.frozen.launch_file import RUN_FILE
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
-from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.schedule import Schedule
 from forerun._proxies.core.shape import Shape, list_parameter_shapes
 from forerun._proxies.model.layers import NORM_EPS
@@ -111,18 +111,13 @@ def parameter_names(shape: Shape) -> dict[str, str]:
 
 def _find_problems(decision: Decision) -> Iterator[str]:
     """Yield what OLMo-core or this export cannot do."""
-    mesh, (share, microbatch) = decision.parallelism, count_rank_sequences(decision)
+    yield from list_batch_problems(decision, can_grow=True)
     if not decision.abort.on_non_finite:
         yield "abort.on_non_finite = false: must be true, this export never steps on NaN"
     if decision.learning_rate.schedule.decay_shape != "linear":
         yield "proxy.decay_shape = 'sqrt': must be 'linear', OLMo-core has no such decay"
-    if share % microbatch:
-        yield (
-            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of "
-            f"{format_counted(share, 'sequence')}"
-        )
     for name in ("tensor", "pipeline", "context"):
-        if (degree := getattr(mesh, name)) != 1:
+        if (degree := getattr(decision.parallelism, name)) != 1:
             yield (
                 f"{name} = {degree}: must be 1, this export is data parallel only; or export to "
                 "torchtitan"

@@ -16,6 +16,7 @@ from pathlib import Path
 from forerun._launcher.main_run.exporters.export_checks import (
     ADAMW_AND_MUON,
     Expressible,
+    list_batch_problems,
     require_runnable,
 )
 from forerun._launcher.main_run.exporters.export_writer import (
@@ -82,22 +83,11 @@ def export(decision: Decision, out_dir: Path, version: str = VERSIONS[-1]) -> Fi
 def _find_problems(decision: Decision) -> Iterator[str]:
     """Yield what torchtitan refuses or gets wrong, as its sources and trial runs show."""
     shape, mesh = decision.shape, decision.parallelism
-    stages = decision.learning_rate.schedule.batch_warmup_stages
-    share, microbatch = count_rank_sequences(decision)
+    yield from list_batch_problems(decision, can_grow=False)
     if not decision.abort.on_non_finite:
         yield (
             "abort.on_non_finite = false: must be true, torchtitan always stops at a loss that is "
             "not finite"
-        )
-    if stages != 1:
-        yield (
-            f"batch_warmup_stages = {stages}: must be 1 (proxy.batch_warmup_fraction = 0), "
-            "torchtitan's batch size is fixed"
-        )
-    if share % microbatch:
-        yield (
-            f"launch.microbatch_sequences = {microbatch} does not divide a rank's share of {share} "
-            "sequences"
         )
     if mesh.pipeline != 1:
         yield (

@@ -107,12 +107,12 @@ def test_two_ranks_train_like_the_proxy(two_rank_runs, proxy):
 @pytest.mark.parametrize(
     ("name", "exchanges"),
     # The model has three units that exchange gradients: two blocks, and all other modules together.
-    # With a microbatch of one sequence ("small"), a step has 4 passes; the run has 12 steps. Shards
+    # With microbatches of one sequence, a step has 4 passes; the run has 12 steps. Shards
     # exchange gradients in every pass. Replicas exchange them after the last pass of a step, and
     # also after the first pass of steps 5 and 10, which measure the gradient noise.
     [
-        ("small", 3 * 12 * 4),
-        ("small replicas", 3 * (12 + 2)),
+        ("microbatches", 3 * 12 * 4),
+        ("replicas with microbatches", 3 * (12 + 2)),
         ("replicas", 3 * 12),
     ],
 )
@@ -403,7 +403,7 @@ def test_loss_above_the_ceiling_after_the_warmup_aborts(one_rank, corpus, tmp_pa
 
 
 def test_two_ranks_with_no_default_choice_train_like_the_proxy(two_rank_runs, corpus):
-    run_dir = two_rank_runs / "choices" / "run"
+    run_dir = two_rank_runs / "no default choice" / "run"
     ending = metrics_file.read_ending(run_dir)
     assert (ending.event, ending.step) == ("finished", 12)
     proxy = train_proxy(make_spec_with_all_choices(corpus), corpus)
