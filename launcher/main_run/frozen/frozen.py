@@ -206,8 +206,7 @@ class OwnTrainer:
     resume: str = ""
     """Further arguments, with placeholders, that make the trainer resume; empty if it cannot."""
     num_params: int | None = field(default=None, metadata=canon.UNLESS_DEFAULT)
-    """Number of parameters in the forecast, from `proxy.describe`; None to count those of `shape`.
-    """
+    """Number of parameters in the forecast, from `proxy.describe`; None to count `shape`'s."""
 
     def get_metrics_path(self, run_dir: Path) -> Path:
         """Return the path of a run's metrics file."""
@@ -216,9 +215,7 @@ class OwnTrainer:
 
     @property
     def named(self) -> dict[str, object]:
-        """Values that the command line contains; all values if it contains the path of a file of
-        them (`{run_json}`).
-        """
+        """Values that the command line contains: all if it has the path of their file."""
         named = self.command.placeholders
         if "run_json" in named:
             return dict(self.values)

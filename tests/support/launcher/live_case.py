@@ -137,7 +137,7 @@ def build_curve(rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def assert_same_run(curve: np.ndarray, expected: np.ndarray) -> None:
-    """Assert that two curves are of the same run of twelve steps.
+    """Assert that two curves describe the same run of twelve steps.
 
     Steps and tokens must be equal. Losses and gradient norms must agree within the tolerances. The
     curves are those of `build_curve`, with or without the column of tokens.

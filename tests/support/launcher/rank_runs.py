@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 rank_runs.py CORPUS OUT
 
 The fixture `two_rank_runs` starts the program once, because starting torchrun takes as long as the
-runs. The folder OUT/NAME/run has the files of a run. `drawn-RANK.json` beside it lists the
-parameters whose initial values a rank drew. OUT/exchanged.json has the number of gradient exchanges
-of some runs, and OUT/reference.json the reference values of the layer telemetry.
+runs. The folder OUT/NAME/run has the files of a run. OUT/NAME/drawn-RANK.json lists the parameters
+whose initial values a rank drew. OUT/exchanged.json has the number of gradient exchanges of some
+runs, and OUT/reference.json the reference values of the layer telemetry.
 """
 
 from __future__ import annotations

@@ -67,11 +67,7 @@ def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
 
 
 def other_versions(wanted: dict[str, str]) -> list[str]:
-    """Return a problem for each package that is missing or has another version than the wanted one.
-
-    Args:
-        wanted: Version by name of the package.
-    """
+    """Return a problem for each package that is missing or has another version than the given one."""
     problems = []
     for name, version in wanted.items():
         try:

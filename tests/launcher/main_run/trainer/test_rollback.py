@@ -72,7 +72,7 @@ def test_rollback_equals_a_run_that_skips_the_poisoned_data(rolled_back, corpus,
 def test_stopped_and_resumed_run_rolls_back_to_the_same_losses(
     rolled_back, corpus, tmp_path, stop_step
 ):
-    """At steps 21 and 22 the spike has begun, so the count of high losses must survive the stop."""
+    """The spike has begun by steps 21 and 22, so the count of high losses must survive the stop."""
     decision = make_spike_decision(corpus)
     train_poisoned(decision, corpus, tmp_path, stop_after=stop_step)
     assert train_poisoned(decision, corpus, tmp_path) == rolled_back[1]
