@@ -67,7 +67,7 @@ def open_corpus(frozen: SimpleNamespace, folder: str | None) -> TokenStore:
 
 
 def other_versions(wanted: dict[str, str]) -> list[str]:
-    """Return a problem for each package that is missing or has another version than the given one."""
+    """Return a problem for each package that is not installed in the given version."""
     problems = []
     for name, version in wanted.items():
         try:
