@@ -122,7 +122,11 @@ def test_trainer_that_does_not_verify_checkpoints_fails(stage, monkeypatch):
 
 
 def test_trainer_that_restarts_without_a_good_checkpoint_fails(stage, monkeypatch):
-    monkeypatch.setattr(RollbackHistory, "find_checkpoint", lambda *_: None)
+    monkeypatch.setattr(
+        RollbackHistory,
+        "find_checkpoint",
+        lambda history, *_: checkpoints.Manifest(digest=history.digest, step=0),
+    )
     assert_fails(corrupt_newest, stage)
     assert_fails(corrupt_all, stage)
 
@@ -148,9 +152,11 @@ def test_drill_whose_disk_never_fills_fails(stage, monkeypatch):
 
 @pytest.mark.parametrize("mutant", ["other rates", "other rows"])
 def test_trainer_that_differs_from_the_proxy_fails_the_loss_drill(stage, monkeypatch, mutant):
-    first, set_rates = Trainer.first_sequence, training.set_rates
+    first, set_rates = Trainer.find_first_sequence, training.set_rates
     if mutant == "other rows":
-        monkeypatch.setattr(Trainer, "first_sequence", lambda self, step: first(self, step) + 1)
+        monkeypatch.setattr(
+            Trainer, "find_first_sequence", lambda self, step: first(self, step) + 1
+        )
     else:
         monkeypatch.setattr(
             training,
