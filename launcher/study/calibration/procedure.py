@@ -362,10 +362,11 @@ def _send_probe(
         The answers, and (kind, cause, problem) of each worker that gave none; those are restarted.
     """
     answers, errors = list[CalibrationResult](), list[tuple[str, Cause, str]]()
-    data = cast(dict[str, canon.Json], canon.to_json(probe))
     # A probe with longer rounds takes longer to answer.
     silence_seconds = MAX_SILENCE_SECONDS + 10 * probe.seconds
-    for report in probe_all_workers(pool, data, silence_seconds, check_stop):
+    for report in probe_all_workers(
+        pool, {"modes": canon.to_json(probe)}, silence_seconds, check_stop
+    ):
         kind = kinds[report.worker]
         if report.answer is not None:
             answers.append(

@@ -68,10 +68,10 @@ class PlantedPool:
 
     def start(self, worker, call):
         assert worker not in self.calls
-        self.calls[worker] = (
-            call.probe if call.probe == PLACE_PROBE else canon.decode(CalibrationProbe, call.probe)
-        )
-        self.probes += [] if call.probe == PLACE_PROBE else [self.calls[worker]]
+        self.calls[worker] = call.probe
+        if call.probe != PLACE_PROBE:
+            self.calls[worker] = canon.decode(CalibrationProbe, call.probe["modes"])
+            self.probes.append(self.calls[worker])
 
     def wait(self, timeout_seconds):
         reports = [self.report(worker) for worker in list(self.calls) if worker not in self.deaf]
