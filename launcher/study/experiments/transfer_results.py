@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 from forerun._launcher.study.experiments.conventions import ConventionDecision
 from forerun._launcher.study.experiments.search import (
     RepeatedTrials,
-    decide_ties,
-    find_winner,
-    grow_ranges,
-    load_ended_losses,
-    load_trial_points,
-    repeat_best_trials,
+    SearchState,
 )
 from forerun._launcher.study.experiments.sizes import (
     SIZE_AXES,
@@ -161,27 +156,26 @@ def load_search_result(study: Study, ledger: Ledger) -> SearchResult:
         StageMissingError: The search has not ended.
         NoFinishedTrialError: Every trial diverged or failed.
     """
-    losses, points = load_ended_losses(study, ledger), load_trial_points(ledger)
-    if losses is not None and not rank_trials(losses):
+    state = SearchState(study, ledger)
+    points = state.points
+    if state.losses is not None and not rank_trials(state.losses):
         last = ledger.get_first_results()[study.get_trial_id(points[-1])]
         raise NoFinishedTrialError(
             f"none of {format_counted(len(points), 'trial')} finished; the last: {last.status}, "
             f"{last.reason}. If they diverged, lower search.learning_rate = "
             f"{list(study.plan.search.learning_rate)}, in a study folder of its own"
         )
-    best_trial = decided = None
-    if losses is not None and grow_ranges(study, ledger, losses) is None:
-        best_trial, decided = find_winner(study, ledger, losses), decide_ties(study, ledger, losses)
-    if losses is None or best_trial is None or decided is None or decided.point is None:
+    winner, ties = state.winner, state.ties
+    if state.growth is not None or winner is None or ties is None or ties.point is None:
         raise StageMissingError(
             f"the search has not ended: `{study.format_command('sweep')}` runs or resumes it"
         )
     return SearchResult(
         points=tuple(points),
-        best=study.space.round_point(decided.point),
-        best_trial=best_trial,
-        ties=decided.ties,
-        replicated=repeat_best_trials(study, ledger, losses),
+        best=study.space.round_point(ties.point),
+        best_trial=winner,
+        ties=ties.ties,
+        replicated=state.repeats,
     )
 
 
