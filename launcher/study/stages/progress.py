@@ -77,17 +77,11 @@ class StudyProgress:
     """
 
     def __init__(
-        self,
-        stages: Sequence[PlannedStage],
-        done: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, stages: Sequence[PlannedStage], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start at the first stage. `done`: FLOPs of the runs that were recorded before (see
-        `resume`).
-        """
+        """Start at the first stage, without any work done."""
         self._stages, self._clock = list(stages), clock
         self._done = [0.0] * len(self._stages)
-        self.resume(done)
         self._here = 0  # index of the current stage
         # Times at which this command, the current stage, and the current batch of runs began
         self._began = self._entered = self._asked_at = clock()
@@ -161,9 +155,9 @@ class StudyProgress:
                 self._best = min(self._best or outcome, outcome, key=lambda pair: pair[0])
         return flops
 
-    def get_state(self) -> StudyState:
-        """Return the current state. The share done never falls, although verdicts may ask for runs
-        that were not planned.
+    def update_state(self) -> StudyState:
+        """Update the share done, and return the current state. The share never falls, although
+        verdicts may ask for runs that were not planned.
         """
         left = sum(self._count_flops_left(index)[0] for index in self._unfinished)
         done = sum(max(self._done[i], self._stages[i].min_flops) for i in range(self._here))
@@ -276,7 +270,7 @@ class ProgressReporter:
 
     def draw(self) -> StudyState:
         """Show the state if it is time, and return it."""
-        state = self.progress.get_state()
+        state = self.progress.update_state()
         self._line.show(format_progress_line(state, len(self._running)), state.done)
         return state
 

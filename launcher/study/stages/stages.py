@@ -168,14 +168,13 @@ class StageRunner:
             BudgetSpent: A cap of the plan is reached.
             FolderRemoved: The ledger was removed.
         """
-        cluster = self.study.plan.cluster
-        pool = self._start_workers()
-        accounts = self._open_accounts()
+        cluster, accounts = self.study.plan.cluster, self._open_accounts()
         monitor = _DriveMonitor(self, label, specs, accounts)
+        self.reporter.progress.begin_batch(monitor.total_flops)
         try:
             drive(
                 source,
-                pool,
+                self._start_workers(),
                 self.ledger,
                 self.study.study_dir,
                 num_slots_for=lambda spec: spec.numerics.num_slots,
@@ -213,12 +212,13 @@ class StageRunner:
         return self._pool
 
     def _open_accounts(self) -> SpendTracker:
-        """Return the record of the workers' time. The workers must have been started.
+        """Return the record of the workers' time. The first call starts the workers.
 
         Raises:
             ClusterUnfit: No price is known for a device, and the plan has a cap in dollars.
         """
         if self._accounts is None:
+            self._start_workers()
             cluster = self.study.plan.cluster
             kinds = {
                 *self._kinds,
@@ -289,7 +289,6 @@ class StageRunner:
 
         def check() -> None:
             self._check_stop()
-            self._start_workers()
             if overrun := self._open_accounts().budget.find_overrun():
                 raise BudgetSpent(overrun)
 
@@ -429,9 +428,10 @@ class _DriveMonitor:
         self._last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
         self._done_by_run: dict[str, float] = {}  # FLOPs done by each run that has not ended
         flops = compute_own_flops(specs)
+        self.total_flops = float(sum(flops))
+        """FLOPs of all runs together."""
         self._flops_by_run = {spec.id: work for spec, work in zip(specs, flops, strict=True)}
-        self._mean_flops = sum(flops) / max(1, len(flops))
-        runner.reporter.progress.begin_batch(float(sum(flops)))
+        self._mean_flops = self.total_flops / max(1, len(flops))
 
     def should_stop(self) -> bool:
         """Write the current state, and return whether the work must stop.
