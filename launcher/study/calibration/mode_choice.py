@@ -203,18 +203,7 @@ class ModeMeasurements:
     def make_mode_timing(self, mode: Numerics, work: PlannedWork) -> ModeTiming:
         """Return all figures of a mode that was measured or refused."""
         if refused := self.get_refusal(mode):
-            return ModeTiming(
-                mode=mode,
-                trial_steps_per_second=0.0,
-                interval=(0.0, 0.0),
-                ratio=0.0,
-                least_ratio=0.0,
-                first_seconds=0.0,
-                again_seconds=0.0,
-                peak_bytes=0,
-                planned_seconds=0.0,
-                refused=refused,
-            )
+            return ModeTiming(mode=mode, refused=refused)
         by_kind, plain = self.get_timings(mode), self.get_timings(self.plain)
         workers = [by_kind[kind] for kind in work.kinds]
         weights = [plain[kind].trial_steps_per_second for kind in work.kinds]
@@ -384,12 +373,8 @@ class _ModeSearch:
         """Return the mode with one slot, unless its current number of slots is clearly faster."""
         alone = dataclasses.replace(best, num_slots=1)
         self._measurements.measure(best, alone)
-        return (
-            best
-            if self._measurements.get_refusal(alone)
-            or self._is_faster(best, alone, MIN_MODE_SPEEDUP)
-            else alone
-        )
+        is_refused = bool(self._measurements.get_refusal(alone))
+        return best if is_refused or self._is_faster(best, alone, MIN_MODE_SPEEDUP) else alone
 
     def explain(self, best: Numerics) -> str:
         """Return the reason for the choice, in a sentence."""

@@ -41,7 +41,7 @@ from forerun._launcher.study.experiments.warmup_rule import (
 )
 from forerun._launcher.study.plan.study import NoFinishedTrialError, Study
 from forerun._proxies.core.errors import InputError
-from forerun._proxies.core.hyperparameters import LEARNING_RATE
+from forerun._proxies.core.hyperparameters import LEARNING_RATE, WARMUP
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.spec import RunSpec
 from forerun._sweeps.search.growth import rank_trials
@@ -243,7 +243,7 @@ def list_tests_with_runs(
         return tests
     specs = tuple((spec, get_warmup_log2(spec)) for spec in compared)
     comparison = TransferTest(
-        hyperparameter=WarmupRule.HYPERPARAMETER,
+        hyperparameter=WARMUP,
         axis="duration",
         condition=RunGrid(axis="duration", specs=specs),
     )

@@ -36,7 +36,12 @@ from forerun._launcher.study.experiments.warmup_rule import (
     set_proxy_warmup,
 )
 from forerun._launcher.study.plan.study import Study
-from forerun._proxies.core.hyperparameters import LEARNING_RATE, SHARE_OF_STEPS, get_hyperparameter
+from forerun._proxies.core.hyperparameters import (
+    LEARNING_RATE,
+    SHARE_OF_STEPS,
+    WARMUP,
+    get_hyperparameter,
+)
 from forerun._proxies.core.rules import get_scaling
 from forerun._proxies.core.spec import RunResult, RunSpec
 from forerun._sweeps.search.space import Params
@@ -382,7 +387,7 @@ def build_question(
     power: float | None = 0.0
     if name == LEARNING_RATE and axis in study.plan.transfer.measured_rules:
         power = None
-    elif name == WarmupRule.HYPERPARAMETER and axis == "duration":
+    elif name == WARMUP and axis == "duration":
         power = compute_warmup_power(study, setting.warmup, setting.best, setting.target.duration)
     return Question(
         axis=axis,

@@ -189,7 +189,7 @@ def describe_user_model(study: Study) -> dict[str, Json]:
     from forerun._proxies.external.description import describe_model
     from forerun._proxies.external.factory import load_factory
 
-    spec = study.build_check_runs(study.plan.parametrization)[-1][0]
+    spec = study.coordinate_checks[study.plan.proxy.parametrization][-1][0]
     description = describe_model(
         load_factory(study.plan.proxy.factory, study.code_dir, spec.user_values)[0], spec
     )

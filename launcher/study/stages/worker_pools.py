@@ -58,11 +58,12 @@ class NodeCheck:
 
     def __call__(self) -> list[str]:
         """Return the node's problems in words; empty if it can run the study."""
+        node_versions = find_versions()
         problems = [
-            f"{name} {node_version or 'is missing'} there, {driver_version} here: results would "
-            "depend on the node"
+            f"{name} {node_versions.get(name, 'is missing')} there, {driver_version} here: results "
+            "would depend on the node"
             for name, driver_version in self.versions.items()
-            if (node_version := find_versions().get(name, "")) != driver_version
+            if node_versions.get(name) != driver_version
         ]
         if canon.hash_sources() != self.source_sha256:
             problems.append("another version of forerun is there: install the same on every node")

@@ -168,14 +168,10 @@ class ResumableRuns:
         A run may already be beyond that step.
         """
         steps = self._engine.steps
-        reached = [
-            (index, step)
-            for index, step in self._pauses.items()
-            if index in steps and steps[index] >= step
-        ]
         return [
             EndedRun(index, *self._engine.make_pruned_result(index, step, PAUSE_REASON))
-            for index, step in reached
+            for index, step in self._pauses.items()
+            if index in steps and steps[index] >= step
         ]
 
     def advance(self, num_steps: int, seconds: float = math.inf) -> list[EndedRun]:
