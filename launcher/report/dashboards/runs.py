@@ -122,7 +122,7 @@ def find_stages(study: Study, ledger: Ledger) -> dict[str, str]:
     try:
         for test in list_tests_with_runs(study, ledger):
             add(
-                [spec for spec, _ in test.condition.specs], "transfer/valley"
+                [spec for spec, _ in test.grid.specs], "transfer/valley"
             )  # An older name of a loss basin
             if test.control:
                 add([spec for spec, _ in test.control.specs], "transfer/control")

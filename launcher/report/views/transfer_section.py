@@ -85,7 +85,7 @@ def _summarize_verdict(
     """
     from forerun._transfer.verdict.summary import summarize_verdict
 
-    body, condition = summarize_verdict(verdict), test.condition
+    body, condition = summarize_verdict(verdict), test.grid
     if verdict.culprit is not None:
         sizes = {spec.id: condition.get_size(spec) for spec, _ in condition.specs}
         words = describe_spikes(study, condition.specs, results, sizes, verdict.culprit)
@@ -96,7 +96,7 @@ def _summarize_verdict(
 def _list_runs(
     study: Study, test: TransferTest, results: Mapping[str, RunResult]
 ) -> list[findings.TransferRun]:
-    conditions = {study.plan.proxy.parametrization: test.condition}
+    conditions = {study.plan.proxy.parametrization: test.grid}
     if test.control:
         conditions["sp"] = test.control
     return [

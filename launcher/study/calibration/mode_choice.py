@@ -116,7 +116,7 @@ class ModeMeasurements:
         answers = self._ask(requested)
         if not answers:
             measurements = self._measured.setdefault(modes[-1], _Measurements())
-            measurements.refused = "no worker survived it, or none of some kind"
+            measurements.refused = "every worker of one kind failed with it"
             return
         self.device = answers[0].device
         for answer in answers:
@@ -241,12 +241,12 @@ def choose_mode(
     measurements.measure(asked.given)
     search = _ModeSearch(asked, work, measurements)
     chooses_slots = "num_slots" in asked.open
-    best = search.climb(asked.given) if chooses_slots else asked.given
+    best = search.double_slots(asked.given) if chooses_slots else asked.given
     for change in _list_changes(asked, measurements.device, max_threads):
         best = search.try_change(best, change)
     if chooses_slots and best.num_slots > 1 and measurements.device == "cuda":
         # Compiling or CUDA graphs may leave room for more slots, or make one slot enough
-        best = search.try_one_slot(search.climb(best))
+        best = search.try_one_slot(search.double_slots(best))
     figures = tuple(measurements.make_mode_timing(mode, work) for mode in measurements.modes)
     kinds = tuple(
         WorkerKind(
@@ -290,7 +290,7 @@ class _ModeSearch:
     def _get_planned_seconds(self, mode: Numerics) -> float:
         return self._measurements.make_mode_timing(mode, self._work).planned_seconds
 
-    def climb(self, start: Numerics) -> Numerics:
+    def double_slots(self, start: Numerics) -> Numerics:
         """Double the slots while that pays; return the start unless the end is clearly better."""
         best = start
         while (
@@ -388,5 +388,5 @@ class _ModeSearch:
         plain_duration = format_duration(self._get_planned_seconds(plain))
         return (
             f"{factor} times as fast as {describe_mode(plain, plain)}, {duration} of planned work "
-            f"in place of {plain_duration}"
+            f"instead of {plain_duration}"
         )

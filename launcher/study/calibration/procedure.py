@@ -70,7 +70,7 @@ class UnmeasurableError(ForerunError):
     """A single run with whole batches takes too much memory or time for every worker."""
 
 
-_TOO_MUCH: tuple[Cause, ...] = ("out_of_memory", "lost_worker", "hung")
+_TOO_LARGE: tuple[Cause, ...] = ("out_of_memory", "lost_worker", "hung")
 """Causes of failure that show that a run takes too much memory or time. A lost worker is one of
 them, because the system kills a process that takes too much memory, without a message.
 """
@@ -246,7 +246,7 @@ def _choose_modes(
         # Too little work to measure
         if seconds < MIN_PLANNED_SECONDS and not is_measured:
             duration = format_duration(max(1.0, seconds))
-            reason = f"the planned runs are some {duration} of work for these workers"
+            reason = f"these workers need only about {duration} for the planned runs"
             yield _keep_given(asked, pool.num_workers, reason)
             continue
         # Measure, unless the same runs were measured before
@@ -264,7 +264,7 @@ def _choose_modes(
         except UnmeasurableError as error:
             # The run itself may still succeed: its batches may be split, and no probe's deadline
             # applies to it
-            reason = f"one run alone was too much to try ({error})"
+            reason = f"a single run takes too much memory or time to be measured ({error})"
             yield _keep_given(asked, pool.num_workers, reason)
 
 
@@ -340,7 +340,7 @@ def make_measure_modes(
         silent = known - {answer.kind for answer in answers}  # a mode must run on every kind
         if silent and len(modes) == 1:
             problems = [(cause, problem) for kind, cause, problem in errors if kind in silent]
-            if all(cause in _TOO_MUCH for cause, _ in problems):
+            if all(cause in _TOO_LARGE for cause, _ in problems):
                 raise UnmeasurableError(problems[-1][1])
             devices = f" with {' or '.join(sorted(silent))}" if len(set(kinds)) > 1 else ""
             raise RunsFail(

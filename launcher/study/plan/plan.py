@@ -97,8 +97,8 @@ class ClusterSection(Section):
     worker_cpus: Annotated[float, Field(gt=0, le=10**4)] = 1.0
     """CPU cores of a worker."""
     worker_gpus: Annotated[float, Field(ge=0, le=10**4), _GPUS] = 0.0
-    """GPUs of a worker; below 1 several workers share one evenly, each limited to its share of the
-    memory."""
+    """GPUs of a worker; if below 1, several workers share a GPU evenly, and each is limited to its
+    share of the memory."""
     worker_memory_gib: Annotated[float, Field(ge=0, le=10**6)] = 0.0
     """Memory of a worker, used to place it on a node; 0: not counted."""
     slurm_options: tuple[_SlurmOption, ...] = ()

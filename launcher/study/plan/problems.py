@@ -274,8 +274,8 @@ def _find_axis_problems(search: SearchSection) -> Iterator[str]:
     for name in search.can_be_off:
         if name not in {*search.ranges, *search.axes, *search.choices}:
             yield (
-                f"search.can_be_off: {name} is not searched: give search.axes.{name} a range for "
-                "where it is on"
+                f"search.can_be_off: {name} is not searched: add search.axes.{name}, the range of "
+                "its values when it is on"
             )
 
 

@@ -291,9 +291,9 @@ def describe_narrow_target(study: Study, width: int) -> str:
     if width >= narrowest:
         return ""
     return (
-        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: nothing is "
-        "learned for so small a model; raise target.budget_flops, or add rungs if the fit chose "
-        "this width"
+        f"the main run's width {width} is below {narrowest}, the narrowest proxy's: the proxies "
+        "say nothing about so small a model; raise target.budget_flops, or add rungs if the fit "
+        "chose this width"
     )
 
 
@@ -418,12 +418,11 @@ def format_failed_runs(ledger: Ledger, study_dir: Path) -> str:
     reasons = [f"{result.id[:12]} ({result.reason})" for result in failed[:_MAX_FAILED_NAMED]]
     if len(failed) > _MAX_FAILED_NAMED:
         reasons.append(f"{len(failed) - _MAX_FAILED_NAMED} more")
-    subject = f"{format_counted(len(failed), 'run')} failed for good, and count for"
-    if len(failed) == 1:
-        subject = "1 run failed for good, and counts for"
+    runs = format_counted(len(failed), "run")
     return (
-        f"{subject} nothing: {'; '.join(reasons)}. `forerun run {study_dir / PLAN_FILE} "
-        f"--study ANOTHER --fork {study_dir}` runs the failed ones again and keeps the others"
+        f"{runs} failed for good (not counted): {'; '.join(reasons)}. "
+        f"`forerun run {study_dir / PLAN_FILE} --study ANOTHER --fork {study_dir}` runs the failed "
+        "ones again and keeps the others"
     )
 
 

@@ -63,7 +63,7 @@ def plan_stages(study: Study, verb: str) -> list[PlannedStage]:
         min_flops, max_flops = 0.0, 0.0
         if name in runs:
             min_flops = float(sum(compute_own_flops(runs[name].runs)))
-            max_flops = min_flops + float(sum(compute_own_flops(runs[name].more)))
+            max_flops = min_flops + float(sum(compute_own_flops(runs[name].extensions)))
         if min_flops or name == FIT_STAGE:
             stages.append(PlannedStage(name=name, min_flops=min_flops, max_flops=max_flops))
     return stages or [PlannedStage(name=CHECK_STAGE)]  # a command's check, which will be refused

@@ -227,10 +227,10 @@ class StageRunner:
                 kind for kind in kinds if cluster.max_usd and cluster.caps.find_price(kind) is None
             ]:
                 names = ", ".join(
-                    kind or "a device that did not tell its name" for kind in sorted(unpriced)
+                    kind or "a device without a known name" for kind in sorted(unpriced)
                 )
                 raise ClusterUnfit(
-                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known of {names}: add it "
+                    f"cluster.max_usd = {cluster.max_usd:g}: no price is known for {names}: add it "
                     "to cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour "
                     "for all others"
                 )

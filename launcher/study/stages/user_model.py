@@ -50,7 +50,7 @@ _MAX_STDERR_CHARS = 500
 
 
 class DescribeError(InputError):
-    """`proxy.describe` did not report how large the model is."""
+    """`proxy.describe` did not report the size of the model."""
 
 
 def count_user_params(study: Study, ledger: Ledger) -> Study:
@@ -100,9 +100,9 @@ def _fit_width_count(
     if abs(counts[3] / expected - 1) > MAX_COUNT_ERROR:
         print_progress(
             f"warning: the model has {format_count(counts[3])} parameters at width {widths[3]}, "
-            f"where those of widths {', '.join(map(str, widths[:3]))} go on to "
-            f"{format_count(expected)}: its size is no polynomial of the width, so the forecast's "
-            "parameter count is off by as much"
+            f"but its numbers at widths {', '.join(map(str, widths[:3]))} predict "
+            f"{format_count(expected)}: they are no polynomial of the width, so the number of "
+            "parameters in the forecast may be as wrong"
         )
     return width_count
 

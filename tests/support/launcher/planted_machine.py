@@ -6,7 +6,19 @@ from forerun._proxies.training.calibration import CalibrationResult, ModeRate
 
 
 class PlantedMachine:
-    """A machine with planted trial-steps per second by mode, plus noise; it records each call."""
+    """A machine with planted trial-steps per second, by mode.
+
+    Args:
+        speed: Function that returns the steps per second of all trials together in a mode; 0 if the
+            machine cannot train in it.
+        noise: Standard deviation of the logarithm of a measured rate.
+        seed: Seed of the noise.
+        first: Seconds to build a compiled engine.
+        again: Seconds to start another run in a compiled engine.
+        free: Free memory in bytes; 0 if unknown.
+        held: Function that returns the memory in bytes that a mode takes.
+        kind: Kind of the device, `cpu` or `cuda`.
+    """
 
     def __init__(
         self,
@@ -22,13 +34,13 @@ class PlantedMachine:
     ):
         self.speed, self.noise, self.random, self.kind = speed, noise, random.Random(seed), kind
         self.first, self.again, self.free, self.held = first, again, free, held
-        self.asked = []
 
     def __call__(self, modes):
-        self.asked.append(modes)
+        """Return the answers of two workers that measure these modes at the same time."""
         return [self.answer(modes) for _ in range(2)]
 
     def answer(self, modes):
+        """Return the answer of one worker, which measures each mode in eight rounds."""
         rates = {mode: [] for mode in modes}
         loads = [self.random.uniform(0.3, 1.0) for _ in range(8)]
         # Other programs on the machine slow all modes of a round by the same factor.

@@ -1,5 +1,5 @@
-"""Helpers for tests that run a Python script in place of a job: the head of such a script, and a
-signal that is sent once a file exists.
+"""Helpers for tests that run a Python script in place of a trainer: the head of such a script, a
+signal that is sent once a file exists, and a search for processes that were left behind.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# The functions log a step, save an empty checkpoint, and write the run's ending. `count` is the
-# number of earlier attempts.
+# `step` logs a step, `save` saves an empty checkpoint, and `end` writes the run's ending and exits.
+# `count` is the number of earlier attempts.
 SCRIPT_HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -54,7 +54,9 @@ ENDING_SIGNALS = pytest.mark.parametrize(
 
 
 def signal_once_there(path: Path, number: int) -> None:
-    """Send a signal to this process as soon as a file exists, from a thread."""
+    """Send a signal to this process from a thread, as soon as a file exists. After 60 seconds send
+    it in any case, so that a test that waits for it does not hang.
+    """
 
     def wait_and_send() -> None:
         deadline = time.monotonic() + 60

@@ -152,7 +152,7 @@ def test_every_duration_is_tested_at_the_same_rates(planned_study):
     )
     test = build_transfer_test(settings, "learning_rate", "duration")
     rates = {
-        size: {x for spec, x in test.condition.specs if test.condition.get_size(spec) == size}
+        size: {x for spec, x in test.grid.specs if test.grid.get_size(spec) == size}
         for size in list_axis_sizes(study, "duration")
     }
     assert len(rates) == 3 and len({frozenset(values) for values in rates.values()}) == 1

@@ -24,23 +24,22 @@ def plan(tmp_path):
     return write_replay_plan(tmp_path)
 
 
-def sweep(plan, hosts, corrupt=(), *more, study="study", **options):
+def sweep(plan, hosts, corrupt=(), every=3, study="study"):
     """Search on fake machines.
 
     Args:
         plan: Plan file.
         hosts: Names of the machines.
-        corrupt: Names of the machines that flip bits of gradients.
-        more: Further arguments of `forerun sweep`.
+        corrupt: Names of the machines that flip a bit of the gradients.
+        every: Number of steps of such a machine from one flip to the next.
         study: Name of the study's folder.
-        options: Options of `fake_machines`.
 
     Returns:
         The exit code, the output, the ledger, the pools, and the corruption.
     """
     folder = plan.parent / study
-    with fake_machines(hosts, corrupt, **options) as (pools, corruption):
-        code, out, err = run_forerun("sweep", plan, "--study", folder, *more)
+    with fake_machines(hosts, corrupt, every) as (pools, corruption):
+        code, out, err = run_forerun("sweep", plan, "--study", folder)
     assert "Traceback" not in err, err
     return code, out + err, Ledger.read(folder), pools, corruption
 
@@ -75,7 +74,7 @@ def test_flipped_bit_of_a_gradient_stops_the_study_for_good(plan):
     assert run_forerun("freeze", plan.parent / "study", *accept)[0] == 2
     code, output, _, _, _ = sweep(plan, ["a", "b"], ["b"])
     assert code == 0 and "accepted failure: gate replays_agree" in output
-    # Without flips the same machine is honest.
+    # A machine that flips no bit in this search agrees.
     code, _, ledger, _, _ = sweep(plan, ["a", "b"], ["b"], every=10**9, study="honest")
     assert code == 0 and list_outcomes(ledger) == ["agrees"]
 
