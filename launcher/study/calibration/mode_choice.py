@@ -46,8 +46,8 @@ takes 20 to 60 s on one core.
 
 
 COMPILE_SHARE = 0.1
-"""Maximum share of the planned work that compiling may take, or else it is not tried: the
-measurement compiles once more.
+"""Maximum duration of one compilation, as a share of the planned work. If it is longer, compiling
+is not tried, because the measurement compiles once more.
 """
 
 
@@ -104,18 +104,17 @@ class ModeMeasurements:
         """Modes that were measured or refused."""
         return tuple(dict.fromkeys((*self._known, *self._measured)))
 
-    def measure(self, *modes: Numerics) -> None:
-        """Measure the last of these modes, unless that was done before.
+    def measure(self, mode: Numerics, beside: Numerics | None = None) -> None:
+        """Measure a mode, unless that was done before.
 
-        The plain mode and the other given modes are measured in the same rounds, so that their
-        rates can be compared.
+        The plain mode and the mode `beside` are measured in the same rounds, so that the rates can
+        be compared.
         """
-        if modes[-1] in self.modes:
+        if mode in self.modes:
             return
-        requested = tuple(dict.fromkeys((self.plain, *modes)))
-        answers = self._ask(requested)
+        answers = self._ask(tuple(dict.fromkeys((self.plain, beside or self.plain, mode))))
         if not answers:
-            measurements = self._measured.setdefault(modes[-1], _Measurements())
+            measurements = self._measured.setdefault(mode, _Measurements())
             measurements.refused = "every worker of one kind failed with it"
             return
         self.device = answers[0].device
@@ -302,7 +301,7 @@ class _ModeSearch:
                 or not self._is_worth_compiling(wider, best)
             ):
                 break
-            self._measurements.measure(best, wider)
+            self._measurements.measure(wider, best)
             if not self._is_faster(wider, best, MIN_DOUBLING_SPEEDUP):
                 break
             best = wider
@@ -358,7 +357,7 @@ class _ModeSearch:
         changed: Numerics = dataclasses.replace(best, **change)  # type: ignore[arg-type]
         if changed == best or not self._is_worth_compiling(changed, best):
             return best
-        self._measurements.measure(best, changed)
+        self._measurements.measure(changed, best)
         return changed if self._is_faster(changed, best, MIN_MODE_SPEEDUP) else best
 
     def _is_worth_compiling(self, mode: Numerics, best: Numerics) -> bool:
@@ -372,7 +371,7 @@ class _ModeSearch:
     def try_one_slot(self, best: Numerics) -> Numerics:
         """Return the mode with one slot, unless its current number of slots is clearly faster."""
         alone = dataclasses.replace(best, num_slots=1)
-        self._measurements.measure(best, alone)
+        self._measurements.measure(alone, best)
         is_refused = bool(self._measurements.get_refusal(alone))
         return best if is_refused or self._is_faster(best, alone, MIN_MODE_SPEEDUP) else alone
 

@@ -63,7 +63,9 @@ MAX_SILENCE_SECONDS = 300.0
 cache, take a minute or two.
 """
 MEMORY_SHARE = 0.9
-"""Share of a worker's memory (`cluster.worker_memory_gib`) that a measured mode may take."""
+"""Share of a worker's memory (`cluster.worker_memory_gib`) that a measured mode may take; the rest
+is a reserve.
+"""
 
 
 class UnmeasurableError(ForerunError):
@@ -111,12 +113,11 @@ def group_runs(study: Study) -> list[Group]:
     stages: dict[tuple[Part, Shape, int], dict[str, list[RunSpec]]] = {}
     seen: set[str] = set()
     for stage in list_stage_runs(study):
-        part: Part = "ladder" if stage.name == "ladder" else "proxy"
         for spec in stage.runs if stage.name != "check" else ():
             # All runs of the search are represented by one spec; each other run occurs once.
             if stage.name == "sweep" or spec.id not in seen:
                 seen.add(spec.id)
-                runs_by_stage = stages.setdefault((part, spec.shape, spec.batch_tokens), {})
+                runs_by_stage = stages.setdefault((stage.part, spec.shape, spec.batch_tokens), {})
                 runs_by_stage.setdefault(stage.name, []).append(spec)
     max_parallel = {"sweep": study.plan.search.parallelism}  # other stages start all runs at once
     groups = [

@@ -8,6 +8,7 @@ from forerun._launcher.study.experiments.conventions import count_tie_runs
 from forerun._launcher.study.experiments.ladder import build_ladder, build_stage_runs
 from forerun._launcher.study.experiments.transfer_results import guess_target_sizes
 from forerun._launcher.study.experiments.transfer_tests import build_first_runs, build_warmup_runs
+from forerun._launcher.study.plan.calibration_records import Part
 from forerun._launcher.study.plan.study import Study
 from forerun._proxies.core.hyperparameters import get_warmup, replace_warmup
 from forerun._proxies.core.spec import RunSpec
@@ -32,6 +33,11 @@ class StageRuns:
     """Number of `runs` that are second executions of a run: they take time, and the ledger does not
     count them as runs.
     """
+
+    @property
+    def part(self) -> Part:
+        """Section of the plan that sets how the runs are computed."""
+        return "ladder" if self.name == "ladder" else "proxy"
 
 
 def list_stage_runs(study: Study) -> list[StageRuns]:

@@ -418,9 +418,8 @@ def plan_main_run(study: Study) -> MainRun:
 def _compute_stage_cost(stage: StageRuns, speeds: Speeds) -> StageCost:
     """Return the cost of one stage."""
     runs, all_runs = stage.runs, [*stage.runs, *stage.extensions]
-    part: Part = "ladder" if stage.name == "ladder" else "proxy"
-    hours = _compute_core_hours(runs, speeds, part)
-    extension_hours = _compute_core_hours(stage.extensions, speeds, part)
+    hours = _compute_core_hours(runs, speeds, stage.part)
+    extension_hours = _compute_core_hours(stage.extensions, speeds, stage.part)
     return StageCost(
         name=stage.name,
         num_runs=(len(runs) - stage.num_replays, len(all_runs) - stage.num_replays),

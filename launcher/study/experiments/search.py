@@ -302,7 +302,8 @@ class SearchState:
     @property
     def extra_runs(self) -> dict[str, tuple[RunSpec, ...]]:
         """Runs of the search other than its trials, as far as outcomes tell: those that repeat the
-        best trials (`replicate`), and those that compare values (`convention`).
+        best trials (`replicate`), and those that compare values (`convention`). Dashboards show
+        these names, and W&B keeps them.
         """
         runs = {"replicate": self.repeats.specs} if self.repeats else {}
         if self.growth is None and self.ties is not None:

@@ -88,7 +88,7 @@ class TransferResult:
 
     search: SearchResult
     tests: tuple[TransferTest, ...]
-    """Tests: those of the learning rate first, and among them the one over width."""
+    """Tests, those of the learning rate first."""
     warmup: WarmupRule
     """Rule that carries the warmup over duration."""
     log2_lr: float
@@ -274,8 +274,10 @@ def load_transfer_result(study: Study, ledger: Ledger) -> TransferResult:
             f"the transfer runs have not ended: `{study.format_command('transfer')}` runs or "
             "resumes them"
         )
-    optima = judge_test(settings, tests[0], None).optima  # the learning rate over width is first
-    base_width = study.plan.proxy.base_width
+    over_width = next(
+        test for test in tests if (test.hyperparameter, test.axis) == (LEARNING_RATE, "width")
+    )
+    optima, base_width = judge_test(settings, over_width, None).optima, study.plan.proxy.base_width
     log2_lr = next((optimum.log2_value for optimum in optima if optimum.size == base_width), None)
     measured = [
         test

@@ -59,7 +59,9 @@ ROUNDING_OCTAVES = 0.25
 not change which runs are asked for.
 """
 MAX_STEP_SHARE = 0.95
-"""Maximum value of a hyperparameter that is a share of the steps."""
+"""Maximum value of a hyperparameter that is a share of the steps. A longer warmup would leave
+almost no steps at the full learning rate.
+"""
 DIGITS = 6
 """Number of significant digits of a value at an offset."""
 
@@ -244,8 +246,8 @@ class _GridBuilder:
         return RunGrid(axis=axis, specs=tuple(specs.values()))
 
     def extend(self) -> RunGrid:
-        """Return the runs of the grid, and the runs that its verdict asks for in the allowed
-        rounds. Rounds beyond those of the plan may also add runs that only sharpen a verdict.
+        """Add the runs that the verdict asks for in the allowed rounds, and return all runs of the
+        grid. Rounds beyond those of the plan may also add runs that only sharpen a verdict.
         """
         settings, name, axis = self._settings, self._name, self._axis
         for number in range(settings.rounds):
@@ -259,9 +261,10 @@ class _GridBuilder:
             may_sharpen = number >= settings.study.plan.transfer.max_extensions
             before = dict(self._num_seeds)
             for asked in verdict.what_to_run:
-                cell = asked.size, asked.log2_value
-                if (asked.mends or may_sharpen) and _is_possible(settings.study, name, axis, *cell):
-                    self._num_seeds[cell] = self._num_seeds.get(cell, 0) + asked.num_seeds
+                value = asked.size, asked.log2_value
+                is_needed = asked.mends or may_sharpen
+                if is_needed and _is_possible(settings.study, name, axis, *value):
+                    self._num_seeds[value] = self._num_seeds.get(value, 0) + asked.num_seeds
             if self._num_seeds == before:
                 break
         return self.build()

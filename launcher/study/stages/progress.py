@@ -25,17 +25,21 @@ _NUM_STAGES = {"check": 1, "sweep": 2, "transfer": 3, "ladder": 5, "run": 5}
 """Number of these stages that a verb runs."""
 MIN_SPEED_SECONDS, MIN_SPEED_SHARE = 10.0, 0.005
 """Minimum seconds of a stage, and minimum share of the study's work done in it, before a speed is
-estimated from the stage.
+estimated from the stage. Chosen, not measured.
 """
 OWN_SPREAD = (0.8, 1.25)
-"""Range of the seconds per FLOP in the rest of a stage, relative to the same stage so far."""
+"""Range of the seconds per FLOP in the rest of a stage, relative to the same stage so far. Chosen,
+not measured.
+"""
 OTHER_STAGE_SPREAD = (0.4, 1.5)
 """Range of the seconds per FLOP of another stage, relative to the only stage that has been
 measured. In the demo (2 cores), a FLOP of transfer took 0.4 times as long as a FLOP of the sweep,
 whose models are the smallest, and a FLOP of the ladder 0.6 times.
 """
 EXTRA_SHARE = 0.5
-"""Share of the plan's extensions that is counted in the upper end of the time left."""
+"""Share of the plan's extensions that is counted in the upper end of the time left. Chosen, not
+measured.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
