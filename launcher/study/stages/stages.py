@@ -40,7 +40,11 @@ from forerun._launcher.study.stages.main_run_choice import (
 from forerun._launcher.study.stages.progress import CHECK_STAGE, FIT_STAGE, ProgressReporter
 from forerun._launcher.study.stages.search_runs import run_search
 from forerun._launcher.study.stages.winner_reruns import replay_search
-from forerun._launcher.study.stages.worker_pools import SpendTracker, start_pool
+from forerun._launcher.study.stages.worker_pools import (
+    SpendTracker,
+    record_killed_driver,
+    start_pool,
+)
 from forerun._proxies.core import canon
 from forerun._proxies.core.branches import compute_own_flops
 from forerun._proxies.core.errors import ExitCode, ForerunError
@@ -234,6 +238,7 @@ class StageRunner:
                     "to cluster.usd_per_device_hour_by_kind, or set cluster.usd_per_device_hour "
                     "for all others"
                 )
+            record_killed_driver(self.study.study_dir, self.ledger)
             self._accounts = SpendTracker(
                 self.study.study_dir, self.ledger, cluster.caps, cluster.count_devices(self._kinds)
             )

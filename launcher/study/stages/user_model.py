@@ -53,7 +53,7 @@ class DescribeError(InputError):
     """`proxy.describe` did not report the size of the model."""
 
 
-def count_user_params(study: Study, ledger: Ledger) -> Study:
+def record_user_params(study: Study, ledger: Ledger) -> Study:
     """Count the parameters of a new study's own model, record them, and return the study as its
     ledger has it. A study that has runs is not counted again.
 
@@ -165,9 +165,9 @@ def _describe_params(study: Study, spec: RunSpec) -> float:
     params, flops = numbers.get("params"), numbers.get("flops_per_token")
     if not (_is_count(params) and (flops is None or _is_count(flops))):
         raise DescribeError(
-            f'{where} printed {last[:200]!r}: its last line must be JSON such as {{"params": '
-            '124439808}}, with "flops_per_token" (training, forward and backward) where that is '
-            "not 6 times as much"
+            f"{where} printed {last[:200]!r}: its last line must be JSON such as "
+            '{"params": 124439808}, with "flops_per_token" (training, forward and backward) if '
+            "that is not 6 times as much"
         )
     return float(params) if flops is None else float(flops) / 6
 
