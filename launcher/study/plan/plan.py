@@ -8,6 +8,7 @@ import torch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -318,11 +319,19 @@ class Plan(Section):
         """Number of layers of the main run, if its depth is not chosen with its width."""
         return self.target.num_layers or self.model.num_layers
 
-    def list_ladder_depths(self, width: int) -> tuple[int, ...]:
-        """Return the numbers of layers of the ladder's rungs with a width."""
-        if self.ladder.width_per_layer:
-            return (compute_layers(width, self.ladder.width_per_layer),)
-        return tuple(sorted(self.ladder.depths)) or (self.model.num_layers,)
+    @property
+    def ladder_batch_tokens(self) -> int:
+        """Tokens per step of the ladder's rungs."""
+        return self.ladder.batch_tokens or self.proxy.batch_tokens
+
+    @property
+    def ladder_sizes(self) -> list[tuple[int, int]]:
+        """Width and number of layers of every model of the ladder."""
+        widths, ratio = self.ladder.widths, self.ladder.width_per_layer
+        if ratio:
+            return [(width, compute_layers(width, ratio)) for width in widths]
+        depths = sorted(self.ladder.depths) or [self.model.num_layers]
+        return [*itertools.product(widths, depths)]
 
     @property
     def scales_depth(self) -> bool:

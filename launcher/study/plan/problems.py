@@ -325,9 +325,7 @@ def count_law_parameters(plan: Plan) -> int:
 
 def _find_ladder_problems(plan: Plan) -> Iterator[str]:
     ladder, multiple = plan.ladder, plan.model.seq_len * plan.batch_stages
-    num_rungs = sum(len(plan.list_ladder_depths(width)) for width in ladder.widths) * len(
-        ladder.num_steps
-    )
+    num_rungs = len(plan.ladder_sizes) * len(ladder.num_steps)
     size = count_law_parameters(plan)
     min_rungs = max(MIN_RUNGS, size if ladder.num_seeds > 1 else size + 1)
     if len(ladder.widths) < 2 or len(ladder.num_steps) < 2 or num_rungs < min_rungs:

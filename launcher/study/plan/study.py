@@ -120,6 +120,11 @@ class Study:
         return self.build_shape(self.plan.proxy.base_width)
 
     @property
+    def ladder_shapes(self) -> list[Shape]:
+        """Shapes of the models of the ladder."""
+        return [self.build_shape(width).at_depth(depth) for width, depth in self.plan.ladder_sizes]
+
+    @property
     def replays_winner(self) -> bool:
         """Whether the winning trial is run again elsewhere; never if a user's command trains."""
         return self.plan.search.replay_winner and self.plan.command is None
