@@ -321,6 +321,23 @@ class Study:
         return rows
 
 
+def build_bank_key(spec: RunSpec) -> str:
+    """Return the bank key of a run. Runs with the same key can train in one bank, that is, as one
+    batched model.
+    """
+    return canon.compute_content_id(
+        [
+            spec.shape,
+            spec.batch_tokens,
+            spec.data_id,
+            spec.numerics,
+            spec.optimizer,
+            spec.factory,
+            spec.command,
+        ]
+    )
+
+
 def count_base_tokens(study: Study) -> int:
     """Return the number of tokens of a run of the search."""
     return study.plan.count_tokens(study.plan.proxy.num_steps)

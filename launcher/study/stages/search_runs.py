@@ -14,7 +14,7 @@ from forerun._launcher.study.experiments.search import (
     GROWTH,
     SearchState,
 )
-from forerun._launcher.study.plan.study import SEARCH_STAGE, Study
+from forerun._launcher.study.plan.study import SEARCH_STAGE, Study, build_bank_key
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.spec import RunSpec
@@ -28,9 +28,7 @@ and runs that cost as much as those of the source.
 """
 
 
-def run_search(
-    study: Study, ledger: Ledger, drive: Drive, bank_key: Callable[[RunSpec], str]
-) -> None:
+def run_search(study: Study, ledger: Ledger, drive: Drive) -> None:
     """Run what the search lacks. Returns at once if the search has ended.
 
     Raises:
@@ -50,14 +48,14 @@ def run_search(
                 f"search: {format_counted(len(missing), 'repeat')} of the best {best} with other "
                 "seeds"
             )
-            drive("replicates", StaticSource(missing, bank_key), missing)
+            drive("replicates", StaticSource(missing, build_bank_key), missing)
         elif state.ties is not None and state.ties.point is None:
             missing = [spec for spec in state.ties.specs if spec.id not in ledger.get_results()]
             print_progress(
                 f"search: {format_counted(len(missing), 'run')} to compare the best trial with "
                 "conventional values, seed by seed"
             )
-            drive("ties", StaticSource(missing, bank_key), missing)
+            drive("ties", StaticSource(missing, build_bank_key), missing)
         else:
             return
 

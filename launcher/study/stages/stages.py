@@ -26,7 +26,7 @@ from forerun._launcher.study.experiments.transfer_results import (
     load_search_result,
     load_transfer_result,
 )
-from forerun._launcher.study.plan.study import Study
+from forerun._launcher.study.plan.study import Study, build_bank_key
 from forerun._launcher.study.stages.gates import (
     find_failed_check,
     judge_transfer,
@@ -45,7 +45,6 @@ from forerun._launcher.study.stages.worker_pools import (
     record_killed_driver,
     start_pool,
 )
-from forerun._proxies.core import canon
 from forerun._proxies.core.branches import compute_own_flops
 from forerun._proxies.core.errors import ExitCode, ForerunError
 from forerun._proxies.core.notation import format_counted, format_main_run_share
@@ -70,23 +69,6 @@ class InterruptedStudyError(ForerunError):
     """The user or the system asked the study to stop; everything finished is recorded."""
 
     exit_code = ExitCode.INTERRUPTED
-
-
-def build_bank_key(spec: RunSpec) -> str:
-    """Return the bank key of a run. Runs with the same key can train in one bank, that is, as one
-    batched model.
-    """
-    return canon.compute_content_id(
-        [
-            spec.shape,
-            spec.batch_tokens,
-            spec.data_id,
-            spec.numerics,
-            spec.optimizer,
-            spec.factory,
-            spec.command,
-        ]
-    )
 
 
 class StageRunner:
@@ -280,7 +262,7 @@ class StageRunner:
         if self.study.factory is not None:
             refuse_failed(self.study, self.ledger, find_failed_check(self.study, self.check()))
         self._begin_stage("sweep")
-        run_search(self.study, self.ledger, self.drive, build_bank_key)
+        run_search(self.study, self.ledger, self.drive)
         self._replay_winner()
         return load_search_result(self.study, self.ledger)
 
@@ -298,7 +280,7 @@ class StageRunner:
 
         head = self.ledger.head_hash
         try:
-            replay_search(self.study, self.ledger, self._start_workers, build_bank_key, check)
+            replay_search(self.study, self.ledger, self._start_workers, check)
         finally:
             if self._accounts is not None and self.ledger.head_hash != head:
                 self._accounts.record_spend()

@@ -18,7 +18,7 @@ from forerun._launcher.study.experiments.sizes import list_axis_sizes
 from forerun._launcher.study.experiments.transfer_results import guess_target_sizes
 from forerun._launcher.study.experiments.transfer_tests import GridSettings, build_transfer_test
 from forerun._launcher.study.plan.file import load_plan
-from forerun._launcher.study.stages.stages import build_bank_key
+from forerun._launcher.study.plan.study import build_bank_key
 from forerun._launcher.study.stages.study_folder import read_study
 from forerun._launcher.study.workers.host import HostFactory
 from forerun._proxies.core.branches import TRUNK_STEPS, compute_own_flops, compute_trunk_id

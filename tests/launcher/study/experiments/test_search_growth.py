@@ -13,7 +13,6 @@ from forerun._launcher.report.views.search import build_search_section
 from forerun._launcher.study.experiments.search import GROWTH, SearchState
 from forerun._launcher.study.experiments.transfer_results import load_search_result
 from forerun._launcher.study.stages.search_runs import run_search
-from forerun._launcher.study.stages.stages import build_bank_key
 from forerun._launcher.study.stages.study_folder import open_ledger
 from forerun._sweeps.store.ledger import Ledger
 
@@ -21,7 +20,7 @@ from forerun._sweeps.store.ledger import Ledger
 def run_whole_search(study, seed=0, tell=make_outcome):
     """Run a search to its end; return its ledger."""
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, seed, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, seed, tell=tell))
     return Ledger.read(study.study_dir)
 
 
@@ -83,7 +82,7 @@ def test_search_begins_with_the_plans_warm_start(folder):
     )
     study = make_study(folder, "warm", plan_part)
     with open_ledger(study) as ledger, pytest.raises(StopError):
-        run_search(study, ledger, make_driver(ledger, 3, 1), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 3, 1))
     points = SearchState(study, run_whole_search(study)).points
     middle = study.space.make_point([0.5] * study.space.num_coordinates)
     assert points[:2] == [middle | {"learning_rate": 0.01}, middle] and len(points) == 8
@@ -96,7 +95,7 @@ def test_search_begins_with_the_plans_warm_start(folder):
 def test_interrupted_search_ends_like_an_uninterrupted_one(folder, finished_search, stop_after):
     study = dataclasses.replace(finished_search[0], study_dir=folder / f"stopped-{stop_after}")
     with open_ledger(study) as ledger, pytest.raises(StopError):
-        run_search(study, ledger, make_driver(ledger, 7, stop_after), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 7, stop_after))
     ledger = run_whole_search(study, seed=stop_after)
     assert read_findings(study, ledger) == read_findings(*finished_search)
 
@@ -117,7 +116,7 @@ def test_growths_lost_in_a_repair_are_made_again(finished_search, tmp_path, firs
     assert len(state.points) == num_trials == state.phases[-1].num_trials
     with open_ledger(repaired) as repaired_ledger:
         driver = make_driver(repaired_ledger, 0, stop_after=0)
-        run_search(repaired, repaired_ledger, driver, build_bank_key)
+        run_search(repaired, repaired_ledger, driver)
     findings = read_findings(repaired, Ledger.read(repaired.study_dir))
     assert findings == read_findings(study, ledger)
 

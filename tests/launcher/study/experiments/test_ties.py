@@ -20,10 +20,9 @@ from forerun._launcher.study.experiments.transfer_results import (
 )
 from forerun._launcher.study.experiments.transfer_tests import build_first_runs, build_warmup_runs
 from forerun._launcher.study.experiments.warmup_rule import MAX_COMPARISON_SHARE
-from forerun._launcher.study.plan.study import count_base_tokens
+from forerun._launcher.study.plan.study import build_bank_key, count_base_tokens
 from forerun._launcher.study.stages.main_run_choice import build_ladder_runs
 from forerun._launcher.study.stages.search_runs import run_search
-from forerun._launcher.study.stages.stages import build_bank_key
 from forerun._launcher.study.stages.study_folder import open_ledger
 from forerun._sweeps.search.source import StaticSource
 from forerun._sweeps.store.ledger import Ledger
@@ -76,7 +75,7 @@ def search(folder, name, tell, part=PLAN_PART):
     """Search in a new study; return it and its ledger."""
     study = make_study(folder, name, part)
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, 0, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 0, tell=tell))
     return study, Ledger.read(study.study_dir)
 
 
@@ -128,9 +127,9 @@ def test_interrupted_comparison_asks_for_the_same_runs(folder, stop_after):
     reference_study, reference = search(folder, "warm", tell)
     study = dataclasses.replace(reference_study, study_dir=folder / f"stopped-{stop_after}")
     with open_ledger(study) as ledger, pytest.raises(StopError):
-        run_search(study, ledger, make_driver(ledger, 7, stop_after, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, 7, stop_after, tell=tell))
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, stop_after, tell=tell), build_bank_key)
+        run_search(study, ledger, make_driver(ledger, stop_after, tell=tell))
     resumed = Ledger.read(study.study_dir)
     assert sorted(resumed.get_results()) == sorted(reference.get_results())
     result = load_search_result(study, resumed)

@@ -10,7 +10,7 @@ import pytest
 from failing_factory import FAILING_FACTORY, WORKING_FACTORY
 from main_run import make_spec, write_corpus
 
-from forerun._launcher.study.stages.stages import build_bank_key
+from forerun._launcher.study.plan.study import build_bank_key
 from forerun._launcher.study.workers import resumable
 from forerun._launcher.study.workers.host import HostFactory
 from forerun._proxies.core import canon
