@@ -180,6 +180,11 @@ def find_failed_check(study: Study, checks: Mapping[str, RecordedCheck]) -> tupl
     return select_failed([judge_coordinates(checks, name)]) if name != "sp" else ()
 
 
+def find_failed_transfer(verdicts: Verdicts) -> tuple[Gate, ...]:
+    """Return the transfer gate if a value drifts, else an empty tuple."""
+    return select_failed([judge_transfer(verdicts)])
+
+
 def select_failed(gates: Iterable[Gate]) -> tuple[Gate, ...]:
     """Return the gates that failed."""
     return tuple(gate for gate in gates if gate.outcome == "failed")

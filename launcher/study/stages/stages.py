@@ -29,6 +29,7 @@ from forerun._launcher.study.experiments.transfer_results import (
 from forerun._launcher.study.plan.study import Study, build_bank_key
 from forerun._launcher.study.stages.gates import (
     find_failed_check,
+    find_failed_transfer,
     judge_transfer,
     refuse_failed,
 )
@@ -375,7 +376,7 @@ class StageRunner:
             verdicts = judge_tests(
                 self.study, self.ledger, transfer_result, guess_target_sizes(self.study)
             )
-            refuse_failed(self.study, self.ledger, [judge_transfer(verdicts)])
+            refuse_failed(self.study, self.ledger, find_failed_transfer(verdicts))
             num_rungs = len({spec.id for spec in missing} & {spec.id for spec in specs})
             checks = format_counted(len(missing) - num_rungs, "run")
             print_progress(

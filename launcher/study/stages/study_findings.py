@@ -29,8 +29,8 @@ from forerun._launcher.study.stages.gates import (
     Gate,
     build_failed_runs_gate,
     find_failed_check,
+    find_failed_transfer,
     judge_gates,
-    judge_transfer,
     select_failed,
 )
 from forerun._launcher.study.stages.ladder_checks import LadderChecks, judge_ladder
@@ -79,7 +79,7 @@ def gather_findings(study: Study, ledger: Ledger) -> StudyFindings:
         findings = dataclasses.replace(findings, searched=search)
         transfer = load_transfer_result(study, ledger)
         verdicts = judge_tests(study, ledger, transfer, guess_target_sizes(study))
-        failed += select_failed([judge_transfer(verdicts)])
+        failed += find_failed_transfer(verdicts)
         findings = dataclasses.replace(
             findings, transferred=transfer, verdicts=verdicts, gates=failed
         )

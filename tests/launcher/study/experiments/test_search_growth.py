@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from search_case import OPTIMUM, StopError, make_driver, make_outcome, make_study
+from search_case import OPTIMUM, StopError, make_driver, make_study
 from tiny_study import copy_records, run_json, write_plan_with
 
 from forerun._launcher.report.views.search import build_search_section
@@ -17,10 +17,10 @@ from forerun._launcher.study.stages.study_folder import open_ledger
 from forerun._sweeps.store.ledger import Ledger
 
 
-def run_whole_search(study, seed=0, tell=make_outcome):
+def run_whole_search(study, seed=0):
     """Run a search to its end; return its ledger."""
     with open_ledger(study) as ledger:
-        run_search(study, ledger, make_driver(ledger, seed, tell=tell))
+        run_search(study, ledger, make_driver(ledger, seed))
     return Ledger.read(study.study_dir)
 
 

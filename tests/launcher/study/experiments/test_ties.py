@@ -71,9 +71,9 @@ def plant_outcomes(clip=0.0, warmup=0.0, spread=0.004):
     return tell
 
 
-def search(folder, name, tell, part=PLAN_PART):
+def search(folder, name, tell):
     """Search in a new study; return it and its ledger."""
-    study = make_study(folder, name, part)
+    study = make_study(folder, name, PLAN_PART)
     with open_ledger(study) as ledger:
         run_search(study, ledger, make_driver(ledger, 0, tell=tell))
     return study, Ledger.read(study.study_dir)

@@ -184,14 +184,19 @@ def test_main_run_narrower_than_every_proxy_cannot_be_judged(study, findings, fi
     assert "is below" not in gates.judge_gates(study, {}, findings.verdicts, fit, choice)[2].reason
 
 
-def make_good_choice(findings, warnings=(), **prediction):
-    """Return the choice that a good ladder would give, with fields of the prediction changed."""
-    best = findings.choice.allocation.loss_nats
-    good = {"loss_nats": best, "low": 0.95 * best, "high": 1.05 * best, "extrapolation": 10.0}
+def make_good_choice(findings):
+    """Return the choice that a good ladder would give."""
+    choice, best = findings.choice, findings.choice.allocation.loss_nats
     return dataclasses.replace(
-        findings.choice,
-        allocation=dataclasses.replace(findings.choice.allocation, warnings=warnings),
-        prediction=dataclasses.replace(findings.choice.prediction, **{**good, **prediction}),
+        choice,
+        allocation=dataclasses.replace(choice.allocation, warnings=()),
+        prediction=dataclasses.replace(
+            choice.prediction,
+            loss_nats=best,
+            low=0.95 * best,
+            high=1.05 * best,
+            extrapolation=10.0,
+        ),
     )
 
 

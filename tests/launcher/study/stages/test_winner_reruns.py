@@ -4,6 +4,7 @@ that compute correctly agree.
 """
 
 from collections import Counter
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -67,7 +68,7 @@ def test_flipped_bit_of_a_gradient_stops_the_study_for_good(plan):
     code, _, ledger, pools, _ = sweep(plan, ["a", "b"], ["b"])
     assert code == 3 and pools == [] and len(ledger.read_records("replayed")) == 1
     # The gate stays closed if the plan no longer asks for a second run.
-    gates = build_replay_gate(FakeStudy(replays_winner=False), ledger)
+    gates = build_replay_gate(SimpleNamespace(replays_winner=False), ledger)
     assert [gate.outcome for gate in gates] == ["failed"]
     # There is nothing to freeze yet, but the failure is accepted.
     accept = ("--accept", "replays_agree", "--reason", "one machine, and it is a toy")
@@ -105,10 +106,3 @@ def test_driver_killed_at_the_record_of_a_replay_resumes(tmp_path, when):
     assert codes[-1] == 0 and len(killed_at) == 1 and list_outcomes(ledger) == ["agrees"]
     num_replays = sum(again for pool in pools for *_, again in pool.admitted)
     assert num_replays == (1 if when == "after" else 2), "a recorded replay is not repeated"
-
-
-class FakeStudy:
-    """A study that asks for a second run of its winner, or does not."""
-
-    def __init__(self, replays_winner):
-        self.replays_winner = replays_winner
