@@ -188,7 +188,7 @@ class WorkerHost:
             self._begun[spec.id] = loaded.engine.steps.get(slot, 0)
         if loaded.resumable is not None:
             loaded.resumable.set_pauses(call.hold, call.trunks)
-            loaded.resumable.measure_noise(call.noise)
+            loaded.resumable.set_noise_measurement(call.noise)
         return loaded
 
     def _get_device_name(self) -> str:

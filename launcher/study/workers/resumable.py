@@ -157,7 +157,7 @@ class ResumableRuns:
                 del self._trunks[index]
                 self._engine.pause_at(index, self._pauses.get(index))
 
-    def measure_noise(self, on: bool) -> None:
+    def set_noise_measurement(self, on: bool) -> None:
         """Switch the measurement of the runs' gradient noise on or off."""
         self._engine.noise = self._noise if on else None
 
