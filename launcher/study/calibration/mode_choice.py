@@ -104,15 +104,15 @@ class ModeMeasurements:
         """Modes that were measured or refused."""
         return tuple(dict.fromkeys((*self._known, *self._measured)))
 
-    def measure(self, mode: Numerics, beside: Numerics | None = None) -> None:
+    def measure(self, mode: Numerics, best: Numerics | None = None) -> None:
         """Measure a mode, unless that was done before.
 
-        The plain mode and the mode `beside` are measured in the same rounds, so that the rates can
-        be compared.
+        The plain mode and the best one so far are measured in the same rounds, so that the rates
+        can be compared.
         """
         if mode in self.modes:
             return
-        answers = self._ask(tuple(dict.fromkeys((self.plain, beside or self.plain, mode))))
+        answers = self._ask(tuple(dict.fromkeys((self.plain, best or self.plain, mode))))
         if not answers:
             measurements = self._measured.setdefault(mode, _Measurements())
             measurements.refused = "every worker of one kind failed with it"

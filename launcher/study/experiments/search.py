@@ -104,7 +104,7 @@ class RepeatedTrials:
 
 
 class SearchState:
-    """The search of a study at one moment: what its trials and their repeats have told so far.
+    """The search of a study at one moment: what its trials and their repeats have shown so far.
 
     Each property is computed once, when it is first read. Make a new state after the ledger has
     changed.
