@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from forerun._launcher.report.views import transfer_findings as findings
-from forerun._launcher.report.views.curve_comparison import describe_spikes
 from forerun._launcher.report.views.search import build_tie
 from forerun._launcher.study.experiments.sizes import (
     SIZE_AXES,
@@ -51,7 +50,7 @@ def build_transfer_section(
     The section has the tests with their verdicts and runs, the verdict on the learning rate over
     all axes, and the table of values.
     """
-    from forerun._transfer.verdict.summary import summarize_joint_verdict
+    from forerun._transfer.verdict.summary import summarize_joint_verdict, summarize_verdict
 
     tested = [test.hyperparameter for test, _ in verdicts.tests]
     return findings.Transfer(
@@ -59,7 +58,7 @@ def build_transfer_section(
             findings.TransferTest(
                 axis=test.axis,
                 hyperparameter=test.hyperparameter,
-                verdict=_summarize_verdict(study, test, results, verdict),
+                verdict=findings.Verdict.model_validate(summarize_verdict(verdict)),
                 runs=_list_runs(study, test, results),
             )
             for test, verdict in verdicts.tests
@@ -74,23 +73,6 @@ def build_transfer_section(
         learning_rate=transfer_result.learning_rate,
         at_base_optimum=transfer_result.at_optimum,
     )
-
-
-def _summarize_verdict(
-    study: Study, test: TransferTest, results: Mapping[str, RunResult], verdict: Verdict
-) -> findings.Verdict:
-    """Return a verdict as a finding.
-
-    If a single run causes the drift, its reasons get a sentence about the run's gradient spikes.
-    """
-    from forerun._transfer.verdict.summary import summarize_verdict
-
-    body, condition = summarize_verdict(verdict), test.condition
-    if verdict.culprit is not None:
-        sizes = {spec.id: condition.get_size(spec) for spec, _ in condition.specs}
-        words = describe_spikes(study, condition.specs, results, sizes, verdict.culprit)
-        body["reasons"] = [*verdict.reasons, *filter(None, [words])]
-    return findings.Verdict.model_validate(body)
 
 
 def _list_runs(
