@@ -19,21 +19,25 @@ from forerun._launcher.main_run.logbook.logbook import LOGBOOK_FILE
 from forerun._launcher.report.figures import plots
 from forerun._launcher.report.figures.panel import render_svg
 from forerun._launcher.report.figures.svg import DARK_VARIABLES, LIGHT_VARIABLES
-from forerun._launcher.report.page.compare import flatten_json, list_forecast_doubts
+from forerun._launcher.report.page.compare import flatten_plan, list_forecast_doubts
 from forerun._launcher.report.page.comparison import Comparison
 from forerun._launcher.report.page.header import ReportHeader
 from forerun._launcher.report.views import tables, transfer, wording
 from forerun._launcher.report.views.aspect import format_aspect_choice
-from forerun._launcher.report.views.main_run import describe_outcome, format_user_run
 from forerun._launcher.report.views.noise_scale import (
     build_look_rows,
-    format_batch_judgment,
+    format_batch_comparison,
     format_noise_law,
 )
 from forerun._launcher.report.views.report_model import AnyReport, Report, to_report
 from forerun._launcher.report.views.search import describe_search
 from forerun._launcher.report.views.transfer_findings import Finding
-from forerun._launcher.report.views.wording import Outcome, format_arm
+from forerun._launcher.report.views.wording import (
+    Outcome,
+    describe_outcome,
+    format_arm,
+    format_user_run,
+)
 from forerun._launcher.study.stages.gates import build_forecast_warnings
 from forerun._proxies.core import canon, notation
 from forerun._proxies.core.notation import NONE
@@ -161,7 +165,7 @@ def create_environment() -> Environment:
         "transfer": transfer,
         "arm_name": format_arm,
         "aspect_text": format_aspect_choice,
-        "judged_text": format_batch_judgment,
+        "judged_text": format_batch_comparison,
         "law_text": format_noise_law,
         "looks_rows": build_look_rows,
         "describe_outcome": describe_outcome,
@@ -169,7 +173,7 @@ def create_environment() -> Environment:
         "forecast_doubts": list_forecast_doubts,
         "own_text": format_user_run,
         "search_sentences": describe_search,
-        "flat": flatten_json,
+        "flat": flatten_plan,
         "logbook_file": LOGBOOK_FILE,
         "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,

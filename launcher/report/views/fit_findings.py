@@ -42,7 +42,7 @@ class NoiseScaleLook(Finding):
     """Standard error of the inverse."""
 
 
-class BatchJudgment(Finding):
+class BatchComparison(Finding):
     """A batch compared with the noise scale expected at the end of a run."""
 
     outcome: str
@@ -65,7 +65,7 @@ class NoiseScale(Finding):
     level: Number
     looks: list[NoiseScaleLook]
     law: NoiseExponent | None = None
-    judged: BatchJudgment | None = None
+    judged: BatchComparison | None = None
 
 
 # ---- Ladder, fit, and choice ----

@@ -186,7 +186,7 @@ class NamedTest(Finding):
     hyperparameter: Hyperparameter
 
 
-class Judgment(NamedTest):
+class BaseVerdict(NamedTest):
     """A verdict of any kind. Not every kind has an axis of its own, so `axis` has a default."""
 
     axis: Axis = "width"
@@ -209,7 +209,7 @@ class Bend(Finding):
     """Slope beyond the largest size minus the slope up to there."""
 
 
-class Verdict(Judgment):
+class Verdict(BaseVerdict):
     """The verdict of one test: a hyperparameter over an axis."""
 
     axis: Axis
@@ -243,7 +243,7 @@ class Verdict(Judgment):
         return any(optimum.minimum for optimum in self.optima)
 
 
-class JointVerdict(Judgment):
+class JointVerdict(BaseVerdict):
     """The verdict on the learning rate over all axes at once."""
 
     axes: list[str]

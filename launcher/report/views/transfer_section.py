@@ -65,11 +65,11 @@ def build_transfer_section(
     for name in (*WITH_OPTIMUM, *study.plan.search.user_axes):
         if name in shown and study.plan.is_passed_to_trainer(name):
             tested = [test.verdict for test in tests if test.hyperparameter == name]
-            judgment: findings.Judgment | None = max(tested, key=_rank_verdict, default=None)
+            overall: findings.BaseVerdict | None = max(tested, key=_rank_verdict, default=None)
             if name == LEARNING_RATE:
-                judgment = together
+                overall = together
             values.append(
-                _build_value_row(study, transfer_result, verdicts.target, name, tested, judgment)
+                _build_value_row(study, transfer_result, verdicts.target, name, tested, overall)
             )
     return findings.Transfer(
         tests=tests,
@@ -106,7 +106,7 @@ def _build_value_row(
     target: Sizes,
     name: Hyperparameter,
     tested: Sequence[findings.Verdict],
-    judgment: findings.Judgment | None,
+    overall: findings.BaseVerdict | None,
 ) -> findings.TargetValue:
     """Return a hyperparameter's row of the table of values.
 
@@ -119,7 +119,7 @@ def _build_value_row(
         target: Sizes of the main run.
         name: Name of the hyperparameter.
         tested: Verdicts on the hyperparameter.
-        judgment: Verdict of the row: the worst one, or for the learning rate the joint one.
+        overall: Verdict of the row: the worst one, or for the learning rate the joint one.
     """
     from forerun._transfer.verdict.joint_verdict import needs_test
 
@@ -143,10 +143,10 @@ def _build_value_row(
             for axis in SIZE_AXES
             if axis not in covered_axes and needs_test(target.get_size(axis), base.get_size(axis))
         ],
-        outcome=judgment.outcome if judgment else None,
+        outcome=overall.outcome if overall else None,
         drifts={verdict.axis: verdict.drift_octaves_per_doubling for verdict in tested},
-        regret_nats=judgment.regret_nats
-        if judgment
+        regret_nats=overall.regret_nats
+        if overall
         else findings.Estimate(value=None, interval=None),
         cost_of_2x_off_nats=next((cost for cost in costs if cost is not None), None),
         tie=build_tie(tie, margin_nats) if tie else None,
