@@ -328,8 +328,11 @@ def test_field_is_found_by_short_names(config, name, paths):
 
 
 def test_unknown_field_is_refused_with_a_suggestion(config):
-    # An empty name is refused too, without a suggestion.
-    for name, suggestion in (("shpae.width", "shape.width"), ("", "")):
+    # No field is similar to an empty name.
+    for name, suggestion in (
+        ("shpae.width", "shape.width"),
+        ("", "`forerun explain FROZEN` lists them"),
+    ):
         code, body = run_json("explain", config, name)
         assert (code, body["error"]) == (2, "UnknownFieldError")
         assert suggestion in body["message"]
