@@ -1,8 +1,8 @@
 """Logging of a main run to W&B while it trains, kept out of the training processes.
 
 The run's metrics file is the truth, and every launch writes the log anew from it. A thread of the
-supervisor writes the log through a wandb process. That process ends when the supervisor ends,
-however the supervisor ends. A failure of the log is reported and affects nothing else.
+supervisor writes the log through a wandb process. That process ends with the supervisor, even if
+the supervisor is killed. A failure of the log is reported and does not affect the run.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Field:
     key: str
     """Name without the group or rule: `groups.learning_rate`."""
     value: Json
-    of: object
+    record: object
     """Record of the decision that has the field, such as a `ParameterGroup`."""
 
 
@@ -74,7 +74,7 @@ def _list_fields(record: Any, path: str, key: str) -> Iterator[Field]:
                     path=f"{path}{prefix}{item}",
                     key=f"{key}{prefix}{item}",
                     value=value[item],
-                    of=record,
+                    record=record,
                 )
         elif dataclasses.is_dataclass(value):
             yield from _list_fields(value, f"{path}{name}.", f"{key}{name}.")
@@ -83,7 +83,7 @@ def _list_fields(record: Any, path: str, key: str) -> Iterator[Field]:
                 yield from _list_fields(item, f"{path}{name}.{record_name}.", f"{key}{name}.")
         else:
             yield Field(
-                path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), of=record
+                path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), record=record
             )
 
 

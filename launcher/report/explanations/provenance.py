@@ -174,11 +174,11 @@ def _explain_plan_key(context: DecisionContext, field: Field, origin: Origin) ->
     The evidence comes from the transfer tests along the field's axis, or from the gates of its
     origin. Without tests and gates, it comes from whether the runs used the same value.
     """
-    record, _, name = field.key.rpartition(".")
+    record_name, _, name = field.key.rpartition(".")
     rules: tuple[str, ...] = ()
     if field.key == "parametrization.name":
         rules = _describe_preset(context)
-    elif record == "parametrization":
+    elif record_name == "parametrization":
         rules = (f"{name} = {field.value}: {sources.describe_answer(name, field.value)}",)
     source = _build_plan_source(context, origin.keys, origin.text, rules)
     tests = context.select_tests(lambda _, axis: axis == origin.axis)
@@ -234,7 +234,7 @@ def _describe_untested(context: DecisionContext) -> EvidenceStrength:
 
 def _explain_verdict(context: DecisionContext, field: Field, origin: Origin) -> Explanation:
     """Explain a number of a transfer rule."""
-    rule = field.of
+    rule = field.record
     assert isinstance(rule, TransferRule)
     tests = context.select_tests(
         lambda name, axis: (name, axis) == (rule.hyperparameter, rule.axis)
@@ -274,8 +274,8 @@ def _explain_number(context: DecisionContext, field: Field, origin: Origin) -> E
     It is a number of a parameter group, a multiplier of the forward pass, a number of steps of the
     schedule, or a run-wide setting.
     """
-    decision, (record, _, name) = context.decision, field.key.rpartition(".")
-    rules, group = decision.parametrization, field.of
+    decision, (record_name, _, name) = context.decision, field.key.rpartition(".")
+    rules, group = decision.parametrization, field.record
     hyperparameter = find_hyperparameter(field.key)
     law, detail = "", ""
     if isinstance(group, ParameterGroup):
@@ -286,7 +286,7 @@ def _explain_number(context: DecisionContext, field: Field, origin: Origin) -> E
             hyperparameter = RECIPES[decision.optimizer].get_hyperparameter_name(
                 group.optimizer, hyperparameter
             )
-    elif record == "forward":
+    elif record_name == "forward":
         law = describe_forward_laws(rules)[name]
     elif name != hyperparameter:
         num_steps = decision.learning_rate.schedule.num_steps

@@ -106,8 +106,8 @@ def build_branches(
 ) -> Branches | None:
     """Return the curves of rungs that share a stable phase; None if no rungs do.
 
-    Of several groups, the one with the most rungs is shown, and of equal ones the widest. Each
-    curve begins at the step where its rung leaves the next shorter one.
+    If several groups of rungs share a phase, the result is the largest group, or the widest of the
+    largest groups. Each curve begins at the step where the next shorter rung begins to decay.
     """
     trunks: dict[str, list[RunSpec]] = {}
     for spec in rungs:

@@ -86,7 +86,7 @@ class Rung(Finding):
 
 
 class RateOffset(Finding):
-    """A rung at another learning rate; 0 octaves is its own."""
+    """A rung at one learning rate, `octaves` above the rung's own rate."""
 
     octaves: Number
     learning_rate: Number

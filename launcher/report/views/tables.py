@@ -154,7 +154,7 @@ def build_optima_table(verdict: Verdict) -> TextTable:
 
 
 def describe_low_minima(verdict: Verdict) -> list[str]:
-    """Return a sentence on the fitted minima that are below the lowest run by more than its noise.
+    """Return a sentence on fitted minima that are below the lowest run by more than a run's noise.
 
     The list is empty if there are no such minima.
     """

@@ -36,8 +36,8 @@ class Estimate(Finding):
     value: Number | None
     interval: Interval | None
     more_than: Number | None = None
-    """Bound of what could be measured: a value or end that equals it is only known to be higher.
-    None if there is no bound."""
+    """Largest number that could be measured. A value, or an end of an interval, that equals it is
+    only known to be higher. None if there is no such limit."""
 
     @property
     def known(self) -> tuple[float, Interval] | None:
@@ -53,7 +53,7 @@ class LossCurve(Finding):
     width: int | None = None
     num_steps: int = 0
     branch_step: int = 0
-    """Step at which this rung begins to decay, and the next longer rung leaves it."""
+    """Step at which this rung begins to decay. The curve of the next longer rung begins there."""
 
 
 # ---- Search ----
