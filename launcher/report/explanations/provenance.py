@@ -33,7 +33,10 @@ from forerun._launcher.report.explanations.origins import (
     find_hyperparameter,
     find_origin,
 )
-from forerun._launcher.report.explanations.parametrizations import describe_forward_laws
+from forerun._launcher.report.explanations.parametrizations import (
+    describe_forward_laws,
+    describe_group_law,
+)
 from forerun._launcher.report.explanations.text import format_plan_key, format_value
 from forerun._launcher.report.views.transfer import (
     describe_deciding_runs,
@@ -45,14 +48,8 @@ from forerun._launcher.study.plan import sources
 from forerun._launcher.study.stages.gates import build_forecast_warnings
 from forerun._proxies.core import notation
 from forerun._proxies.core.hyperparameters import LEARNING_RATE, get_hyperparameter
-from forerun._proxies.core.optimizers import OPTIMIZERS, RECIPES
-from forerun._proxies.core.rules import (
-    Parametrization,
-    depends_on_shape,
-    get_scaling,
-    has_decay,
-    make_kind_rule,
-)
+from forerun._proxies.core.optimizers import RECIPES
+from forerun._proxies.core.rules import has_decay
 from forerun._transfer.question import from_log2
 from forerun._transfer.verdict.rules import TransferRule
 
@@ -279,7 +276,7 @@ def _explain_number(context: DecisionContext, field: Field, origin: Origin) -> E
     hyperparameter = find_hyperparameter(field.key)
     law, detail = "", ""
     if isinstance(group, ParameterGroup):
-        law = _describe_law(rules, group, name)
+        law = describe_group_law(rules, group, name)
         if hyperparameter is not None:
             if get_hyperparameter(name).can_be_off and not has_decay(rules, group.kind):
                 return _explain_no_decay(context, group)
@@ -318,23 +315,6 @@ def _explain_no_decay(context: DecisionContext, group: ParameterGroup) -> Explan
         rules=(f"decayed = {choice}: {sources.describe_answer('decayed', choice)}",),
     )
     return Explanation(source, _describe_untested(context))
-
-
-def _describe_law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
-    """Describe the law that gives a number of a parameter group from the number at the base."""
-    rates_by_shape = OPTIMIZERS[group.optimizer].rates_by_shape
-    rule = make_kind_rule(rules, group.kind, by_shape=rates_by_shape)
-    power = getattr(rule, name) if hasattr(rule, name) else get_scaling(rules, name, group.kind)
-    text = f"For {to_words(group.kind)} parameters: "
-    text += (
-        "1 - value" if get_hyperparameter(name).scale == "log2_complement" else "the base's value"
-    )
-    if str(power) != "1":
-        text += f" times {power}"
-    if rates_by_shape and name in group.settings and depends_on_shape(name):
-        source = sources.describe_answer("muon_rate", rules.muon_rate)
-        text += f", by the matrix's own shape ({source})"
-    return text
 
 
 # ---- Values that the search found ----
