@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from result_files import describe_machine, write_result
 
-from forerun._launcher.report.views.aspect import describe_aspect_choice
+from forerun._launcher.report.views.aspect import build_aspect_section
 from forerun._launcher.study.plan.study import Study
 from forerun._launcher.study.stages import main_run_choice
 from forerun._launcher.study.stages.study_findings import gather_findings
@@ -141,7 +141,7 @@ def predict_held_out(study_dir: Path) -> dict[str, Any]:
         f"{test.hyperparameter} over {test.axis}": {"outcome": verdict.outcome}
         for test, verdict in findings.verdicts.tests
     }
-    aspect = describe_aspect_choice(findings.choice)
+    aspect = build_aspect_section(findings.choice)
     return {
         "held_out": summaries,
         "rows": rows,

@@ -181,9 +181,9 @@ def _measure_critical_batch(study_dir: Path, body: dict[str, Any]) -> Json:
     """
     from forerun._launcher.report.page.report_builder import build_report
     from forerun._launcher.report.views.noise_scale import (
+        compare_batch,
         fit_noise_looks,
-        format_batch_judgment,
-        judge_batch,
+        format_batch_comparison,
     )
     from forerun._launcher.study.stages.study_folder import open_recorded_study
 
@@ -192,12 +192,12 @@ def _measure_critical_batch(study_dir: Path, body: dict[str, Any]) -> Json:
     if law is None:
         return None
     # Without a batch, 1 stands in for it, and its outcome is dropped.
-    judgment = judge_batch(law, body["batch_tokens"] or 1, body["tokens"])
+    comparison = compare_batch(law, body["batch_tokens"] or 1, body["tokens"])
     if body["batch_tokens"] is None:
-        return {**judgment.to_json(), "batch_tokens": None, "outcome": None}
-    if judgment.outcome == "over":
-        body["warnings"].append(format_batch_judgment(judgment))
-    return judgment.to_json()
+        return {**comparison.to_json(), "batch_tokens": None, "outcome": None}
+    if comparison.outcome == "over":
+        body["warnings"].append(format_batch_comparison(comparison))
+    return comparison.to_json()
 
 
 def _check_reach(fitted: FittedRuns, flops: float) -> None:

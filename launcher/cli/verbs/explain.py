@@ -83,7 +83,7 @@ def explain_fields(
     }
     command = f"forerun explain {shorten_config_name(frozen)}"
     if field is not None:
-        text = format_fields(explained, field)
+        text = format_fields(explained)
         example = f"\n\none field in full: {command} {explained[0][0].path}"
         return body, text + example if len(explained) > MAX_FIELDS_IN_FULL else text
     one_field = f"one field in full: {command} seed"

@@ -160,7 +160,7 @@ def _fit_aspect_term(table: RunTable, fit: FittedRuns) -> Body:
     The result is empty if a run of the table has no width or no depth, or if the dependence cannot
     be fitted.
     """
-    from forerun._launcher.report.views.aspect import describe_aspect_term
+    from forerun._launcher.report.views.aspect import build_aspect_term
     from forerun._scaling_fits.allocation.aspect import build_shaped_run, fit_aspect_term
     from forerun._scaling_fits.laws.law import CannotTellError
 
@@ -179,7 +179,7 @@ def _fit_aspect_term(table: RunTable, fit: FittedRuns) -> Body:
                 strict=True,
             )
         ]
-        return {"aspect": describe_aspect_term(fit_aspect_term(runs, fit.level)).to_json()}
+        return {"aspect": build_aspect_term(fit_aspect_term(runs, fit.level)).to_json()}
     except (SpecError, CannotTellError):
         return {}
 

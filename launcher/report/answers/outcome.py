@@ -12,12 +12,16 @@ from forerun._launcher.report.answers.report_text import format_text_table
 from forerun._launcher.report.views import tables
 from forerun._launcher.report.views.aspect import format_aspect_choice
 from forerun._launcher.report.views.fit_findings import Choice
-from forerun._launcher.report.views.main_run import describe_outcome, format_user_run
-from forerun._launcher.report.views.noise_scale import format_batch_judgment
+from forerun._launcher.report.views.noise_scale import format_batch_comparison
 from forerun._launcher.report.views.report_model import Report
 from forerun._launcher.report.views.transfer import format_estimate
 from forerun._launcher.report.views.transfer_findings import Transfer
-from forerun._launcher.report.views.wording import join_names, to_words
+from forerun._launcher.report.views.wording import (
+    describe_outcome,
+    format_user_run,
+    join_names,
+    to_words,
+)
 from forerun._launcher.study.stages.gates import Gate, build_forecast_warnings, format_needs
 from forerun._launcher.study.stages.next_runs import NextRuns, format_deciding_command
 from forerun._proxies.core.hyperparameters import LEARNING_RATE
@@ -192,7 +196,7 @@ def format_choice(report: Report) -> str:
         depth = format_counted(report.choice.shape.num_layers, "layer")
         lines.append(f"depth: {depth}, {format_aspect_choice(aspect)}")
     if (noise := report.noise_scale) and noise.judged:
-        lines.append(format_batch_judgment(noise.judged))
+        lines.append(format_batch_comparison(noise.judged))
     return "\n".join(lines)
 
 

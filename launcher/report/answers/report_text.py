@@ -19,7 +19,7 @@ from forerun._launcher.report.views.transfer import (
     format_test,
     list_verdicts,
 )
-from forerun._launcher.report.views.transfer_findings import Judgment, Search, Transfer, Verdict
+from forerun._launcher.report.views.transfer_findings import BaseVerdict, Search, Transfer, Verdict
 from forerun._launcher.report.views.wording import to_words
 from forerun._launcher.study.experiments.coordinate_record import RecordedCheck
 from forerun._proxies.core.canon import Json
@@ -106,7 +106,7 @@ def format_verdict(body: dict[str, Json]) -> str:
     return "\n".join(notes)
 
 
-def _list_reasons(verdict: Judgment) -> list[str]:
+def _list_reasons(verdict: BaseVerdict) -> list[str]:
     """Return a verdict's reasons, and the runs that would decide it, as bullets."""
     return _format_bullets(
         [

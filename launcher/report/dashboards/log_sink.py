@@ -1,8 +1,8 @@
 """Logging of a main run to W&B while it trains, kept out of the training processes.
 
 The run's metrics file is the truth, and every launch writes the log anew from it. A thread of the
-supervisor writes the log through a wandb process. That process ends when the supervisor ends,
-however the supervisor ends. A failure of the log is reported and affects nothing else.
+supervisor writes the log through a wandb process. That process ends with the supervisor, even if
+the supervisor is killed. A failure of the log is reported and does not affect the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.supervisor.attempt import listen_to_signals
 from forerun._launcher.main_run.wandb_client import DashboardError, Mode, WandbProcess
 from forerun._launcher.report.dashboards.main_run import build_main_run_record
-from forerun._launcher.report.dashboards.wandb_writer import WandbTarget, open_writer
+from forerun._launcher.report.dashboards.wandb_writer import open_writer
 from forerun._proxies.core.notation import format_counted, format_duration
 from forerun._proxies.core.redaction import redact
 
@@ -105,9 +105,7 @@ class LogSink:
                 is_over=lambda: self._over.wait(POLL_SECONDS),
                 failures=self._failures,
             )
-            with open_writer(
-                self._run_dir, self._mode, WandbTarget(), dies_with_us=False
-            ) as writer:
+            with open_writer(self._run_dir, self._mode, dies_with_us=False) as writer:
                 self._process = writer.process
                 path, url, num_rows = writer.write(run)
             self.outcome = SinkOutcome(

@@ -42,7 +42,8 @@ def build_main_run_record(
     Args:
         decision: The frozen decision.
         run_dir: Folder with the run's metrics, which may not exist yet.
-        study: Id of the study; empty if unknown.
+        study: Id of the study. It is empty while the run's own launch logs the run, so that the
+            record has no end and no content id of the rows yet.
         is_over: Function that is called when all rows so far were produced. It returns whether the
             run has ended, so that no rows come later. It may wait before it returns.
         failures: Names of gates that failed and were accepted, shown in the run's name.

@@ -112,7 +112,7 @@ def _check_arrival(order: dict[str, Any]) -> dict[str, Any]:
     while True:
         runs = _list_runs(api, project_path, order["study"])
         lacking = {
-            record["run_id"]: _describe_missing(runs.get(record["run_id"]), record)
+            record["run_id"]: list_missing_parts(runs.get(record["run_id"]), record)
             for record in expected
         }
         lacking = {run_id: problems for run_id, problems in lacking.items() if problems}
@@ -136,7 +136,7 @@ def _list_runs(api: Any, project_path: str, study: str) -> dict[str, Any]:
         raise
 
 
-def _describe_missing(run: Any, record: dict[str, Any]) -> list[str]:
+def list_missing_parts(run: Any, record: dict[str, Any]) -> list[str]:
     """Return sentences on the parts of one run that the service lacks."""
     if run is None:
         return ["the run does not exist"]

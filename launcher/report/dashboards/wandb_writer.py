@@ -96,7 +96,7 @@ def log_runs(study_dir: Path, runs: Sequence[RunRecord]) -> tuple[dict[str, Path
         new = [run for run in runs if not _is_logged(entries.get(run.run_id), run)]
         if new:
             with (
-                open_writer(study_dir, "offline", WandbTarget()) as writer,
+                open_writer(study_dir, "offline") as writer,
                 WorkMeter("logging runs", len(new)) as meter,
             ):
                 for run in new:
@@ -235,15 +235,12 @@ def _is_logged(entry: tuple[Path, WrittenRun] | None, run: RunRecord) -> bool:
 
 
 @contextlib.contextmanager
-def open_writer(
-    root_dir: Path, mode: Mode, target: WandbTarget, *, dies_with_us: bool = True
-) -> Iterator[Writer]:
+def open_writer(root_dir: Path, mode: Mode, *, dies_with_us: bool = True) -> Iterator[Writer]:
     """Yield a writer that runs wandb in a subprocess and writes below `root_dir/wandb`.
 
     Args:
         root_dir: Folder of the study or of the main run.
         mode: Mode of wandb.
-        target: Project and entity.
         dies_with_us: Whether the subprocess is killed if this process dies
             (`forerun._launcher.main_run.wandb_client.run_wandb_process`).
 
@@ -258,7 +255,7 @@ def open_writer(
         with run_wandb_process(
             scratch, online=mode == "online", dies_with_us=dies_with_us
         ) as process:
-            yield Writer(process, home, mode, target, keeps_parts=not dies_with_us)
+            yield Writer(process, home, mode, keeps_incomplete=not dies_with_us)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -267,25 +264,18 @@ class Writer:
     """A writer of runs through one wandb process, one run after another."""
 
     def __init__(
-        self,
-        process: WandbProcess,
-        home: Path,
-        mode: Mode,
-        target: WandbTarget,
-        *,
-        keeps_parts: bool,
+        self, process: WandbProcess, home: Path, mode: Mode, *, keeps_incomplete: bool
     ) -> None:
-        """Store the process and the target.
+        """Store the process and where it writes.
 
         Args:
             process: The wandb process.
             home: Folder that wandb writes to.
             mode: Mode of wandb.
-            target: Project and entity.
-            keeps_parts: Whether the folder of an incompletely written run is kept.
+            keeps_incomplete: Whether the folder of an incompletely written run is kept.
         """
-        self.process, self._home, self._mode, self._target = process, home, mode, target
-        self._keeps_parts = keeps_parts
+        self.process, self._home, self._mode = process, home, mode
+        self._keeps_incomplete = keeps_incomplete
 
     def write(self, run: RunRecord) -> tuple[Path, str | None, int]:
         """Write one run, row by row; earlier logs of it are removed once it is complete on disk.
@@ -312,7 +302,7 @@ class Writer:
             "record": record,
             "mode": self._mode,
             "root_dir": str(self._home.parent),
-            **asdict(self._target),
+            **asdict(WandbTarget()),
         }
         try:
             self.process.send(order)
@@ -325,7 +315,7 @@ class Writer:
             folder = Path(answer["dir"]).parent
             entry = self._read_back(run, folder, num_rows)
         except BaseException:
-            if not self._keeps_parts:
+            if not self._keeps_incomplete:
                 _remove_folders(
                     [path for path in _list_folders(self._home, run.run_id) if path not in older]
                 )

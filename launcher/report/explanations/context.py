@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +15,6 @@ from forerun._launcher.report.explanations.field_provenance import (
 from forerun._launcher.report.views.transfer import format_estimate, format_test
 from forerun._launcher.report.views.wording import to_words
 from forerun._launcher.study.plan.plan import Plan
-from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.spec import RunSpec
 
@@ -81,17 +78,12 @@ class DecisionContext:
     tests: tuple[TestEvidence, ...]
     """Transfer tests, in the order of the report."""
 
-    @functools.cached_property
-    def values(self) -> dict[str, Json]:
-        """Values of the plan's keys."""
-        return _dump_plan(self.plan)
-
-    def get_plan_key(self, key: str) -> PlanKey:
-        """Return a key of the plan, with its value and its default."""
-        return PlanKey(
-            key=key,
-            value=_get_value(self.values, key),
-            default=_get_value(_dump_default_plan(), key),
+    def get_plan_keys(self, keys: Iterable[str]) -> tuple[PlanKey, ...]:
+        """Return keys of the plan, each with its value and its default."""
+        values, defaults = (plan.model_dump(mode="json") for plan in (self.plan, Plan()))
+        return tuple(
+            PlanKey(key=key, value=_get_value(values, key), default=_get_value(defaults, key))
+            for key in keys
         )
 
     def find_value_row(self, hyperparameter: str) -> TargetValue | None:
@@ -134,39 +126,32 @@ class DecisionContext:
 
 
 def build_strength(
-    tests: Sequence[TestEvidence], gates: Sequence[GateOutcome], *, before: str = "", **fields: Any
+    tests: Sequence[TestEvidence], gates: Sequence[GateOutcome], *, preface: str = "", **fields: Any
 ) -> EvidenceStrength:
     """Return the strength of evidence from tests and gates.
 
     Args:
         tests: Tests that bear on the field. The first one gives the outcome.
         gates: Gates that bear on the field.
-        before: Text that precedes the texts of tests and gates.
+        preface: Text that precedes the sentences on tests and gates.
         **fields: Fields of the result. They take precedence over those from the tests.
     """
-    fields_from_tests: dict[str, Any] = {}
+    sentences = [preface] if preface else []
     if tests:
-        fields_from_tests = {
+        sentences += [test.describe() for test in tests]
+        fields = {
             "outcome": tests[0].verdict.outcome,
             "num_runs": len({run_id for test in tests for run_id in test.runs.ids}),
             "num_seeds": max(test.runs.num_seeds for test in tests),
             "extrapolation": max(test.extrapolation for test in tests),
-        }
-    sentences = [before] if before else []
-    sentences += [test.describe() for test in tests]
-    sentences += [
-        f"Gate {gate.name}: {to_words(gate.outcome)}"
-        if gate.accepted is None
-        else f"Gate {gate.name}: accepted failure ({gate.accepted})"
-        if gate.outcome == "failed"
-        else f"Gate {gate.name}: {to_words(gate.outcome)}, accepted ({gate.accepted})"
-        for gate in gates
-    ]
+        } | fields
+    for gate in gates:
+        sentence = f"Gate {gate.name}: {to_words(gate.outcome)}"
+        sentences.append(
+            sentence if gate.accepted is None else f"{sentence}, accepted ({gate.accepted})"
+        )
     return EvidenceStrength(
-        kind="measured",
-        text=". ".join(sentences),
-        gates=tuple(gates),
-        **fields_from_tests | fields,
+        kind="measured", text=". ".join(sentences), gates=tuple(gates), **fields
     )
 
 
@@ -176,16 +161,6 @@ def _get_value(plan: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _dump_plan(plan: Plan) -> dict[str, Json]:
-    return cast(dict[str, Json], json.loads(plan.model_dump_json()))
-
-
-@functools.cache
-def _dump_default_plan() -> dict[str, Json]:
-    """Return the values of an empty plan, which are the defaults."""
-    return _dump_plan(Plan())
 
 
 def _describe_runs(purpose: str, specs: Iterable[RunSpec]) -> SourceRuns:

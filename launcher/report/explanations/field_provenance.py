@@ -8,7 +8,6 @@ by the names that people type. Each field has a `Provenance` record in attestati
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Literal, cast
 
 from forerun._launcher.main_run.frozen.frozen import Decision, ParameterGroup, TamperedError
 from forerun._launcher.main_run.frozen.launch_file import get_attestation_path, read_attestation
+from forerun._launcher.report.explanations.plan_keys import suggest_names
 from forerun._launcher.study.stages.gates import Gate
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
@@ -51,7 +51,7 @@ class Field:
     key: str
     """Name without the group or rule: `groups.learning_rate`."""
     value: Json
-    of: object
+    record: object
     """Record of the decision that has the field, such as a `ParameterGroup`."""
 
 
@@ -66,17 +66,15 @@ def list_fields(decision: Decision) -> tuple[Field, ...]:
 def _list_fields(record: Any, path: str, key: str) -> Iterator[Field]:
     for field in canon.list_written_fields(record):
         name, value = field.name, getattr(record, field.name)
-        # A group's settings are shown as fields of the group itself.
-        if isinstance(record, ParameterGroup) and name == "settings":
-            for item in value:
-                yield Field(path=f"{path}{item}", key=f"{key}{item}", value=value[item], of=record)
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
+            # A group's settings are shown as fields of the group itself.
+            prefix = "" if isinstance(record, ParameterGroup) else f"{name}."
             for item in value:
                 yield Field(
-                    path=f"{path}{name}.{item}",
-                    key=f"{key}{name}.{item}",
+                    path=f"{path}{prefix}{item}",
+                    key=f"{key}{prefix}{item}",
                     value=value[item],
-                    of=record,
+                    record=record,
                 )
         elif dataclasses.is_dataclass(value):
             yield from _list_fields(value, f"{path}{name}.", f"{key}{name}.")
@@ -85,7 +83,7 @@ def _list_fields(record: Any, path: str, key: str) -> Iterator[Field]:
                 yield from _list_fields(item, f"{path}{name}.{record_name}.", f"{key}{name}.")
         else:
             yield Field(
-                path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), of=record
+                path=f"{path}{name}", key=f"{key}{name}", value=canon.to_json(value), record=record
             )
 
 
@@ -132,13 +130,7 @@ def find_fields(fields: Sequence[Field], name: str) -> tuple[Field, ...]:
         matches = tuple(field for field in fields if _matches(field, patterns))
         if matches and wanted:
             return matches
-    paths_by_end = {field.path.rpartition(".")[2]: field.path for field in fields}
-    suggestions = difflib.get_close_matches(wanted, [field.path for field in fields], n=1)
-    ends = difflib.get_close_matches(wanted.rpartition(".")[2], paths_by_end, n=1)
-    suggestions += [paths_by_end[end] for end in ends]
-    hint = "`forerun explain FROZEN` lists them"
-    if suggestions:
-        hint = f"did you mean {' or '.join(dict.fromkeys(suggestions))}?"
+    hint = suggest_names(wanted, [field.path for field in fields], "forerun explain FROZEN")
     raise UnknownFieldError(f"{name}: no field of this config has that name; {hint}")
 
 

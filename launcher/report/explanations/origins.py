@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from forerun._launcher.report.explanations.field_provenance import StrengthKind
 from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
 from forerun._proxies.core.optimizers import RECIPES
 from forerun._proxies.core.programs import PLACEHOLDERS
@@ -18,25 +17,26 @@ from forerun._proxies.core.programs import PLACEHOLDERS
 OriginKind = Literal["plan", "tuned", "rule", "fit", "verdict", "corpus", "derived", "fixed"]
 """Kind of an origin. `tuned`: a value that follows from a hyperparameter. `rule`: a rule of the
 parametrization. The others are those of `field_provenance.SourceKind`."""
-TARGET = ("target.budget_flops", "target.width_multiple")
+TARGET_KEYS = ("target.budget_flops", "target.width_multiple")
 """Plan keys that decide the size of the main run."""
 _HYPERPARAMETER_RECORDS = ("", "groups", "forward", "learning_rate.schedule")
 """Records with fields that are named after the hyperparameter they come from."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The origin of a field: what decides it, and what is known about it in every study."""
 
     kind: OriginKind
+    text: str = ""
+    """Reason for the value, or the way to compute it."""
+    _: KW_ONLY
     keys: tuple[str, ...] = ()
     """Plan keys. The first that is not 0 or empty decides, or else the last. `{}` stands for the
     field's own name."""
-    text: str = ""
-    """Reason for the value, or the way to compute it."""
     fields: tuple[str, ...] = ()
     """Other fields that the field follows from. `{}` stands for the name of the field's record."""
-    rules: tuple[str, ...] = ()
+    practices: tuple[str, ...] = ()
     """Practices that the field follows, with their sources."""
     axis: str = ""
     """Axis along which the field is a size; transfer tests over that axis bear on it."""
@@ -45,90 +45,39 @@ class Origin:
     the field's own name."""
     gates: tuple[str, ...] = ()
     """Freezing gates that bear on the field."""
-    strength_kind: StrengthKind = "chosen"
-    """Strength of the evidence if neither runs nor gates bear on it."""
-    strength: str = ""
-    """Strength in words, or words that precede those of tests and gates."""
-    change: tuple[str, ...] = ()
-    """Sentences on what would change the field, other than its plan keys, tests, and gates. `{}`
-    stands for the name of the field's record."""
 
 
-def _make_key_origin(*keys: str, **options: object) -> Origin:
-    return Origin(kind="plan", keys=keys, **options)  # type: ignore[arg-type]
+def _make_key_origin(
+    *keys: str, text: str = "", axis: str = "", in_runs: str = "", gates: tuple[str, ...] = ()
+) -> Origin:
+    return Origin("plan", text, keys=keys, axis=axis, in_runs=in_runs, gates=gates)
 
 
-def _make_rule_origin(*keys: str, gates: tuple[str, ...] = ("coordinates",)) -> Origin:
+def _make_choice_origin(*keys: str, gates: tuple[str, ...] = ()) -> Origin:
+    """Make the origin of a choice of the parametrization."""
     return _make_key_origin(
         *keys, "proxy.parametrization", in_runs="parametrization.{}", gates=gates
     )
 
 
-def _make_fixed_origin(text: str, *rules: str) -> Origin:
-    return Origin(
-        kind="fixed",
-        text=text,
-        rules=rules,
-        strength_kind="assumed" if rules else "chosen",
-        strength="Common practice. No run of this study tests it"
-        if rules
-        else "A convention. No run tests another",
-        change=("No plan key sets it. Only another version of forerun may freeze another value",),
-    )
+def _make_fixed_origin(text: str, *practices: str) -> Origin:
+    return Origin("fixed", text, practices=practices)
 
 
 def _make_corpus_origin(text: str, *gates: str) -> Origin:
-    return Origin(
-        kind="corpus",
-        text=f"From the manifest of the corpus: {text}",
-        gates=gates,
-        strength_kind="exact",
-        strength="The manifest states it",
-        change=(
-            "`forerun tokenize SOURCE --out DIR` makes another corpus. Other data need new runs",
-        ),
-    )
+    return Origin("corpus", f"From the manifest of the corpus: {text}", gates=gates)
 
 
 def _make_derived_origin(text: str, *fields: str, keys: tuple[str, ...] = ()) -> Origin:
+    return Origin("derived", text, fields=fields, keys=keys)
+
+
+def _make_fit_origin(text: str, *fields: str, gates: tuple[str, ...] = ()) -> Origin:
     return Origin(
-        kind="derived",
-        text=text,
-        fields=fields,
-        keys=keys,
-        strength_kind="exact",
-        strength="Follows from other fields",
-        change=(f"It changes with {fields[0]}: see `forerun explain FROZEN {fields[0]}`",),
+        "fit", text, keys=TARGET_KEYS, fields=fields, gates=("fit", "ladder_tuned", *gates)
     )
 
 
-def _make_fit_origin(
-    text: str, *fields: str, gates: tuple[str, ...] = (), strength: str = ""
-) -> Origin:
-    return Origin(
-        kind="fit",
-        keys=TARGET,
-        text=text,
-        fields=fields,
-        gates=("fit", "ladder_tuned", *gates),
-        strength=strength,
-    )
-
-
-_DRILLS = ("`forerun rehearse FROZEN` tests it in the drills of the launch",)
-_DEGREES = _make_key_origin(
-    "launch.{}",
-    strength="A choice. The real shape was sharded this way over a fake process group of all ranks",
-    change=("`forerun estimate FROZEN` shows memory per rank, time and cost with these degrees",),
-)
-_GROUP = _make_derived_origin(
-    "Parameters that share a kind and their numbers. All layers are one pattern",
-    "shape",
-    "parametrization",
-)
-_RULE = Origin(
-    kind="rule", gates=("coordinates",), strength="The same scaling rule set it in the proxies"
-)
 _VOCABULARY = _make_corpus_origin("its tokenizer's vocabulary")
 _SPIKE = "Part of the definition of a spike and of the response to it"
 _SCHEDULE = "learning_rate.schedule"
@@ -153,23 +102,33 @@ ORIGINS: dict[str, Origin] = {
         "The width times the plan's ratio", "{}.width", keys=("model.ffn_ratio",)
     ),
     "*shape.*": _make_key_origin("model.{}"),
-    **{f"parametrization.{choice}": _make_rule_origin() for choice in ("name", "width")},
+    **{
+        f"parametrization.{choice}": _make_choice_origin(gates=("coordinates",))
+        for choice in ("name", "width")
+    },
     # The coordinate check can see these choices fail; in its few steps it sees no other choice.
     **{
-        f"parametrization.{choice}": _make_rule_origin("proxy.rules.{}")
+        f"parametrization.{choice}": _make_choice_origin("proxy.rules.{}", gates=("coordinates",))
         for choice in ("attention", "output", "depth_alpha", "embedding_rate")
     },
-    "parametrization.*": _make_rule_origin("proxy.rules.{}", gates=()),
+    "parametrization.*": _make_choice_origin("proxy.rules.{}"),
     "transfer.*": Origin(
-        kind="verdict",
+        "verdict",
         keys=("transfer.hyperparameters", "transfer.measured_rules", "transfer.level"),
         gates=("transfer",),
     ),
-    **dict.fromkeys(("forward.*", "groups.init_std"), _RULE),
+    **dict.fromkeys(("forward.*", "groups.init_std"), Origin("rule", gates=("coordinates",))),
     "multiplier_form": _make_fixed_origin(
         "As in the runs. Multipliers inside the weights would change the gradient norm"
     ),
-    **dict.fromkeys(("groups.kind", "groups.pattern"), _GROUP),
+    **dict.fromkeys(
+        ("groups.kind", "groups.pattern"),
+        _make_derived_origin(
+            "Parameters that share a kind and their numbers. All layers are one pattern",
+            "shape",
+            "parametrization",
+        ),
+    ),
     "optimizer": _make_fixed_origin(
         "The proxies' optimizer",
         *(f"{recipe.label} ({recipe.main.source})" for recipe in RECIPES.values()),
@@ -209,11 +168,11 @@ ORIGINS: dict[str, Origin] = {
     "data.weights": _make_key_origin("data.weights"),
     "data.order": _make_fixed_origin("Every run reads the data in the same order"),
     "seed": _make_key_origin("launch.seed"),
-    "precision": _make_key_origin("launch.precision", in_runs="numerics.dtype", change=_DRILLS),
-    "compiled": _make_key_origin("launch.compiled", in_runs="numerics.compiled", change=_DRILLS),
-    "parallelism.*": _DEGREES,
-    "monitoring.*": _make_key_origin("launch.{}", change=_DRILLS),
-    "checkpointing.every_steps": _make_key_origin("launch.checkpoint_every_steps", change=_DRILLS),
+    "precision": _make_key_origin("launch.precision", in_runs="numerics.dtype"),
+    "compiled": _make_key_origin("launch.compiled", in_runs="numerics.compiled"),
+    "parallelism.*": _make_key_origin("launch.{}"),
+    "monitoring.*": _make_key_origin("launch.{}"),
+    "checkpointing.every_steps": _make_key_origin("launch.checkpoint_every_steps"),
     "checkpointing.keep": _make_fixed_origin(
         "At least two are kept, because the newest may be corrupt"
     ),
@@ -250,10 +209,10 @@ ORIGINS: dict[str, Origin] = {
     ),
     "predicted.level": _make_key_origin("transfer.level"),
     "predicted.curve": _make_fit_origin(
-        "A law of annealed loss curves (arXiv 2408.11029, with the size added)",
+        "A law of annealed loss curves (arXiv 2408.11029, with the size added), with a band that "
+        "includes the error of such curves on the ladder's longest runs",
         "shape",
         "num_tokens",
-        strength="Its band includes the error of such curves on the ladder's longest runs",
     ),
     "predicted.memory_octaves": _make_fit_origin(
         "How fast the ladder's curves forget a deviation", "shape", "num_tokens"
@@ -300,7 +259,7 @@ def find_origin(key: str) -> Origin:
     """
     record, _, name = key.rpartition(".")
     if record != "forward" and find_hyperparameter(key) is not None:
-        return Origin(kind="tuned", gates=("transfer",))
+        return Origin("tuned", gates=("transfer",))
     for pattern, origin in ORIGINS.items():
         if fnmatch.fnmatchcase(key, pattern):
             return dataclasses.replace(
@@ -308,6 +267,5 @@ def find_origin(key: str) -> Origin:
                 keys=tuple(plan_key.replace("{}", name) for plan_key in origin.keys),
                 in_runs=origin.in_runs.replace("{}", name),
                 fields=tuple(field.replace("{}", record) for field in origin.fields),
-                change=tuple(sentence.replace("{}", record) for sentence in origin.change),
             )
     raise KeyError(key)

@@ -8,17 +8,20 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from forerun._launcher.main_run.terminal_layout import format_table
+from forerun._launcher.report.views.wording import to_words
 from forerun._launcher.study.plan import sources
 from forerun._proxies.core.checks import SpecError
-from forerun._proxies.core.hyperparameters import Hparams
+from forerun._proxies.core.hyperparameters import Hparams, get_hyperparameter
 from forerun._proxies.core.muon import SHAPE_RULES
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.numbers import KINDS, Kind
-from forerun._proxies.core.optimizers import find_recipe
+from forerun._proxies.core.optimizers import OPTIMIZERS, find_recipe
 from forerun._proxies.core.powers import Powers, Ratios
 from forerun._proxies.core.rules import (
     Parametrization,
+    depends_on_shape,
     find_run_problems,
+    get_scaling,
     has_decay,
     make_forward_rule,
     make_kind_rule,
@@ -26,6 +29,7 @@ from forerun._proxies.core.rules import (
 from forerun._proxies.core.shape import Shape
 
 if TYPE_CHECKING:
+    from forerun._launcher.main_run.frozen.frozen import ParameterGroup
     from forerun._proxies.core.canon import Json
     from forerun._proxies.core.numbers import ParameterNumbers
     from forerun._proxies.parametrization.parametrization import Parameter
@@ -252,6 +256,23 @@ def describe_forward_laws(rules: Parametrization) -> dict[str, str]:
         "residual": str(rule["residual"]),
         "output": str(rule["output"]),
     }
+
+
+def describe_group_law(rules: Parametrization, group: ParameterGroup, name: str) -> str:
+    """Describe the law that gives a number of a parameter group from the number at the base."""
+    rates_by_shape = OPTIMIZERS[group.optimizer].rates_by_shape
+    rule = make_kind_rule(rules, group.kind, by_shape=rates_by_shape)
+    power = getattr(rule, name) if hasattr(rule, name) else get_scaling(rules, name, group.kind)
+    text = f"For {to_words(group.kind)} parameters: "
+    text += (
+        "1 - value" if get_hyperparameter(name).scale == "log2_complement" else "the base's value"
+    )
+    if str(power) != "1":
+        text += f" times {power}"
+    if rates_by_shape and name in group.settings and depends_on_shape(name):
+        source = sources.describe_answer("muon_rate", rules.muon_rate)
+        text += f", by the matrix's own shape ({source})"
+    return text
 
 
 def _describe_choices(rules: Parametrization) -> dict[str, Json]:

@@ -10,6 +10,7 @@ import difflib
 import fnmatch
 import json
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +93,24 @@ def _match_keys(name: str, keys: list[str]) -> list[str]:
     for pattern in (name, f"{name}.*", f"*.{name}"):
         if matches := [key for key in keys if fnmatch.fnmatchcase(key, pattern)]:
             return matches
-    ends = {key.partition(".")[2]: key for key in keys}
-    suggestions = [
-        ends.get(word, word) for word in difflib.get_close_matches(name, [*keys, *ends], n=2)
-    ]
-    hint = (
-        f"did you mean {' or '.join(dict.fromkeys(suggestions))}?"
-        if suggestions
-        else "`forerun explain plan` lists them"
-    )
+    hint = suggest_names(name, keys, "forerun explain plan")
     raise UnknownKeyError(f"{name}: no key of a plan has that name; {hint}")
+
+
+def suggest_names(name: str, paths: Sequence[str], command: str) -> str:
+    """Return advice on an unknown name: the most similar dotted paths, or a command that lists all.
+
+    Args:
+        name: The unknown name.
+        paths: All dotted paths; a name may also be similar to the last part of a path.
+        command: Command that lists the paths.
+    """
+    paths_by_name = {path.rpartition(".")[2]: path for path in paths} | {
+        path: path for path in paths
+    }
+    similar_names = difflib.get_close_matches(name, paths_by_name, n=2)
+    suggestions = dict.fromkeys(paths_by_name[similar] for similar in similar_names)
+    return f"did you mean {' or '.join(suggestions)}?" if suggestions else f"`{command}` lists them"
 
 
 def _format_line(explanation: dict[str, Any]) -> str:

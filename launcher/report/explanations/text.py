@@ -25,8 +25,6 @@ MAX_FIELDS_IN_FULL = 3
 """Maximum number of fields that are shown in full; more become a table."""
 MAX_VALUE_CHARACTERS = 24
 """Maximum number of characters of a value in a table."""
-MAX_VALUES_SHOWN = 4
-"""Maximum number of different values that are listed in one line."""
 _RATE = re.compile(rf"groups\..+\.{LEARNING_RATE}")
 _SUMMARY_FIELDS = (
     "shape.num_layers",
@@ -59,22 +57,11 @@ def format_plan_key(key: PlanKey) -> str:
     return f"{key.key} = {json.dumps(key.value)} ({default})"
 
 
-def format_fields(explained: ExplainedFields, name: str) -> str:
-    """Format a few fields as blocks, or more as a table below a line with their values."""
-    if len(explained) <= MAX_FIELDS_IN_FULL:
-        return "\n\n".join(format_field(field, record) for field, record in explained)
-    return f"{name}: {_list_values(explained)}\n\n{format_field_table(explained)}"
-
-
-def _list_values(explained: ExplainedFields) -> str:
-    """List the different values, each with its groups: `1e-08 (embedding), ...`."""
-    groups: dict[str, dict[str, None]] = {}
-    for field, _ in explained:
-        group = ".".join(field.path.split(".")[1:-1]) or field.path
-        groups.setdefault(format_short_value(field.value, MAX_VALUE_CHARACTERS), {})[group] = None
-    if len(groups) > MAX_VALUES_SHOWN:
-        return format_counted(len(explained), "field")
-    return ", ".join(f"{value} ({', '.join(names)})" for value, names in groups.items())
+def format_fields(explained: ExplainedFields) -> str:
+    """Format a few fields as blocks, or more as a table."""
+    if len(explained) > MAX_FIELDS_IN_FULL:
+        return format_field_table(explained)
+    return "\n\n".join(format_field(field, record) for field, record in explained)
 
 
 def format_summary(explained: ExplainedFields) -> str:

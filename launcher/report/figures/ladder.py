@@ -260,23 +260,25 @@ def aspect(report: AnyReport) -> Panel:
     if not section or not section.curve:
         raise MissingError("the ladder is no grid of widths and depths")
 
-    def percent(log_loss: float) -> float:
+    def to_percent(log_loss: float) -> float:
         return 100.0 * math.expm1(log_loss)
 
     def paint(axes: Axes) -> None:
         log_aspects = [math.log2(point.width_per_layer) for point in section.curve]
         low, high = (
-            [percent((point.interval or (0, 0))[end]) for point in section.curve] for end in (0, 1)
+            [to_percent((point.interval or (0, 0))[end]) for point in section.curve]
+            for end in (0, 1)
         )
         draw_band(axes, log_aspects, low, high, "interval")
         axes.plot(
             log_aspects,
-            [percent(point.log_loss) for point in section.curve],
+            [to_percent(point.log_loss) for point in section.curve],
             color=KINDS[0],
             linewidth=1.4,
         )
         rung_points = [
-            (math.log2(point.width_per_layer), percent(point.log_loss)) for point in section.points
+            (math.log2(point.width_per_layer), to_percent(point.log_loss))
+            for point in section.points
         ]
         axes.plot(
             *zip(*rung_points, strict=True), MARKERS[0], color=INK, markersize=4, label="rungs"

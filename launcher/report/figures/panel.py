@@ -63,7 +63,7 @@ MIN_OCTAVES = 2.2
 """Minimum length of an axis in octaves. On a shorter one, noise of the optima would look like
 drift."""
 MARKERS = "osD^vP"
-"""Markers of ordered things; they repeat if there are more things than markers."""
+"""Markers of ordered series; they repeat if there are more series than markers."""
 LOSS = "validation loss (nats per token)"
 DASHED = (0, (4, 3))
 _Section = TypeVar("_Section")

@@ -9,12 +9,12 @@ INK = "#1b1f24"
 """Color that becomes the page's text color."""
 
 SEQUENCE = ("#c97700", "#c9552f", "#b4326b", "#852a93", "#4b2f9e", "#12246e")
-"""Colors of ordered things, narrow to wide. Hue and lightness both change, so that the order
-survives color blindness and gray print."""
+"""Colors of ordered series, from the narrowest model to the widest. Hue and lightness both change,
+so that the order survives color blindness and gray print."""
 _SEQUENCE_DARK = ("#9a7bea", "#c272d4", "#e0709f", "#f28b6e", "#f7b24d", "#f8e67a")
 
 KINDS = ("#0072b2", "#bf5000", "#007a5a", "#8f5f00", "#6b7280", "#9a3fa5")
-"""Colors of unordered things, after Okabe and Ito's palette for color-blind readers, dark enough
+"""Colors of unordered series, after Okabe and Ito's palette for color-blind readers, dark enough
 for text on white."""
 _KINDS_DARK = ("#56b4e9", "#f08a4b", "#35c99b", "#f0b93a", "#a3abb8", "#d48fe0")
 
@@ -46,11 +46,11 @@ def format_power(base: int, exponent: int) -> str:
 
 
 def choose_shade(rank: int, count: int) -> str:
-    """Return the color of one of several ordered things.
+    """Return the color of one of several ordered series.
 
     Args:
         rank: Position in the order, from 0; the last has the strongest color.
-        count: Number of ordered things, over which the whole palette is spread.
+        count: Number of ordered series, over which the whole palette is spread.
     """
     last = len(SEQUENCE) - 1
     return SEQUENCE[last if count <= 1 else round(rank * last / (count - 1))]

@@ -86,19 +86,19 @@ def subtract_estimates(
     return Difference(value=second - first, interval=(low, high), apart=low > 0 or high < 0)
 
 
-def flatten_json(value: Any, path: str = "") -> dict[str, Any]:
-    """Return every leaf of JSON data by its dotted path; a list is one leaf."""
+def flatten_plan(value: Any, path: str = "") -> dict[str, Any]:
+    """Return every value of a plan by its dotted key; a list is one value."""
     if isinstance(value, dict) and (value or not path):
         leaves: dict[str, Any] = {}
         for key, child in value.items():
-            leaves |= flatten_json(child, f"{path}.{key}" if path else str(key))
+            leaves |= flatten_plan(child, f"{path}.{key}" if path else str(key))
         return leaves
     return {path: value}
 
 
 def compare_plans(a: Report, b: Report) -> list[KeySides]:
     """Return the keys of the plans that differ, with both values."""
-    first_leaves, second_leaves = flatten_json(a.question), flatten_json(b.question)
+    first_leaves, second_leaves = flatten_plan(a.question), flatten_plan(b.question)
     rows = [
         KeySides(
             key=key, a=first_leaves.get(key, NOT_IN_PLAN), b=second_leaves.get(key, NOT_IN_PLAN)
@@ -124,30 +124,29 @@ def compare_tests(a: Report, b: Report, *, values: bool, losses: bool) -> list[T
         for report in (a, b)
     )
     rows = []
-    for axis, name in first_verdicts | second_verdicts:
-        first, second = first_verdicts.get((axis, name)), second_verdicts.get((axis, name))
-
-        # The default binds this iteration's verdicts.
-        def get_sides(key: str, verdicts: tuple[Any, Any] = (first, second)) -> Sides:
-            a, b = (None if verdict is None else getattr(verdict, key) for verdict in verdicts)
-            return Sides(a=a, b=b)
-
-        level = get_sides("level")
+    for test in first_verdicts | second_verdicts:
+        axis, name = test
+        first, second = first_verdicts.get(test), second_verdicts.get(test)
+        level = _pair_values(first, second, "level")
+        regrets = _pair_values(first, second, "regret_nats")
+        drifts = _pair_values(first, second, "drift_octaves_per_doubling")
         rows.append(
             TestSides(
                 axis=axis,
                 hyperparameter=name,
-                outcome=get_sides("outcome"),
-                target_size=get_sides("target_size"),
+                outcome=_pair_values(first, second, "outcome"),
+                target_size=_pair_values(first, second, "target_size"),
                 level=level,
-                regret_nats=_compare_estimates(get_sides("regret_nats"), level, comparable=losses),
-                drift_octaves_per_doubling=_compare_estimates(
-                    get_sides("drift_octaves_per_doubling"), level, comparable=True
-                ),
+                regret_nats=_compare_estimates(regrets, level, comparable=losses),
+                drift_octaves_per_doubling=_compare_estimates(drifts, level, comparable=True),
                 optima=_compare_optima(first, second, name, comparable=values),
             )
         )
     return rows
+
+
+def _pair_values(a: Verdict | None, b: Verdict | None, key: str) -> Sides:
+    return Sides(a=getattr(a, key, None), b=getattr(b, key, None))
 
 
 def _compare_estimates(sides: Sides, level: Sides, *, comparable: bool) -> EstimateSides:
@@ -256,6 +255,9 @@ _VALUE_LIMITS = {
 at the base, under one parametrization."""
 
 
+_STRICTEST_FIRST = ("no", "with_care", "yes")
+
+
 def judge_comparability(a: Report, b: Report) -> dict[str, Limit]:
     """Return whether losses, values and forecasts can be compared, with reasons."""
     changed_keys = [
@@ -280,8 +282,7 @@ def judge_comparability(a: Report, b: Report) -> dict[str, Limit]:
 
 def _combine_limits(limits: list[tuple[str, str]]) -> Limit:
     """Return the strictest of some limits, with its reasons; `yes` if there is no limit."""
-    # Alphabetical order happens to be the order of strictness: no, with_care, yes.
-    worst = min((limit for limit, _ in limits), default="yes")
+    worst = min((limit for limit, _ in limits), key=_STRICTEST_FIRST.index, default="yes")
     reasons = [reason for limit, reason in limits if limit == worst]
     return Limit.model_validate({"comparable": worst, "reasons": reasons})
 

@@ -1,6 +1,6 @@
 """The header of the report's page: the study's name, date, device-hours, and next command.
 
-`report.json` has no part of the header, because it holds no time and no path. Verbs print the next
+The header is not part of `report.json`, which holds no time and no path. Verbs print the next
 command too (`format_next_line`).
 """
 

@@ -19,21 +19,25 @@ from forerun._launcher.main_run.logbook.logbook import LOGBOOK_FILE
 from forerun._launcher.report.figures import plots
 from forerun._launcher.report.figures.panel import render_svg
 from forerun._launcher.report.figures.svg import DARK_VARIABLES, LIGHT_VARIABLES
-from forerun._launcher.report.page.compare import flatten_json, list_forecast_doubts
+from forerun._launcher.report.page.compare import flatten_plan, list_forecast_doubts
 from forerun._launcher.report.page.comparison import Comparison
 from forerun._launcher.report.page.header import ReportHeader
 from forerun._launcher.report.views import tables, transfer, wording
 from forerun._launcher.report.views.aspect import format_aspect_choice
-from forerun._launcher.report.views.main_run import describe_outcome, format_user_run
 from forerun._launcher.report.views.noise_scale import (
     build_look_rows,
-    format_batch_judgment,
+    format_batch_comparison,
     format_noise_law,
 )
 from forerun._launcher.report.views.report_model import AnyReport, Report, to_report
 from forerun._launcher.report.views.search import describe_search
 from forerun._launcher.report.views.transfer_findings import Finding
-from forerun._launcher.report.views.wording import Outcome, format_arm
+from forerun._launcher.report.views.wording import (
+    Outcome,
+    describe_outcome,
+    format_arm,
+    format_user_run,
+)
 from forerun._launcher.study.stages.gates import build_forecast_warnings
 from forerun._proxies.core import canon, notation
 from forerun._proxies.core.notation import NONE
@@ -56,21 +60,34 @@ def typeset(value: object) -> Markup:
     return escape(value)
 
 
-_NOTATION: dict[str, Callable[..., str]] = {
-    "number": notation.format_number,
-    "loss": notation.format_loss,
-    "interval": notation.format_interval,
-    "flops": notation.format_flops,
-    "count": notation.format_count,
-    "percent": notation.format_percent,
-    "duration": notation.format_duration,
-    "learning_rate": notation.format_learning_rate,
-    "significant": notation.format_significant,
-    "usd": notation.format_usd,
-    "counted": notation.format_counted,
-    "estimate": transfer.format_estimate,
-}
-"""Template filters that format numbers."""
+_NUMBER_FORMATS: tuple[Callable[..., str], ...] = (
+    notation.format_number,
+    notation.format_loss,
+    notation.format_interval,
+    notation.format_flops,
+    notation.format_count,
+    notation.format_percent,
+    notation.format_duration,
+    notation.format_learning_rate,
+    notation.format_significant,
+    notation.format_usd,
+    transfer.format_estimate,
+)
+"""Functions that are template filters, under their names without `format_`."""
+_TEMPLATE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    format_arm,
+    format_aspect_choice,
+    format_batch_comparison,
+    format_noise_law,
+    build_look_rows,
+    describe_outcome,
+    build_forecast_warnings,
+    list_forecast_doubts,
+    format_user_run,
+    describe_search,
+    flatten_plan,
+)
+"""Functions that templates call by their names."""
 
 
 def _typeset_filter(format_number: Callable[..., str]) -> Callable[..., Markup]:
@@ -140,36 +157,28 @@ def create_environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
-    env.filters |= {name: _typeset_filter(write) for name, write in _NOTATION.items()}
     env.filters |= {
-        "set": typeset,
-        "words": wording.to_words,
-        "listed": wording.join_names,
+        write.__name__.removeprefix("format_"): _typeset_filter(write) for write in _NUMBER_FORMATS
+    }
+    env.filters |= {
+        "typeset": typeset,
+        "to_words": wording.to_words,
+        "join_names": wording.join_names,
         "command": _typeset_command,
-        "leaf": _typeset_plan_value,
-        "chosen": _typeset_property,
-        "nearest": lambda curve, step: min(curve, key=lambda point: abs(point.step - step)),
+        "plan_value": _typeset_plan_value,
+        "property_value": _typeset_property,
+        "find_nearest": lambda curve, step: min(curve, key=lambda point: abs(point.step - step)),
         "chip": lambda outcome: typeset(Outcome(outcome)),
         "code": lambda text: Markup("<code>{}</code>").format(text),
-        "merged": _merge_groups,
-        "group_columns": _list_group_columns,
+        "merge_groups": _merge_groups,
+        "list_group_columns": _list_group_columns,
         "svg": lambda panel: Markup(render_svg(panel)),
     }
+    env.globals |= {function.__name__: function for function in _TEMPLATE_FUNCTIONS}
     env.globals |= {
         "plots": plots,
         "tables": tables,
         "transfer": transfer,
-        "arm_name": format_arm,
-        "aspect_text": format_aspect_choice,
-        "judged_text": format_batch_judgment,
-        "law_text": format_noise_law,
-        "looks_rows": build_look_rows,
-        "describe_outcome": describe_outcome,
-        "forecast_warnings": build_forecast_warnings,
-        "forecast_doubts": list_forecast_doubts,
-        "own_text": format_user_run,
-        "search_sentences": describe_search,
-        "flat": flatten_json,
         "logbook_file": LOGBOOK_FILE,
         "light_variables": LIGHT_VARIABLES,
         "dark_variables": DARK_VARIABLES,

@@ -36,7 +36,7 @@ NUM_POINTS = 41
 """Points of the fitted curve in the report."""
 
 
-def describe_aspect_choice(choice: MainRunChoice) -> Aspect | None:
+def build_aspect_section(choice: MainRunChoice) -> Aspect | None:
     """Return section `choice.aspect` of the report; None if the plan sets the depth."""
     if choice.ends is None and choice.aspect is None:
         return None
@@ -78,7 +78,7 @@ def describe_aspect_choice(choice: MainRunChoice) -> Aspect | None:
     return aspect.model_copy(update=fields_from_term)
 
 
-def describe_aspect_term(term: AspectTerm) -> ReportedTerm:
+def build_aspect_term(term: AspectTerm) -> ReportedTerm:
     """Return the best width per layer in a table of runs, and the costs of other widths per layer.
 
     Costs are shares of the loss above its value at the best width per layer.

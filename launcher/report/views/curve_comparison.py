@@ -1,12 +1,12 @@
-"""Comparisons of runs by their curves: training loss by width, the decay branches of the ladder,
-and the gradient spikes of a run that causes a drift. The module does not import torch.
+"""Training loss curves in the report: means by width, and the decay branches of the ladder.
+
+The module does not import torch.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from statistics import mean, median
+from statistics import mean
 
 from forerun._launcher.report.views.fit_findings import Branches, Wider
 from forerun._launcher.report.views.transfer_findings import LossCurve
@@ -18,11 +18,9 @@ from forerun._proxies.core.branches import (
     make_trunk_sort_key,
 )
 from forerun._proxies.core.hyperparameters import LEARNING_RATE
-from forerun._proxies.core.notation import format_factor
 from forerun._proxies.core.spec import Curve, RunResult, RunSpec
 from forerun._sweeps.store.curves import load_curve
 from forerun._sweeps.store.errors import SweepError
-from forerun._transfer.question import Point
 
 NUM_POINTS = 40
 """Maximum number of points of a curve in the report."""
@@ -108,8 +106,8 @@ def build_branches(
 ) -> Branches | None:
     """Return the curves of rungs that share a stable phase; None if no rungs do.
 
-    Of several groups, the one with the most rungs is shown, and of equal ones the widest. Each
-    curve begins at the step where its rung leaves the next shorter one.
+    If several groups of rungs share a phase, the result is the largest group, or the widest of the
+    largest groups. Each curve begins at the step where the next shorter rung begins to decay.
     """
     trunks: dict[str, list[RunSpec]] = {}
     for spec in rungs:
@@ -137,47 +135,3 @@ def build_branches(
             )
         )
     return Branches(width=members[0].shape.width, curves=curves) if curves else None
-
-
-def describe_spikes(
-    study: Study,
-    specs: Sequence[tuple[RunSpec, float]],
-    results: Mapping[str, RunResult],
-    sizes: Mapping[str, int],
-    culprit: Point,
-) -> str:
-    """Compare the gradient spikes of the run that causes a drift with those of other runs.
-
-    The other runs have the size of that run.
-
-    The sentence is empty if there are no curves to compare.
-
-    Args:
-        study: Study of the runs.
-        specs: The test's runs with their values.
-        results: Results by run id.
-        sizes: Size of each run on its axis, by run id.
-        culprit: Point of the run that alone causes the drift.
-    """
-    # Largest gradient norm / median norm, by whether the run is the culprit
-    ratios: dict[bool, list[float]] = {True: [], False: []}
-    for spec, value in specs:
-        curve = (
-            load_curve_or_none(study, results.get(spec.id))
-            if sizes[spec.id] == culprit.size
-            else None
-        )
-        if curve is None:
-            continue
-        # The warmup's end is found by its step: a trainer may log only some of its steps.
-        norms = curve.grad_norm[bisect_right(curve.steps, spec.schedule.warmup_steps) :]
-        if norms and median(norms) > 0:
-            is_culprit = (value, spec.seed) == (culprit.log2_value, culprit.seed)
-            ratios[is_culprit].append(max(norms) / median(norms))
-    if not ratios[True] or not ratios[False]:
-        return ""
-    return (
-        "that run's largest gradient norm after its warmup is "
-        f"{format_factor(ratios[True][0])} times its median; those of the other runs of this size "
-        f"are {format_factor(median(ratios[False]))} times theirs, in the median"
-    )

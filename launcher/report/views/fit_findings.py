@@ -42,7 +42,7 @@ class NoiseScaleLook(Finding):
     """Standard error of the inverse."""
 
 
-class BatchJudgment(Finding):
+class BatchComparison(Finding):
     """A batch compared with the noise scale expected at the end of a run."""
 
     outcome: str
@@ -65,7 +65,7 @@ class NoiseScale(Finding):
     level: Number
     looks: list[NoiseScaleLook]
     law: NoiseExponent | None = None
-    judged: BatchJudgment | None = None
+    judged: BatchComparison | None = None
 
 
 # ---- Ladder, fit, and choice ----
@@ -86,7 +86,7 @@ class Rung(Finding):
 
 
 class RateOffset(Finding):
-    """A rung at another learning rate; 0 octaves is its own."""
+    """A rung at one learning rate, `octaves` above the rung's own rate."""
 
     octaves: Number
     learning_rate: Number

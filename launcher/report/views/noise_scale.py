@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forerun._launcher.report.views.fit_findings import (
-    BatchJudgment,
+    BatchComparison,
     NoiseExponent,
     NoiseScale,
     NoiseScaleLook,
@@ -75,10 +75,10 @@ def build_noise_section(
     return NoiseScale(
         level=level,
         looks=looks,
-        law=None
-        if law is None
-        else NoiseExponent(exponent=law.exponent, interval=law.exponent_interval),
-        judged=None if choice is None else judge_batch(law, choice.batch_tokens, choice.num_tokens),
+        law=law and NoiseExponent(exponent=law.exponent, interval=law.exponent_interval),
+        judged=None
+        if choice is None
+        else compare_batch(law, choice.batch_tokens, choice.num_tokens),
     )
 
 
@@ -92,7 +92,7 @@ def fit_noise_looks(looks: Sequence[NoiseScaleLook], level: float) -> NoiseLaw |
     return fit_noise_law(points, level)
 
 
-def judge_batch(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) -> BatchJudgment:
+def compare_batch(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) -> BatchComparison:
     """Compare a batch with the noise scale that a law predicts for the end of a run.
 
     Args:
@@ -111,7 +111,7 @@ def judge_batch(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) ->
             outcome = "over" if batch_tokens > high else "under"
         elif high <= MAX_INTERVAL_RATIO * low:
             outcome = "about"
-    return BatchJudgment(
+    return BatchComparison(
         outcome=outcome,
         batch_tokens=batch_tokens,
         num_tokens=num_tokens,
@@ -120,33 +120,29 @@ def judge_batch(law: NoiseLaw | None, batch_tokens: float, num_tokens: float) ->
     )
 
 
-def format_batch_judgment(judgment: BatchJudgment) -> str:
-    """Describe a comparison from `judge_batch` in one sentence."""
-    batch, scale = judgment.batch_tokens, judgment.scale_tokens
-    undecided = f"cannot tell whether a batch of {format_count(batch)} tokens is too large"
-    if scale is None or judgment.interval is None:
+def format_batch_comparison(comparison: BatchComparison) -> str:
+    """Describe a comparison from `compare_batch` in one sentence."""
+    batch, scale, interval = comparison.batch_tokens, comparison.scale_tokens, comparison.interval
+    subject = f"batch of {format_count(batch)} tokens"
+    undecided = f"cannot tell whether a {subject} is too large"
+    if scale is None or interval is None:
         return f"{undecided}: too few looks at the gradient's noise"
-    low, high = judgment.interval
     scale_text = (
-        f"the gradient noise scale expected after {format_count(judgment.num_tokens)} tokens, "
-        f"{format_number(scale, '.3g')} {format_interval((low, high), '.3g')}"
+        f"the gradient noise scale expected after {format_count(comparison.num_tokens)} tokens, "
+        f"{format_number(scale, '.3g')} {format_interval(interval, '.3g')}"
     )
-    if judgment.outcome in ("under", "over"):
-        factor, ends = scale / batch, (low / batch, high / batch)
-        advice = "a larger one saves steps, at few more tokens"
-        if judgment.outcome == "over":
-            factor, ends = batch / scale, (batch / high, batch / low)
-            advice = "a larger one saves few steps and costs tokens"
-        times = f"{format_factor(factor)} times {format_interval(ends, '.3g')}"
-        return (
-            f"batch of {format_count(batch)} tokens is {times} {judgment.outcome} {scale_text}: "
-            f"{advice}"
-        )
-    return (
-        f"batch of {format_count(batch)} tokens is about {scale_text}"
-        if judgment.outcome == "about"
-        else f"{undecided}: {scale_text}"
-    )
+    if comparison.outcome == "cannot_tell":
+        return f"{undecided}: {scale_text}"
+    if comparison.outcome == "about":
+        return f"{subject} is about {scale_text}"
+    low, high = interval
+    factor, ends = scale / batch, (low / batch, high / batch)
+    advice = "a larger batch saves steps, at few more tokens"
+    if comparison.outcome == "over":
+        factor, ends = batch / scale, (batch / high, batch / low)
+        advice = "a larger batch saves few steps and costs tokens"
+    times = f"{format_factor(factor)} times {format_interval(ends, '.3g')}"
+    return f"{subject} is {times} {comparison.outcome} {scale_text}: {advice}"
 
 
 def format_noise_law(noise: NoiseScale) -> str:

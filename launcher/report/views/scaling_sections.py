@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from forerun._launcher.report.views.aspect import describe_aspect_choice
+from forerun._launcher.report.views.aspect import build_aspect_section
 from forerun._launcher.report.views.curve_comparison import build_branches
 from forerun._launcher.report.views.fit_findings import (
     Allocation,
@@ -70,12 +70,12 @@ def build_ladder_section(
     return Ladder(
         rungs=rungs,
         branches=build_branches(study, findings.ladder, results),
-        checks=tuple(describe_rung_check(study, checked) for checked in checked_rungs),
+        checks=tuple(build_rung_check(study, checked) for checked in checked_rungs),
         tuned=gate and TunedCheck(outcome=gate.outcome, reason=gate.reason),
     )
 
 
-def describe_rung_check(study: Study, checked: JudgedRung) -> RungCheck:
+def build_rung_check(study: Study, checked: JudgedRung) -> RungCheck:
     """Return a checked rung as the report shows it."""
     rung, excess, best = checked.rung, checked.excess, checked.best
     unknown = Estimate(value=None, interval=None)
@@ -136,7 +136,7 @@ def build_choice_section(study: Study, findings: StudyFindings) -> Choice | None
             summarize_allocation(choice.allocation, choice.batch_tokens)
         ),
         shape=ShapeSize.model_validate(canon.to_json(choice.shape)),
-        aspect=describe_aspect_choice(choice),
+        aspect=build_aspect_section(choice),
         params=params,
         # `counts` holds for forerun's own model of this shape. The user's model may have fewer
         # parameters than that model's embeddings, so the difference is limited to 0.

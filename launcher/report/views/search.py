@@ -18,7 +18,12 @@ from forerun._launcher.study.plan.study import Study
 from forerun._launcher.study.stages.search_runs import describe_growth
 from forerun._launcher.study.stages.winner_reruns import build_replays_body, describe_replays
 from forerun._proxies.core import canon
-from forerun._proxies.core.notation import format_counted, format_nats, format_percent
+from forerun._proxies.core.notation import (
+    format_counted,
+    format_interval,
+    format_nats,
+    format_percent,
+)
 from forerun._sweeps.store.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -108,9 +113,8 @@ def describe_search(search: Search) -> list[str]:
     lines += [describe_growth(growth) for growth in search.growth]
     lines += [
         f"{edge.axis} is not bracketed: the best trials lie at the {edge.side} end of "
-        f"[{edge.range[0]:.4g}, "
-        f"{edge.range[1]:.4g}]; a larger search.max_extensions in a new study widens it (--fork "
-        "keeps finished runs)"
+        f"{format_interval(edge.range, '.4g')}; a larger search.max_extensions in a new study "
+        "widens it (--fork keeps finished runs)"
         for edge in search.open_edges
     ]
     lines += list(search.stopped) + _describe_pruning(search) + _describe_replicates(search)

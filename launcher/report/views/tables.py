@@ -15,7 +15,6 @@ from forerun._launcher.report.views.fit_findings import Fit
 from forerun._launcher.report.views.transfer import (
     format_axis,
     format_estimate,
-    format_exponent,
     format_hyperparameter,
     format_short_size,
     list_verdicts,
@@ -155,7 +154,7 @@ def build_optima_table(verdict: Verdict) -> TextTable:
 
 
 def describe_low_minima(verdict: Verdict) -> list[str]:
-    """Return a sentence on the fitted minima that are below the lowest run by more than its noise.
+    """Return a sentence on fitted minima that are below the lowest run by more than a run's noise.
 
     The list is empty if there are no such minima.
     """
@@ -298,7 +297,7 @@ def build_checks_table(ladder: Ladder) -> TextTable:
         (
             str(check.width),
             format_count(check.tokens),
-            format_exponent(offset.octaves),
+            format_number(offset.octaves, "+.3g") if offset.octaves else "0",
             format_learning_rate(offset.learning_rate),
             format_loss(offset.loss_nats) if offset.loss_nats is not None else Outcome("diverged"),
             *(

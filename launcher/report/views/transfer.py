@@ -10,8 +10,8 @@ from forerun._transfer.question import Axis, format_size, format_value
 
 if TYPE_CHECKING:
     from forerun._launcher.report.views.transfer_findings import (
+        BaseVerdict,
         Estimate,
-        Judgment,
         NamedTest,
         Transfer,
     )
@@ -65,11 +65,6 @@ def format_short_size(size: int) -> str:
     return f"{float(f'{size / unit:.3g}'):g}{suffix}"
 
 
-def format_exponent(power: float) -> str:
-    """Format the exponent of a rule with its sign: `-0.28`."""
-    return f"{power:+.3g}" if power else "0"
-
-
 def format_estimate(record: Estimate | None, spec: str = ".4f") -> str:
     """Format an estimate with its interval.
 
@@ -87,12 +82,12 @@ def format_estimate(record: Estimate | None, spec: str = ".4f") -> str:
     return f"{value} [{', '.join(ends)}]" if ends else f"{value} {format_interval(None)}"
 
 
-def list_verdicts(transfer: Transfer, *, controls: bool = True) -> list[tuple[str, Judgment]]:
+def list_verdicts(transfer: Transfer, *, controls: bool = True) -> list[tuple[str, BaseVerdict]]:
     """Return every verdict of a study with its name.
 
     The learning rate over all axes comes first, and each control after its test.
     """
-    verdicts: list[tuple[str, Judgment]] = [("learning rate over all axes", transfer.together)]
+    verdicts: list[tuple[str, BaseVerdict]] = [("learning rate over all axes", transfer.together)]
     for test in transfer.tests:
         verdicts.append((format_test(test), test.verdict))
         if controls and test.verdict.control:
@@ -100,7 +95,7 @@ def list_verdicts(transfer: Transfer, *, controls: bool = True) -> list[tuple[st
     return verdicts
 
 
-def describe_deciding_runs(verdict: Judgment) -> list[str]:
+def describe_deciding_runs(verdict: BaseVerdict) -> list[str]:
     """Return the runs that would decide a verdict, in sentences.
 
     Values that are needed at one size for the same reason share a sentence.

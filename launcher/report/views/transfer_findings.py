@@ -36,8 +36,8 @@ class Estimate(Finding):
     value: Number | None
     interval: Interval | None
     more_than: Number | None = None
-    """Bound of what could be measured: a value or end that equals it is only known to be higher.
-    None if there is no bound."""
+    """Largest number that could be measured. A value, or an end of an interval, that equals it is
+    only known to be higher. None if there is no such limit."""
 
     @property
     def known(self) -> tuple[float, Interval] | None:
@@ -53,7 +53,7 @@ class LossCurve(Finding):
     width: int | None = None
     num_steps: int = 0
     branch_step: int = 0
-    """Step at which this rung begins to decay, and the next longer rung leaves it."""
+    """Step at which this rung begins to decay. The curve of the next longer rung begins there."""
 
 
 # ---- Search ----
@@ -186,7 +186,7 @@ class NamedTest(Finding):
     hyperparameter: Hyperparameter
 
 
-class Judgment(NamedTest):
+class BaseVerdict(NamedTest):
     """A verdict of any kind. Not every kind has an axis of its own, so `axis` has a default."""
 
     axis: Axis = "width"
@@ -209,7 +209,7 @@ class Bend(Finding):
     """Slope beyond the largest size minus the slope up to there."""
 
 
-class Verdict(Judgment):
+class Verdict(BaseVerdict):
     """The verdict of one test: a hyperparameter over an axis."""
 
     axis: Axis
@@ -243,7 +243,7 @@ class Verdict(Judgment):
         return any(optimum.minimum for optimum in self.optima)
 
 
-class JointVerdict(Judgment):
+class JointVerdict(BaseVerdict):
     """The verdict on the learning rate over all axes at once."""
 
     axes: list[str]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from forerun._launcher.report.views import transfer_findings as findings
-from forerun._launcher.report.views.curve_comparison import describe_spikes
 from forerun._launcher.report.views.search import build_tie
 from forerun._launcher.study.experiments.sizes import (
     SIZE_AXES,
@@ -32,8 +31,6 @@ from forerun._transfer.question import Hyperparameter
 
 if TYPE_CHECKING:
     from forerun._launcher.study.experiments.transfer_results import TransferResult, Verdicts
-    from forerun._transfer.verdict.joint_verdict import JointVerdict
-    from forerun._transfer.verdict.verdict import Verdict
 
 
 _ALWAYS_SHOWN = tuple(name for name, known in HYPERPARAMETERS.items() if known.set_by != "axes")
@@ -51,46 +48,36 @@ def build_transfer_section(
     The section has the tests with their verdicts and runs, the verdict on the learning rate over
     all axes, and the table of values.
     """
-    from forerun._transfer.verdict.summary import summarize_joint_verdict
+    from forerun._transfer.verdict.summary import summarize_joint_verdict, summarize_verdict
 
-    tested = [test.hyperparameter for test, _ in verdicts.tests]
-    return findings.Transfer(
-        tests=[
-            findings.TransferTest(
-                axis=test.axis,
-                hyperparameter=test.hyperparameter,
-                verdict=_summarize_verdict(study, test, results, verdict),
-                runs=_list_runs(study, test, results),
+    tests = [
+        findings.TransferTest(
+            axis=test.axis,
+            hyperparameter=test.hyperparameter,
+            verdict=findings.Verdict.model_validate(summarize_verdict(verdict)),
+            runs=_list_runs(study, test, results),
+        )
+        for test, verdict in verdicts.tests
+    ]
+    together = findings.JointVerdict.model_validate(summarize_joint_verdict(verdicts.together))
+    shown = {*_ALWAYS_SHOWN, *transfer_result.best, *(test.hyperparameter for test in tests)}
+    values = []
+    for name in (*WITH_OPTIMUM, *study.plan.search.user_axes):
+        if name in shown and study.plan.is_passed_to_trainer(name):
+            tested = [test.verdict for test in tests if test.hyperparameter == name]
+            overall: findings.BaseVerdict | None = max(tested, key=_rank_verdict, default=None)
+            if name == LEARNING_RATE:
+                overall = together
+            values.append(
+                _build_value_row(study, transfer_result, verdicts.target, name, tested, overall)
             )
-            for test, verdict in verdicts.tests
-        ],
-        together=findings.JointVerdict.model_validate(summarize_joint_verdict(verdicts.together)),
-        values=[
-            _build_value_row(study, transfer_result, verdicts, name)
-            for name in (*WITH_OPTIMUM, *study.plan.search.user_axes)
-            if name in (*_ALWAYS_SHOWN, *transfer_result.best, *tested)
-            and study.plan.is_passed_to_trainer(name)
-        ],
+    return findings.Transfer(
+        tests=tests,
+        together=together,
+        values=values,
         learning_rate=transfer_result.learning_rate,
         at_base_optimum=transfer_result.at_optimum,
     )
-
-
-def _summarize_verdict(
-    study: Study, test: TransferTest, results: Mapping[str, RunResult], verdict: Verdict
-) -> findings.Verdict:
-    """Return a verdict as a finding.
-
-    If a single run causes the drift, its reasons get a sentence about the run's gradient spikes.
-    """
-    from forerun._transfer.verdict.summary import summarize_verdict
-
-    body, condition = summarize_verdict(verdict), test.grid
-    if verdict.culprit is not None:
-        sizes = {spec.id: condition.get_size(spec) for spec, _ in condition.specs}
-        words = describe_spikes(study, condition.specs, results, sizes, verdict.culprit)
-        body["reasons"] = [*verdict.reasons, *filter(None, [words])]
-    return findings.Verdict.model_validate(body)
 
 
 def _list_runs(
@@ -114,43 +101,53 @@ def _list_runs(
 
 
 def _build_value_row(
-    study: Study, transfer_result: TransferResult, verdicts: Verdicts, name: Hyperparameter
+    study: Study,
+    transfer_result: TransferResult,
+    target: Sizes,
+    name: Hyperparameter,
+    tested: Sequence[findings.Verdict],
+    overall: findings.BaseVerdict | None,
 ) -> findings.TargetValue:
     """Return a hyperparameter's row of the table of values.
 
     The row has the value at the base and at the target, the rule that connects them, and the axes
     over which that was tested.
+
+    Args:
+        study: The study.
+        transfer_result: Values that the transfer tests give.
+        target: Sizes of the main run.
+        name: Name of the hyperparameter.
+        tested: Verdicts on the hyperparameter.
+        overall: Verdict of the row: the worst one, or for the learning rate the joint one.
     """
     from forerun._transfer.verdict.joint_verdict import needs_test
-    from forerun._transfer.verdict.summary import summarize_regret, summarize_verdict
 
-    base, target, warmup = get_base_sizes(study), verdicts.target, transfer_result.warmup
-    tested = [verdict for test, verdict in verdicts.tests if test.hyperparameter == name]
-    worst: Verdict | JointVerdict | None = max(tested, key=_rank_verdict, default=None)
-    if name == LEARNING_RATE:
-        worst = verdicts.together
-    axes = [verdict.question.axis for verdict in tested]
+    base, warmup = get_base_sizes(study), transfer_result.warmup
     has_duration_rule = name == WARMUP
-    covered_axes = [*axes, *(["duration"] if has_duration_rule and warmup.finding else [])]
+    covered_axes = {verdict.axis for verdict in tested}
+    if has_duration_rule and warmup.finding:
+        covered_axes.add("duration")
     margin_nats = study.plan.transfer.margin_nats
     tie = next((tie for tie in transfer_result.search.ties if tie.hyperparameter == name), None)
     value, rule = _carry_value(study, transfer_result, target, name)
-    summaries = [findings.Verdict.model_validate(summarize_verdict(verdict)) for verdict in tested]
-    costs = (summary.cost_of_2x_off_nats for summary in summaries)
+    costs = (verdict.cost_of_2x_off_nats for verdict in tested)
     return findings.TargetValue(
         hyperparameter=name,
         base_value=_get_base_value(study, transfer_result, name),
         target_value=value,
         rule=f"{tie.describe(margin_nats)}. {rule}" if tie else rule,
-        tested=list(axes),
+        tested=[verdict.axis for verdict in tested],
         untested=[
             axis
             for axis in SIZE_AXES
             if axis not in covered_axes and needs_test(target.get_size(axis), base.get_size(axis))
         ],
-        outcome=worst.outcome if worst else None,
-        drifts={summary.axis: summary.drift_octaves_per_doubling for summary in summaries},
-        regret_nats=findings.Estimate.model_validate(summarize_regret(worst)),
+        outcome=overall.outcome if overall else None,
+        drifts={verdict.axis: verdict.drift_octaves_per_doubling for verdict in tested},
+        regret_nats=overall.regret_nats
+        if overall
+        else findings.Estimate(value=None, interval=None),
         cost_of_2x_off_nats=next((cost for cost in costs if cost is not None), None),
         tie=build_tie(tie, margin_nats) if tie else None,
         carry=warmup.to_json(margin_nats) if has_duration_rule else None,
@@ -166,10 +163,11 @@ def _get_base_value(
     return axis.get_value(name, value).word if axis and axis.word_values else value
 
 
-def _rank_verdict(verdict: Verdict) -> tuple[int, float]:
+def _rank_verdict(verdict: findings.Verdict) -> tuple[int, float]:
     """Return the sort key of a verdict: drifts last, then cannot tell, then by regret."""
     rank = ("holds", "cannot_tell", "drifts").index(verdict.outcome)
-    return rank, verdict.regret_nats.high if verdict.regret_nats else 0.0
+    interval = verdict.regret_nats.interval if verdict.regret_nats else None
+    return rank, interval[1] if interval else 0.0
 
 
 def _carry_value(
@@ -178,7 +176,6 @@ def _carry_value(
     """Return a value at the target, and the rule that gives it, in words."""
     base, rules = get_base_sizes(study), study.plan.parametrization
     ratios = Ratios(**{axis: target.get_size(axis) / base.get_size(axis) for axis in SIZE_AXES})
-    unscaled = "The same value at every size"
     if name == LEARNING_RATE:
         measured = transfer_result.powers_at(target)
         notes = [f"Set at the base width, and scaled by {rules.name} for each kind of parameter"]
@@ -199,16 +196,14 @@ def _carry_value(
         return transfer_result.get_point(study, target)[name], words
     if name in study.plan.search.user_axes:
         user_value = study.plan.search.user_axes[name].get_value(name, value)
-        is_unscaled = user_value.powers == Powers()
-        return user_value.compute_value(
-            ratios
-        ), unscaled if is_unscaled else f"Times {user_value.powers}"
-    powers, hyperparameter = get_scaling(rules, name), get_hyperparameter(name)
-    if hyperparameter.can_be_off and not value:
-        return value, "Off at every size"
-    if powers == Powers():
-        return value, unscaled
-    subject = "Hidden matrices: multiplied"
-    if hyperparameter.scale == "log2_complement":
-        subject = f"1 - {name} is multiplied"
-    return scale_value(rules, name, value, ratios), f"{subject} by {powers}"
+        powers, scaled = user_value.powers, user_value.compute_value(ratios)
+        text = f"Times {powers}"
+    else:
+        powers, hyperparameter = get_scaling(rules, name), get_hyperparameter(name)
+        if hyperparameter.can_be_off and not value:
+            return value, "Off at every size"
+        scaled = scale_value(rules, name, value, ratios)
+        text = f"Hidden matrices: multiplied by {powers}"
+        if hyperparameter.scale == "log2_complement":
+            text = f"1 - {name} is multiplied by {powers}"
+    return scaled, "The same value at every size" if powers == Powers() else text

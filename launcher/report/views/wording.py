@@ -1,4 +1,4 @@
-"""Outcomes and names in words, the same on the terminal and on the page.
+"""Outcomes, names, and the main run in words, the same on the terminal and on the page.
 
 Numbers are formatted by `forerun._proxies.core.notation`.
 """
@@ -6,7 +6,12 @@ Numbers are formatted by `forerun._proxies.core.notation`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
+
+from forerun._proxies.core.notation import format_interval, format_loss
+
+if TYPE_CHECKING:
+    from forerun._launcher.report.views.report_model import Report, UserRun
 
 Tone = Literal["good", "bad", "open"]
 
@@ -55,3 +60,27 @@ def join_names(names: Sequence[str]) -> str:
 def format_arm(arm: str) -> str:
     """Return the usual spelling of a parametrization, or of the coordinate check over depths."""
     return {"mup": "muP", "sp": "SP", "depth": "over depths"}.get(arm, arm)
+
+
+# ---- The main run ----
+
+
+def format_user_run(run: UserRun) -> str:
+    """Return the command of the main run as text for the terminal."""
+    return f"the main run with your own trainer (use a fresh folder as RUN_DIR):\n  {run.line}"
+
+
+def describe_outcome(report: Report) -> str:
+    """Return a sentence with the measured and the predicted loss; empty before the main run has
+    finished.
+    """
+    measured = report.measured_loss
+    if measured is None or report.decision is None:
+        return ""
+    predicted = report.decision.predicted
+    return (
+        f"the main run has finished: validation loss {format_loss(measured)} nats, "
+        f"{predicted.locate_loss(measured)} the predicted interval "
+        f"{format_interval((predicted.low_nats, predicted.high_nats))} around "
+        f"{format_loss(predicted.loss_nats)}"
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from main_run import make_decision, make_spec
 
 from forerun._launcher.report.views import tables
-from forerun._launcher.report.views.aspect import describe_aspect_choice
+from forerun._launcher.report.views.aspect import build_aspect_section
 from forerun._proxies.core import canon
 from forerun._scaling_fits.allocation.allocate import allocate
 from forerun._scaling_fits.allocation.aspect import ShapedRun, fit_aspect_term
@@ -459,7 +459,7 @@ def _describe_aspect(prediction):
                 runs.append(run)
     shape = SimpleNamespace(width=64, num_layers=3)
     ends = (SimpleNamespace(width=48, num_layers=2), SimpleNamespace(width=96, num_layers=5))
-    return describe_aspect_choice(
+    return build_aspect_section(
         SimpleNamespace(
             shape=shape, aspect=fit_aspect_term(runs, 0.9), ends=ends, prediction=prediction
         )

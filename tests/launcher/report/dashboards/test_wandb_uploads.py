@@ -11,7 +11,7 @@ from wandb_case import STUDY, Server, make_study_records
 
 from forerun._launcher.report.dashboards import runs as dashboard_runs
 from forerun._launcher.report.dashboards import wandb_writer
-from forerun._launcher.report.dashboards.wandb_process import _describe_missing
+from forerun._launcher.report.dashboards.wandb_process import list_missing_parts
 from forerun._launcher.report.dashboards.wandb_writer import WandbTarget, log_runs, upload_runs
 
 KEY = "5ec7e7" * 6 + "0000"
@@ -61,9 +61,10 @@ def make_failure(request, failure, times=10**6):
     """Return a function that makes the service fail at its first requests of a kind.
 
     Args:
-        request: Beginning of the names of the requests.
-        failure: Failure that the service answers with.
-        times: Number of failures.
+        request: Beginning of the names of the requests, such as `UpsertBucket`.
+        failure: HTTP status of the answer, such as 500; `drop` if the connection ends midway;
+            `error` for an answer with status 200 that reports an error.
+        times: Number of requests that fail; by default, all.
     """
     failures_left = times
 
@@ -81,7 +82,10 @@ def make_failure(request, failure, times=10**6):
 @pytest.mark.parametrize("failure", [500, "drop"])
 @pytest.mark.parametrize("request_kind", ["file_stream", "UpsertBucket"])
 def test_upload_completes_after_failures_of_the_service(logged_study, login, request_kind, failure):
-    """If wandb gives up on a run, the run is named and a second upload sends it."""
+    """If wandb gives up on a run, `lacking` names the run, and a second upload sends it.
+
+    wandb itself repeats a request that fails with an HTTP status.
+    """
     with Server(make_failure(request_kind, failure, times=2)) as server:
         login(server)
         arrived = upload_runs(logged_study, make_study_records(), WandbTarget(entity="me"))
@@ -129,8 +133,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("sentence", FAULTS)
-def test_each_difference_from_the_logged_run_is_described(sentence):
-    assert _describe_missing(make_remote_run(), LOGGED) == []
+def test_each_part_of_a_run_that_the_service_lacks_is_described(sentence):
+    assert list_missing_parts(make_remote_run(), LOGGED) == []
     changes = FAULTS[sentence]
     remote_run = None if changes is None else make_remote_run(**changes)
-    assert _describe_missing(remote_run, LOGGED) == [sentence]
+    assert list_missing_parts(remote_run, LOGGED) == [sentence]

@@ -23,7 +23,8 @@ from forerun._launcher.cli.cli import cli
 from forerun._launcher.main_run.frozen.launch_file import attest, read_attestation, read_launch
 from forerun._launcher.report.explanations.context import collect_context
 from forerun._launcher.report.explanations.field_provenance import find_fields, list_fields
-from forerun._launcher.report.explanations.provenance import build_provenance, find_origin
+from forerun._launcher.report.explanations.origins import find_origin
+from forerun._launcher.report.explanations.provenance import build_provenance
 from forerun._launcher.report.explanations.text import format_field, format_field_table
 from forerun._launcher.report.page.report_builder import build_report
 from forerun._launcher.report.views.report_model import to_report
@@ -156,22 +157,51 @@ def find_test(context, hyperparameter, axis):
     return test
 
 
+def find_base_optimum(test):
+    """Return the fitted optimum of a test at the base."""
+    return next(
+        optimum for optimum in test.verdict.optima if optimum.size == test.verdict.base_size
+    )
+
+
 def test_learning_rate_has_the_fitted_optimum_or_the_best_trial_as_its_source(context):
     """The fitted optimum at the base is used if there is one, and else the search's best trial."""
-    test = find_test(context, "learning_rate", "width")
-    base_size = test.verdict.base_size
-    base = next(optimum for optimum in test.verdict.optima if optimum.size == base_size)
-    rows = [row.to_json() for row in context.report.transfer.values]
-    for row in rows:
-        if row["hyperparameter"] == "learning_rate":
-            row["base_value"] = base.value
+    optimum = find_base_optimum(find_test(context, "learning_rate", "width"))
     # "valley" is the stored word for a fitted loss basin.
     for is_fitted, kind in ((True, "valley"), (False, "search")):
-        changes = {"at_base_optimum": is_fitted, "values": rows}
-        records = build_records(change_report(context, transfer=changes))
+        records = build_records(change_report(context, transfer={"at_base_optimum": is_fitted}))
         source = records["groups.hidden.1.learning_rate"].source
         assert source.kind == kind
-        assert (f"from {base.num_runs} runs" in source.text) == is_fitted
+        assert (f"from {optimum.num_runs} runs" in source.text) == is_fitted
+
+
+def test_value_of_the_best_trial_that_equals_a_fitted_optimum_comes_from_the_search(context):
+    """Only a learning rate is moved to its fitted optimum."""
+    value = context.find_value_row("clip_norm").base_value
+    tests = []
+    for test in context.tests:
+        optima = [optimum.model_copy(update={"value": value}) for optimum in test.verdict.optima]
+        is_changed = test.verdict.hyperparameter == "clip_norm"
+        update = {"optima": optima} if is_changed else {}
+        tests.append(dataclasses.replace(test, verdict=test.verdict.model_copy(update=update)))
+    changed = change_report(
+        dataclasses.replace(context, tests=tuple(tests)), transfer={"at_base_optimum": True}
+    )
+    assert build_records(changed)["clip_norm"].source.kind == "search"
+
+
+def test_advice_names_only_the_plan_keys_that_decide_a_field(context):
+    """The number of layers is target.num_layers, or else model.num_layers."""
+    target = context.plan.target.model_copy(update={"num_layers": 1})
+    for plan, has_model_key in (
+        (context.plan, True),
+        (context.plan.model_copy(update={"target": target}), False),
+    ):
+        (advice,) = build_records(dataclasses.replace(context, plan=plan))[
+            "shape.num_layers"
+        ].change
+        assert "target.num_layers" in advice
+        assert ("model.num_layers" in advice) == has_model_key
 
 
 def test_learning_rate_of_a_group_names_its_rule_and_the_extrapolation(fields, context):
@@ -298,8 +328,11 @@ def test_field_is_found_by_short_names(config, name, paths):
 
 
 def test_unknown_field_is_refused_with_a_suggestion(config):
-    # An empty name is refused too, without a suggestion.
-    for name, suggestion in (("shpae.width", "shape.width"), ("", "")):
+    # No field is similar to an empty name.
+    for name, suggestion in (
+        ("shpae.width", "shape.width"),
+        ("", "`forerun explain FROZEN` lists them"),
+    ):
         code, body = run_json("explain", config, name)
         assert (code, body["error"]) == (2, "UnknownFieldError")
         assert suggestion in body["message"]

@@ -67,7 +67,7 @@ def test_every_function_draws_its_figure(report):
         "branches": ("optimizer steps", "training loss (nats per token)"),
         "noise": ("tokens trained on", "noise scale (tokens)"),
     }
-    # Only a report with a main run has the remaining figure; test_figures_ladder.py draws it.
+    # This report has no main run; test_figures_ladder.py draws the figure `main_run`.
     assert {*labels_by_name, "main_run"} == PLOTS.keys()
     for name, labels in labels_by_name.items():
         figure = PLOTS[name](report | NOISE_SECTION)
@@ -81,7 +81,15 @@ def test_every_function_draws_its_figure(report):
             for tick in axis.get_ticklabels(which="both")
         ]
         assert not any("$" in tick for tick in ticks), ticks
-    assert "matplotlib.pyplot" not in plots.__dict__
+
+
+def test_import_of_the_figures_does_not_load_pyplot():
+    """pyplot chooses a window system when it is imported."""
+    script = (
+        "import sys, forerun._launcher.report.figures.plots\n"
+        "assert 'matplotlib.figure' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_arguments_choose_the_test_and_the_arm(report):

@@ -1,17 +1,14 @@
-"""Tests of the views of a study's loss curves: mean curves by width, and spikes of single runs."""
-
-import dataclasses
+"""Tests of the mean training loss curves by width."""
 
 import pytest
 from tiny_study import run_json
 
 from forerun._launcher.report.views import curve_comparison
-from forerun._launcher.report.views.curve_comparison import compare_widths, describe_spikes
+from forerun._launcher.report.views.curve_comparison import compare_widths
 from forerun._launcher.study.experiments.transfer_results import load_transfer_result
 from forerun._launcher.study.stages.study_folder import read_recorded_study
 from forerun._proxies.core.spec import Curve
 from forerun._sweeps.store.ledger import Ledger
-from forerun._transfer.question import Point
 
 
 @pytest.fixture(scope="module")
@@ -59,35 +56,3 @@ def test_runs_of_few_steps_have_no_curve(transfer_runs, monkeypatch, finished_st
     _, body = run_json("report", finished_study_dir / "study")
     assert body["wider"] is None
     assert "Is wider better?" not in (finished_study_dir / "study" / "report.html").read_text()
-
-
-@pytest.mark.parametrize(("stride", "spike_index"), [(1, 3), (10, 1)])
-def test_spike_of_one_run_is_reported_with_the_others_median(
-    transfer_runs, monkeypatch, stride, spike_index
-):
-    """Gradient norms of the warmup are left out. The end of the warmup is found by its step.
-
-    A trainer may log only every tenth step, which is a stride of 10. Fewer logged entries then
-    belong to the warmup than with a stride of 1.
-    """
-    study, transfer, results = transfer_runs
-    test = next(
-        test
-        for test in transfer.tests
-        if (test.hyperparameter, test.axis) == ("learning_rate", "width")
-    )
-    spec, value = test.grid.specs[0]
-    culprit = Point(size=spec.shape.width, log2_value=value, loss_nats=5.0, seed=spec.seed)
-
-    def make_spiked_curve(study, result):
-        norms = [1.0] * 6
-        norms[spike_index] = 14.0 if result.id == spec.id else 2.0
-        steps = tuple(stride * n for n in range(1, 7))
-        return Curve(steps=steps, train_loss_nats=(5.0,) * 6, grad_norm=tuple(norms))
-
-    monkeypatch.setattr(curve_comparison, "load_curve_or_none", make_spiked_curve)
-    sizes = {spec.id: test.grid.get_size(spec) for spec, _ in test.grid.specs}
-    text = describe_spikes(study, test.grid.specs, results, sizes, culprit)
-    assert "14 times its median" in text and "2 times" in text
-    unknown = dataclasses.replace(culprit, seed=10**6)
-    assert describe_spikes(study, test.grid.specs, results, sizes, unknown) == ""

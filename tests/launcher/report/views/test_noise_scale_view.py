@@ -1,7 +1,7 @@
 """Tests of the report's view of the gradient noise scale and of the batch size judged by it.
 
 A look is one measurement of the noise scale during a run. The planted noise scale follows a power
-law in the tokens trained on, and the interval of the judgment must contain it.
+law in the tokens trained on, and the interval of the comparison must contain it.
 """
 
 import re
@@ -17,10 +17,10 @@ from forerun._launcher.report.views.fit_findings import NoiseExponent, NoiseScal
 from forerun._launcher.report.views.noise_scale import (
     build_look_rows,
     build_noise_section,
+    compare_batch,
     fit_noise_looks,
-    format_batch_judgment,
+    format_batch_comparison,
     format_noise_law,
-    judge_batch,
 )
 from forerun._proxies.core.noise_scale import NoiseLook, estimate_noise_scale
 from forerun._sweeps.store.curves import append_noise, get_noise_path, load_noise
@@ -71,21 +71,21 @@ def draw_noise(noise):
 )
 def test_batch_is_judged_against_the_planted_law(batch, outcome, phrase):
     noise_law = fit_noise_looks(make_noise_scale().looks, level=0.9)
-    judgment = judge_batch(noise_law, batch, num_tokens=4e5)
-    low, high = judgment.interval
+    comparison = compare_batch(noise_law, batch, num_tokens=4e5)
+    low, high = comparison.interval
     planted_scale = 4000 * (4e5 / 2e5) ** 0.3
-    assert judgment.outcome == outcome and low <= planted_scale <= high
-    assert phrase in format_batch_judgment(judgment)
+    assert comparison.outcome == outcome and low <= planted_scale <= high
+    assert phrase in format_batch_comparison(comparison)
 
 
 def test_too_few_or_too_noisy_looks_cannot_tell():
-    judgment = judge_batch(None, batch_tokens=512, num_tokens=1e6)
-    assert judgment.outcome == "cannot_tell"
-    assert "too few looks" in format_batch_judgment(judgment)
+    comparison = compare_batch(None, batch_tokens=512, num_tokens=1e6)
+    assert comparison.outcome == "cannot_tell"
+    assert "too few looks" in format_batch_comparison(comparison)
     noise_law = fit_noise_looks(make_noise_scale(error=3e-4).looks, level=0.9)
-    judgment = judge_batch(noise_law, batch_tokens=4000, num_tokens=4e7)
-    assert judgment.outcome == "cannot_tell"
-    assert format_batch_judgment(judgment).startswith("cannot tell")
+    comparison = compare_batch(noise_law, batch_tokens=4000, num_tokens=4e7)
+    assert comparison.outcome == "cannot_tell"
+    assert format_batch_comparison(comparison).startswith("cannot tell")
 
 
 def test_noise_section_is_read_from_the_files_of_the_runs(tmp_path):
@@ -122,8 +122,8 @@ def test_noise_section_is_read_from_the_files_of_the_runs(tmp_path):
 def test_axis_of_the_figure_reaches_the_noise_scale_of_the_main_run():
     noise = make_noise_scale(exponent=1.0, error=1e-7)
     noise_law = fit_noise_looks(noise.looks, level=0.9)
-    judgment = judge_batch(noise_law, batch_tokens=512, num_tokens=4e7)
-    noise = noise.model_copy(update={"judged": judgment})
+    comparison = compare_batch(noise_law, batch_tokens=512, num_tokens=4e7)
+    noise = noise.model_copy(update={"judged": comparison})
     assert noise.judged.scale_tokens == pytest.approx(800_000, rel=0.05)
     labels = re.findall(r">([^<]*)</text>", draw_noise(noise))
     y_labels = labels[labels.index("tokens trained on") + 1 :]
@@ -134,7 +134,7 @@ def test_figure_and_table_show_every_look():
     noise = make_noise_scale(error=3e-4)
     changes = {
         "law": NoiseExponent(exponent=0.3, interval=(0.1, 0.5)),
-        "judged": judge_batch(
+        "judged": compare_batch(
             fit_noise_looks(noise.looks, level=0.9), batch_tokens=512, num_tokens=4e6
         ),
     }

@@ -10,7 +10,7 @@ import pytest
 
 from forerun._launcher.report.answers.report_text import format_ladder
 from forerun._launcher.report.views.fit_findings import Ladder
-from forerun._launcher.report.views.scaling_sections import describe_rung_check
+from forerun._launcher.report.views.scaling_sections import build_rung_check
 from forerun._launcher.study.stages import ladder_checks
 from forerun._launcher.study.stages.gates import judge_ladder_rates
 from forerun._launcher.study.stages.ladder_checks import (
@@ -121,7 +121,7 @@ STUDY = SimpleNamespace(count_params=lambda shape: 1000)
 
 
 def test_report_has_the_checks_as_json_and_as_a_table():
-    check = describe_rung_check(STUDY, make_check(0, loss_above=1.99))
+    check = build_rung_check(STUDY, make_check(0, loss_above=1.99))
     assert [rate.octaves for rate in check.offsets] == [-1.0, 0.0, 1.0]
     assert check.better_octaves == 1.0
     body = canon.to_json(check.to_json())
