@@ -90,15 +90,15 @@ FAULTS = {
 
 def test_sound_machine_passes_every_check():
     for finding in FINDINGS_OF_SOUND_MACHINES:
-        assert (finding.state, finding.mend) == ("ok", ""), finding
-    assert not any(WANDB_KEY[:12] in finding.said for finding in FINDINGS_OF_SOUND_MACHINES)
+        assert (finding.state, finding.fix) == ("ok", ""), finding
+    assert not any(WANDB_KEY[:12] in finding.fact for finding in FINDINGS_OF_SOUND_MACHINES)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_found_with_its_remedy(fault):
     finding, state, message = FAULTS[fault]
-    assert finding.state == state and message in finding.said and finding.mend, finding
-    assert WANDB_KEY[:12] not in finding.said + finding.mend
+    assert finding.state == state and message in finding.fact and finding.fix, finding
+    assert WANDB_KEY[:12] not in finding.fact + finding.fix
 
 
 def test_object_store_size_is_the_one_that_ray_is_started_with():
