@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
@@ -17,18 +17,21 @@ from forerun._launcher.cli.frozen_config import (
     read_sound_config,
 )
 from forerun._launcher.cli.names import frozen_argument
-from forerun._launcher.cli.options import full_option, json_option, print_result
+from forerun._launcher.cli.options import PATH, full_option, json_option, print_result
 from forerun._launcher.main_run.checkpoint_folders import list_file_kinds
+from forerun._launcher.main_run.exporters.comparison import PREDICTED_MARK, choose_proof_steps
 from forerun._launcher.main_run.exporters.export_checks import ExportError
+from forerun._launcher.main_run.exporters.fidelity import FidelityReport
 from forerun._launcher.main_run.exporters.registry import (
     EXPORTER_MODULES,
     ProvableExporter,
     load_exporter,
 )
+from forerun._launcher.main_run.exporters.trainers.megatron_lm_remedies import list_plan_remedies
 from forerun._launcher.main_run.frozen.config_checks import check_ledger
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
-from forerun._launcher.main_run.frozen.frozen import TamperedError
-from forerun._launcher.main_run.frozen.frozen_folder import check_files, find_study
+from forerun._launcher.main_run.frozen.frozen import Decision, TamperedError
+from forerun._launcher.main_run.frozen.frozen_folder import Exported, check_files, find_study
 from forerun._launcher.main_run.frozen.launch_file import (
     RUN_FILE,
     attest,
@@ -45,11 +48,6 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode
 from forerun._proxies.core.notation import format_counted
-
-if TYPE_CHECKING:
-    from forerun._launcher.main_run.exporters.fidelity import FidelityReport
-    from forerun._launcher.main_run.frozen.frozen import Decision
-    from forerun._launcher.main_run.frozen.frozen_folder import Exported
 
 FIDELITY_FILE = "fidelity.json"
 """Name of the fidelity report in an export's folder."""
@@ -182,8 +180,6 @@ def _record_proof(
     Raises:
         GateError: The trainer would run something else.
     """
-    from forerun._launcher.main_run.exporters.comparison import PREDICTED_MARK, choose_proof_steps
-
     name, version = export.trainer, export.version
     try:
         body: dict[str, Json] = {"version": version, "problems": [*problems]}
@@ -252,12 +248,10 @@ def _prove_own_trainer(decision: Decision, folder: Path) -> tuple[list[str], lis
     metavar="TRAINER[@VERSION]",
     help=f"One of: {', '.join(EXPORTER_MODULES)}.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config."
-)
+@click.option("--out", type=PATH, help="Default: exports/TRAINER beside the config.")
 @click.option(
     "--weights",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="CHECKPOINT",
     help="Write this checkpoint, or a run's newest, as a model that transformers loads (--to "
     "huggingface).",
@@ -352,10 +346,6 @@ def _write_export(
 
 def _advise_on_loss(report: FidelityReport) -> None:
     """Print how to change the plan so that the trainer can express everything."""
-    from forerun._launcher.main_run.exporters.trainers.megatron_lm_remedies import (
-        list_plan_remedies,
-    )
-
     lost, trainer = [entry.field for entry in report.lost], report.trainer
     advice = "Add"
     if trainer == "megatron-lm" and (remedies := "; ".join(list_plan_remedies(lost))):
