@@ -52,7 +52,6 @@ def fit(
     bootstrap: int = 400,
     level: float = 0.9,
     seed: int = 0,
-    params_column: str = "",
     columns: Mapping[str, str] | None = None,
     compute_from: FlopsSource | None = None,
 ) -> Fit:
@@ -70,8 +69,6 @@ def fit(
         bootstrap: Number of refits for the intervals; 0 for no intervals.
         level: Level of the intervals, between 0 and 1.
         seed: Seed of the bootstrap.
-        params_column: Name of the table's column with the number of parameters, another way to
-            write `columns={"params": ...}`; empty to recognize the column by its name.
         columns: The table's column name by forerun's name, such as `{"loss": "val_bpb"}`.
         compute_from: Source of a run's FLOPs for the form isoflop: the column `flops`, the column
             `budget`, or `6nd` (6 * params * tokens). None for the first of these three that the
@@ -83,8 +80,6 @@ def fit(
     """
     from forerun._launcher.report.answers.law_fits import fit_runs_or_study
 
-    if params_column:
-        columns = {**(columns or {}), "params": params_column}
     options = {"bootstrap": bootstrap, "level": level, "seed": seed}
     file, body = fit_runs_or_study(
         _to_source(table), form, options, columns=columns, compute_from=compute_from
