@@ -214,7 +214,9 @@ class Job:
     """The exact launch line."""
     run_dir: Path
     start: Callable[[Signals, LogSink | None], LaunchOutcome]
-    """Function that runs the job to its end. Signals end it in order; a mirror logs it to W&B."""
+    """Function that runs the job to its end. It takes the signals that end the job in order, and
+    the mirror that logs the run to W&B.
+    """
 
 
 def _prepare_job(

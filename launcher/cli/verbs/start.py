@@ -229,7 +229,7 @@ def _describe_sizes(sizes: dict[str, Any]) -> str:
 _CORPUS_CHECKS = {
     "none": "",
     "sizes": (
-        "; of the corpus, manifest, tokenizer, and sizes are right (--full reads its shards too)"
+        "; manifest, tokenizer, and sizes of the corpus are right (--full reads its shards too)"
     ),
     "content": "; the corpus is what its hashes say",
 }

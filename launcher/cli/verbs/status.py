@@ -188,7 +188,7 @@ def _format_checks(coordinates: CoordinateStatus) -> str:
 
 
 def _format_driver(now: StudyStatus, study_dir: Path) -> str:
-    """Format how many runs have ended, and the driver's own account of its work."""
+    """Format how many runs have ended, and what the driver reports about its work."""
     counts = [f"{count} {status}" for status, count in now.num_runs.items() if count]
     done = ", ".join(counts) or "none yet"
     if now.num_imported:
