@@ -26,9 +26,7 @@ warnings as plain text, so they are recognized by their first words. `spans` in
 `forerun._launcher.cli.verbs.estimate` has the same words."""
 
 
-def format_study_estimate(
-    body: dict[str, Any], *, gpus: bool, full: bool, is_local: bool = True
-) -> str:
+def format_study_estimate(body: dict[str, Any], *, gpus: bool, full: bool, is_local: bool) -> str:
     """Format an estimate for people, beginning with a sentence on time and cost.
 
     Args:

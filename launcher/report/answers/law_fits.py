@@ -50,8 +50,8 @@ def fit_runs_or_study(
     form: str,
     options: dict[str, Any],
     *,
-    columns: Mapping[str, str] | None = None,
-    compute_from: optima.FlopsSource | None = None,
+    columns: Mapping[str, str] | None,
+    compute_from: optima.FlopsSource | None,
     on_step: OnStep = ignore_step,
 ) -> tuple[Body, Body]:
     """Fit a law, and return the content of the fit file and the JSON that is printed.
