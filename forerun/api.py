@@ -19,6 +19,7 @@ from forerun.answers import Allocation, Explanation, Fit, PathText, Prediction, 
 from forerun.errors import RequestError, as_value_error
 
 if TYPE_CHECKING:
+    from forerun._launcher.report.answers.allocation_request import Options
     from forerun._scaling_fits.compute.optima import FlopsSource
     from forerun._sweeps.store.view import StudyView
     from forerun._transfer.question import Axis, Hyperparameter
@@ -207,7 +208,7 @@ def allocate(
         forerun.allocate(fit, usd=50_000, gpu="H100").params
 
     Args:
-        fit: A fit of a law of the loss; a file with one; or a study folder with a planned budget.
+        fit: A fit of a loss law, a file that holds one, or a study folder with a planned budget.
         flops: Budget in FLOPs.
         gpu_hours: Budget in hours of `gpu`, instead of FLOPs.
         usd: Budget in dollars of `gpu` at `price_usd`, instead of FLOPs.
@@ -226,24 +227,20 @@ def allocate(
         beyond: Whether to answer for a budget above 1e4 times the FLOPs of the largest fitted run.
 
     Raises:
-        ValueError: There is no budget, arguments conflict, or the fit does not determine the best
-            size.
+        ValueError: There is no budget, arguments conflict, or the fit gives no best size.
     """
     # Read first: `locals()` holds only the arguments here. They are the verb's options, by name.
-    options: Mapping[str, Any] = {name: value for name, value in locals().items() if name != "fit"}
+    options: Options = {name: value for name, value in locals().items() if name != "fit"}
     from forerun._launcher.report.answers import allocation, allocation_request, law_fits
 
     for name in ("flops", "gpu_hours", "usd"):
         if isinstance(_read_sizes(name, options[name]), list):
             raise RequestError(f"{name}: must be one number; call allocate for each budget")
-    if isinstance(fit, Fit):
-        request = allocation_request.check_request(options)
-        law, template = law_fits.parse_fit(fit.file)
-    else:
+    if not isinstance(fit, Fit):
         options = allocation_request.add_planned_budget(Path(fit), options)
-        request = allocation_request.check_request(options)
-        law, template = law_fits.read_fit(Path(fit))
-    body = allocation.build_allocation_body(law, request, template)
+    request = allocation_request.check_request(options)
+    fitted = law_fits.parse_fit(fit.file) if isinstance(fit, Fit) else law_fits.read_fit(Path(fit))
+    body = allocation.build_allocation_body(*fitted, request)
     return Allocation(body=body, text=allocation.format_allocation(body))
 
 

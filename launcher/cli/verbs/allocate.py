@@ -86,8 +86,7 @@ def allocate(fit_path: Path, as_json: bool, **options: Any) -> None:
     from forerun._launcher.report.answers.law_fits import read_fit
 
     request = check_request(add_planned_budget(fit_path, options))
-    fitted, template = read_fit(fit_path)
-    body = build_allocation_body(fitted, request, template)
+    body = build_allocation_body(*read_fit(fit_path), request)
     if fit_path.is_dir():
         body["noise_scale"], warnings = judge_study_batch(fit_path, body)
         body["warnings"] += warnings

@@ -31,7 +31,7 @@ from forerun._launcher.main_run.estimates.main_run import (
 from forerun._launcher.main_run.estimates.utilization import MIN_PUBLISHED_PARAMS, PROXY_MFU
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
 from forerun._launcher.main_run.frozen.launch_file import attest
-from forerun._launcher.report.answers.estimate_text import format_study_estimate
+from forerun._launcher.report.answers.estimate_text import GPU_TOTALS, format_study_estimate
 from forerun._launcher.study.stages.gates import warn_of_data
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.flops import count_params
@@ -230,7 +230,8 @@ def _build_stages_body(
     total = sum_stage_costs(stages)
     on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
     costs = divide_cost_by_kind(on_gpu, kinds, price)
-    spans = {"dollars": sum_dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
+    dollars, gpu_hours = GPU_TOTALS
+    spans = {dollars: sum_dollars(costs), gpu_hours: on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [build_row(stage) for stage in stages],
         "total": build_row(total),

@@ -160,14 +160,11 @@ def launch(
     and restarts a job that dies or hangs. Ctrl-C saves and ends, a second Ctrl-C ends at once. Exit
     3: the run stopped itself, by its limits; 130: interrupted, the same command resumes.
     """
-    context = click.get_current_context()
-    if trainer is not None:
-        typed = get_typed_options(context)
-        refuse_options(typed, typed.keys() - _EXPORT_OPTIONS, "without --trainer")
+    _check_export_options(trainer)
     _record_acceptance(frozen, accepts, reason)
     decision, folder = read_sound_config(frozen)
     if decision.own is not None:
-        job = _prepare_own_job(decision, decision.own, folder, context)
+        job = _prepare_own_job(decision, decision.own, folder, click.get_current_context())
     else:
         from forerun._launcher.main_run.trainer.inputs import find_reasons_to_refuse
 
@@ -204,6 +201,13 @@ def launch(
         print_result(as_json, body, "\n".join(lines))
     if outcome.exit_code:
         raise SystemExit(outcome.exit_code)
+
+
+def _check_export_options(trainer: str | None) -> None:
+    """Refuse options that have no effect if `--trainer` names an export."""
+    if trainer is not None:
+        typed = get_typed_options(click.get_current_context())
+        refuse_options(typed, typed.keys() - _EXPORT_OPTIONS, "without --trainer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,14 +36,14 @@ in the back-tests. A larger ratio suggests that the table's columns are in anoth
 
 
 def build_allocation_body(
-    fitted: FittedRuns, request: AllocationRequest, template: Template | None
+    fitted: FittedRuns, template: Template | None, request: AllocationRequest
 ) -> dict[str, Any]:
     """Return what `allocate --json` prints.
 
     Args:
         fitted: Fit of the loss.
-        request: Checked options.
         template: Shape template of the study whose ladder was fitted; None for a table.
+        request: Checked options.
 
     Raises:
         NoRunError: The budget pays for no run.
