@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line; an interrupt while it loads or ends is exit 130 and one line."""
+    """Run the command line. On Ctrl-C while it loads or ends, print one line and exit with 130."""
     try:
         from forerun._launcher.main_run.terminal_layout import open_standard_streams
 

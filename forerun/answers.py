@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,53 +89,39 @@ class Prediction(Answer):
         return _to_interval(self.body.get("interval"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Predictions(Sequence[Prediction]):
+class Predictions(tuple[Prediction, ...]):
     """The predictions for several runs, in the order of the arguments."""
 
-    each: tuple[Prediction, ...]
-    """The predictions, one per run."""
-
-    @overload
-    def __getitem__(self, index: int) -> Prediction: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Prediction, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Prediction | tuple[Prediction, ...]:
-        return self.each[index]
-
-    def __len__(self) -> int:
-        return len(self.each)
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return "\n".join(prediction.text for prediction in self.each)
+        return "\n".join(prediction.text for prediction in self)
 
     @property
     def loss_nats(self) -> NDArray[np.float64]:
         """Predicted losses in nats per token, [num_runs]."""
         import numpy as np
 
-        return np.array([prediction.loss_nats for prediction in self.each])
+        return np.array([prediction.loss_nats for prediction in self])
 
     @property
     def interval(self) -> NDArray[np.float64]:
         """Lower and upper ends of the intervals, [num_runs, 2]; NaN without a bootstrap."""
         import numpy as np
 
-        ends = [prediction.interval or (np.nan, np.nan) for prediction in self.each]
+        ends = [prediction.interval or (np.nan, np.nan) for prediction in self]
         return np.array(ends, dtype=np.float64).reshape(-1, 2)
 
     @property
     def body(self) -> list[dict[str, Any]]:
         """The keys of `--json` for each run."""
-        return [prediction.body for prediction in self.each]
+        return [prediction.body for prediction in self]
 
     @property
     def warnings(self) -> list[str]:
         """Warnings that apply to the numbers, each once."""
         return list(
-            dict.fromkeys(warning for prediction in self.each for warning in prediction.warnings)
+            dict.fromkeys(warning for prediction in self for warning in prediction.warnings)
         )
 
 

@@ -9,13 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from forerun._launcher.cli.verbs import allocate as allocate_verb
-from forerun._launcher.cli.verbs import predict as predict_verb
 from forerun._launcher.cli.verbs.explain import explain_fields
-from forerun._launcher.cli.verbs.fits import format_fit_body
 from forerun._launcher.main_run.frozen.config_names import find_frozen_config, find_study
-from forerun._launcher.report.answers.allocation_request import check_request
-from forerun._launcher.report.answers.law_fits import fit_runs_or_study, parse_fit, read_fit
+from forerun._launcher.report.answers.fit_text import format_fit_body
 from forerun._launcher.report.answers.report_text import format_verdict
 from forerun._launcher.report.answers.transfer_verdict import judge_table
 from forerun._proxies.core.tables.table_files import Source, read_memory_table
@@ -23,7 +19,7 @@ from forerun.answers import Allocation, Explanation, Fit, PathText, Prediction, 
 from forerun.errors import RequestError, as_value_error
 
 if TYPE_CHECKING:
-    from forerun._scaling_fits.fit_file import Fit as FitRecord
+    from forerun._launcher.report.answers.allocation_request import Options
     from forerun._scaling_fits.optima.optima_fit import FlopsSource
     from forerun._sweeps.store.view import StudyView
     from forerun._transfer.question import Axis, Hyperparameter
@@ -57,7 +53,6 @@ def fit(
     bootstrap: int = 400,
     level: float = 0.9,
     seed: int = 0,
-    params_column: str = "",
     columns: Mapping[str, str] | None = None,
     compute_from: FlopsSource | None = None,
 ) -> Fit:
@@ -75,8 +70,6 @@ def fit(
         bootstrap: Number of refits for the intervals; 0 for no intervals.
         level: Level of the intervals, between 0 and 1.
         seed: Seed of the bootstrap.
-        params_column: Name of the table's column with the number of parameters, another way to
-            write `columns={"params": ...}`; empty to recognize the column by its name.
         columns: The table's column name by forerun's name, such as `{"loss": "val_bpb"}`.
         compute_from: Source of a run's FLOPs for the form isoflop: the column `flops`, the column
             `budget`, or `6nd` (6 * params * tokens). None for the first of these three that the
@@ -86,9 +79,11 @@ def fit(
         ValueError: The table or the options are invalid; all problems are listed. A fit that the
             runs do not identify is not an error: its `status` is `unidentified`.
     """
+    from forerun._launcher.report.answers.law_fits import fit_runs_or_study
+
     options = {"bootstrap": bootstrap, "level": level, "seed": seed}
     file, body = fit_runs_or_study(
-        _to_source(table), form, params_column, options, columns=columns, compute_from=compute_from
+        _to_source(table), form, options, columns=columns, compute_from=compute_from
     )
     return Fit(body=body, text=format_fit_body(body), file=file)
 
@@ -141,6 +136,7 @@ def predict(
         ValueError: The form of the fit needs other arguments, or the fit predicts nothing for these
             sizes.
     """
+    from forerun._launcher.report.answers.predictions import predict_from
     from forerun._scaling_fits import fit_file
 
     law = fit_file.from_json(fit.file if isinstance(fit, Fit) else fit_file.read_fit(Path(fit)))
@@ -154,20 +150,15 @@ def predict(
             "arrays of different lengths: "
             f"{', '.join(f'{name} has {length}' for name, length in lengths.items())}"
         )
-    predictions = tuple(
-        _predict_run(
+    answers = (
+        predict_from(
             law,
             {name: size[run] if isinstance(size, list) else size for name, size in sizes.items()},
         )
         for run in range(next(iter(lengths.values()), 1))
     )
-    return Predictions(each=predictions) if lengths else predictions[0]
-
-
-def _predict_run(law: FitRecord, sizes: dict[str, float | None]) -> Prediction:
-    """Predict one run from its sizes, by name: params, tokens, flops."""
-    body, text = predict_verb.predict_from(law, sizes)
-    return Prediction(body=body, text=text)
+    predictions = Predictions(Prediction(body=body, text=text) for body, text in answers)
+    return predictions if lengths else predictions[0]
 
 
 def _read_sizes(name: str, size: Any) -> float | list[float | None] | None:
@@ -217,7 +208,7 @@ def allocate(
         forerun.allocate(fit, usd=50_000, gpu="H100").params
 
     Args:
-        fit: A fit of a law of the loss; a file with one; or a study folder with a planned budget.
+        fit: A fit of a loss law, a file that holds one, or a study folder with a planned budget.
         flops: Budget in FLOPs.
         gpu_hours: Budget in hours of `gpu`, instead of FLOPs.
         usd: Budget in dollars of `gpu` at `price_usd`, instead of FLOPs.
@@ -236,21 +227,21 @@ def allocate(
         beyond: Whether to answer for a budget above 1e4 times the FLOPs of the largest fitted run.
 
     Raises:
-        ValueError: There is no budget, arguments conflict, or the fit does not determine the best
-            size.
+        ValueError: There is no budget, arguments conflict, or the fit gives no best size.
     """
     # Read first: `locals()` holds only the arguments here. They are the verb's options, by name.
-    options = {name: value for name, value in locals().items() if name != "fit"}
+    options: Options = {name: value for name, value in locals().items() if name != "fit"}
+    from forerun._launcher.report.answers import allocation, allocation_request, law_fits
+
     for name in ("flops", "gpu_hours", "usd"):
         if isinstance(_read_sizes(name, options[name]), list):
             raise RequestError(f"{name}: must be one number; call allocate for each budget")
-    if isinstance(fit, Fit):
-        request, (law, template) = check_request(options), parse_fit(fit.file)
-    else:
-        request = check_request(allocate_verb.add_planned_budget(Path(fit), options))
-        law, template = read_fit(Path(fit))
-    body = allocate_verb.build_allocation_body(law, request, template)
-    return Allocation(body=body, text=allocate_verb.format_allocation(body))
+    if not isinstance(fit, Fit):
+        options = allocation_request.add_planned_budget(Path(fit), options)
+    request = allocation_request.check_request(options)
+    fitted = law_fits.parse_fit(fit.file) if isinstance(fit, Fit) else law_fits.read_fit(Path(fit))
+    body = allocation.build_allocation_body(*fitted, request)
+    return Allocation(body=body, text=allocation.format_allocation(body))
 
 
 @as_value_error

@@ -1,8 +1,7 @@
-"""Tests that no source has a banned call, which could load something executable.
+"""Tests that no source imports or calls anything that could run code from data.
 
-Executable are, for example, a pickle and a text that is evaluated.
-
-Each banned import and call has a planted example that must be caught.
+For example, loading a pickle or evaluating a text runs code. Each banned import and call has a
+planted example that must be caught.
 """
 
 import ast
@@ -73,7 +72,7 @@ BANNED_METHODS = {
 """Methods that are banned on any object."""
 PICKLE_METHODS = {"__reduce__", "__reduce_ex__", "__setstate__", "__getstate__", "__getnewargs__"}
 """Methods that decide what a pickle of an object does."""
-DEFINE_PICKLING = {"proxies.core.programs"}
+MODULES_WITH_PICKLE_METHODS = {"proxies.core.programs"}
 """Modules that may define pickle methods: Ray pickles an exception of this one to send it."""
 SAFE_FLAGS = {
     "weights_only": "True",
@@ -83,7 +82,9 @@ SAFE_FLAGS = {
     "trust_remote_code": "False",
 }
 """The only value that a keyword argument of this name may have, written literally."""
-PICKLES_INSIDE = {"torch.distributed.checkpoint": {"launcher.main_run.trainer.checkpoints"}}
+IMPORTERS_OF_PICKLE_LOADERS = {
+    "torch.distributed.checkpoint": {"launcher.main_run.trainer.checkpoints"}
+}
 """Modules that load pickles, and the only modules that may import them.
 
 The index of torch's checkpoints is a pickle, which `checkpoints` inspects before it is loaded.
@@ -97,23 +98,23 @@ BANNED_IMPORTS = {call.rpartition(".")[::2] for call in BANNED_CALLS if "." in c
 
 def list_banned(source_tree):
     """Return every banned import, call and definition."""
-    mark_called_functions(source_tree)
     problems = []
-    for name, tree in source_tree.trees.items():
+    for name, nodes in source_tree.nodes.items():
         problems += [
             f"{name} imports {target}"
             for target in sorted(source_tree.list_imports(name))
             if BANNED_MODULES & {get_package(target), target.rpartition(".")[2]}
             or any(
                 target.startswith(package) and name not in importers
-                for package, importers in PICKLES_INSIDE.items()
+                for package, importers in IMPORTERS_OF_PICKLE_LOADERS.items()
             )
         ]
-        for node in ast.walk(tree):
-            problems += [
-                f"{name}:{getattr(node, 'lineno', 0)} {problem}"
-                for problem in _list_banned_in_node(node, name)
-            ]
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        problems += [
+            f"{name}:{getattr(node, 'lineno', 0)} {problem}"
+            for node in nodes
+            for problem in list_banned_in_node(node, name, is_called=id(node) in called)
+        ]
     return problems
 
 
@@ -127,8 +128,11 @@ def get_dotted_name(node):
     return ".".join([first, *reversed(attributes)])
 
 
-def _list_banned_in_node(node, name):
-    """Return what is banned in one node of the syntax tree of the module `name`."""
+def list_banned_in_node(node, name, *, is_called):
+    """Return what is banned in one node of the syntax tree of the module `name`.
+
+    `is_called` says whether the node is the function of a call.
+    """
     if isinstance(node, ast.Call):
         called = get_dotted_name(node.func)
         keywords = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in SAFE_FLAGS}
@@ -149,21 +153,12 @@ def _list_banned_in_node(node, name):
             if (node.module, alias.name) in BANNED_IMPORTS or alias.name in BANNED_MODULES
         ]
     if isinstance(node, ast.FunctionDef) and node.name in PICKLE_METHODS:
-        return [] if name in DEFINE_PICKLING else [f"defines {node.name}"]
+        return [] if name in MODULES_WITH_PICKLE_METHODS else [f"defines {node.name}"]
     if isinstance(node, ast.Attribute | ast.Name):
         dotted_name = get_dotted_name(node)
-        is_called = isinstance(node.ctx, ast.Load) and getattr(node, "is_called", False)
         if dotted_name in CALLS_BY_ANOTHER_NAME and not is_called:
             return [f"names {dotted_name}"]
     return []
-
-
-def mark_called_functions(source_tree):
-    """Set `is_called` on the nodes of called functions; other names may be passed on."""
-    for tree in source_tree.trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                node.func.is_called = True
 
 
 def test_sources_load_nothing_executable():

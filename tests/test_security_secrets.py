@@ -450,7 +450,7 @@ def test_slow_patterns_search_only_lines_with_a_clue(monkeypatch):
     assert searched == ["my password: x"]
 
 
-def test_lines_after_the_longest_text_that_is_redacted_are_hidden_if_they_have_a_clue(monkeypatch):
+def test_text_beyond_the_limit_loses_every_line_with_a_clue(monkeypatch):
     monkeypatch.setattr(redaction, "MAX_CLEANED_CHARS", 100)
     text = LineRedactor({})(
         "\n".join(["fine", *(f"line {i} password=hunter{i}" for i in range(9)), "fine"])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 LEAVE_SECONDS = 4.0
-"""Time after SIGTERM until a verb is ended, unless it handles the signal itself."""
+"""Seconds after SIGTERM until a verb is ended, unless the verb handles the signal itself."""
 PROGRAM = "forerun"
 COMPLETE_VARIABLE = "_FORERUN_COMPLETE"
 """Environment variable by which a shell asks for completions."""
@@ -172,15 +172,15 @@ def main(args: list[str] | None = None) -> NoReturn:
     """Run a verb, and turn errors into messages and exit codes; the entry point of the program.
 
     Args:
-        args: Words of the command line; None for those of this process. Then the process runs
-            nothing but the verb, and is ended soon after SIGTERM.
+        args: Words of the command line; None for those of this process, which then runs only the
+            verb and ends soon after SIGTERM.
     """
     words = sys.argv[1:] if args is None else args
     code: int | str | None = 0
     try:
         if args is None:
-            _end_in_time()
-        _handle_signals()
+            _start_signal_thread()
+        _install_signal_handlers()
         run_verb(words)
     except click.exceptions.Exit as stop:  # after --help or --version
         code = stop.exit_code
@@ -230,12 +230,12 @@ def _refuse_other_encodings(words: list[str]) -> None:
         )
 
 
-def _end_in_time() -> None:
-    """End this process soon after SIGTERM or SIGHUP, even if one long call keeps Python from
-    handling them.
+def _start_signal_thread() -> None:
+    """Start a thread that ends this process soon after SIGTERM or SIGHUP, even if one long call
+    keeps Python from handling the signal.
 
-    The signal wakes a thread, which gives the verb some seconds to end in order. A verb that
-    handles the signal itself, because it has something to save, is not ended.
+    The thread gives the verb some seconds to end in order. It does not end a verb that handles the
+    signal itself, because that verb has something to save.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -255,8 +255,10 @@ def _end_in_time() -> None:
     threading.Thread(target=wait, name="forerun-signals", daemon=True).start()
 
 
-def _handle_signals() -> None:
-    """End a verb on SIGTERM or SIGHUP (the terminal is gone) in the same way as on Ctrl-C."""
+def _install_signal_handlers() -> None:
+    """Install handlers that end a verb on SIGTERM, and on SIGHUP (the terminal is gone), as Ctrl-C
+    does.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -58,7 +58,8 @@ class DemoError(InputError):
 
 
 def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json], str]:
-    """Run every step into `folder`. A corpus and a plan that exist are used again.
+    """Run every step in `folder`, and return the answer as data and as text. A corpus and a plan
+    that exist are used again.
 
     Raises:
         DemoError: A step failed.
@@ -102,7 +103,7 @@ def run_demo(folder: Path, overrides: tuple[str, ...]) -> tuple[dict[str, Json],
 
 
 def format_summary(report: Report) -> list[str]:
-    """Summarize the report of a study whose config is frozen as lines for a screen of 100
+    """Return lines that summarize the report of a study with a frozen config, for a screen of 100
     columns.
     """
     transfer, choice = report.transfer, report.choice
@@ -159,8 +160,8 @@ def _format_gate(gate: Gate) -> str:
 
 
 def _freeze(study: Path) -> str:
-    """Freeze the config and return its digest. Gates that did not pass are accepted, with the
-    reason recorded.
+    """Freeze the config and return its digest. Gates that did not pass are accepted, and the reason
+    is recorded.
     """
     unsettled = _read_report(study).open_gates
     accepts = [part for gate in unsettled for part in ("--accept", gate.name)]

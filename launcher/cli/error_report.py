@@ -32,34 +32,29 @@ _ADVICE_BY_ERRNO = {
     errno.EPIPE: "a program at the other end of a pipe has ended: run the same command again",
 }
 _PARSERS = {"json", "tomllib", "tomli", "yaml"}
-"""Packages that parse input. Endless recursion within them is caused by deeply nested input."""
+"""Packages that parse input. If one exceeds the recursion limit, the input is nested too deeply."""
 _LINK_LOOP = "Symlink loop from "
 """Beginning of the message of the RuntimeError that `Path.resolve` raises if links form a loop."""
 
 
-def get_exit_code(error: BaseException) -> int:
-    """Return the exit code of the command that an error ends."""
+def describe_error(error: BaseException) -> tuple[int, str]:
+    """Return the exit code of the command that an error ends, and the message to the user."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return ExitCode.INTERRUPTED
+        return (
+            ExitCode.INTERRUPTED,
+            "interrupted; finished work is recorded, the same command resumes or starts over",
+        )
     if isinstance(error, click.ClickException):
-        return ExitCode.INPUT
-    if isinstance(error, ForerunError):
-        return error.exit_code
-    return ExitCode.BUG if _describe_cause(error) is None else ExitCode.INPUT
-
-
-def format_error(error: BaseException) -> str:
-    """Return the message to the user for an error of a verb."""
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        return "interrupted; finished work is recorded, the same command resumes or starts over"
-    if isinstance(error, click.ClickException):
-        return error.format_message()
+        return ExitCode.INPUT, error.format_message()
     if isinstance(error, ForerunError) and error.exit_code != ExitCode.BUG:
-        return str(error)
-    return _describe_cause(error) or (
+        return error.exit_code, str(error)
+    if cause := _describe_cause(error):
+        return ExitCode.INPUT, cause
+    message = (
         f"{type(error).__name__}: {error}\nThis is a bug in forerun, not in your input; no record "
         "is lost. FORERUN_TRACEBACK=1 shows where it happened."
     )
+    return ExitCode.BUG, message
 
 
 def _describe_cause(error: BaseException) -> str | None:
@@ -94,7 +89,7 @@ def _describe_cause(error: BaseException) -> str | None:
 
 
 def _is_parsing(error: BaseException) -> bool:
-    """Return whether an error came from within a parser. Any other endless recursion is a bug in
+    """Return whether a parser raised an error. A RecursionError from elsewhere is a bug in
     forerun.
     """
     modules = (
@@ -104,7 +99,9 @@ def _is_parsing(error: BaseException) -> bool:
 
 
 def _name_stream(error: OSError) -> str:
-    """Return the stream that could not be printed to; empty if the error is not of printing."""
+    """Return the stream that could not be written to; empty if the error did not come from
+    printing.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames or frames[-1].f_code not in (click.echo.__code__, print_answer.__code__):
         return ""
@@ -112,7 +109,9 @@ def _name_stream(error: OSError) -> str:
 
 
 def is_reader_gone(error: BaseException) -> bool:
-    """Return whether the reader of stdout has closed the pipe (`| head`), which is no failure."""
+    """Return whether the reader of an output stream has closed the pipe (`| head`), which is no
+    failure.
+    """
     return isinstance(error, BrokenPipeError) and bool(_name_stream(error))
 
 
@@ -139,7 +138,8 @@ def report_error(error: BaseException, *, as_json: bool) -> int:
         click.echo(error.format_message(), err=True)
         return ExitCode.INPUT
     redact = _choose_redaction(error)
-    code, message = get_exit_code(error), redact(format_error(error))
+    code, text = describe_error(error)
+    message = redact(text)
     problems = [redact(str(problem)) for problem in getattr(error, "problems", None) or [message]]
     with contextlib.suppress(OSError):  # if the stream is closed, the exit code still tells
         if isinstance(error, KeyboardInterrupt):

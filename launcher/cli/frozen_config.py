@@ -5,14 +5,14 @@ it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from forerun._launcher.main_run.frozen.config_checks import require_sound
+from forerun._launcher.main_run.frozen.frozen import Decision
+from forerun._launcher.main_run.frozen.frozen_folder import find_study
+from forerun._launcher.main_run.frozen.launch_file import read_launch
 from forerun._launcher.main_run.progress_output import print_progress
-
-if TYPE_CHECKING:
-    from forerun._launcher.main_run.frozen.frozen import Decision
 
 
 def find_config_folder(frozen: Path) -> Path:
@@ -25,17 +25,14 @@ def find_config_folder(frozen: Path) -> Path:
 
 
 def read_sound_config(frozen: Path) -> tuple[Decision, Path]:
-    """Return the decision and the folder of a frozen config, and warn of problems that were
-    accepted.
+    """Return the decision and the folder of a frozen config, and print a warning if problems of the
+    config were accepted.
 
     Raises:
         FrozenError: There is no launch config.
         TamperedError: The config was edited, its attestations are missing or belong to another
-            config, or the ledger lacks its evidence; and nobody has accepted that.
+            config, or the ledger lacks its evidence, and nobody has accepted that problem.
     """
-    from forerun._launcher.main_run.frozen.config_checks import require_sound
-    from forerun._launcher.main_run.frozen.launch_file import read_launch
-
     decision, folder = read_launch(frozen), find_config_folder(frozen)
     if accepted := require_sound(folder, decision.digest):
         print_progress(f"warning: {accepted}")
@@ -43,7 +40,8 @@ def read_sound_config(frozen: Path) -> tuple[Decision, Path]:
 
 
 def find_corpus(folder: Path, given: Path | None) -> Path:
-    """Return the corpus `given`; if it is None, that of the study around a frozen config's folder.
+    """Return the corpus `given`; if that is None, the corpus of the study that contains a frozen
+    config's folder.
 
     Raises:
         UsageError: The study has no corpus.
@@ -63,7 +61,6 @@ def find_user_code(folder: Path, decision: Decision) -> Path | None:
     The plan of the study around the config names the folder. Without a study, it is the current
     folder.
     """
-    from forerun._launcher.main_run.frozen.frozen_folder import find_study
     from forerun._launcher.study.stages.study_folder import open_recorded_study
 
     if decision.model is None:

@@ -29,13 +29,10 @@ _STUDY = "forerun._launcher.cli.names.study"
 class NameParameter(click.Path):
     """A path, or the name of a study or a frozen config; completion offers the names."""
 
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names of frozen configs that complete the typed text, then files."""
+        """Return the names of frozen configs that begin with the typed text, then files."""
         from click.shell_completion import CompletionItem
 
         folder, slash, word = incomplete.rpartition("/")

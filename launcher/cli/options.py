@@ -51,6 +51,7 @@ class WholeAmount(Amount):
 
 
 AMOUNT = Amount()
+PATH = click.Path(path_type=Path)
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, nothing else."
@@ -66,15 +67,13 @@ set_option = click.option(
     metavar="SECTION.KEY=VALUE",
     help="Override a plan value (TOML); repeatable.",
 )
-plan_argument = click.argument(
-    "plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan.toml")
-)
+plan_argument = click.argument("plan_path", metavar="[PLAN]", type=PATH, default=Path("plan.toml"))
 
 
 def _parse_columns(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return the table's column names (THEIRS) by forerun's names (NAME)."""
+    """Parse NAME=THEIRS as a mapping from forerun's column name to the table's."""
     columns: dict[str, str] = {}
     for value in values:
         name, _, their_name = (part.strip() for part in value.partition("="))
@@ -143,6 +142,6 @@ def print_result(as_json: bool, body: object, text: str) -> None:
 
 
 def write_job(path: Path, script: str, as_json: bool) -> None:
-    """Write a SLURM job, and print how to submit it."""
+    """Write a SLURM job to a file, and print how to submit it."""
     canon.write_atomic(path, script.encode())
     print_result(as_json, {"sbatch": str(path)}, f"wrote {path}\nnext: sbatch {path}")

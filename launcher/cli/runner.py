@@ -1,6 +1,4 @@
-"""Running the stages of a study for a verb, and ending the verb with the exit code of the
-outcome.
-"""
+"""Run the stages of a study for a verb, and end the verb with the exit code of the outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def run_stages(
         plan_path: Plan file.
         study_dir: Folder of the study.
         overrides: Values of `--set`.
-        work: Function of the runner; it returns the JSON body and the text of the answer.
+        work: Function that works with the stage runner, and returns the answer as JSON and text.
         parent_dir: Study whose finished runs are used first; None for no such study.
         verb: Verb whose stages the progress counts.
         verbose: Whether to print a line for each run that ends.
@@ -72,8 +70,11 @@ def run_stages(
 
 
 def exit_with_outcome(outcome: str) -> None:
-    """End the verb with exit code 3 if a gate failed, and with 4 if the outcome is `cannot
-    tell`.
+    """End the verb with the exit code of a gate's outcome or of a verdict, if that is not 0.
+
+    Raises:
+        SystemExit: The code is 3 for `failed` and `drifts`, and 4 for `cannot_tell`.
     """
-    if outcome != "passed":
-        raise SystemExit(ExitCode.GATE if outcome == "failed" else ExitCode.CANNOT_TELL)
+    if outcome not in ("passed", "holds"):
+        has_failed = outcome in ("failed", "drifts")
+        raise SystemExit(ExitCode.GATE if has_failed else ExitCode.CANNOT_TELL)

@@ -2,7 +2,7 @@
 
     python tests/support/code_tokens.py
 
-A code token is a token of Python's `tokenize` that is no comment, docstring, newline, or indent.
+A code token is a token of Python's `tokenize` that is not a comment, docstring, newline, or indent.
 Unlike lines, tokens do not depend on how the formatter breaks a statement.
 """
 

@@ -44,7 +44,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 500, 59, 20
 
 
 def find_forbidden_imports(source_tree):
-    """Return imports against the order of the packages.
+    """Return imports that the order of the packages forbids.
 
     The core imports only the standard library and itself. `proxies` imports its core, and the other
     packages import the core of `proxies`. The launcher and the API import every package, and no

@@ -29,8 +29,8 @@ _AGAIN = "fix the lines above, then run `forerun doctor` again"
 
 
 def examine(study_dir: Path) -> Iterator[DoctorFinding]:
-    """Yield every finding as soon as it is made. This takes some seconds, mostly for importing
-    torch and Ray in other processes.
+    """Check the machine, and yield every finding as soon as it is made. This takes some seconds,
+    mostly for importing torch and Ray in other processes.
 
     Args:
         study_dir: Folder in which a study would be.
@@ -41,9 +41,9 @@ def examine(study_dir: Path) -> Iterator[DoctorFinding]:
     try:
         needs = read_requirements()
     except PackageNotFoundError:
-        sentence = "forerun itself is not installed: what it needs is not known"
+        fact = "forerun itself is not installed: what it needs is not known"
         yield warn(
-            "forerun", sentence, "pip install forerun, or `pip install -e .` in its source folder"
+            "forerun", fact, "pip install forerun, or `pip install -e .` in its source folder"
         )
         needs = {"torch": []}
     missing = LibraryCheck(problem="it is not installed")

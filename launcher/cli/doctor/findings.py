@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 State = Literal["ok", "warn", "fail"]
-STATES: tuple[State, ...] = ("ok", "warn", "fail")
+STATES: tuple[State, ...] = get_args(State)
 """All states, from best to worst."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorFinding:
-    """One line of the report. A finding with the state `warn` may cause trouble, and one with
-    `fail` would stop a study or a launch.
-    """
+    """Result of checking one thing, and one line of the report."""
 
     name: str
     """The thing that was checked, such as `python`."""
     state: State
-    said: str
+    """`ok`: the thing works. `warn`: it works, but may cause trouble. `fail`: it would stop a study
+    or a launch.
+    """
+    fact: str
     """The fact that was found, in words."""
-    mend: str = ""
+    fix: str = ""
     """The command or action that fixes the problem; empty if the state is ok."""
 
 
 def ok(name: str, fact: str) -> DoctorFinding:
-    """Return a finding that nothing is wrong."""
-    return DoctorFinding(name=name, state="ok", said=fact)
+    """Return the finding for a thing that works."""
+    return DoctorFinding(name=name, state="ok", fact=fact)
 
 
-def warn(name: str, fact: str, mend: str) -> DoctorFinding:
-    """Return a finding that works but may cause trouble."""
-    return DoctorFinding(name=name, state="warn", said=fact, mend=mend)
+def warn(name: str, fact: str, fix: str) -> DoctorFinding:
+    """Return the finding for a thing that works but may cause trouble."""
+    return DoctorFinding(name=name, state="warn", fact=fact, fix=fix)
 
 
-def fail(name: str, fact: str, mend: str) -> DoctorFinding:
-    """Return a finding that would stop a study or a launch."""
-    return DoctorFinding(name=name, state="fail", said=fact, mend=mend)
+def fail(name: str, fact: str, fix: str) -> DoctorFinding:
+    """Return the finding for a thing that would stop a study or a launch."""
+    return DoctorFinding(name=name, state="fail", fact=fact, fix=fix)
 
 
 def find_worst_state(findings: Sequence[DoctorFinding]) -> State:
@@ -47,16 +48,24 @@ def find_worst_state(findings: Sequence[DoctorFinding]) -> State:
 
 
 def to_json(findings: Sequence[DoctorFinding]) -> dict[str, object]:
-    """Return the findings as `--json` prints them."""
+    """Return the findings as `--json` prints them, with a fact as `said` and a fix as `mend`."""
     states = [finding.state for finding in findings]
     return {
         "outcome": find_worst_state(findings),
         **{f"num_{state}": states.count(state) for state in STATES},
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [
+            {
+                "name": finding.name,
+                "state": finding.state,
+                "said": finding.fact,
+                "mend": finding.fix,
+            }
+            for finding in findings
+        ],
     }
 
 
 def format_finding(finding: DoctorFinding) -> str:
     """Return a finding as text for people, with the fix on its own line."""
-    line = f"{finding.state:<4}  {finding.name}: {finding.said}"
-    return f"{line}\n      fix: {finding.mend}" if finding.mend else line
+    line = f"{finding.state:<4}  {finding.name}: {finding.fact}"
+    return f"{line}\n      fix: {finding.fix}" if finding.fix else line

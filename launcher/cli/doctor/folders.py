@@ -43,8 +43,8 @@ def check_folder(path: Path) -> DoctorFinding:
         ):
             return judge_room(path, shutil.disk_usage(existing).free, find_filesystem(existing))
     except OSError as error:
-        sentence = f"{existing}: {error.strerror}: nothing can be written"
-        return fail("study folder", sentence, "name another folder with --study")
+        fact = f"{existing}: {error.strerror}: nothing can be written"
+        return fail("study folder", fact, "name another folder with --study")
 
 
 def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
@@ -52,18 +52,18 @@ def judge_room(path: Path, free_bytes: int, filesystem: str) -> DoctorFinding:
     filesystems, two drivers could write to one study.
     """
     name, free = "study folder", f"{format_bytes(free_bytes)} free at {path}"
-    mend = "free some space, or choose another folder with --study"
+    fix = "free some space, or choose another folder with --study"
     if free_bytes < MIN_BYTES:
-        return fail(name, f"{free}: a study needs {format_bytes(MIN_BYTES)}", mend)
+        return fail(name, f"{free}: a study needs {format_bytes(MIN_BYTES)}", fix)
     if free_bytes < ENOUGH_BYTES:
-        return warn(name, f"{free}: `forerun estimate PLAN` counts what a study needs", mend)
+        return warn(name, f"{free}: `forerun estimate PLAN` counts what a study needs", fix)
     if filesystem.startswith(_NETWORK_FILESYSTEMS):
-        sentence = (
+        fact = (
             f"{free}, on {filesystem}: locks may not hold there between machines, which one "
             "machine cannot test"
         )
-        mend = "start all drivers of a study on one machine, or use --study /local/disk/study"
-        return warn(name, sentence, mend)
+        fix = "start all drivers of a study on one machine, or use --study /local/disk/study"
+        return warn(name, fact, fix)
     return ok(name, f"{free}, {filesystem or 'filesystem not known'}")
 
 

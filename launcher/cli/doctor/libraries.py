@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import operator
 import os
 import re
 import signal
@@ -26,7 +27,7 @@ IMPORT_SECONDS = 120.0
 MAX_PROBLEM_CHARS = 300
 """Maximum number of characters that are shown of another program's message."""
 _MARK = "forerun-doctor "
-"""Beginning of the line with facts that `_TORCH` prints; it repeats this text."""
+"""Beginning of the line with facts that `_TORCH` prints. That program repeats this text."""
 _TORCH = """
 import json, torch, warnings
 devices = []
@@ -126,30 +127,30 @@ def find_version(name: str) -> str:
 
 def judge_python(version: tuple[int, ...], platform: str) -> DoctorFinding:
     """Judge the version of Python, and the operating system."""
-    sentence = f"{'.'.join(map(str, version))} on {platform}"
+    fact = f"{'.'.join(map(str, version))} on {platform}"
     if version[:2] < MIN_PYTHON:
-        install = "uv venv --python 3.13 .venv && uv pip install forerun"
-        least = ".".join(map(str, MIN_PYTHON))
-        return fail("python", f"{sentence}: it must be {least} or newer", install)
+        fix = "uv venv --python 3.13 .venv && uv pip install forerun"
+        oldest = ".".join(map(str, MIN_PYTHON))
+        return fail("python", f"{fact}: it must be {oldest} or newer", fix)
     if platform != "linux":
-        trial = "run `forerun demo` to try the whole chain"
-        return warn("python", f"{sentence}: only Linux is tested", trial)
-    return ok("python", sentence)
+        fix = "run `forerun demo` to try the whole chain"
+        return warn("python", f"{fact}: only Linux is tested", fix)
+    return ok("python", fact)
 
 
 def judge_library(
     name: str, version: str, needs: Sequence[tuple[str, str]], check: LibraryCheck
 ) -> DoctorFinding:
     """Judge the version of a library, and whether it can be imported."""
-    mend = f"pip install '{name}{','.join(sign + limit for sign, limit in needs)}'"
+    fix = f"pip install '{name}{','.join(sign + limit for sign, limit in needs)}'"
     if not version:
-        return fail(name, "not installed", mend)
+        return fail(name, "not installed", fix)
     unmet = [f"{sign}{limit}" for sign, limit in needs if not _meets_limit(version, sign, limit)]
     if unmet:
-        return fail(name, f"{version}: it must be {', '.join(unmet)}", mend)
+        return fail(name, f"{version}: it must be {', '.join(unmet)}", fix)
     if check.problem:
-        sentence = f"{version} cannot be imported: {check.problem}"
-        return fail(name, sentence, f"{mend} --force-reinstall")
+        fact = f"{version} cannot be imported: {check.problem}"
+        return fail(name, fact, f"{fix} --force-reinstall")
     return ok(name, version)
 
 
@@ -161,6 +162,5 @@ def _meets_limit(version: str, sign: str, limit: str) -> bool:
         [*map(int, re.findall(r"\d+", text.partition("+")[0])), 0, 0, 0][:3]
         for text in (version, limit)
     )
-    if sign == ">=":
-        return installed >= required
-    return installed < required if sign == "<" else installed == required
+    compare = {">=": operator.ge, "<": operator.lt, "==": operator.eq}[sign]
+    return bool(compare(installed, required))

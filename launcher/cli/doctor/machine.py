@@ -15,8 +15,8 @@ from forerun._launcher.cli.doctor.libraries import MAX_PROBLEM_CHARS, LibraryChe
 from forerun._proxies.core.notation import format_counted
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Bytes of the object store of a cluster that forerun starts (`forerun._sweeps.ray.cluster_start`);
-if /dev/shm has less, Ray puts the store on disk.
+"""Bytes of the object store of a cluster that forerun starts, as in
+`forerun._sweeps.ray.cluster_start`. If /dev/shm has less, Ray puts the store on disk.
 """
 SMI_SECONDS = 20.0
 """Maximum seconds that `nvidia-smi` may take."""
@@ -28,7 +28,7 @@ _MIN_KEY_CHARS = 40
 
 
 def check_machine() -> list[DoctorFinding]:
-    """Check everything about this machine but its GPUs."""
+    """Check shared memory, the loopback interface, and the W&B login."""
     has_shm = Path("/dev/shm").is_dir()  # not on macOS
     return [
         *([judge_shm(shutil.disk_usage("/dev/shm").free)] if has_shm else []),
@@ -41,14 +41,14 @@ def judge_shm(free: int) -> DoctorFinding:
     """Judge the free bytes of /dev/shm, which holds Ray's object store and the shared memory of
     NCCL and data loaders.
     """
-    sentence = f"{free / 2**20:,.0f} MiB free"
+    fact = f"{free / 2**20:,.0f} MiB free"
     if free < OBJECT_STORE_BYTES:
-        sentence += (
+        fact += (
             f": Ray's object store ({OBJECT_STORE_BYTES / 2**20:.0f} MiB) goes to the disk, and "
             "NCCL may not start"
         )
-        return warn("/dev/shm", sentence, "docker run --shm-size=1g")
-    return ok("/dev/shm", sentence)
+        return warn("/dev/shm", fact, "docker run --shm-size=1g")
+    return ok("/dev/shm", fact)
 
 
 def test_loopback() -> str:
@@ -73,8 +73,8 @@ def judge_loopback(problem: str) -> DoctorFinding:
     connect.
     """
     if problem:
-        mend = "sudo ip link set lo up; in a container, allow connections to 127.0.0.1"
-        return fail("ports", f"127.0.0.1: {problem}: neither Ray nor torchrun can start", mend)
+        fix = "sudo ip link set lo up; in a container, allow connections to 127.0.0.1"
+        return fail("ports", f"127.0.0.1: {problem}: neither Ray nor torchrun can start", fix)
     return ok("ports", "127.0.0.1 takes connections at free ports")
 
 
@@ -87,11 +87,11 @@ def judge_wandb(environment: Mapping[str, str]) -> DoctorFinding:
         )
     if key != key.strip() or not key.isprintable() or len(key) < _MIN_KEY_CHARS:
         length = format_counted(len(key.strip()), "character")
-        sentence = (
+        fact = (
             f"WANDB_API_KEY has {length}, or spaces around them: W&B's keys have at least "
             f"{_MIN_KEY_CHARS}"
         )
-        return warn("W&B", sentence, "wandb login --relogin, and unset WANDB_API_KEY")
+        return warn("W&B", fact, "wandb login --relogin, and unset WANDB_API_KEY")
     return ok("W&B", "a key is set; nothing is sent without --online")
 
 
@@ -124,10 +124,10 @@ def judge_driver(gpus: Sequence[str], problem: str) -> DoctorFinding:
         problem: Problem of nvidia-smi; empty if there is none.
     """
     if problem:
-        mend = (
+        fix = (
             "sudo dmesg | grep -i -E 'nvrm|xid' shows why; a restart or a new driver often fixes it"
         )
-        return fail("driver", f"nvidia-smi: {problem}", mend)
+        return fail("driver", f"nvidia-smi: {problem}", fix)
     if not gpus:
         return ok("driver", "no GPU here: proxies and the demo run on the CPU")
     kinds = "; ".join(f"{list(gpus).count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
@@ -147,27 +147,27 @@ def judge_torch(
     """
     name = "torch and GPUs"
     if torch.problem:
-        sentence = f"torch could not be tested: {torch.problem}"
-        return fail(name, sentence, "fix the line of torch first")
+        fact = f"torch could not be tested: {torch.problem}"
+        return fail(name, fact, "fix the line of torch first")
     cuda, devices, warned = (torch.facts[key] for key in ("cuda", "devices", "warned"))
     if broken := [f"GPU {index}: {problem}" for index, problem in enumerate(devices) if problem]:
-        mend = "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`"
-        return fail(name, "; ".join(broken), mend)
+        fix = "export CUDA_VISIBLE_DEVICES=<the others>, and see `nvidia-smi -q`"
+        return fail(name, "; ".join(broken), fix)
     num_gpus = format_counted(max(len(gpus), len(devices)), "GPU")
     if devices:
-        sentence = f"torch, built for CUDA {cuda}, computes on {len(devices)} of {num_gpus}"
-        return ok(name, sentence)
+        fact = f"torch, built for CUDA {cuda}, computes on {len(devices)} of {num_gpus}"
+        return ok(name, fact)
     if not gpus:
         return ok(name, f"torch {version}, and no GPU")
     if not cuda:
-        sentence = f"torch {version} is built without CUDA: it cannot use {num_gpus}"
-        return warn(name, sentence, "pip install --force-reinstall torch")
+        fact = f"torch {version} is built without CUDA: it cannot use {num_gpus}"
+        return warn(name, fact, "pip install --force-reinstall torch")
     if is_hidden:
         return warn(name, f"CUDA_VISIBLE_DEVICES hides {num_gpus}", "unset CUDA_VISIBLE_DEVICES")
     reason = warned[0] if warned else f"torch is built for CUDA {cuda}"
-    mend = (
+    fix = (
         "nvidia-smi shows the newest CUDA of the driver: update it, or install a torch built for "
         "that CUDA"
     )
-    sentence = f"torch sees none of {num_gpus}: {reason.splitlines()[0][:MAX_PROBLEM_CHARS]}"
-    return fail(name, sentence, mend)
+    fact = f"torch sees none of {num_gpus}: {reason.splitlines()[0][:MAX_PROBLEM_CHARS]}"
+    return fail(name, fact, fix)

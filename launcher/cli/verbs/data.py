@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun._launcher.cli.options import json_option, print_result
+from forerun._launcher.cli.options import PATH, json_option, print_result
 from forerun._launcher.main_run.progress_output import WorkMeter, print_progress
 from forerun._proxies.core.notation import format_counted
 
@@ -34,9 +34,7 @@ _RAW_DTYPES = ("uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True)
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Corpus folder to write."
-)
+@click.option("--out", type=PATH, required=True, help="Corpus folder to write.")
 @click.option(
     "--tokenizer",
     default="bytes",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from forerun._launcher.cli.cli import COMPLETE_VARIABLE, PROGRAM
+from forerun._launcher.cli.doctor.examine import examine
 from forerun._launcher.cli.doctor.findings import find_worst_state, format_finding, to_json
 from forerun._launcher.cli.names import study_option
 from forerun._launcher.cli.options import json_option
@@ -33,8 +35,6 @@ def doctor(study_dir: Path, as_json: bool) -> None:
 
     Exit 0 if nothing fails (warnings are allowed), 2 if something does.
     """
-    from forerun._launcher.cli.doctor.examine import examine
-
     findings = []
     for finding in examine(study_dir):
         findings.append(finding)
@@ -65,8 +65,6 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     forerun completion fish | source     # in ~/.config/fish/config.fish
     """
     from click.shell_completion import get_completion_class
-
-    from forerun._launcher.cli.cli import COMPLETE_VARIABLE, PROGRAM
 
     kind = get_completion_class(shell)
     assert kind is not None

@@ -12,22 +12,36 @@ import click
 
 from forerun._launcher.cli.frozen_config import find_config_folder, read_sound_config
 from forerun._launcher.cli.names import PlanOrFrozen
-from forerun._launcher.cli.options import AMOUNT, full_option, json_option, print_result, set_option
+from forerun._launcher.cli.options import (
+    AMOUNT,
+    PATH,
+    full_option,
+    json_option,
+    print_result,
+    set_option,
+)
+from forerun._launcher.main_run.estimates.machine import MachineOptions, Span, make_exact
+from forerun._launcher.main_run.estimates.main_run import (
+    WIDE_RATIO,
+    MainEstimate,
+    MainRun,
+    build_main_body,
+    estimate_main,
+)
+from forerun._launcher.main_run.estimates.utilization import MIN_PUBLISHED_PARAMS, PROXY_MFU
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
 from forerun._launcher.main_run.frozen.launch_file import attest
-from forerun._launcher.report.answers.estimate_text import format_study_estimate
+from forerun._launcher.report.answers.estimate_text import GPU_TOTALS, format_study_estimate
 from forerun._launcher.study.stages.gates import warn_of_data
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.flops import count_params
 from forerun._proxies.core.notation import format_factor, format_significant
+from forerun._proxies.core.spec import Run
 from forerun._sweeps.store.ledger import LEDGER_NAME, Ledger
 
 if TYPE_CHECKING:
-    from forerun._launcher.main_run.estimates.machine import Span
-    from forerun._launcher.main_run.estimates.main_run import MainEstimate, MainRun
     from forerun._launcher.study.calibration.study_cost import Speeds, StageCost
     from forerun._launcher.study.plan.study import Study
-    from forerun._proxies.core.spec import Run
 
 
 @click.command()
@@ -55,7 +69,7 @@ if TYPE_CHECKING:
 @click.option(
     "--study",
     "study_dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Study whose calibration gives proxies' speed. Default: PLAN's folder, or study in it.",
 )
 @set_option
@@ -76,9 +90,6 @@ def estimate(
     PLAN may be a frozen config. The estimate is then for its main run alone, exactly as frozen, and
     is saved as an attestation in its folder.
     """
-    from forerun._launcher.main_run.estimates.machine import MachineOptions
-    from forerun._launcher.main_run.estimates.main_run import build_main_body, estimate_main
-
     is_frozen = path.is_dir() or path.suffix == ".json"
     study, body, run = _read_frozen(path, overrides) if is_frozen else _read_plan(path, overrides)
     machine = MachineOptions(
@@ -106,11 +117,9 @@ def estimate(
 
 
 def _asks_for_gpus(study: Study | None, typed: dict[str, Any], main_run: MainEstimate) -> bool:
-    """Return whether hours of GPUs concern the user: a GPU is named, or the main run is too large
-    for a laptop.
+    """Return whether to show GPU-hours: an option or the plan is about GPUs, or the main run is as
+    large as published runs.
     """
-    from forerun._launcher.main_run.estimates.utilization import MIN_PUBLISHED_PARAMS
-
     has_gpu = study is not None and (study.plan.launch.gpu or study.plan.cluster.worker_gpus)
     is_large = count_params(main_run.run.shape).total >= MIN_PUBLISHED_PARAMS
     return bool(has_gpu or is_large or any(value is not None for value in typed.values()))
@@ -126,13 +135,11 @@ def _choose_machine(study: Study | None, typed: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in plan_values.items() if value} | given
 
 
-_Request = tuple["Study | None", dict[str, Json], "MainRun"]
+_Request = tuple["Study | None", dict[str, Json], MainRun]
 """The study (None for a frozen config), the first part of the JSON answer, and the main run."""
 
 
 def _read_frozen(path: Path, overrides: tuple[str, ...]) -> _Request:
-    from forerun._launcher.main_run.estimates.main_run import MainRun
-
     if overrides:
         raise click.UsageError("--set changes a plan; a frozen config cannot be changed")
     decision, _ = read_sound_config(path)
@@ -187,8 +194,6 @@ def _build_stages_body(
     study: Study, main: MainEstimate, speeds: Speeds, runs: Sequence[Run]
 ) -> dict[str, Json]:
     """Return the cost of the stages on the study's workers, and on GPUs like the main run's."""
-    from forerun._launcher.main_run.estimates.machine import make_exact
-    from forerun._launcher.main_run.estimates.utilization import PROXY_MFU
     from forerun._launcher.study.calibration.study_cost import (
         assume_worker_speed,
         compute_stage_costs,
@@ -209,7 +214,7 @@ def _build_stages_body(
     kinds = speeds.kinds if measured_gpus else ()
 
     def price(kind: str) -> Span | None:
-        """Return the price of the study's own GPUs from its cluster, else of the main run's."""
+        """Return the price of an hour of the cluster's GPUs of a kind, else of the main run's."""
         usd = study.plan.cluster.caps.find_price(kind) if kinds else None
         return machine.price_usd if usd is None else make_exact(usd)
 
@@ -222,9 +227,11 @@ def _build_stages_body(
     if measured_gpus:
         peak_flops = gpus * machine.peak_flops
         mfu = replace(speeds.over_all.scale(1 / peak_flops), source=speeds.source)
-    on_gpu = (total := sum_stage_costs(stages)).gpu_hours(machine.peak_flops, measured_gpus)
+    total = sum_stage_costs(stages)
+    on_gpu = total.gpu_hours(machine.peak_flops, measured_gpus)
     costs = divide_cost_by_kind(on_gpu, kinds, price)
-    spans = {"dollars": sum_dollars(costs), "GPU-hours": on_gpu, "hours": total.hours(workers)}
+    dollars, gpu_hours = GPU_TOTALS
+    spans = {dollars: sum_dollars(costs), gpu_hours: on_gpu, "hours": total.hours(workers)}
     return {
         "stages": [build_row(stage) for stage in stages],
         "total": build_row(total),
@@ -274,8 +281,6 @@ def _find_wide_span(spans: Mapping[str, Span | None], *, gpus: float, measured: 
     """Return a warning about the least certain total of a study, with what would narrow it; empty
     if all totals are certain enough to be useful.
     """
-    from forerun._launcher.main_run.estimates.main_run import WIDE_RATIO
-
     for name, span in spans.items():
         if span and span.high > WIDE_RATIO * span.low:
             remedy = (

@@ -29,6 +29,17 @@ from forerun._launcher.main_run.frozen.config_names import (
     shorten_config_name,
 )
 from forerun._launcher.report.explanations import parametrizations, plan_keys
+from forerun._launcher.report.explanations.field_provenance import (
+    find_fields,
+    list_fields,
+    read_provenance,
+)
+from forerun._launcher.report.explanations.text import (
+    MAX_FIELDS_IN_FULL,
+    format_field_table,
+    format_fields,
+    format_summary,
+)
 from forerun._launcher.study.plan import sources
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
@@ -42,31 +53,19 @@ from forerun._proxies.core.shape import Family, Shape
 def explain_fields(
     frozen: Path, field: str | None, *, full: bool = False
 ) -> tuple[dict[str, Json], str]:
-    """Explain all fields of a config, or the fields that a name stands for, as data and as text.
+    """Explain all fields of a config, or those that a name or pattern matches, as data and as text.
 
     Args:
         frozen: Folder or launch file of the config.
-        field: Name of one or more fields; None for all fields.
+        field: Name, prefix, or pattern of the fields; None for all fields.
         full: Whether the text lists every field if `field` is None.
 
     Raises:
         FrozenError: There is no launch config.
         TamperedError: The config or its provenance was edited.
         NoProvenanceError: The config has no provenance record.
-        UnknownFieldError: No field has that name.
+        UnknownFieldError: No field matches.
     """
-    from forerun._launcher.report.explanations.field_provenance import (
-        find_fields,
-        list_fields,
-        read_provenance,
-    )
-    from forerun._launcher.report.explanations.text import (
-        MAX_FIELDS_IN_FULL,
-        format_field_table,
-        format_fields,
-        format_summary,
-    )
-
     decision, folder = read_sound_config(frozen)
     fields = list_fields(decision)
     records = read_provenance(folder, decision.digest, [field.path for field in fields])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
@@ -17,18 +17,21 @@ from forerun._launcher.cli.frozen_config import (
     read_sound_config,
 )
 from forerun._launcher.cli.names import frozen_argument
-from forerun._launcher.cli.options import full_option, json_option, print_result
+from forerun._launcher.cli.options import PATH, full_option, json_option, print_result
 from forerun._launcher.main_run.checkpoint_folders import list_file_kinds
+from forerun._launcher.main_run.exporters.comparison import PREDICTED_MARK, choose_proof_steps
 from forerun._launcher.main_run.exporters.export_checks import ExportError
+from forerun._launcher.main_run.exporters.fidelity import FidelityReport
 from forerun._launcher.main_run.exporters.registry import (
     EXPORTER_MODULES,
     ProvableExporter,
     load_exporter,
 )
+from forerun._launcher.main_run.exporters.trainers.megatron_lm_remedies import list_plan_remedies
 from forerun._launcher.main_run.frozen.config_checks import check_ledger
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
-from forerun._launcher.main_run.frozen.frozen import TamperedError
-from forerun._launcher.main_run.frozen.frozen_folder import check_files, find_study
+from forerun._launcher.main_run.frozen.frozen import Decision, TamperedError
+from forerun._launcher.main_run.frozen.frozen_folder import Exported, check_files, find_study
 from forerun._launcher.main_run.frozen.launch_file import (
     RUN_FILE,
     attest,
@@ -45,11 +48,6 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode
 from forerun._proxies.core.notation import format_counted
-
-if TYPE_CHECKING:
-    from forerun._launcher.main_run.exporters.fidelity import FidelityReport
-    from forerun._launcher.main_run.frozen.frozen import Decision
-    from forerun._launcher.main_run.frozen.frozen_folder import Exported
 
 FIDELITY_FILE = "fidelity.json"
 """Name of the fidelity report in an export's folder."""
@@ -138,8 +136,8 @@ def _check_study_ledger(folder: Path, digest: str) -> list[str]:
 def _prove_exports(
     decision: Decision, folder: Path, exports: tuple[Exported, ...]
 ) -> tuple[list[str], list[str]]:
-    """Let each export's own trainer read it. Return what is proven, and what is not, with the
-    reason.
+    """Ask the trainer of each export how it reads the files. Return sentences about what is proven,
+    and about what is not proven and why.
 
     Raises:
         GateError: A trainer would run something else.
@@ -151,7 +149,7 @@ def _prove_exports(
     for export in exports:
         name, version = export.trainer, export.version
         if name in ("native", "command"):
-            continue  # `verify` proves these itself, and every rank that trains
+            continue  # `verify` proves these without an export's files
         python = None
         if name not in EXPORTER_MODULES:
             reason = "this version of forerun has no exporter of that name"
@@ -177,13 +175,11 @@ def _prove_exports(
 def _record_proof(
     decision: Decision, folder: Path, export: Exported, problems: Sequence[str]
 ) -> str:
-    """Attest how a trainer read its export, and return a sentence about it.
+    """Attest how a trainer reads its export, and return a sentence about what that proves.
 
     Raises:
         GateError: The trainer would run something else.
     """
-    from forerun._launcher.main_run.exporters.comparison import PREDICTED_MARK, choose_proof_steps
-
     name, version = export.trainer, export.version
     try:
         body: dict[str, Json] = {"version": version, "problems": [*problems]}
@@ -252,12 +248,10 @@ def _prove_own_trainer(decision: Decision, folder: Path) -> tuple[list[str], lis
     metavar="TRAINER[@VERSION]",
     help=f"One of: {', '.join(EXPORTER_MODULES)}.",
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Default: exports/TRAINER beside the config."
-)
+@click.option("--out", type=PATH, help="Default: exports/TRAINER beside the config.")
 @click.option(
     "--weights",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="CHECKPOINT",
     help="Write this checkpoint, or a run's newest, as a model that transformers loads (--to "
     "huggingface).",
@@ -352,10 +346,6 @@ def _write_export(
 
 def _advise_on_loss(report: FidelityReport) -> None:
     """Print how to change the plan so that the trainer can express everything."""
-    from forerun._launcher.main_run.exporters.trainers.megatron_lm_remedies import (
-        list_plan_remedies,
-    )
-
     lost, trainer = [entry.field for entry in report.lost], report.trainer
     advice = "Add"
     if trainer == "megatron-lm" and (remedies := "; ".join(list_plan_remedies(lost))):
@@ -399,7 +389,7 @@ def _format_fidelity(report: FidelityReport, done: str, *, full: bool) -> list[s
 
     Args:
         report: Fidelity report of the export.
-        done: Number of files that were written, and where.
+        done: Text on the number of files that were written, and their folder.
         full: Whether to list the conditions of equivalent fields.
     """
     counts = Counter(entry.verdict for entry in report.entries)
@@ -420,20 +410,25 @@ def _format_fidelity(report: FidelityReport, done: str, *, full: bool) -> list[s
     return [*lines, *(f"  lost: {entry.field}: {entry.note}" for entry in report.lost)]
 
 
-def _name_some(names: list[str], most: int = 1) -> str:
+def _name_some(names: list[str], max_shown: int = 1) -> str:
     """Return the first of some names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - max_shown} more" if len(names) > max_shown else ""
+    return ", ".join(names[:max_shown]) + more
 
 
 def _choose_target(folder: Path, trainer: str, out: Path | None) -> Path:
-    """Return the folder of an export: outside the config's folder, or its own place there."""
-    own = folder / "exports" / trainer
-    target = (out or own).resolve()
-    if target != own and (target.is_relative_to(folder) or out is None):
+    """Return the folder of an export: `exports/TRAINER` in the config's folder, or a folder outside
+    of it.
+
+    Raises:
+        click.BadParameter: The folder is elsewhere in the config's folder, or is a file.
+    """
+    default = folder / "exports" / trainer
+    target = (out or default).resolve()
+    if target != default and (target.is_relative_to(folder) or out is None):
         raise click.BadParameter(
-            f"--out {target}: an export in the config's folder must be in {own}; choose that, or a "
-            "folder elsewhere"
+            f"--out {target}: an export in the config's folder must be in {default}; choose that, "
+            "or a folder elsewhere"
         )
     if target.exists() and not target.is_dir():
         raise click.BadParameter(f"--out {target}: must be a folder, empty or new")
@@ -458,8 +453,8 @@ def _check_room(target: Path, export_files: set[str]) -> None:
 
     Args:
         target: Folder of an export.
-        export_files: Files that an export has written or will write there. For a folder elsewhere
-            than next to the config this is empty, so that the folder must be empty too.
+        export_files: Files that an export has written or will write there; empty if the folder is
+            not in the config's folder, so that it must be empty too.
 
     Raises:
         click.BadParameter: The folder holds other files, such as the output of a run; some are
@@ -467,6 +462,6 @@ def _check_room(target: Path, export_files: set[str]) -> None:
     """
     if strangers := sorted(set(list_file_kinds(target)) - export_files):
         raise click.BadParameter(
-            f"--out {target}: it holds files that no export wrote: {_name_some(strangers, most=8)}"
-            "; choose an empty folder"
+            f"--out {target}: it holds files that no export wrote: "
+            f"{_name_some(strangers, max_shown=8)}; choose an empty folder"
         )

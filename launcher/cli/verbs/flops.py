@@ -8,10 +8,16 @@ from typing import Any, get_args
 import click
 
 from forerun._launcher.cli.options import AMOUNT, json_option, print_result
+from forerun._launcher.main_run.estimates.reference_tables import look_up_model
 from forerun._launcher.main_run.terminal_layout import format_table
 from forerun._launcher.report.answers.option_problems import OptionProblems
 from forerun._proxies.core.canon import Json
-from forerun._proxies.core.flops import CONVENTIONS
+from forerun._proxies.core.flops import (
+    CONVENTIONS,
+    compute_flops_per_token,
+    compute_six_nd,
+    count_params,
+)
 from forerun._proxies.core.shape import Family, Shape
 
 MAX_TOKENS = 1e30
@@ -81,7 +87,7 @@ def flops(
 
 
 _SIZES = ("layers", "width", "heads", "ffn", "vocab", "seq_len")
-"""Options that a shape needs."""
+"""Parameter names of the options that a shape needs."""
 
 
 def _find_problems(
@@ -118,17 +124,15 @@ def _format_value(value: Json) -> str:
 
 
 def _count_shape(shape: Shape, tokens: float, convention: str) -> dict[str, Json]:
-    from forerun._proxies.core import flops as count
-
-    params = count.count_params(shape)
-    per_token = count.compute_flops_per_token(shape, convention)  # type: ignore[arg-type]
+    params = count_params(shape)
+    per_token = compute_flops_per_token(shape, convention)  # type: ignore[arg-type]
     return {
         "params": params.total,
         "params_non_embedding": params.non_embedding,
         "params_active": params.total,
         "flops_per_token": per_token,
         "flops_total": float(per_token) * tokens,
-        "six_nd": count.compute_six_nd(params.total, tokens),
+        "six_nd": compute_six_nd(params.total, tokens),
         "convention": convention,
     }
 
@@ -137,9 +141,7 @@ def _count_model(
     name: str, seq_len: int | None, tokens: float | None, convention: str
 ) -> dict[str, Json]:
     """Return the counts of a published model, with its published values."""
-    from forerun._launcher.main_run.estimates import reference_tables
-
-    known_name, model = reference_tables.look_up_model(name)
+    known_name, model = look_up_model(name)
     trained = (model.tokens or 0.0) if tokens is None else tokens
     shape = model.shape if seq_len is None else dataclasses.replace(model.shape, seq_len=seq_len)
     facts: dict[str, Json] = {

@@ -1,10 +1,12 @@
-"""Verbs of the decision: freeze, report. `launch` uses their rules for reasons and reports too."""
+"""Verbs that freeze the decision and write the report: freeze, report.
+
+`launch` uses `check_reason` and `rewrite_report`.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -13,9 +15,11 @@ import click
 from click.core import ParameterSource
 
 from forerun._launcher.cli.names import get_study_option, study_argument
-from forerun._launcher.cli.options import full_option, json_option, print_result
+from forerun._launcher.cli.options import PATH, full_option, json_option, print_result
 from forerun._launcher.main_run import event_log
+from forerun._launcher.main_run.estimates.layout import LayoutError, find_layout_problems
 from forerun._launcher.main_run.frozen.config_names import NUM_SHOWN, shorten_config_name
+from forerun._launcher.main_run.frozen.frozen import Decision, ParameterGroup
 from forerun._launcher.main_run.frozen.frozen_folder import find_edited, write_frozen
 from forerun._launcher.main_run.frozen.launch_file import format_acceptance
 from forerun._launcher.main_run.logbook.logbook import get_author
@@ -23,28 +27,26 @@ from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.rehearsal.status import read_rehearsal_status
 from forerun._launcher.report.explanations.field_provenance import pack_records
 from forerun._launcher.report.views.wording import to_words
-from forerun._launcher.study.stages.gates import GateError, build_forecast_warnings
+from forerun._launcher.study.stages.gates import Gate, GateError, build_forecast_warnings
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode, InputError
 from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
 from forerun._proxies.core.notation import format_counted, format_learning_rate, format_loss
 from forerun._proxies.core.optimizers import RECIPES
 from forerun._proxies.core.redaction import find_secret
+from forerun._sweeps.store.ledger import Ledger
 from forerun._sweeps.store.live_state import read_live
 from forerun._sweeps.store.lock import is_held
 
 if TYPE_CHECKING:
-    from forerun._launcher.main_run.frozen.frozen import Decision, ParameterGroup
     from forerun._launcher.report.views.report_model import Report
     from forerun._launcher.study.plan.study import Study
-    from forerun._launcher.study.stages.gates import Gate
     from forerun._launcher.study.stages.next_runs import NextRuns
     from forerun._launcher.study.stages.study_findings import StudyFindings
-    from forerun._sweeps.store.ledger import Ledger
 
 GATES = ("coordinates", "transfer", "fit", "data", "ladder_tuned", "replays_agree", "runs_ended")
-"""Names of all gates, which `--accept` offers. They are repeated here so that the help imports no
-study; a test compares them with the gates themselves.
+"""Names of all gates, as choices of `--accept`. `forerun._launcher.study.stages.gates` has no list
+of them; a test compares these names with the gates of a study.
 """
 MAX_REASON = 2000
 """Maximum number of characters of a reason, which is shown in full wherever the config is."""
@@ -80,7 +82,6 @@ def freeze(
     from forerun._launcher.study.calibration.procedure import apply_calibrations
     from forerun._launcher.study.stages.study_findings import gather_findings
     from forerun._launcher.study.stages.study_folder import open_ledger, read_recorded_study
-    from forerun._sweeps.store.ledger import Ledger
 
     check_reason(accepts, reason)
     acceptance = Acceptance(tuple(dict.fromkeys(accepts)), reason.strip())
@@ -129,7 +130,7 @@ class Acceptance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrozenStudy:
-    """A decision that was frozen, and the findings it rests on."""
+    """A decision that was frozen, and the findings on which it is based."""
 
     decision: Decision
     path: Path
@@ -151,7 +152,6 @@ def _freeze_study(
         GateError, CannotTellError: Some gates did not pass, and nobody accepted them.
         LayoutError: The decision's parallel degrees do not divide its shape and its batch.
     """
-    from forerun._launcher.main_run.estimates.layout import LayoutError, find_layout_problems
     from forerun._launcher.report.explanations.context import collect_context
     from forerun._launcher.report.explanations.provenance import build_provenance
     from forerun._launcher.report.page.header import build_header
@@ -178,11 +178,12 @@ def _freeze_study(
         **list_accepted_gates(ledger, gates),
         **dict.fromkeys(acceptance.gates, acceptance.reason),
     }
-    _require_settled_gates(
-        gates, reasons, study_dir, lambda: find_next_runs(study, ledger, findings, reasons)
-    )
+    unsettled = [gate for gate in gates if gate.outcome != "passed" and gate.name not in reasons]
+    if unsettled:
+        next_runs = find_next_runs(study, ledger, findings, reasons)
+        raise _build_refusal(unsettled, next_runs, study_dir)
     _record_acceptance(ledger, study_dir, gates, acceptance)
-    # Giving the findings computes the report anew, whatever is cached.
+    # With the findings given, the report is built anew and not read from the cache.
     report, next_runs = build_report_and_next_runs(study, ledger, findings)
     keys = {"gates", "accepted", "spend", "ledger_head", "transfer", "fit"}
     evidence: dict[str, Json] = report.model_dump(include=keys, exclude_unset=True)
@@ -230,7 +231,7 @@ def check_reason(accepts: tuple[str, ...], reason: str) -> None:
 
 
 def _list_versions() -> dict[str, Json]:
-    """Return the versions of the software with which the config is frozen."""
+    """Return the versions of Python and the libraries with which the config is frozen."""
     names = ("forerun", "torch", "numpy", "scipy", "optuna", "ray", "mup")
     versions: dict[str, Json] = {name: importlib.metadata.version(name) for name in names}
     return {
@@ -243,7 +244,11 @@ def _list_versions() -> dict[str, Json]:
 def _check_accepts(
     gates: tuple[Gate, ...], accepts: tuple[str, ...], resume: str, *, has_ended: bool
 ) -> None:
-    """Check that the accepted gates exist so far, and did not pass."""
+    """Refuse to accept a gate that passed, or that the study has not come to.
+
+    Raises:
+        click.UsageError: `--accept` names such a gate.
+    """
     outcomes = {gate.name: gate.outcome for gate in gates}
     unknown = [name for name in accepts if name not in outcomes]
     if unknown and not has_ended:
@@ -277,30 +282,19 @@ def _record_acceptance(
         )
 
 
-def _require_settled_gates(
-    gates: tuple[Gate, ...],
-    accepted: dict[str, str],
-    study_dir: Path,
-    find_next_runs: Callable[[], NextRuns | None],
-) -> None:
-    """Check that every gate passed or is accepted.
+def _build_refusal(
+    unsettled: list[Gate], next_runs: NextRuns | None, study_dir: Path
+) -> GateError | CannotTellError:
+    """Return the error that names the gates that did not pass, and what would settle them.
 
     Args:
-        gates: All gates.
-        accepted: Reasons by name of accepted gates.
+        unsettled: Gates that did not pass and that nobody accepted.
+        next_runs: Runs that would decide gates that cannot tell.
         study_dir: Folder of the study.
-        find_next_runs: Returns the runs that would decide gates that cannot tell.
-
-    Raises:
-        GateError, CannotTellError: Some gates did not pass, and nobody accepted them.
     """
     from forerun._launcher.report.answers.outcome import format_next_decision
 
-    unsettled = [gate for gate in gates if gate.outcome != "passed" and gate.name not in accepted]
-    if not unsettled:
-        return
     names = {gate.name for gate in unsettled}
-    next_runs = find_next_runs()
     if next_runs is not None and names.isdisjoint(next_runs.gates):
         next_runs = None
     outcomes = ", ".join(f"{gate.name} {to_words(gate.outcome)}" for gate in unsettled)
@@ -313,7 +307,7 @@ def _require_settled_gates(
         *(f"gate {gate.name} {to_words(gate.outcome)}: {gate.reason}" for gate in unsettled),
         f"{advice}, or freeze anyway: forerun freeze {study_dir} {accepts} --reason TEXT",
     ]
-    raise (GateError if has_failed else CannotTellError)("\n".join(filter(None, lines)))
+    return (GateError if has_failed else CannotTellError)("\n".join(filter(None, lines)))
 
 
 def _format_decision(
@@ -369,7 +363,7 @@ def _format_init(group: ParameterGroup) -> str:
     "--compare",
     "compared",
     nargs=2,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="A B",
     help="Compare two studies instead, by their last report.json.",
 )

@@ -19,6 +19,7 @@ from forerun._launcher.cli.frozen_config import (
 )
 from forerun._launcher.cli.names import frozen_argument
 from forerun._launcher.cli.options import (
+    PATH,
     get_typed_options,
     json_option,
     print_result,
@@ -29,6 +30,7 @@ from forerun._launcher.cli.verbs.freeze import check_reason, rewrite_report
 from forerun._launcher.main_run import event_log
 from forerun._launcher.main_run.frozen.config_checks import accept_problems
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
+from forerun._launcher.main_run.frozen.frozen import Decision, OwnTrainer
 from forerun._launcher.main_run.frozen.frozen_folder import check_files, find_study
 from forerun._launcher.main_run.frozen.launch_file import (
     CHECKS,
@@ -43,7 +45,7 @@ from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.rehearsal.status import read_rehearsal_status
 from forerun._launcher.main_run.supervisor.attempt import Signals, listen_to_signals
 from forerun._launcher.main_run.supervisor.hang_detector import START_SECONDS, SilenceLimits
-from forerun._launcher.main_run.supervisor.launch import Nodes, format_launch_line
+from forerun._launcher.main_run.supervisor.launch import LaunchOutcome, Nodes, format_launch_line
 from forerun._launcher.main_run.supervisor.launch import launch as start_job
 from forerun._launcher.main_run.supervisor.slurm import format_launch_script
 from forerun._launcher.main_run.supervisor.user_launch import (
@@ -58,15 +60,10 @@ from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted, format_loss
 
 if TYPE_CHECKING:
-    from forerun._launcher.main_run.frozen.frozen import Decision, OwnTrainer
-    from forerun._launcher.main_run.supervisor.launch import LaunchOutcome
     from forerun._launcher.report.dashboards.log_sink import LogSink, SinkOutcome
 
 _ENDPOINT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 """HOST:PORT, where HOST is a name, an IPv4 address, or an IPv6 address in brackets."""
-_path = click.Path(path_type=Path)
-
-
 _EXPORT_OPTIONS = {"study", "data_dir", "dry_run", "trainer", "accepts", "reason", "as_json"}
 """Parameter names of the options that have an effect with `--trainer`."""
 _USER_TRAINER_OPTIONS = (_EXPORT_OPTIONS - {"trainer"}) | {
@@ -79,8 +76,8 @@ _USER_TRAINER_OPTIONS = (_EXPORT_OPTIONS - {"trainer"}) | {
 
 @click.command()
 @frozen_argument
-@click.option("--data", "data_dir", type=_path, help="Corpus folder; default: the study's.")
-@click.option("--out", "out_dir", type=_path, help="Run folder; default: run/ beside the config.")
+@click.option("--data", "data_dir", type=PATH, help="Corpus folder; default: the study's.")
+@click.option("--out", "out_dir", type=PATH, help="Run folder; default: run/ beside the config.")
 @click.option(
     "--steps",
     "stop_after",
@@ -130,7 +127,7 @@ _USER_TRAINER_OPTIONS = (_EXPORT_OPTIONS - {"trainer"}) | {
     "--sbatch",
     "sbatch_file",
     metavar="FILE",
-    type=_path,
+    type=PATH,
     help="Write this command as a SLURM job; run nothing.",
 )
 @click.option(
@@ -221,7 +218,9 @@ class Job:
     """The exact launch line."""
     run_dir: Path
     start: Callable[[Signals, LogSink | None], LaunchOutcome]
-    """Function that runs the job to its end. Signals end it in order; a mirror logs it to W&B."""
+    """Function that runs the job to its end. It takes the signals that end the job in order, and
+    the mirror that logs the run to W&B.
+    """
 
 
 def _prepare_job(
@@ -276,18 +275,15 @@ def _prepare_own_job(
     """Prepare a run of the user's own trainer.
 
     Raises:
-        OptionProblems: Options were given that only the embedded trainer has.
+        click.UsageError: Options were given that only the embedded trainer has.
     """
     from forerun._launcher.study.stages.study_folder import read_recorded_study
 
     typed, params = get_typed_options(context), context.params
-    if wrong := [typed[name] for name in typed if name not in _USER_TRAINER_OPTIONS]:
-        raise OptionProblems(
-            [
-                f"{name}: only for the embedded trainer; your own trainer trains this config"
-                for name in wrong
-            ]
-        )
+    embedded_only = typed.keys() - _USER_TRAINER_OPTIONS
+    refuse_options(
+        typed, embedded_only, "for the embedded trainer; your own trainer trains this config"
+    )
     study = read_recorded_study(folder.resolve().parent.parent)
     places = UserRunFolders(
         run_dir=params["out_dir"] or folder / "run",

@@ -9,18 +9,23 @@ import click
 
 from forerun._launcher.cli.frozen_config import find_corpus, find_user_code, read_sound_config
 from forerun._launcher.cli.names import frozen_argument
-from forerun._launcher.cli.options import json_option, print_result
+from forerun._launcher.cli.options import PATH, json_option, print_result
+from forerun._launcher.main_run import event_log
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
+from forerun._launcher.main_run.frozen.frozen import Decision
+from forerun._launcher.main_run.frozen.frozen_folder import find_study
+from forerun._launcher.main_run.logbook.logbook import write_logbook
 from forerun._launcher.main_run.rehearsal.registry import DRILLS, USER_DRILLS, RehearsalAttestation
+from forerun._launcher.main_run.rehearsal.user_drills import UserRehearsal, set_up_user_rehearsal
+from forerun._launcher.main_run.supervisor.user_launch import UserRunFolders
 from forerun._launcher.main_run.terminal_layout import format_table
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted, format_duration
+from forerun._sweeps.store.lock import DriverLock
 
 if TYPE_CHECKING:
-    from forerun._launcher.main_run.frozen.frozen import Decision
     from forerun._launcher.main_run.rehearsal.rehearsal_folder import RehearsalFolder
-    from forerun._launcher.main_run.rehearsal.user_drills import UserRehearsal
 
 
 @click.command()
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     "data_dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Corpus folder; default: the study's.",
 )
 @click.option(
@@ -60,7 +65,6 @@ def rehearse(
         raise click.UsageError("--full: the drills of your own trainer are at the base width")
     from forerun._launcher.main_run.rehearsal.run import SCRATCH
     from forerun._launcher.main_run.rehearsal.run import rehearse as run_drills
-    from forerun._sweeps.store.lock import DriverLock
 
     corpus = find_corpus(folder, data_dir) if decision.own is None else data_dir
     (folder / SCRATCH).mkdir(exist_ok=True)
@@ -83,8 +87,6 @@ def _set_up_drills(
 ) -> RehearsalFolder | UserRehearsal:
     """Return the folder and settings in which the drills of a config run."""
     from forerun._launcher.main_run.rehearsal.run import SCRATCH, set_up_rehearsal
-    from forerun._launcher.main_run.rehearsal.user_drills import set_up_user_rehearsal
-    from forerun._launcher.main_run.supervisor.user_launch import UserRunFolders
     from forerun._launcher.study.stages.study_folder import read_recorded_study
 
     if decision.own is None:
@@ -103,10 +105,6 @@ def _record_rehearsal(folder: Path, digest: str, attestation: RehearsalAttestati
     """Add the rehearsal to the event log and the logbook of the study. Without a study, add it to
     the event log of the config's own run.
     """
-    from forerun._launcher.main_run import event_log
-    from forerun._launcher.main_run.frozen.frozen_folder import find_study
-    from forerun._launcher.main_run.logbook.logbook import write_logbook
-
     failed = attestation.list_drills("failed")
     text = f"Rehearsed: {attestation.outcome}, {format_counted(len(attestation.drills), 'drill')}"
     text += f"; failed: {', '.join(failed)}" if failed else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
@@ -12,14 +13,11 @@ from forerun._launcher.cli.options import json_option, print_result
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forerun._sweeps.store.repair import RepairResult
+from forerun._sweeps.store.repair import RepairResult
+from forerun._sweeps.store.repair import repair as repair_ledger
 
 _MAX_SHOWN = 5
-"""Maximum number of names of one kind on a terminal."""
+"""Maximum number of keys of one kind of record that the text shows."""
 
 
 @click.command()
@@ -29,8 +27,6 @@ def repair(study_dir: Path, as_json: bool) -> None:
     """Copy the damaged ledger of STUDY, rebuild it from what its hashes prove, and list what was
     lost.
     """
-    from forerun._sweeps.store.repair import repair as repair_ledger
-
     result = repair_ledger(study_dir, _read_question(study_dir))
     if result is None:
         print_result(as_json, {"repaired": False}, "nothing to repair: every record is intact")

@@ -10,6 +10,7 @@ import click
 
 from forerun._launcher.cli.options import (
     AMOUNT,
+    PATH,
     json_option,
     plan_argument,
     print_result,
@@ -84,13 +85,13 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "script",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="SCRIPT",
     help="A plan for your own training script: its options become the command; it is not run.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("plan.toml"),
     show_default=True,
     help="Plan to write.",
@@ -122,13 +123,13 @@ def init(
     from forerun._launcher.study.stages.script_options import use_script
 
     _check_places(out, data)
-    size = PlanRequest(**request)
-    first, notes = build_first_plan(size, data), list[str]()
+    plan_request = PlanRequest(**request)
+    first, notes = build_first_plan(plan_request, data), list[str]()
     if script is not None:
         notes = use_script(first, script)
     set_values(first, overrides)
     try:
-        study, lines = _write_plan(out, first, size, overrides, warm_start)
+        study, lines = _write_plan(out, first, plan_request, overrides, warm_start)
         sizes = summarize_plan(study)
     except ValueError:
         out.unlink(missing_ok=True)  # a plan that does not load is of no use to anyone
@@ -227,7 +228,7 @@ def _describe_sizes(sizes: dict[str, Any]) -> str:
 _CORPUS_CHECKS = {
     "none": "",
     "sizes": (
-        "; of the corpus, manifest, tokenizer, and sizes are right (--full reads its shards too)"
+        "; manifest, tokenizer, and sizes of the corpus are right (--full reads its shards too)"
     ),
     "content": "; the corpus is what its hashes say",
 }
@@ -307,18 +308,12 @@ def validate(plan_path: Path, overrides: tuple[str, ...], full: bool, as_json: b
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("demo"),
     show_default=True,
     help="Folder for everything it writes.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="SECTION.KEY=VALUE",
-    help="Override a value of its plan.",
-)
+@set_option
 @json_option
 def demo(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Run the whole chain on a small corpus, each stage by its own command: corpus, check, sweep,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun._launcher.cli.names import study_argument
-from forerun._launcher.cli.options import full_option, json_option, print_result
+from forerun._launcher.cli.options import PATH, full_option, json_option, print_result
 from forerun._launcher.main_run.frozen.frozen_folder import find_edited
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.terminal_layout import (
@@ -39,6 +39,7 @@ from forerun._proxies.core.notation import (
 )
 from forerun._sweeps.store.ledger import Ledger
 from forerun._sweeps.store.live_state import read_live
+from forerun._sweeps.store.view import StudyView
 
 if TYPE_CHECKING:
     from forerun._launcher.report.views.study_status import CoordinateStatus, StudyStatus
@@ -60,7 +61,7 @@ records of the ledger, so with this it uses a tenth of a core at most."""
     "--runs",
     "runs_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write every run with its outcome, one row each: .csv or .parquet.",
 )
 @full_option
@@ -73,8 +74,6 @@ def status(
     It works while a driver runs, and changes no record.
     """
     if runs_file is not None:
-        from forerun._sweeps.store.view import StudyView
-
         view = StudyView(study_dir)
         view.write(runs_file)
         print_progress(
@@ -125,7 +124,7 @@ def _describe_study(study_dir: Path, *, full: bool) -> tuple[dict[str, Any], str
 
 
 def _read_state(study_dir: Path) -> tuple[StudyStatus, str]:
-    """Return `build_status` and `format_chart` of the ledger and the plan as they are now."""
+    """Return the status of a study as it is now, and a chart of its runs as text."""
     from forerun._launcher.report.views.study_status import build_status
     from forerun._launcher.study.plan.file import load_plan
     from forerun._launcher.study.plan.study import PLAN_FILE
@@ -168,7 +167,7 @@ def format_state(now: StudyStatus, study_dir: Path, share: str = "") -> str:
     """Format the current state for people.
 
     Args:
-        now: `build_status` of the study.
+        now: Status of the study.
         study_dir: Folder of the study.
         share: Spend as a share of the main run's FLOPs, as text; empty if not known.
     """
@@ -189,7 +188,7 @@ def _format_checks(coordinates: CoordinateStatus) -> str:
 
 
 def _format_driver(now: StudyStatus, study_dir: Path) -> str:
-    """Format how many runs have ended, and the driver's own account of its work."""
+    """Format how many runs have ended, and what the driver reports about its work."""
     counts = [f"{count} {status}" for status, count in now.num_runs.items() if count]
     done = ", ".join(counts) or "none yet"
     if now.num_imported:

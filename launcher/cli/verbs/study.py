@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forerun._launcher.cli.options import (
+    PATH,
     add_plan_options,
     full_option,
     print_result,
@@ -17,10 +18,15 @@ from forerun._launcher.cli.options import (
 from forerun._launcher.cli.runner import Body, exit_with_outcome, run_stages
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.supervisor.slurm import format_study_script
+from forerun._launcher.study.stages.gates import (
+    advise_on_check,
+    find_failed_check,
+    judge_coordinates,
+    refuse_failed,
+)
 
 if TYPE_CHECKING:
     from forerun._launcher.study.stages.stages import StageRunner
-    from forerun._proxies.core.canon import Json
 
 
 @click.command()
@@ -31,7 +37,6 @@ def check(plan_path: Path, study_dir: Path, overrides: tuple[str, ...], as_json:
     Exit 3 if they do not, 4 if the check cannot tell.
     """
     from forerun._launcher.report.answers.report_text import format_coordinate_checks, format_model
-    from forerun._launcher.study.stages.gates import advise_on_check, judge_coordinates
     from forerun._launcher.study.stages.user_model import describe_user_model
 
     def work(runner: StageRunner) -> tuple[Body, str]:
@@ -95,7 +100,7 @@ def ladder(
         runner.ladder()
         report = build_report(runner.study, runner.ledger)
         assert report.ladder is not None and report.fit is not None
-        body: dict[str, Json] = {"ladder": report.ladder.to_json(), "fit": report.fit.to_json()}
+        body: Body = {"ladder": report.ladder.to_json(), "fit": report.fit.to_json()}
         return body, format_ladder(report.ladder)
 
     body, text = run_stages(plan_path, study_dir, overrides, work, verb="ladder", verbose=verbose)
@@ -109,7 +114,7 @@ def ladder(
     "--fork",
     "parent_dir",
     metavar="STUDY",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Import the finished runs of another study on the same data first.",
 )
 @full_option
@@ -117,7 +122,7 @@ def ladder(
     "--sbatch",
     "sbatch_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write this command as a SLURM job, with cluster.slurm_options; run nothing.",
 )
 def run(
@@ -161,19 +166,19 @@ def _run_all_stages(runner: StageRunner, study_dir: Path, *, full: bool) -> tupl
     from forerun._launcher.report.page.header import build_header, format_next_line
     from forerun._launcher.report.page.page import write_report
     from forerun._launcher.report.page.report_builder import build_report_and_next_runs
-    from forerun._launcher.study.stages.gates import find_failed_check, refuse_failed
 
-    study, ledger = runner.study, runner.ledger
-    if study.plan.command is None:  # activations of a command cannot be checked
-        refuse_failed(study, ledger, find_failed_check(study, runner.check()))
+    ledger = runner.ledger
+    if runner.study.plan.command is None:  # activations of a command cannot be checked
+        refuse_failed(runner.study, ledger, find_failed_check(runner.study, runner.check()))
     runner.ladder()
+    study = runner.study  # the stages have replaced it by its calibrated version
     print_progress(
-        f"fit: scaling laws of the ladder with {runner.study.plan.ladder.bootstrap} refits, "
-        "verdicts, report"
+        f"fit: scaling laws of the ladder with {study.plan.ladder.bootstrap} refits, verdicts, "
+        "report"
     )
     runner.reporter.draw()
-    report, next_runs = build_report_and_next_runs(runner.study, ledger)
-    write_report(study_dir, report, build_header(runner.study, ledger, report, next_runs))
+    report, next_runs = build_report_and_next_runs(study, ledger)
+    write_report(study_dir, report, build_header(study, ledger, report, next_runs))
     parts = [format_study(report, next_runs, study_dir), f"spent: {format_spend(report.spend)}"]
     if full:
         parts += [format_details(report), *format_gates(report, next_runs, full=True)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from forerun._launcher.cli.names import study_option
 from forerun._launcher.cli.options import (
+    PATH,
     WholeAmount,
     column_option,
     full_option,
@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from forerun._launcher.study.stages.stages import StageRunner
     from forerun._proxies.core.canon import Json
 
-_Command = TypeVar("_Command", bound=Callable[..., object])
 _DEFAULT_PLAN = Path("plan.toml")
 """Plan that is used if neither PLAN nor --runs is given."""
-_GATE_OUTCOMES = {"holds": "passed", "drifts": "failed"}
-"""Outcome of the gate by outcome of the verdict."""
 _PLAN_OPTIONS = ("study_dir", "overrides", "spend", "verbose")
 """Parameter names of the options that have an effect only with a PLAN."""
 
@@ -53,79 +50,67 @@ def _parse_power(
         ) from None
 
 
-_TABLE_OPTIONS = (
-    click.option(
-        "--runs",
-        "runs_path",
-        type=click.Path(path_type=Path),
-        help="Judge this table of runs instead of a PLAN.",
-    ),
-    click.option(
-        "--axis",
-        type=click.Choice(AXES),
-        help="With --runs: the size that grows (default: the one that varies).",
-    ),
-    click.option(
-        "--hyperparameter",
-        type=click.Choice(list(OPTIMUM_COLUMNS)),
-        metavar="NAME",
-        help="With --runs: the hyperparameter to judge (default: the learning rate, or the one "
-        "that varies).",
-    ),
-    click.option(
-        "--target-size",
-        "--target-width",
-        "target_size",
-        type=WholeAmount(),
-        help="With --runs: size of the main run (default: twice the largest).",
-    ),
-    click.option(
-        "--base-size",
-        "--base-width",
-        "base_size",
-        type=WholeAmount(),
-        help="With --runs: size at which the value was tuned (default: the smallest).",
-    ),
-    click.option(
-        "--power",
-        callback=_parse_power,
-        default="0",
-        show_default=True,
-        metavar="NUMBER|measured",
-        help="With --runs: the value moves as (target / base)^power; `measured`: as the optima do.",
-    ),
-    click.option(
-        "--margin-nats",
-        type=float,
-        default=0.01,
-        show_default=True,
-        help="With --runs: regret that is allowed, in nats.",
-    ),
-    click.option(
-        "--level",
-        type=float,
-        default=0.9,
-        show_default=True,
-        help="With --runs: level of every interval.",
-    ),
-    column_option,
-)
-
-
-def add_table_options(command: _Command) -> _Command:
-    """Add --runs and the options that go with it: `runs_path` and those of `judge_table`."""
-    for option in reversed(_TABLE_OPTIONS):  # the last one that is added is first in the help
-        command = option(command)
-    return command
-
-
 @click.command()
-@click.argument("plan_path", metavar="[PLAN]", type=click.Path(path_type=Path), required=False)
+@click.argument("plan_path", metavar="[PLAN]", type=PATH, required=False)
 @study_option
 @set_option
 @click.option("--spend", is_flag=True, help="Run more, to decide verdicts of `cannot tell`.")
 @verbose_option
-@add_table_options
+@click.option(
+    "--runs",
+    "runs_path",
+    type=PATH,
+    help="Judge this table of runs instead of a PLAN.",
+)
+@click.option(
+    "--axis",
+    type=click.Choice(AXES),
+    help="With --runs: the size that grows (default: the one that varies).",
+)
+@click.option(
+    "--hyperparameter",
+    type=click.Choice(list(OPTIMUM_COLUMNS)),
+    metavar="NAME",
+    help="With --runs: the hyperparameter to judge (default: the learning rate, or the one "
+    "that varies).",
+)
+@click.option(
+    "--target-size",
+    "--target-width",
+    "target_size",
+    type=WholeAmount(),
+    help="With --runs: size of the main run (default: twice the largest).",
+)
+@click.option(
+    "--base-size",
+    "--base-width",
+    "base_size",
+    type=WholeAmount(),
+    help="With --runs: size at which the value was tuned (default: the smallest).",
+)
+@click.option(
+    "--power",
+    callback=_parse_power,
+    default="0",
+    show_default=True,
+    metavar="NUMBER|measured",
+    help="With --runs: the value moves as (target / base)^power; `measured`: as the optima do.",
+)
+@click.option(
+    "--margin-nats",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="With --runs: regret that is allowed, in nats.",
+)
+@click.option(
+    "--level",
+    type=float,
+    default=0.9,
+    show_default=True,
+    help="With --runs: level of every interval.",
+)
+@column_option
 @full_option
 @json_option
 @click.pass_context
@@ -162,7 +147,6 @@ def transfer(
             heartbeat.step("reading and judging", 0.0)
             body = judge_table(runs_path, **table)  # type: ignore[arg-type]
         text = format_verdict(body)
-        outcome = _to_gate_outcome(body)
     else:
         assert plan_path is not None
         refuse_options(typed, table, "with --runs")
@@ -174,14 +158,9 @@ def transfer(
             verb="transfer",
             verbose=verbose,
         )
-        outcome = _to_gate_outcome(body)
-        text = f"{text}\n\n{_suggest_next(outcome, plan_path, study_dir)}"
+        text = f"{text}\n\n{_suggest_next(str(body['outcome']), plan_path, study_dir)}"
     print_result(as_json, body, text)
-    exit_with_outcome(outcome)
-
-
-def _to_gate_outcome(body: Body) -> str:
-    return _GATE_OUTCOMES.get(str(body["outcome"]), "cannot_tell")
+    exit_with_outcome(str(body["outcome"]))
 
 
 def _run_and_judge(runner: StageRunner, *, spend: bool, full: bool) -> tuple[Body, str]:
@@ -228,9 +207,9 @@ def _run_and_judge(runner: StageRunner, *, spend: bool, full: bool) -> tuple[Bod
 
 def _suggest_next(outcome: str, plan_path: Path, study_dir: Path) -> str:
     """Return the line with the next step after a verdict."""
-    if outcome == "passed":
+    if outcome == "holds":
         return f"next: forerun ladder {plan_path} --study {study_dir}"
-    if outcome == "failed":
+    if outcome == "drifts":
         return (
             "next: a new plan with another parametrization or sizes nearer to the target; or "
             f"accept the drift: forerun freeze {study_dir} --accept transfer --reason TEXT"

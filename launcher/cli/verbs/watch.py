@@ -13,22 +13,24 @@ import click
 from forerun._launcher.cli.frozen_config import read_sound_config
 from forerun._launcher.cli.names import frozen_argument, get_study_option
 from forerun._launcher.cli.options import json_option, print_result
+from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.frozen.frozen_folder import find_study
 from forerun._launcher.main_run.frozen.launch_file import format_accepted_failures
 from forerun._launcher.main_run.metrics_file import METRICS_FILE
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.wandb_client import DashboardError
 from forerun._launcher.main_run.watch.logs.keys import LOSS, STEP, VALIDATION, ColumnNames
+from forerun._launcher.main_run.watch.logs.sources import open_source
+from forerun._launcher.study.stages.concluded_runs import record_concluded
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from forerun._launcher.main_run.frozen.frozen import Decision
     from forerun._launcher.main_run.watch.follower import Follower, WatchStatus
     from forerun._launcher.main_run.watch.logs.readings import LogReader
 
 _EXITS = {"fine": ExitCode.DONE, "alarm": ExitCode.GATE, "cannot_tell": ExitCode.CANNOT_TELL}
-"""Exit codes by the standing of a run."""
+"""Exit code by the standing of a run."""
 MIN_SECONDS = 0.2
 """Minimum seconds between updates."""
 
@@ -88,7 +90,6 @@ def watch(
     names, else to that of the config's own study.
     """
     from forerun._launcher.main_run.watch.logs.readings import LogReader
-    from forerun._launcher.main_run.watch.logs.sources import open_source
 
     if once and conclude:
         raise click.UsageError(
@@ -116,15 +117,13 @@ def watch(
     from forerun._launcher.main_run.watch.follower import Follower
 
     follower = Follower(decision, readings, frozen=frozen, run_dir=run_dir, metrics=where)
-    code: int | None = None
+    is_stopped = False
     if once:
-        status: WatchStatus | None = follower.look(last=True)
+        status = follower.look(last=True)
     else:
-        status, code = _follow_run(follower, every_seconds)
-    if status is None:
-        raise KeyboardInterrupt
+        status, is_stopped = _follow_run(follower, every_seconds)
     print_result(as_json, {**status.body, "metrics": metrics}, status.text)
-    raise SystemExit(_EXITS[status.standing] if code is None else code)
+    raise SystemExit(ExitCode.INTERRUPTED if is_stopped else _EXITS[status.standing])
 
 
 def _choose_columns(decision: Decision, typed: dict[str, str]) -> ColumnNames:
@@ -153,8 +152,8 @@ def _choose_columns(decision: Decision, typed: dict[str, str]) -> ColumnNames:
 
 
 def _choose_run_dir(folder: Path, where: str | None) -> Path:
-    """Return the run folder whose event log gets the alerts: the folder that is followed, or the
-    config's own.
+    """Return the run folder whose event log gets the alerts: that of `--metrics` if it holds the
+    metrics file of the embedded trainer, else `run` next to the config.
     """
     path = Path(where) if where else folder / "run"
     if path.name == METRICS_FILE:
@@ -162,11 +161,15 @@ def _choose_run_dir(folder: Path, where: str | None) -> Path:
     return path if (path / METRICS_FILE).exists() else folder / "run"
 
 
-def _follow_run(follower: Follower, every_seconds: float) -> tuple[WatchStatus | None, int | None]:
-    """Update until the run has ended, or the user stops this.
+def _follow_run(follower: Follower, every_seconds: float) -> tuple[WatchStatus, bool]:
+    """Print the state of the run at every update, until the run has ended or the user presses
+    Ctrl-C.
 
     Returns:
-        The last status, and the exit code if the user stopped this; None for that of the status.
+        The last status, and whether the user pressed Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: The user pressed Ctrl-C before there was a status.
     """
     from forerun._launcher.main_run.watch.logs.readings import OtherRunError
 
@@ -184,10 +187,12 @@ def _follow_run(follower: Follower, every_seconds: float) -> tuple[WatchStatus |
                     print_progress(line)
             shown = lines
             if status is not None and status.over:
-                return status, None
+                return status, False
             time.sleep(every_seconds)
     except KeyboardInterrupt:
-        return status, ExitCode.INTERRUPTED
+        if status is None:
+            raise
+        return status, True
 
 
 def _conclude(
@@ -202,7 +207,6 @@ def _conclude(
         conclude,
         describe_conclusion,
     )
-    from forerun._launcher.study.stages.concluded_runs import record_concluded
 
     reading = readings.read(last=True)
     run = build_concluded_run(decision, reading)

@@ -1,21 +1,22 @@
 """The options of `allocate`, checked and turned into records of `scaling_fits`.
 
-Every problem with the options is reported at once.
+The functions add the problems that they find to one list, so that all are reported at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forerun._launcher.main_run.estimates import reference_tables
-from forerun._launcher.report.answers.option_problems import ProblemCollector
-
-if TYPE_CHECKING:
-    from forerun._launcher.main_run.estimates.machine import Span
-    from forerun._scaling_fits.allocation.budgets import Assumption, BudgetMachine, BudgetRequest
-    from forerun._scaling_fits.allocation.shapes import ShapeRequest
+from forerun._launcher.main_run.estimates.machine import PRICES_USD, Span
+from forerun._launcher.main_run.estimates.utilization import CENTER_GPUS, PUBLISHED
+from forerun._launcher.report.answers.option_problems import OptionProblems, collect_problems
+from forerun._scaling_fits.allocation.budgets import Assumption, BudgetMachine, BudgetRequest
+from forerun._scaling_fits.allocation.shapes import ShapeRequest
+from forerun._scaling_fits.allocation.spending import Spending
 
 BUDGETS = ("flops", "gpu_hours", "usd", "deadline_days")
 Options = Mapping[str, Any]
@@ -40,19 +41,27 @@ class AllocationRequest:
     `unique_tokens`, and `beyond` (which allows a budget far above the FLOPs of the fitted runs)."""
 
 
+def add_planned_budget(fit_path: Path, options: Options) -> Options:
+    """Return the options. If no budget is given and FIT is a study folder, the budget is that of
+    its plan.
+    """
+    if not fit_path.is_dir() or any(options[name] is not None for name in BUDGETS):
+        return options
+    from forerun._launcher.study.stages.study_folder import open_recorded_study
+
+    return {**options, "flops": open_recorded_study(fit_path)[0].plan.target.budget_flops}
+
+
 def check_request(options: Options) -> AllocationRequest:
     """Check the options and turn them into records.
 
     Raises:
         OptionProblems: Options are wrong or missing; every problem is listed.
     """
-    from forerun._scaling_fits.allocation.spending import Spending
-
-    collector = ProblemCollector()
-    problems = collector.problems
-    budget = _read_budget(options, collector)
-    machine = _read_machine(options, collector)
-    shape = _read_shape(options, collector)
+    problems: list[str] = []
+    budget = _read_budget(options, problems)
+    machine = _read_machine(options, problems)
+    shape = _read_shape(options, problems)
     if budget is not None and budget.needs_machine and options["gpu"] is None:
         problems.append("--gpu is missing: hours, dollars and days depend on the GPU")
     elif (
@@ -66,9 +75,9 @@ def check_request(options: Options) -> AllocationRequest:
             f"--price-usd is missing: no published price of {machine.name} is known here"
         )
     inference_tokens, batch_tokens = options["inference_tokens"], options["batch_tokens"]
-    with collector.collect():
+    with collect_problems(problems):
         # This record checks the two token options. Its FLOPs are a stand-in, because the budget may
-        # # be in hours or dollars.
+        # be in hours or dollars.
         Spending(
             flops=1e6,
             inference_tokens=inference_tokens or 0.0,
@@ -83,43 +92,38 @@ def check_request(options: Options) -> AllocationRequest:
         )
     if batch_tokens is not None and not 1 <= batch_tokens <= 10**12:
         problems.append(f"batch_tokens = {batch_tokens}: must be a whole number from 1 to 1e12")
-    collector.raise_problems()
+    if problems:
+        raise OptionProblems(problems)
     assert budget is not None
     return AllocationRequest(budget=budget, machine=machine, shape=shape, options=options)
 
 
-def _read_budget(options: Options, collector: ProblemCollector) -> BudgetRequest | None:
-    """Return the budget; None, with a problem in `collector`, if it is missing or wrong."""
-    from forerun._scaling_fits.allocation.budgets import BudgetRequest
-
+def _read_budget(options: Options, problems: list[str]) -> BudgetRequest | None:
+    """Return the budget. If it is missing or wrong, add a problem and return None."""
     amounts = {name: options[name] for name in BUDGETS}
     if all(amount is None for amount in amounts.values()):
-        collector.problems.append(
-            "Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')"
-        )
+        problems.append("Missing option '--flops' (or '--gpu-hours', '--usd' or '--deadline-days')")
         return None
-    with collector.collect():
+    with collect_problems(problems):
         return BudgetRequest(**amounts, num_gpus=options["gpus"])
     return None
 
 
-def _read_machine(options: Options, collector: ProblemCollector) -> BudgetMachine | None:
-    """Return the GPU with utilization and price; None without --gpu or if an option is wrong."""
-    from forerun._launcher.main_run.estimates.machine import PRICES_USD
-    from forerun._launcher.main_run.estimates.utilization import CENTER_GPUS, PUBLISHED
-    from forerun._scaling_fits.allocation.budgets import BudgetMachine
-
-    mfu = _read_assumption("mfu", options["mfu"], collector)
-    price = _read_assumption("price_usd", options["price_usd"], collector)
+def _read_machine(options: Options, problems: list[str]) -> BudgetMachine | None:
+    """Return the GPU with utilization and price; None without --gpu. If an option is wrong, add a
+    problem and return None.
+    """
+    mfu = _read_assumption("mfu", options["mfu"], problems)
+    price = _read_assumption("price_usd", options["price_usd"], problems)
     if options["gpu"] is None:
-        collector.problems += [
+        problems += [
             f"--{name.replace('_', '-')} needs --gpu"
             for name in ("mfu", "price_usd", "gpus")
             # With --deadline-days, the missing --gpu is already reported.
             if options[name] is not None and (name != "gpus" or options["deadline_days"] is None)
         ]
         return None
-    with collector.collect():
+    with collect_problems(problems):
         name, gpu = reference_tables.look_up_gpu(options["gpu"])
         if options["price_usd"] is None and name in PRICES_USD:
             price = _to_assumption(PRICES_USD[name])
@@ -135,38 +139,34 @@ def _read_machine(options: Options, collector: ProblemCollector) -> BudgetMachin
 
 def _to_assumption(fact: Span) -> Assumption:
     """Convert a published number with its range to an assumption of the allocation."""
-    from forerun._scaling_fits.allocation.budgets import Assumption
-
     return Assumption(value=fact.value, low=fact.low, high=fact.high, source=fact.source)
 
 
-def _read_assumption(
-    name: str, value: float | None, collector: ProblemCollector
-) -> Assumption | None:
-    """Return an option's value as an assumption; None if it was not given or is out of range."""
-    from forerun._scaling_fits.allocation.budgets import Assumption
-
+def _read_assumption(name: str, value: float | None, problems: list[str]) -> Assumption | None:
+    """Return an option's value as an assumption; None if it was not given. If it is out of range,
+    add a problem and return None.
+    """
     if value is None:
         return None
     limit = 1.0 if name == "mfu" else 1e6
     if not 1e-4 <= value <= limit:
-        collector.problems.append(f"{name} = {value}: must be a number from 0.0001 to {limit:g}")
+        problems.append(f"{name} = {value}: must be a number from 0.0001 to {limit:g}")
         return None
     return Assumption(value=value, low=value, high=value, source="given")
 
 
-def _read_shape(options: Options, collector: ProblemCollector) -> ShapeRequest | None:
-    """Return the request for a shape; None without --shape, or if an option is wrong."""
-    from forerun._scaling_fits.allocation.shapes import ShapeRequest
-
+def _read_shape(options: Options, problems: list[str]) -> ShapeRequest | None:
+    """Return the request for a shape; None without --shape. If an option is wrong, add a problem
+    and return None.
+    """
     fields = {"tp": "tensor_parallel", "vocab": "vocab_size", "seq_len": "seq_len"}
     given = {option: options[option] for option in fields if options[option] is not None}
     if not options["shape"]:
         if given:
             flags = ", ".join("--" + option.replace("_", "-") for option in given)
-            collector.problems.append(f"{flags}: only with --shape")
+            problems.append(f"{flags}: only with --shape")
         return None
-    with collector.collect():
+    with collect_problems(problems):
         sizes = {fields[option]: size for option, size in given.items()}
         # The number of parameters is a stand-in: the allocation sets it later.
         return ShapeRequest(params=1.0, **sizes)

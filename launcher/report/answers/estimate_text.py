@@ -20,15 +20,12 @@ from forerun._proxies.core.notation import (
     format_significant,
 )
 
-_GPU_WARNING_STARTS = ("GPU-hours", "dollars")
-"""Beginnings of the warnings that matter only to users who asked about GPUs. The estimate holds its
-warnings as plain text, so they are recognized by their first words. `spans` in
-`forerun._launcher.cli.verbs.estimate` has the same words."""
+GPU_TOTALS = ("dollars", "GPU-hours")
+"""Totals of a study that matter only to users who asked about GPUs. The estimate holds its warnings
+as plain text; a warning about a total begins with its name."""
 
 
-def format_study_estimate(
-    body: dict[str, Any], *, gpus: bool, full: bool, is_local: bool = True
-) -> str:
+def format_study_estimate(body: dict[str, Any], *, gpus: bool, full: bool, is_local: bool) -> str:
     """Format an estimate for people, beginning with a sentence on time and cost.
 
     Args:
@@ -152,9 +149,7 @@ def _format_kinds(body: dict[str, Any]) -> str:
 def _format_assumptions(body: dict[str, Any], *, gpus: bool) -> str:
     """Describe the main run, the assumptions behind it, and the warnings about it."""
     study_warnings = [
-        warning
-        for warning in body["warnings"]
-        if gpus or not warning.startswith(_GPU_WARNING_STARTS)
+        warning for warning in body["warnings"] if gpus or not warning.startswith(GPU_TOTALS)
     ]
     lines = [
         _describe_main_run(body["main_run"], body["worker_flops"], gpus=gpus),

@@ -19,25 +19,12 @@ class OptionProblems(click.UsageError):
         super().__init__("; ".join(self.problems))
 
 
-class ProblemCollector:
-    """A collector of problems, so that the problems of several records are raised together."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Catch what a record or a table refuses within the block, keep its problems, and
-        continue.
-        """
-        try:
-            yield
-        except SpecError as error:
-            self.problems += error.problems
-        except UnknownNameError as error:
-            self.problems.append(str(error))
-
-    def raise_problems(self) -> None:
-        """Raise `OptionProblems` with all problems, each once, if there are any."""
-        if self.problems:
-            raise OptionProblems(self.problems)
+@contextmanager
+def collect_problems(problems: list[str]) -> Iterator[None]:
+    """Catch the error of a record or a lookup within the block, and add its problems to a list."""
+    try:
+        yield
+    except SpecError as error:
+        problems += error.problems
+    except UnknownNameError as error:
+        problems.append(str(error))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forerun._launcher.main_run.terminal_layout import format_table
-from forerun._launcher.report.answers.law_fits import list_dropped_rows
+from forerun._launcher.report.answers.fit_text import list_dropped_rows
 from forerun._launcher.report.views import tables
 from forerun._launcher.report.views.fit_findings import Ladder
 from forerun._launcher.report.views.report_model import Report, Spend
@@ -102,7 +102,7 @@ def format_verdict(body: dict[str, Json]) -> str:
             )
             notes += _format_bullets([moved])
     notes += _list_reasons(verdict) + _format_bullets(f"note: {note}" for note in verdict.notes)
-    notes += _format_bullets(list_dropped_rows({"dropped": verdict.dropped}))
+    notes += _format_bullets(list_dropped_rows(verdict.dropped))
     return "\n".join(notes)
 
 

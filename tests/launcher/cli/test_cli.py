@@ -12,6 +12,7 @@ from tiny_study import run_forerun, run_json, write_corpus
 import forerun
 from forerun._launcher.cli import cli
 from forerun._launcher.cli.cli import main
+from forerun._proxies.core.canon import IMPORT_DIR
 
 
 def test_every_option_that_takes_a_large_amount_accepts_7b():
@@ -168,8 +169,7 @@ os.kill(os.getpid(), signal.SIGINT)
 @pytest.mark.parametrize("start", ["-m forerun", "-c 'from forerun.__main__ import main; main()'"])
 def test_interruption_during_the_imports_prints_one_line(tmp_path, start):
     (tmp_path / "click.py").write_text(INTERRUPTING_CLICK)
-    paths = f"{tmp_path}:{Path(cli.__file__).parents[1]}"
-    command = f"PYTHONPATH={paths} exec {sys.executable} {start} flops"
+    command = f"PYTHONPATH={tmp_path}:{IMPORT_DIR} exec {sys.executable} {start} flops"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False
     )

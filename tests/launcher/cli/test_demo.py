@@ -23,7 +23,7 @@ from forerun._launcher.cli.demo import DemoError, run_demo
 from forerun._launcher.report.views.report_model import to_report
 
 DIGEST = "f" * 64
-# A report whose numbers are easy to find in the summary
+# The numbers of this report are easy to find in the summary.
 REPORT = make_finished_body() | {"digest": DIGEST}
 REPORT["transfer"]["learning_rate"] = 0.02
 REPORT["transfer"]["tests"][0]["verdict"]["target_size"] = 4096
@@ -46,7 +46,8 @@ class FakeSteps:
     Args:
         monkeypatch: The fixture of pytest.
         study: Folder of the study.
-        codes: Exit codes of a verb, one for each call; a verb without codes exits with 0.
+        **codes: Lists of exit codes by verb, one code for each call. A verb without codes, or after
+            its last one, exits with 0.
     """
 
     def __init__(self, monkeypatch, study, **codes):

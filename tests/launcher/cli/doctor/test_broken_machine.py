@@ -3,15 +3,16 @@
 Fake libraries and a fake `nvidia-smi` have the faults. The last test runs on the real machine.
 """
 
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from forerun._launcher.cli.doctor import folders, machine
+from forerun._launcher.cli.doctor import machine
 from forerun._launcher.cli.doctor.libraries import try_imports
 from forerun._proxies.core.canon import IMPORT_DIR
 
@@ -35,7 +36,6 @@ def ones(n, device):
     return TwoOnes()
 """
 """A torch that sees one GPU for each of `gpu_errors`; an empty error is a GPU that computes."""
-FAKE_NVIDIA_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15'\n"
 NOISY_LIBRARIES = (
     "mup",
     "infshape",
@@ -50,14 +50,15 @@ NOISY_LIBRARIES = (
 """Libraries that print a line when they are imported, which must not spoil the report."""
 
 
-def write_package(folder, name, text=""):
-    (folder / name).mkdir(parents=True)
-    (folder / name / "__init__.py").write_text(text)
+def write_torch(folder, gpu_errors):
+    """Write a fake torch with these errors of GPUs."""
+    (folder / "torch.py").write_text(FAKE_TORCH.format(gpu_errors=gpu_errors))
 
 
-def write_program(folder, name, text):
-    path = folder / name
-    path.write_text(text)
+def write_nvidia_smi(folder, text):
+    """Write a shell script as a fake nvidia-smi."""
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
 
 
@@ -87,12 +88,12 @@ def broken_libraries(tmp_path_factory):
     torch sees no GPU, Ray cannot be imported, and wandb aborts the interpreter.
     """
     folder = tmp_path_factory.mktemp("broken")
-    write_package(folder, "torch", FAKE_TORCH.format(gpu_errors=[]))
+    write_torch(folder, gpu_errors=[])
     (folder / "ray.py").write_text("raise ImportError('libray.so: undefined symbol')")
     (folder / "wandb.py").write_text("import os; os.abort()")
     for name in NOISY_LIBRARIES:
         (folder / f"{name}.py").write_text("print('hello from an import')")
-    write_program(folder, "nvidia-smi", FAKE_NVIDIA_SMI)
+    write_nvidia_smi(folder, "echo 'NVIDIA H100 80GB HBM3, 81559 MiB, 570.86.15'")
     return folder
 
 
@@ -110,7 +111,12 @@ def test_doctor_reports_every_library_of_a_broken_environment(broken_libraries, 
     assert (code, body["outcome"], body["num_fail"]) == (2, "fail", len(failures))
     assert "ImportError: libray.so: undefined symbol" in findings["ray"]["said"]
     assert "it ends the interpreter (SIGABRT)" in findings["wandb"]["said"]
-    assert findings["ray"]["mend"] == "pip install 'ray>=2.52' --force-reinstall"
+    (ray,) = [
+        requirement
+        for requirement in map(Requirement, importlib.metadata.requires("forerun"))
+        if requirement.name == "ray"
+    ]
+    assert findings["ray"]["mend"] == f"pip install '{ray}' --force-reinstall"
     assert (findings["optuna"]["state"], findings["numpy"]["state"]) == ("ok", "ok"), (
         "libraries after the crash are still tried"
     )
@@ -138,8 +144,7 @@ def test_try_imports_names_crashes_and_hangs_and_continues(tmp_path, monkeypatch
 
 
 def test_each_gpu_is_probed_with_a_small_sum(tmp_path, monkeypatch):
-    torch_with_a_faulty_gpu = FAKE_TORCH.format(gpu_errors=["", "uncorrectable ECC error"])
-    write_package(tmp_path, "torch", torch_with_a_faulty_gpu)
+    write_torch(tmp_path, gpu_errors=["", "uncorrectable ECC error"])
     monkeypatch.syspath_prepend(tmp_path)
     facts = try_imports(["torch"])["torch"].facts
     assert (facts["cuda"], facts["devices"]) == (
@@ -164,34 +169,10 @@ def test_each_gpu_is_probed_with_a_small_sum(tmp_path, monkeypatch):
 def test_nvidia_smi_errors_and_timeouts_are_reported(
     tmp_path, monkeypatch, script, limit_seconds, problem
 ):
-    write_program(tmp_path, "nvidia-smi", f"#!/bin/sh\n{script}\n")
+    write_nvidia_smi(tmp_path, script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     gpus, message = machine.run_nvidia_smi(seconds=limit_seconds)
     assert problem in message and gpus == []
-
-
-def test_the_innermost_mount_names_the_filesystem(tmp_path):
-    """The kernel's file of mounts writes a space in a path as \\040."""
-    mounts_file = tmp_path / "mountinfo"
-    kinds_by_mount_point = {
-        "/": "ext4",
-        f"{tmp_path}": "nfs4",
-        f"{tmp_path}/a\\040b": "tmpfs",
-        f"{tmp_path}x": "xfs",
-    }
-    mounts_file.write_text(
-        "".join(
-            f"1 2 0:3 / {mount_point} rw shared:1 - {kind} source rw\n"
-            for mount_point, kind in kinds_by_mount_point.items()
-        )
-    )
-    (tmp_path / "a b").mkdir()
-    kinds = [
-        folders.find_filesystem(path, mounts_file)
-        for path in (tmp_path, tmp_path / "a b", Path("/usr"))
-    ]
-    assert kinds == ["nfs4", "tmpfs", "ext4"]
-    assert folders.find_filesystem(tmp_path, tmp_path / "none") == ""
 
 
 @pytest.mark.slow

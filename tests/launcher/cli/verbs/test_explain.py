@@ -8,7 +8,7 @@ from tiny_study import run_forerun, run_json
 
 from forerun._launcher.study.plan import sources
 from forerun._proxies.core.hyperparameters import Hparams
-from forerun._proxies.core.rules import CHOICES, NAMES, get_parametrization
+from forerun._proxies.core.rules import NAMES, get_parametrization
 from forerun._proxies.core.schedule import Schedule
 from forerun._proxies.core.shape import Family, Shape
 from forerun._proxies.core.spec import Numerics, RunSpec
@@ -93,17 +93,32 @@ def test_explained_numbers_are_those_of_a_run(name):
     assert body["betas"] == pytest.approx([table[0].settings["beta1"], table[0].settings["beta2"]])
 
 
+def read_laws(out):
+    """Return the laws of each kind of parameter by the head of their column."""
+    table = out.split("\n\n")[1].splitlines()
+    head, *rows = (re.split(r"\s{2,}", line.strip()) for line in table if "  " in line)
+    return {kind: dict(zip(head, laws, strict=True)) for kind, *laws in rows}
+
+
 def test_scaling_laws_are_shown_without_a_shape():
     """m_N, m_L, m_B, and m_D are the ratios of width, depth, batch, and duration to the base's."""
     code, out, _ = run_forerun("explain", "--parametrization", "completedp")
     assert code == 0
-    rows = {
-        line.split()[0]: " ".join(line.split()[1:])
-        for line in out.splitlines()
-        if line and line[0] != " "
+    laws = read_laws(out)
+    assert laws["readout"] == {
+        "init std": "m_N^-1",
+        "learning rate": "m_N^-1",
+        "weight decay": "m_N",
+        "lr*wd": "1",
+        "eps": "1",
     }
-    assert rows["readout"] == "m_N^-1 m_N^-1 m_N 1 1"
-    assert rows["hidden"] == "m_N^-1/2 m_N^-1 m_N 1 m_N^-1 m_L^-1"
+    assert laws["hidden"] == {
+        "init std": "m_N^-1/2",
+        "learning rate": "m_N^-1",
+        "weight decay": "m_N",
+        "lr*wd": "1",
+        "eps": "m_N^-1 m_L^-1",
+    }
     assert (
         "weight decay times m_B^1/2 m_D^-1/2; eps times m_B^-1/2 m_D^1/2; 1 - beta times m_B m_D^-1"
         in out
@@ -173,18 +188,3 @@ def test_bad_input_is_refused_by_name(options, phrases):
     code, _, err = run_forerun("explain", *options)
     assert code == 2 and "Traceback" not in err
     assert all(phrase in err for phrase in phrases), err
-
-
-def test_every_choice_and_answer_has_its_source():
-    assert tuple(sources.PRESETS) == NAMES
-    rules = get_parametrization("mup")
-    fields = [name for name in type(rules).__dataclass_fields__ if name != "name"]
-    assert list(sources.CHOICES) == fields
-    for choice, words in CHOICES.items():
-        if choice != "name":
-            assert tuple(sources.CHOICES[choice]) == words
-    for name in NAMES:
-        for choice in fields:
-            value = getattr(get_parametrization(name), choice)
-            assert sources.describe_answer(choice, value) != "own choice", "presets are published"
-    assert sources.describe_answer("rate_duration_power", -0.4) == "own choice"

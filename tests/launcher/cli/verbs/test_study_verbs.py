@@ -1,6 +1,7 @@
-"""Tests of the verbs that answer from a study's records, and of `forerun init`.
+"""Tests of the verbs that write a plan, run the stages of a study, and report on them.
 
-Users' scripts rely on the JSON keys that the verbs print, so these must stay.
+The stages of a finished study run nothing and answer from its records. Users' scripts rely on the
+JSON keys that the verbs print, so these must stay.
 """
 
 import json
@@ -75,3 +76,27 @@ def test_init_refuses_bad_values_and_writes_good_ones(tmp_path):
     loaded = load_plan(pinned)
     assert (loaded.proxy.num_slots, loaded.proxy.compiled) == (4, "auto")
     assert loaded.search.max_extensions == 0
+
+
+def test_quick_plan_shows_the_keys_that_people_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run_forerun("init", "--quick", "--json")
+    assert (code, json.loads(out)["preset"]) == (0, "demo")
+    lines = [
+        line
+        for line in (tmp_path / "plan.toml").read_text().splitlines()
+        if " = " in line and line[0] != "#"
+    ]
+    assert len(lines) <= 50 and any(line.startswith("learning_rate") for line in lines)
+
+
+def test_brief_status_refuses_the_option_full(study_copy):
+    code, body = run_json("status", study_copy, "--brief", "--full")
+    assert (code, body["message"]) == (2, "--full: only without --brief and --follow")
+
+
+def test_slurm_job_refuses_options_that_it_does_not_pass_on(tmp_path):
+    job = tmp_path / "job.sh"
+    code, body = run_json("run", tmp_path / "plan.toml", "--sbatch", job, "--verbose")
+    assert (code, body["message"]) == (2, "--verbose and --full: only without --sbatch")
+    assert not job.exists()
