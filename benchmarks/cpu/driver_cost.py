@@ -193,7 +193,6 @@ def measure_search(sampler: str, num_trials: int, study: Path) -> dict[str, Any]
             pool,
             ledger,
             study,
-            num_slots_for=lambda spec: spec.numerics.num_slots,
             bank_key_for=lambda spec: "one",
             progress=record_reading,
         )

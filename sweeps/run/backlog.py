@@ -17,9 +17,9 @@ from forerun._sweeps.run.retries import NO_FAILURES, RetryPlan
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Attempt:
-    """The driver's state of one run that is still to be executed to its end.
+    """The driver's state of one run that has no outcome yet.
 
-    A run that is lost and queued again keeps its `Attempt`.
+    A run that is queued again after a failure keeps its `Attempt`.
     """
 
     spec: RunSpec
@@ -29,7 +29,7 @@ class Attempt:
     `retry_plan`.
     """
     retry_plan: RetryPlan = NO_FAILURES
-    """Retry status that follows from the run's lost executions."""
+    """Plan for the next attempt, which follows from the run's failures so far."""
     rungs: tuple[int, ...] = ()
     """Optimizer steps, ascending, at which the pruner has yet to decide whether the run goes on."""
     is_queued: bool = False
@@ -49,9 +49,7 @@ class Attempt:
 class Backlog:
     """Queues of runs, one per bank key, in the order in which the keys arrived."""
 
-    def __init__(self, num_slots_for: Callable[[RunSpec], int]) -> None:
-        """Create empty queues; `num_slots_for` returns K, the number of slots of a run's bank."""
-        self._num_slots_for = num_slots_for
+    def __init__(self) -> None:
         self._queues: dict[str, deque[Attempt]] = {}
 
     def __len__(self) -> int:
@@ -63,7 +61,7 @@ class Backlog:
         self._queues.setdefault(attempt.bank_key, deque()).append(attempt)
 
     def put_back(self, attempt: Attempt) -> None:
-        """Queue a lost run again.
+        """Queue a run again after a failure.
 
         The run goes to the front, because a search may wait for its result. A run that must run
         alone goes to the back, because at the front it would block the others.
@@ -98,7 +96,7 @@ class Backlog:
         queue = self._queues.get(bank_key, deque())
         return (
             len(queue) > 0
-            and len(slots) < self._num_slots_for(queue[0].spec)
+            and len(slots) < queue[0].spec.numerics.num_slots
             and any(map(is_ready, queue))
         )
 
@@ -138,10 +136,8 @@ class Backlog:
             candidate = next(filter(is_ready, queue), None)
             if candidate is None or (slots and candidate.retry_plan.needs_own_worker):
                 break
-            free = next(
-                (slot for slot in range(self._num_slots_for(candidate.spec)) if slot not in slots),
-                None,
-            )
+            num_slots = candidate.spec.numerics.num_slots
+            free = next((slot for slot in range(num_slots) if slot not in slots), None)
             if free is None or not may_start(candidate):
                 break
             self._remove(candidate)

@@ -184,8 +184,8 @@ class Report:
     """Last lines of what the worker printed before an `error`, cut by
     `forerun._proxies.core.failures.get_log_tail`.
     """
-    refused: bool = False
-    """Whether no further attempt can help, which the error states with `refuses_study = True`."""
+    ends_study: bool = False
+    """Whether no further attempt can help: the exception has the attribute `refuses_study`."""
 
     @property
     def needs_reply(self) -> bool:
@@ -232,7 +232,7 @@ def execute_call(worker: int, call: HostCall, host: Callable[[], Host]) -> Repor
             error=describe_error(error),
             cause=classify(error),
             log_tail=get_log_tail(str(getattr(error, "log_tail", ""))),
-            refused=bool(getattr(error, "refuses_study", False)),
+            ends_study=bool(getattr(error, "refuses_study", False)),
         )
 
 

@@ -10,7 +10,6 @@ from typing import cast
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.notation import format_duration
-from forerun._proxies.core.spec import RunSpec
 from forerun._sweeps.run.backlog import Attempt
 from forerun._sweeps.run.pool import HostCall, Pool, Report
 from forerun._sweeps.store.live_state import RunningRun
@@ -112,7 +111,6 @@ class WorkerStates:
     def __init__(
         self,
         pool: Pool,
-        num_slots_for: Callable[[RunSpec], int],
         timeouts: AdaptiveTimeouts,
         clock: Callable[[], float],
         *,
@@ -121,9 +119,7 @@ class WorkerStates:
     ) -> None:
         """Create the workers' state; arguments as in `forerun._sweeps.run.driver`."""
         self.kinds = tuple(kinds) or ("",) * pool.num_workers
-        self._pool, self._num_slots_for = pool, num_slots_for
-        self._timeouts, self._clock = timeouts, clock
-        self._noise = noise
+        self._pool, self._timeouts, self._clock, self._noise = pool, timeouts, clock, noise
         self.workers = [WorkerState() for _ in range(pool.num_workers)]
         self._idle = set(range(pool.num_workers))
         self._may_go_on: list[int] = []  # training workers, once per report
@@ -196,7 +192,7 @@ class WorkerStates:
         any_attempt = next(iter(worker.slots.values()))
         call = HostCall(
             bank_key=worker.bank_key,
-            num_slots=self._num_slots_for(any_attempt.spec),
+            num_slots=any_attempt.spec.numerics.num_slots,
             admit=tuple(
                 (slot, cast(dict[str, canon.Json], canon.to_json(attempt.spec)))
                 for slot, attempt in admitted.items()
@@ -279,7 +275,9 @@ class WorkerStates:
             self._may_go_on.append(report.worker)
 
     def _report_silent(self, now: float) -> list[Report]:
-        """Return a report for every worker whose call takes too long."""
+        """Return a report for every worker whose call takes too long, and double the timeout of its
+        kind of call.
+        """
         self._looked_at, silent = now, []
         for index, worker in enumerate(self.workers):
             if worker.num_calls and now - worker.busy_since > (

@@ -1,8 +1,8 @@
 """The current state of a driver, in `live.json`, rewritten about once a second for people and
 programs that watch the study.
 
-The file is no record: it is not durable, and a study without it is complete. The next driver reads
-from it what a killed driver had spent.
+The file is not a record: it is not durable, and a study without it is complete. The next driver
+reads from it what a killed driver had spent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class DriverProgress:
     outcomes: tuple[Run, ...]
     """Runs whose outcomes were just recorded."""
     lost: tuple[str, ...]
-    """A message for every worker just lost: the cause, the last lines of its log, and what
-    to do.
+    """A message for every worker or run whose attempt just failed: the cause, the last lines of
+    the log, and what to do.
     """
     notes: tuple[str, ...]
     """Notes of workers: a checkpoint that was resumed from, or set aside."""

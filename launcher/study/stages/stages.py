@@ -178,14 +178,13 @@ class StageRunner:
                 pool,
                 self.ledger,
                 self.study.study_dir,
-                num_slots_for=lambda spec: spec.numerics.num_slots,
                 bank_key_for=build_bank_key,
                 max_attempts=cluster.max_attempts,
                 noise=noise,
                 kinds=self._kinds,
                 progress=monitor.take,
                 should_stop=monitor.should_stop,
-                refusal=accounts.budget.find_refusal,
+                find_reached_cap=accounts.budget.find_reached_cap,
             )
         finally:
             self.reporter.pause()

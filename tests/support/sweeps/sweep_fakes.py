@@ -73,10 +73,6 @@ def get_bank_key(spec: RunSpec) -> str:
     return f"width {spec.shape.width}"
 
 
-def get_num_slots(spec: RunSpec) -> int:
-    return spec.numerics.num_slots
-
-
 def make_curve(spec: RunSpec, num_steps: int) -> Curve:
     """Return the curve of a run's first steps, which is lower where the final loss is lower, except
     for some noise.

@@ -7,7 +7,6 @@ import pytest
 from sweep_fakes import (
     FakeHostFactory,
     get_bank_key,
-    get_num_slots,
     make_ended_run,
     make_outcome,
     make_pruned_outcome,
@@ -47,7 +46,6 @@ class Study:
             self.pool,
             self.ledger,
             self.folder,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             **options,
         )
@@ -201,7 +199,7 @@ def test_batches_are_split_by_kind_of_device(study, kind, num_microbatches):
 
 
 def test_worker_killed_for_its_memory_is_recognized_by_the_kernels_count(study, monkeypatch):
-    # The count as the driver starts, after the first loss, and after the second
+    # The count as the driver starts, after the first failure, and after the second
     kills = iter([4, 5, 5])
     monkeypatch.setattr("forerun._sweeps.run.driver.count_oom_kills", lambda: next(kills))
     answers = [make_error_report("lost_worker"), make_error_report("lost_worker")]
@@ -271,7 +269,7 @@ def test_bad_data_stops_the_study_and_costs_no_attempt(study):
     use_scripted_pool(
         study,
         lambda pool, call, number: make_error_report(
-            "bad_data", "train-00000.bin is short", refused=True
+            "bad_data", "train-00000.bin is short", ends_study=True
         ),
     )
     with pytest.raises(
@@ -385,7 +383,7 @@ def test_no_call_is_queued_behind_a_skipped_or_slow_one(study):
     """
     pool = use_scripted_pool(study, lambda pool, call, number: None)
     pool.calls_ahead = 1
-    workers = WorkerStates(pool, get_num_slots, AdaptiveTimeouts(600.0), pool.clock)
+    workers = WorkerStates(pool, AdaptiveTimeouts(600.0), pool.clock)
     spec = make_spec(num_steps=99)
     workers.workers[0].bank_key, workers.workers[0].slots[0] = (
         "one",

@@ -10,7 +10,7 @@ from collections import deque
 
 from soak_case import TrivialHost
 from spaces import SPACE
-from sweep_fakes import get_bank_key, get_num_slots, make_ended_run, make_run, make_spec
+from sweep_fakes import get_bank_key, make_ended_run, make_run, make_spec
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.spec import RunSpec
@@ -42,7 +42,6 @@ def count_calls(study_dir, num_trials):
             InlinePool(TrivialHost),
             ledger,
             study_dir,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
         )
         profile.disable()
@@ -115,7 +114,6 @@ def count_calls_per_report(study_dir, num_workers):
             pool,
             ledger,
             study_dir,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
             clock=lambda: 0.0,
         )
@@ -157,7 +155,6 @@ def measure_memory(study_dir, num_trials):
                 InlinePool(TrivialHost),
                 ledger,
                 study_dir,
-                num_slots_for=get_num_slots,
                 bank_key_for=get_bank_key,
             )
             gc.collect()

@@ -6,7 +6,7 @@ waiting run blocks no other run.
 import dataclasses
 
 import pytest
-from sweep_fakes import FakeHost, get_bank_key, get_num_slots, make_spec
+from sweep_fakes import FakeHost, get_bank_key, make_spec
 
 from forerun._proxies.core.branches import compute_branch_step, compute_trunk_id
 from forerun._proxies.core.schedule import Schedule
@@ -94,11 +94,11 @@ def test_states_are_removed_with_the_last_run_and_save_its_flops(trunks, tmp_pat
 
 def test_waiting_run_is_skipped_in_its_queue_and_in_the_choice_of_a_bank():
     waiting, ready, other_bank = (
-        make_attempt(make_stable_decay_spec(40)),
-        make_attempt(make_stable_decay_spec(10)),
-        make_attempt(make_stable_decay_spec(10, width=64)),
+        make_attempt(make_stable_decay_spec(40, num_slots=2)),
+        make_attempt(make_stable_decay_spec(10, num_slots=2)),
+        make_attempt(make_stable_decay_spec(10, num_slots=2, width=64)),
     )
-    backlog = Backlog(lambda spec: 2)
+    backlog = Backlog()
     for attempt in (waiting, ready, other_bank):
         backlog.add(attempt)
 
@@ -123,7 +123,6 @@ def test_driver_starts_runs_by_duration_and_finishes_all(tmp_path):
             InlinePool(lambda: host),
             ledger,
             tmp_path,
-            num_slots_for=get_num_slots,
             bank_key_for=get_bank_key,
         )
         assert {run.spec.id for run in ledger.read_runs()} == {spec.id for spec in specs}

@@ -49,7 +49,6 @@ def drive_runs(factory, pool, specs, **options):
             pool,
             ledger,
             study_dir,
-            num_slots_for=lambda spec: 1,
             bank_key_for=build_bank_key,
             **options,
         )
