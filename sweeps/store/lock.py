@@ -15,7 +15,6 @@ import fcntl
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.plain_files import read_plain, refuse_pipe
@@ -122,12 +121,7 @@ class DriverLock:
     def __enter__(self) -> DriverLock:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -51,6 +51,8 @@ FAULTS = {
     "power loss": (5, 0),
     "power loss in part": (6, 0),
 }
+MAX_CALLS = 10_000
+"""Number of calls on a study's files that no work reaches; it takes a few hundred."""
 DONE, REFUSED, ABSORBED, BUG = 0, 3, 4, 1
 """Exit codes of a child: it ended without meeting the fault, it raised a named error, it ended in
 spite of the fault, or it raised an unnamed error."""
@@ -276,6 +278,10 @@ def main(shim_path, folder, first, every, names, faults, bug):
             # Until k is above the number of calls, so that the work is done without the fault
             k, outcome = first, ""
             while outcome != "done":
+                if k > MAX_CALLS:
+                    raise RuntimeError(
+                        f"{name}, {fault}: it meets the fault at any number of calls"
+                    )
                 try:
                     outcome = inject_fault(shim, study, name, k, fault, expected)
                 except AssertionError as error:
