@@ -118,17 +118,21 @@ def _allocate(counts: Sequence[int], comparison: Comparison, num_new: int) -> li
     Returns:
         Additional repeats, by candidate.
     """
-    ranked = [status for status in comparison.standings if status.mean_nats is not None]
-    if len(ranked) < 2:
+    means = {
+        status.candidate: status.mean_nats
+        for status in comparison.standings
+        if status.mean_nats is not None
+    }
+    if len(means) < 2:
         return [0] * len(counts)
-    best, spent = ranked[0], np.array(counts, dtype=float)
+    best, *rivals = means  # in the order of the standings
+    spent = np.array(counts, dtype=float)
     # Weights: the inverse squared distance from the best candidate
     floor = max(comparison.lead_standard_error_nats or 0.0, 1e-12)
     weights = np.zeros(len(counts))
-    for rival in ranked[1:]:
-        assert rival.mean_nats is not None and best.mean_nats is not None
-        weights[rival.candidate] = max(rival.mean_nats - best.mean_nats, floor) ** -2.0
-    weights[best.candidate] = float(np.sqrt((weights**2).sum()))
+    for rival in rivals:
+        weights[rival] = max(means[rival] - means[best], floor) ** -2.0
+    weights[best] = float(np.sqrt((weights**2).sum()))
     # Hand out the repeats one by one, each where the most are missing
     total = spent[weights > 0].sum() + num_new
     target = weights / weights.sum() * total
@@ -264,7 +268,7 @@ class _Effects:
 
 
 def _fit_effects(table: Sequence[tuple[int, int, float]], num_candidates: int) -> _Effects:
-    """Fit the effects of the candidates, and of the seeds too if theirs are significant."""
+    """Fit the effects of the candidates, and those of the seeds too if they are significant."""
     from scipy.special import fdtrc
 
     if not table:
