@@ -74,8 +74,7 @@ Each worker is a process of about 300 MB, and more workers would only wait for e
 ANSWER_SECONDS = 30.0
 """Time limit in seconds for an actor that has already answered to transfer its result."""
 
-# Time limit for a pending connection at the end: it takes 1 s, or fails once its head is gone
-_THREAD_SECONDS = 4.0
+
 # Beginnings of the lines that Ray itself writes into a worker's log
 _RAY_MARKS = (":job_id:", ":actor_name:", ":task_name:")
 _THREAD_VARIABLES = (
@@ -256,10 +255,10 @@ class RayPool:
         """
         with _silence_ray_warnings():
             # Ray may end this process if the head disappears while it connects
-            has_ended = self._connection.await_pending(_THREAD_SECONDS)
+            has_ended = self._connection.await_pending()
             if self._head is not None and not has_ended:
                 self._head.close()
-                has_ended = self._connection.await_pending(_THREAD_SECONDS)
+                has_ended = self._connection.await_pending()
             if has_ended:
                 self._shut_down()
         if self._head is not None:
@@ -327,14 +326,14 @@ class RayPool:
         if node_check is not None:
             check_nodes(ray, nodes, node_check, environment, self._check_stop)
         total, free = measure_resources(ray, place, num_workers, self._check_start)
-        self.num_workers = num_workers or count_workers_that_fit(free, place)
+        num_total, num_free = (count_workers_that_fit(amounts, place) for amounts in (total, free))
+        self.num_workers = num_workers or num_free
         problem = (
-            f"cluster.num_workers = {num_workers}: "
-            f"{format_counted(count_workers_that_fit(total, place), 'worker')} of "
-            f"{place} can be placed, {count_workers_that_fit(free, place)} of them now: ask for "
-            f"fewer, or less for each. Free resources:{format_resources(free, nodes)}"
+            f"cluster.num_workers = {num_workers}: {format_counted(num_total, 'worker')} of "
+            f"{place} can be placed, {num_free} of them now: ask for fewer, or less for each. Free "
+            f"resources:{format_resources(free, nodes)}"
         )
-        if not 0 < self.num_workers <= count_workers_that_fit(total, place):
+        if not 0 < self.num_workers <= num_total:
             raise ClusterUnfit(problem)
         self.where = (
             f"{format_counted(self.num_workers, 'worker')} on {format_counted(len(nodes), 'node')}"
@@ -351,7 +350,7 @@ class RayPool:
             max_task_retries=0,
             runtime_env={"env_vars": environment},
         )(RayWorker)
-        available = free if count_workers_that_fit(free, place) >= self.num_workers else total
+        available = free if num_free >= self.num_workers else total
         self._actors = [None] * self.num_workers
         try:
             self._start_timeout.begin("resources for its workers")
