@@ -453,9 +453,9 @@ RAY_WORKERS, RAY_CALLS, RAY_ROUNDS = 8, 2_000, 5
 def measure_worker_states(pool: Any) -> float:
     """Return the calls per second of forerun's worker states, with one call queued per worker."""
     states = WorkerStates(pool, AdaptiveTimeouts(600.0), time.monotonic)
-    attempt = driver.Attempt(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
+    open_run = driver.OpenRun(spec=make_spec(num_steps=10**6), run_id="", bank_key="one")
     for worker in states.workers:
-        worker.bank_key, worker.slots[0] = "one", attempt
+        worker.bank_key, worker.slots[0] = "one", open_run
     began, num_calls = time.monotonic(), 0
     while num_calls < RAY_CALLS:
         for index, _ in states.take_training():

@@ -3,14 +3,13 @@
 The driver fills banks (each trains K runs as one batched model) on the pool's workers, records each
 outcome once, survives workers that are lost or hang, and lets workers save before it stops.
 
-A run may be executed more than once, but it has one outcome: the first valid result is recorded and
-any later one is dropped. Curves are on disk before their results are recorded. A run
-whose attempt failed is executed again from its last checkpoint, up to a limit that holds across
-drivers. Its last attempt
-has a bank to itself, so that a run that crashes its worker cannot take other runs with it.
-
 An attempt is one execution of a run. It fails if it ends without a valid result, because the worker
-died, hung, or reported an error (`forerun._sweeps.run.retries`).
+died, hung, or reported an error (`forerun._sweeps.run.retries`). Then the run is executed again
+from its last checkpoint, up to a limit that holds across drivers. The last attempt has a bank to
+itself, so that a run that crashes its worker cannot take other runs with it.
+
+A run may be executed more than once, but it has one outcome: the first valid result is recorded,
+and any later one is dropped. Curves are on disk before their results are recorded.
 """
 
 from __future__ import annotations
@@ -27,15 +26,9 @@ from forerun._proxies.core.checks import SpecError
 from forerun._proxies.core.failures import CAUSES, count_oom_kills
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.spec import Curve, EndedRun, Run, RunResult, RunSpec
-from forerun._sweeps.run.backlog import Attempt, Backlog
+from forerun._sweeps.run.backlog import Backlog, OpenRun
 from forerun._sweeps.run.pool import Pool, Report, validate_finished, validate_paused
-from forerun._sweeps.run.retries import (
-    EMPTY_CURVE,
-    FailedAttempt,
-    FailureLog,
-    RetryPlan,
-    make_failed_result,
-)
+from forerun._sweeps.run.retries import EMPTY_CURVE, FailedAttempt, FailureLog, make_failed_result
 from forerun._sweeps.run.trunks import TrunkRuns
 from forerun._sweeps.run.worker_states import AdaptiveTimeouts, WorkerStates
 from forerun._sweeps.search.source import RunSource, SourceSignal
@@ -124,7 +117,6 @@ POLL_SECONDS = 0.5
 """Maximum time in seconds before a stop is noticed while workers are busy."""
 PROGRESS_SECONDS = 1.0
 """Minimum time in seconds between two progress events that only report where each run is."""
-_RECORDED = "Ended runs are recorded"
 
 
 class Driver:
@@ -150,7 +142,7 @@ class Driver:
         clock: Callable[[], float],
     ) -> None:
         self._source, self._ledger, self._study_dir = source, ledger, study_dir
-        self._worker_states, self._bank_key_for = worker_states, bank_key_for
+        self._states, self._bank_key_for = worker_states, bank_key_for
         self._backlog = Backlog()
         self._max_attempts = max_attempts
         self._failures = FailureLog(ledger)
@@ -160,7 +152,7 @@ class Driver:
         A source without a pruner continues the runs that another source has pruned, so they do not
         count as settled for it.
         """
-        self._open: dict[str, Attempt] = {}  # queued or running, by run id
+        self._open: dict[str, OpenRun] = {}  # queued or running, by run id
         self._trunks = TrunkRuns(study_dir)
         self._signal = SourceSignal.WAIT
         self._should_stop, self._clock = should_stop, clock
@@ -181,7 +173,7 @@ class Driver:
         while not self._should_stop():
             self.queue_runs()
             self.start_calls()
-            if not self._worker_states.is_busy:
+            if not self._states.is_busy:
                 self._check_done()
                 return
             if event := self.process_reports(POLL_SECONDS):
@@ -216,27 +208,28 @@ class Driver:
                 return
             run_id = answer.id
             if run_id not in self.settled and run_id not in self._open:
-                self._open[run_id] = attempt = Attempt(spec=answer, run_id=run_id, bank_key="")
-                self._trunks.add(attempt)
-                attempt.rungs = (
+                self._open[run_id] = open_run = OpenRun(spec=answer, run_id=run_id, bank_key="")
+                self._trunks.add(open_run)
+                open_run.rungs = (
                     () if self._source.pruner is None else self._source.pruner.list_rungs(run_id)
                 )
-                if self._update_retry_status(attempt).has_failed:
-                    self._give_up(attempt, None)
+                self._plan_attempt(open_run)
+                if open_run.retry_plan.has_failed:
+                    self._give_up(open_run, None)
                 else:
-                    self._backlog.add(attempt)
+                    self._backlog.add(open_run)
 
     def start_calls(self) -> None:
         """Start a call on every idle worker that has runs or can get some, and let training workers
         go on.
         """
         # Let a training worker continue past its call unless queued runs wait for its free slots
-        for index, worker in self._worker_states.take_training():
+        for index, worker in self._states.take_training():
             if not self._backlog.has_waiting(worker.bank_key, worker.slots, self._is_ready):
-                self._worker_states.queue_continuation(index)
+                self._states.queue_continuation(index)
         # Fill the banks of idle workers from the backlog
         none_ready = not len(self._backlog)
-        for index, worker in self._worker_states.list_idle():
+        for index, worker in self._states.list_idle():
             if not worker.slots:
                 if none_ready:
                     continue
@@ -245,28 +238,26 @@ class Driver:
                 worker.bank_key, worker.slots, self._is_ready, self._can_start
             )
             if worker.slots:
-                self._worker_states.start(
-                    index, moved, plan_saved_state=self._trunks.plan_saved_state
-                )
+                self._states.start(index, moved, plan_saved_state=self._trunks.plan_saved_state)
             else:
                 none_ready = True  # no other empty bank can be filled either
 
-    def _is_ready(self, attempt: Attempt) -> bool:
+    def _is_ready(self, open_run: OpenRun) -> bool:
         """Return whether a run need not wait for a shorter run of its trunk."""
-        return self._trunks.may_start(attempt, self._worker_states.get_steps)
+        return self._trunks.may_start(open_run, self._states.get_steps)
 
-    def _can_start(self, attempt: Attempt) -> bool:
+    def _can_start(self, open_run: OpenRun) -> bool:
         """Return whether a run may start; store its FLOPs, and the message about a reached cap."""
         # A user's command may be broken: it runs alone until one run has finished
         if (
-            attempt.spec.command is not None
-            and self._worker_states.list_flops()
+            open_run.spec.command is not None
+            and self._states.list_flops()
             and not self._has_finished()
         ):
             return False
-        attempt.flops = self._trunks.count_flops(attempt)
+        open_run.flops = self._trunks.count_flops(open_run)
         self._reached_cap = self._reached_cap or self._find_reached_cap(
-            attempt.flops, self._worker_states.list_flops
+            open_run.flops, self._states.list_flops
         )
         return not self._reached_cap
 
@@ -276,7 +267,7 @@ class Driver:
         Returns:
             A progress event, or None if there is no news.
         """
-        reports = self._worker_states.wait(timeout_seconds)
+        reports = self._states.wait(timeout_seconds)
         for report in reports:
             for finished in report.finished:
                 self._handle_finished(report.worker, finished)
@@ -288,7 +279,7 @@ class Driver:
                 self._handle_worker_error(report, report.error)
         notes = tuple(note for report in reports for note in report.notes)
         if is_due := bool(reports) and self._clock() - self._listed_at >= PROGRESS_SECONDS:
-            self._running, self._listed_at = self._worker_states.list_running_runs(), self._clock()
+            self._running, self._listed_at = self._states.list_running_runs(), self._clock()
         if not (is_due or notes or self._outcomes or self._failure_messages):
             return None
         event = DriverProgress(
@@ -313,18 +304,18 @@ class Driver:
         deadline = self._clock() + grace_seconds
         workers_asked = set[int]()
         while (left_seconds := deadline - self._clock()) > 0:
-            for index, worker in self._worker_states.list_idle():
+            for index, worker in self._states.list_idle():
                 if worker.slots and index not in workers_asked:
                     workers_asked.add(index)
-                    self._worker_states.start(index, {}, 0)
-            if not self._worker_states.is_busy:
+                    self._states.start(index, {}, 0)
+            if not self._states.is_busy:
                 return
             if event := self.process_reports(min(POLL_SECONDS, left_seconds)):
                 yield event
 
     def _handle_finished(self, index: int, finished: EndedRun) -> None:
         """Record a result if it is the first valid one of its run; drop a duplicate or late one."""
-        slots = self._worker_states.workers[index].slots
+        slots = self._states.workers[index].slots
         holder = slots.get(finished.slot)
         try:
             _, result, curve = validate_finished(finished)
@@ -338,32 +329,32 @@ class Driver:
             return
         if holder is not None and holder.run_id == result.id:
             del slots[finished.slot]
-        attempt = self._open.get(result.id)
-        if attempt is not None:
+        open_run = self._open.get(result.id)
+        if open_run is not None:
             # A late result: its attempt may count as failed, and the run may be queued again
-            self._backlog.discard(attempt)
-            self._keep_outcome(attempt, result, curve)
+            self._backlog.discard(open_run)
+            self._keep_outcome(open_run, result, curve)
 
     def _handle_paused(self, index: int, paused: EndedRun) -> None:
         """Decide whether a paused run goes on or is recorded as pruned, which frees its slot."""
-        slots = self._worker_states.workers[index].slots
-        attempt = slots.get(paused.slot)
-        if attempt is None or attempt.pause_step is None or self._source.pruner is None:
+        slots = self._states.workers[index].slots
+        open_run = slots.get(paused.slot)
+        if open_run is None or open_run.pause_step is None or self._source.pruner is None:
             return
-        pause_step = attempt.pause_step
+        pause_step = open_run.pause_step
         try:
-            _, result, curve = validate_paused(paused, attempt.run_id, pause_step)
+            _, result, curve = validate_paused(paused, open_run.run_id, pause_step)
         except (canon.CanonError, SpecError) as error:
             del slots[paused.slot]
-            self._fail_invalid(attempt, error, index)
+            self._fail_invalid(open_run, error, index)
             return
-        reason = self._source.pruner.judge_run(attempt.run_id, curve.train_loss_nats)
-        attempt.rungs = attempt.rungs[1:]
+        reason = self._source.pruner.judge_run(open_run.run_id, curve.train_loss_nats)
+        open_run.rungs = open_run.rungs[1:]
         # A late report may have recorded an outcome in the meantime
-        if reason or attempt.run_id not in self._open:
+        if reason or open_run.run_id not in self._open:
             del slots[paused.slot]
-        if reason and attempt.run_id in self._open:
-            self._keep_outcome(attempt, dataclasses.replace(result, reason=reason), curve)
+        if reason and open_run.run_id in self._open:
+            self._keep_outcome(open_run, dataclasses.replace(result, reason=reason), curve)
 
     def _handle_worker_error(self, report: Report, error: str) -> None:
         """Give up on a worker: the attempts of its runs have failed, and it is restarted.
@@ -374,8 +365,8 @@ class Driver:
         cause = report.cause
         if report.ends_study:
             raise RunsFail(
-                f"{CAUSES[cause].words}: {error}. {_RECORDED}; fix this, then run the same command "
-                "to resume"
+                f"{CAUSES[cause].words}: {error}. Ended runs are recorded; fix this, then run the "
+                "same command to resume"
             )
         stopping = self._should_stop()  # the same signal may have ended the worker
         if cause == "lost_worker":
@@ -384,26 +375,26 @@ class Driver:
                 cause = "out_of_memory"
             elif stopping:
                 cause = "preempted"
-        attempts = self._worker_states.dismiss(report.worker, restart=not stopping)
+        open_runs = self._states.dismiss(report.worker, restart=not stopping)
         failure = FailedAttempt(
             cause=cause,
             detail=error,
             log_tail=report.log_tail,
             worker=report.worker,
-            alone=len(attempts) == 1,
-            kind=self._worker_states.kinds[report.worker],
+            alone=len(open_runs) == 1,
+            kind=self._states.kinds[report.worker],
         )
-        self._announce(failure, len(attempts))
-        for attempt in attempts:
+        self._announce(failure, len(open_runs))
+        for open_run in open_runs:
             if not (stopping and cause == "hung"):  # the worker may only be slow to save
-                self._fail_attempt(attempt, failure)
+                self._fail_attempt(open_run, failure)
 
-    def _fail_invalid(self, attempt: Attempt, error: Exception, index: int) -> None:
+    def _fail_invalid(self, open_run: OpenRun, error: Exception, index: int) -> None:
         """Fail the attempt of a run whose report is not valid."""
         detail = f"its result is not valid: {error}"
         failure = FailedAttempt(cause="error", detail=detail, log_tail="", worker=index, alone=True)
         self._announce(failure, 1)
-        self._fail_attempt(attempt, failure)
+        self._fail_attempt(open_run, failure)
 
     def _announce(self, failure: FailedAttempt, num_runs: int) -> None:
         """Queue the message about a failure: in full the first time, one line if it repeats."""
@@ -411,27 +402,28 @@ class Driver:
         self._failure_messages.append(failure.describe(num_runs, is_repeat=key in self._announced))
         self._announced.add(key)
 
-    def _fail_attempt(self, attempt: Attempt, failure: FailedAttempt) -> None:
+    def _fail_attempt(self, open_run: OpenRun, failure: FailedAttempt) -> None:
         """Record a failed attempt, then queue the run again or give it up."""
-        if attempt.run_id not in self._open:
+        if open_run.run_id not in self._open:
             return  # a late result was recorded in the meantime
-        step = find_saved_step(self._study_dir, attempt.run_id)
-        self._failures.append(attempt.run_id, dataclasses.replace(failure, step=step))
-        if self._update_retry_status(attempt).has_failed:
-            self._give_up(attempt, failure)
-        elif self._is_hopeless(attempt, failure):
+        step = find_saved_step(self._study_dir, open_run.run_id)
+        self._failures.append(open_run.run_id, dataclasses.replace(failure, step=step))
+        self._plan_attempt(open_run)
+        if open_run.retry_plan.has_failed:
+            self._give_up(open_run, failure)
+        elif self._is_hopeless(open_run, failure):
             self._end_study(
-                f"run {attempt.run_id[:12]} failed in the same way as an attempt before it"
+                f"run {open_run.run_id[:12]} failed in the same way as an attempt before it"
             )
         else:
-            self._backlog.put_back(attempt)
+            self._backlog.put_back(open_run)
 
-    def _is_hopeless(self, attempt: Attempt, failure: FailedAttempt) -> bool:
+    def _is_hopeless(self, open_run: OpenRun, failure: FailedAttempt) -> bool:
         """Return whether no run is likely to finish: none has, and the same failure occurred twice.
 
         A proxy that ran out of memory is retried with smaller microbatches first.
         """
-        halves_microbatch = failure.cause == "out_of_memory" and attempt.spec.command is None
+        halves_microbatch = failure.cause == "out_of_memory" and open_run.spec.command is None
         return (
             not halves_microbatch
             and not self._has_finished()
@@ -445,35 +437,32 @@ class Driver:
         self._finished = self._finished or any(recorded) or any(ended)
         return self._finished
 
-    def _update_retry_status(self, attempt: Attempt) -> RetryPlan:
-        """Plan the run's next attempt from its failures so far; store the plan, and return it."""
-        attempt.retry_plan = retry_plan = self._failures.plan_retry(
-            attempt.run_id, attempt.spec, self._max_attempts
-        )
+    def _plan_attempt(self, open_run: OpenRun) -> None:
+        """Set the retry plan of a run from its failures so far, and the bank key that follows."""
+        plan = self._failures.plan_retry(open_run.run_id, open_run.spec, self._max_attempts)
         suffixes = (
-            f"/{number} {kind}".rstrip()
-            for kind, number in sorted(retry_plan.num_microbatches.items())
+            f"/{number} {kind}".rstrip() for kind, number in sorted(plan.num_microbatches.items())
         )
-        attempt.bank_key = self._bank_key_for(attempt.spec) + "".join(suffixes)
-        return retry_plan
+        open_run.retry_plan = plan
+        open_run.bank_key = self._bank_key_for(open_run.spec) + "".join(suffixes)
 
-    def _give_up(self, attempt: Attempt, last: FailedAttempt | None) -> None:
+    def _give_up(self, open_run: OpenRun, last: FailedAttempt | None) -> None:
         """Record that a run failed, if the run itself may be to blame.
 
         Args:
-            attempt: the run.
+            open_run: the run.
             last: its last failure; None if it failed under earlier drivers.
 
         Raises:
             RunsFail: no run has ended well yet.
         """
         self._commit()  # results of the same reports count
-        reason = f"lost {format_counted(attempt.retry_plan.num_failures_in_a_row, 'time')}"
+        reason = f"lost {format_counted(open_run.retry_plan.num_failures_in_a_row, 'time')}"
         reason += "" if last else ", under earlier drivers"
         if not self._has_finished():
-            self._end_study(f"run {attempt.run_id[:12]} was {reason}")
+            self._end_study(f"run {open_run.run_id[:12]} was {reason}")
         reason += f", the last: {CAUSES[last.cause].words}: {last.reason}" if last else ""
-        self._keep_outcome(attempt, make_failed_result(attempt.run_id, reason), EMPTY_CURVE)
+        self._keep_outcome(open_run, make_failed_result(open_run.run_id, reason), EMPTY_CURVE)
         self._commit()
 
     def _end_study(self, problem: str) -> NoReturn:
@@ -488,10 +477,10 @@ class Driver:
             + "".join(f"\n{message}" for message in self._failure_messages)
         )
 
-    def _keep_outcome(self, attempt: Attempt, result: RunResult, curve: Curve) -> None:
+    def _keep_outcome(self, open_run: OpenRun, result: RunResult, curve: Curve) -> None:
         """Keep a run's outcome until it is recorded together with the other reports' outcomes."""
         del self._open[result.id]
-        self._ended.append((Run(spec=attempt.spec, result=result), curve))
+        self._ended.append((Run(spec=open_run.spec, result=result), curve))
 
     def _commit(self) -> None:
         """Record all waiting outcomes, curves first, so that no result lacks one.

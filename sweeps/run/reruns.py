@@ -18,7 +18,7 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.checks import SpecError
 from forerun._proxies.core.notation import format_counted, format_nats
 from forerun._proxies.core.spec import EndedRun, RunResult, RunSpec
-from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.run.backlog import OpenRun
 from forerun._sweeps.run.pool import Pool, validate_finished
 from forerun._sweeps.run.retries import RetryPlan
 from forerun._sweeps.run.worker_states import AdaptiveTimeouts, WorkerStates
@@ -135,7 +135,7 @@ def execute_again(
         The outcome, or why there is none after `max_attempts`.
     """
     worker_states = WorkerStates(pool, AdaptiveTimeouts(hang_seconds), time.monotonic)
-    attempt = Attempt(
+    open_run = OpenRun(
         spec=spec,
         run_id=spec.id,
         retry_plan=RetryPlan(num_microbatches={"": num_microbatches}),
@@ -147,13 +147,13 @@ def execute_again(
         check()
         worker = worker_states.workers[index]
         if not worker.num_calls:
-            admitted = {} if worker.slots else {0: attempt}
-            worker.bank_key, worker.slots[0] = attempt.bank_key, attempt
+            admitted = {} if worker.slots else {0: open_run}
+            worker.bank_key, worker.slots[0] = open_run.bank_key, open_run
             worker_states.start(index, admitted)
         for report in worker_states.wait(POLL_SECONDS):
             error = f"{report.cause}: {report.error}" if report.error is not None else ""
             for finished in report.finished:
-                outcome = _validate_outcome(finished, attempt.run_id)
+                outcome = _validate_outcome(finished, open_run.run_id)
                 if isinstance(outcome, RunResult):
                     return outcome
                 error = outcome

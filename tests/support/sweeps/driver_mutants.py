@@ -149,7 +149,7 @@ def blame_own_absence(patch):
 
 def forget_failed_attempts(patch):
     """Do not queue a run again whose attempt failed."""
-    patch.setattr(driver_module.Driver, "_fail_attempt", lambda self, attempt, failure: None)
+    patch.setattr(driver_module.Driver, "_fail_attempt", lambda self, open_run, failure: None)
 
 
 def forget_results(patch):
@@ -187,9 +187,9 @@ def drop_checkpoint_first(patch):
     """Remove a checkpoint before the run's result is recorded."""
     keep_outcome = driver_module.Driver._keep_outcome
 
-    def mutant(self, attempt, result, curve):
+    def mutant(self, open_run, result, curve):
         driver_module.drop_checkpoints(self._study_dir, result.id)
-        keep_outcome(self, attempt, result, curve)
+        keep_outcome(self, open_run, result, curve)
 
     patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
@@ -294,10 +294,10 @@ def keep_pruned_slot(patch):
     handle_paused = driver_module.Driver._handle_paused
 
     def mutant(self, index, paused):
-        run = self._worker_states.workers[index].slots.get(paused.slot)
+        run = self._states.workers[index].slots.get(paused.slot)
         handle_paused(self, index, paused)
         if run is not None:
-            self._worker_states.workers[index].slots[paused.slot] = run
+            self._states.workers[index].slots[paused.slot] = run
 
     patch.setattr(driver_module.Driver, "_handle_paused", mutant)
 
@@ -306,9 +306,9 @@ def free_slot_without_recording(patch):
     """Free the slot of a pruned run without recording its outcome."""
     keep_outcome = driver_module.Driver._keep_outcome
 
-    def mutant(self, attempt, result, curve):
+    def mutant(self, open_run, result, curve):
         if result.status != "pruned":
-            keep_outcome(self, attempt, result, curve)
+            keep_outcome(self, open_run, result, curve)
 
     patch.setattr(driver_module.Driver, "_keep_outcome", mutant)
 
@@ -317,10 +317,10 @@ def report_pruned_twice(patch):
     """Report pruned runs twice."""
     keep_outcome = driver_module.Driver._keep_outcome
 
-    def mutant(self, attempt, result, curve):
-        keep_outcome(self, attempt, result, curve)
+    def mutant(self, open_run, result, curve):
+        keep_outcome(self, open_run, result, curve)
         self._outcomes += (
-            [Run(spec=attempt.spec, result=result)] if result.status == "pruned" else []
+            [Run(spec=open_run.spec, result=result)] if result.status == "pruned" else []
         )
 
     patch.setattr(driver_module.Driver, "_keep_outcome", mutant)

@@ -213,16 +213,21 @@ def inject_fault(shim, study, name, k, fault, expected):
     return {REFUSED: "refused", ABSORBED: "absorbed"}.get(code, "killed")
 
 
-def disable_journal():
-    """Plant a bug: pages that a transaction replaces are kept nowhere."""
+def set_pragma(pragma):
+    """Have every connection to a ledger set a pragma of SQLite."""
     connect = chain.connect
 
     def mutant(path, *, write):
         connection = connect(path, write=write)
-        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute(f"PRAGMA {pragma}")
         return connection
 
     chain.connect = mutant
+
+
+def disable_journal():
+    """Plant a bug: pages that a transaction replaces are kept nowhere."""
+    set_pragma("journal_mode = OFF")
 
 
 def write_in_place():
@@ -232,14 +237,7 @@ def write_in_place():
 
 def skip_sync():
     """Plant a bug: written data is left in the page cache."""
-    connect = chain.connect
-
-    def mutant(path, *, write):
-        connection = connect(path, write=write)
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
-
-    chain.connect = mutant
+    set_pragma("synchronous = OFF")
     os.fsync = lambda descriptor: None
 
 

@@ -1,7 +1,7 @@
 """Damage to a real ledger: flipped bytes and cut ends.
 
-After each damage, the functions check that the ledger is refused or read unchanged, and that the
-records which a repair would find in the raw bytes are among those that were written.
+After each damage, the functions check that the ledger is refused or read unchanged. They also check
+that a repair would find no record in the raw bytes that was never written.
 """
 
 import os

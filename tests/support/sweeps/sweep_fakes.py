@@ -1,5 +1,7 @@
-"""Fake runs, whose losses follow from their specs, and fake hosts (the part of a worker that trains
-runs), whose faults follow from a script.
+"""Fake runs and fake hosts.
+
+The loss of a fake run follows from its spec. A host is the part of a worker that trains runs; a
+fake host trains nothing, and its fault is given by a name and a seed.
 """
 
 from __future__ import annotations

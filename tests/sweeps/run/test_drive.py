@@ -18,7 +18,7 @@ from sweep_fakes import (
 from forerun._proxies.core import canon
 from forerun._proxies.core.programs import Command
 from forerun._proxies.core.spec import RunSpec
-from forerun._sweeps.run.backlog import Attempt
+from forerun._sweeps.run.backlog import OpenRun
 from forerun._sweeps.run.driver import drive
 from forerun._sweeps.run.pool import InlinePool, Report
 from forerun._sweeps.run.worker_states import MIN_TIMEOUT_SECONDS, AdaptiveTimeouts, WorkerStates
@@ -41,14 +41,7 @@ class Study:
         source = specs if hasattr(specs, "next") else StaticSource(specs, get_bank_key)
         clock = getattr(self.pool, "clock", time.monotonic)
         options = {"progress": self.events.append, "clock": clock} | options
-        drive(
-            source,
-            self.pool,
-            self.ledger,
-            self.folder,
-            bank_key_for=get_bank_key,
-            **options,
-        )
+        drive(source, self.pool, self.ledger, self.folder, bank_key_for=get_bank_key, **options)
         return self.ledger.get_results()
 
 
@@ -387,7 +380,7 @@ def test_no_call_is_queued_behind_a_skipped_or_slow_one(study):
     spec = make_spec(num_steps=99)
     workers.workers[0].bank_key, workers.workers[0].slots[0] = (
         "one",
-        Attempt(spec=spec, run_id=spec.id, bank_key="one"),
+        OpenRun(spec=spec, run_id=spec.id, bank_key="one"),
     )
 
     def count_calls_in_flight(report, seconds=1.0):

@@ -37,13 +37,7 @@ def count_calls(study_dir, num_trials):
         search = Search(SPACE, 1, 3, num_startup=4)
         source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
         profile.enable()
-        drive(
-            source,
-            InlinePool(TrivialHost),
-            ledger,
-            study_dir,
-            bank_key_for=get_bank_key,
-        )
+        drive(source, InlinePool(TrivialHost), ledger, study_dir, bank_key_for=get_bank_key)
         profile.disable()
     return sum(entry.callcount for entry in profile.getstats())
 
@@ -150,13 +144,7 @@ def measure_memory(study_dir, num_trials):
         with Ledger.open(study_dir, {}, create=True) as ledger:
             search = Search(SPACE, 1, 3, sampler="random")
             source = SearchSource(search, make_run, ledger, stage="s", num_trials=num_trials)
-            drive(
-                source,
-                InlinePool(TrivialHost),
-                ledger,
-                study_dir,
-                bank_key_for=get_bank_key,
-            )
+            drive(source, InlinePool(TrivialHost), ledger, study_dir, bank_key_for=get_bank_key)
             gc.collect()
             # Without Python's table of interned names, which grows by megabytes at some trial
             num_bytes.append(
