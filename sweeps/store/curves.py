@@ -118,7 +118,7 @@ def store_curves(study_dir: Path, curves: Sequence[tuple[RunResult, Curve]]) -> 
 
 
 def load_curve(study_dir: Path, result: RunResult) -> Curve:
-    """Read the curve of `result`, and verify that it is the one the result names.
+    """Read the curve of `result`, and verify its content id.
 
     Raises:
         CurveCorrupt: the file is missing, unreadable, or its content id is not `result.curve_id`.

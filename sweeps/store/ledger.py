@@ -73,8 +73,9 @@ A pruned outcome describes the first steps of a run; the outcome of the whole ru
 """
 
 CALIBRATION = "calibration"
-"""Kind of the records of measured settings, such as the number of slots of a bank, which are part
-of the runs' specs."""
+"""Kind of the records of settings that were measured, such as the number of slots of a bank. These
+settings are part of the runs' specs.
+"""
 SUGGESTION = "suggestion"
 """Kind of the records of a search's points."""
 OUTCOMES = (RESULT, IMPORTED, PRUNED)
