@@ -38,7 +38,8 @@ from forerun._sweeps.ray.nodes import (
     format_resources,
     measure_resources,
 )
-from forerun._sweeps.run.pool import HostCall, HostFactory, Report, count_cores, execute_call
+from forerun._sweeps.run.cores import count_cores
+from forerun._sweeps.run.pool import HostCall, HostFactory, Report, execute_call
 from forerun._sweeps.store.errors import ClusterUnfit, PoolDead
 
 

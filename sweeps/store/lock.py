@@ -3,7 +3,8 @@ second driver out of a study.
 
 The kernel drops the lock when its holder dies in any way, so a stale file blocks nobody. Advisory
 locks are not reliable on every network filesystem; there the ledger's chain catches a second driver
-(`StaleDriver`). This module needs no third-party package.
+(`StaleDriver`). The module also tells whether a driver's process is still alive, and whether a file
+was replaced. It needs no third-party package.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ OPEN_OTHERWISE = {
     "proxies.core.failures",
     "proxies.external.command_supervisor",
     "sweeps.store.sites",
-    "sweeps.run.pool",
+    "sweeps.run.cores",
     "sweeps.ray.pool",
     "sweeps.ray.cluster_start",
     "sweeps.ray.cluster_folder",
