@@ -395,27 +395,31 @@ class RayPool:
             Exception: whatever an actor raised.
         """
         while self._starting:
-            done, _ = self._ray.wait(
-                list(self._starting), num_returns=len(self._starting), timeout=1.0
-            )
-            for reference in done:
-                self._logs[self._starting.pop(reference)] = self._ray.get(
-                    reference, timeout=ANSWER_SECONDS
-                )
+            self._take_started(1.0)
             if self._starting:
                 self._connection.probe()
                 self._check_start()
 
-    def _check_starting_workers(self) -> None:
-        """Take note of the workers that are up by now. Raises PoolDead if one takes too long."""
-        if not self._starting:
-            return
-        done, _ = self._ray.wait(list(self._starting), num_returns=len(self._starting), timeout=0)
+    def _take_started(self, timeout_seconds: float, *ignored: type[BaseException]) -> None:
+        """Store the log paths of the workers that are up, after a wait for all that are starting.
+
+        Args:
+            timeout_seconds: maximum time to wait.
+            ignored: errors of a worker's start that are ignored.
+        """
+        done, _ = self._ray.wait(
+            list(self._starting), num_returns=len(self._starting), timeout=timeout_seconds
+        )
         for reference in done:
             worker = self._starting.pop(reference)
-            # A worker that was lost while it started is reported by its call
-            with contextlib.suppress(self._ray.exceptions.RayError):
+            with contextlib.suppress(*ignored):
                 self._logs[worker] = self._ray.get(reference, timeout=ANSWER_SECONDS)
+
+    def _check_starting_workers(self) -> None:
+        """Take note of the workers that are up by now. Raises PoolDead if one takes too long."""
+        if self._starting:
+            # A worker that was lost while it started is reported by its call
+            self._take_started(0.0, self._ray.exceptions.RayError)
         if self._starting:
             try:
                 self._start_timeout.check()

@@ -284,7 +284,7 @@ class Driver:
             return None
         event = DriverProgress(
             outcomes=tuple(self._outcomes),
-            lost=tuple(self._failure_messages),
+            failures=tuple(self._failure_messages),
             notes=notes,
             running=self._running,
             num_queued=len(self._backlog),

@@ -4,6 +4,7 @@ given up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -35,11 +36,8 @@ class AdaptiveTimeouts:
 
     def get_timeout(self, kind: Hashable) -> float:
         """Return the timeout of calls of this kind, in seconds."""
-        if kind not in self._longest:
-            return self._ceiling_seconds
-        return min(
-            self._ceiling_seconds, max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * self._longest[kind])
-        )
+        longest = self._longest.get(kind, math.inf)
+        return min(self._ceiling_seconds, max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * longest))
 
     def add_duration(self, kind: Hashable, seconds: float) -> None:
         """Record the duration of a call of this kind, in seconds."""

@@ -146,9 +146,9 @@ def _allocate(counts: Sequence[int], comparison: Comparison, num_new: int) -> li
 def compare_candidates(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     """Compare the candidates by the losses of their repeats.
 
-    Means are least squares on the candidates' effects, or on these and the seeds' effects if seeds
-    have an effect; noise is pooled. The loss for which a candidate was chosen is not a repeat and
-    does not count, because it is low by selection.
+    The means come from a least-squares fit of the candidates' effects. If the seeds have a
+    significant effect, it is fitted too. The noise is pooled over all candidates. The loss for
+    which a candidate was chosen is not a repeat and does not count, because it is low by selection.
 
     Args:
         counts: number of repeats of each candidate that have outcomes.
@@ -167,32 +167,26 @@ def compare_candidates(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
     ]
     effects = _fit_effects(table, len(complete))
     # Rank the candidates without divergence by their means, then the others
-    means, covariance = effects.means, effects.covariance
+    means, covariance = effects.means.tolist(), effects.covariance
     order = sorted(range(len(complete)), key=lambda i: (means[i], i))
-    standings = [
-        CandidateStatus(
-            candidate=complete[i],
-            num_repeats=counts[complete[i]],
-            num_diverged=0,
-            mean_nats=float(means[i]),
-            standard_error_nats=None if covariance is None else float(np.sqrt(covariance[i, i])),
-        )
+    ranked: list[tuple[int, float | None, float | None]] = [
+        (complete[i], means[i], None if covariance is None else float(np.sqrt(covariance[i, i])))
         for i in order
     ]
-    with_divergence = sorted((d, c) for c, d in enumerate(diverged) if c not in complete)
-    standings += [
-        CandidateStatus(
-            candidate=c,
-            num_repeats=counts[c],
-            num_diverged=d,
-            mean_nats=None,
-            standard_error_nats=None,
-        )
-        for d, c in with_divergence
-    ]
+    others = sorted((d, c) for c, d in enumerate(diverged) if c not in complete)
+    ranked += [(c, None, None) for _, c in others]
     lead, error = _compute_lead(effects, order)
     return Comparison(
-        standings=tuple(standings),
+        standings=tuple(
+            CandidateStatus(
+                candidate=c,
+                num_repeats=counts[c],
+                num_diverged=diverged[c],
+                mean_nats=mean,
+                standard_error_nats=standard_error,
+            )
+            for c, mean, standard_error in ranked
+        ),
         paired=effects.paired,
         lead_nats=lead,
         lead_standard_error_nats=error,

@@ -36,7 +36,7 @@ class DriverProgress:
 
     outcomes: tuple[Run, ...]
     """Runs whose outcomes were just recorded."""
-    lost: tuple[str, ...]
+    failures: tuple[str, ...]
     """A message for every worker or run whose attempt just failed: the cause, the last lines of
     the log, and what to do.
     """

@@ -259,12 +259,13 @@ def _replace_ledger(
     """Write the new ledger next to the damaged one, verify it, and put it in its place."""
     # Append the proven records beyond the damage that are not duplicates
     known, intact = {(record.kind, record.key) for record in kept}, find_intact_records(rows)
-    beyond = [
+    restored = [
         record
         for seq, record in sorted(intact.items())
-        if seq >= len(kept) and record.kind in RESTORED_KINDS
+        if seq >= len(kept)
+        and record.kind in RESTORED_KINDS
+        and (record.kind, record.key) not in known
     ]
-    restored = [record for record in beyond if (record.kind, record.key) not in known]
     known |= {(record.kind, record.key) for record in restored}
     # List the lost records
     kinds_and_keys = {row.seq: (row.kind, row.key) for row in rows}
@@ -286,16 +287,11 @@ def _replace_ledger(
         "lost": lost,
     }
     number = sum(record.kind == "repair" for record in kept)
-    records = [
-        *kept,
-        chain.make_record(
-            len(kept), "repair", str(number), canon.to_canonical_json(note), kept[-1].hash
-        ),
-    ]
-    for record in restored:
-        records.append(
-            chain.make_record(len(records), record.kind, record.key, record.text, records[-1].hash)
-        )
+    appended = [("repair", str(number), canon.to_canonical_json(note))]
+    appended += [(record.kind, record.key, record.text) for record in restored]
+    records = list(kept)
+    for kind, key, text in appended:
+        records.append(chain.make_record(len(records), kind, key, text, records[-1].hash))
     ledger = _write_ledger(study_dir, records)
     # List the runs that have a curve but no outcome
     without_result = set(list_curve_ids(study_dir)) - ledger.get_results().keys()

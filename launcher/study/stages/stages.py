@@ -425,7 +425,7 @@ class _DriveMonitor:
         """Cap of the plan that is reached; empty while none is."""
         self._runner, self._label, self._accounts = runner, label, accounts
         self._ledger_file = FileIdentity(runner.study.study_dir / LEDGER_NAME)
-        self._last = DriverProgress(outcomes=(), lost=(), notes=(), running=(), num_queued=0)
+        self._last = DriverProgress(outcomes=(), failures=(), notes=(), running=(), num_queued=0)
         self._done_by_run: dict[str, float] = {}  # FLOPs done by each run that has not ended
         flops = compute_own_flops(specs)
         self._flops_by_run = {spec.id: work for spec, work in zip(specs, flops, strict=True)}
@@ -455,7 +455,7 @@ class _DriveMonitor:
 
     def take(self, event: DriverProgress) -> None:
         """Take in a report of the driver."""
-        for sentence in (*event.lost, *event.notes):
+        for sentence in (*event.failures, *event.notes):
             print_progress(f"{self._label}: {sentence}")
         if event.running is not self._last.running:  # reports within a second share the tuple
             self._done_by_run = {

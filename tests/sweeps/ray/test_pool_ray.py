@@ -62,7 +62,7 @@ def restart_with_fault(pool, factory, fault):
 
 def list_failure_messages(events, text):
     """Return the reported messages about failures that contain a text."""
-    return [message for event in events for message in event.lost if text in message]
+    return [message for event in events for message in event.failures if text in message]
 
 
 def test_lost_workers_cost_no_result_and_a_dead_head_is_a_named_error(tmp_path, capfd, monkeypatch):

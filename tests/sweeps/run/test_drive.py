@@ -59,8 +59,9 @@ def list_expected_results(specs):
 
 
 class TwoWorkers:
-    """Two workers whose every call ends all of their runs. `started` has the number of calls in
-    flight as each one started.
+    """Two workers; every call ends all runs of its worker.
+
+    `started` has the number of calls in flight at the start of each call, this call included.
     """
 
     num_workers, calls_ahead = 2, 0
@@ -97,15 +98,17 @@ def test_command_must_finish_one_run_before_others_start(study):
     specs = [dataclasses.replace(spec, command=command) for spec in make_specs(5, num_slots=1)]
     study.pool = TwoWorkers()
     assert len(study.drive(specs)) == 5
-    assert study.pool.started == [1, 1, 2, 1, 2], "calls in flight when each one started"
+    assert study.pool.started == [1, 1, 2, 1, 2], "only the first run must be alone"
     study.pool = TwoWorkers()
     study.drive([dataclasses.replace(spec, seed=9 + spec.seed) for spec in specs])
     assert study.pool.started[:2] == [1, 2], "a run of this command has finished before"
 
 
 class ScriptedPool:
-    """One worker whose every call is answered by `answer(pool, call, number)`: with a report, or
-    never if it returns None. A wait takes its whole timeout by the pool's own clock.
+    """One worker, whose calls are answered by the function `answer(pool, call, number)`.
+
+    The function returns a report, or None for a call that is never answered. A wait takes its whole
+    timeout by the pool's own clock.
     """
 
     num_workers, calls_ahead = 1, 0
@@ -174,7 +177,7 @@ def test_batch_that_does_not_fit_is_split(study):
     assert [body["cause"] for body in list_failures(study)] == ["out_of_memory"] * 3
     assert (
         "out of memory: it went wrong; it held 3 runs. What to do: give it more memory"
-        in study.events[0].lost[0]
+        in study.events[0].failures[0]
     )
 
 
@@ -246,7 +249,7 @@ def test_repeated_failure_stops_a_study_without_finished_runs(study):
         study.drive(make_specs(1), max_attempts=9)
     assert len(failing.calls) == 2 and study.ledger.get_results() == {}
     assert str(caught.value).count("NameError: y") == 1, "the log was shown at the first failure"
-    assert "NameError: y" in study.events[0].lost[0] and "step 0" not in str(caught.value)
+    assert "NameError: y" in study.events[0].failures[0] and "step 0" not in str(caught.value)
     first, second = make_specs(2)
     use_scripted_pool(study, lambda pool, call, number: pool.finish_all())
     study.drive([first])
@@ -288,7 +291,7 @@ def test_timeout_adapts_to_the_calls(study):
         make_specs(1, num_steps=99), should_stop=lambda: bool(pool.restarted), clock=pool.clock
     )
     # Ten times 14.5 s: the call of 14 s, and a wait of 0.5 s
-    assert study.events[-1].lost[0].startswith("worker 0: hung: no report for 2 min 25 s")
+    assert study.events[-1].failures[0].startswith("worker 0: hung: no report for 2 min 25 s")
 
 
 def test_timeout_is_ten_times_the_longest_call_and_doubles_after_a_miss():
@@ -370,9 +373,11 @@ def test_result_next_to_a_failing_run_keeps_the_study_alive(study):
 
 
 def test_no_call_is_queued_behind_a_skipped_or_slow_one(study):
-    """A call may be queued while the call before it is carried out, so that the worker need not
-    wait. The worker skips the queued call if the call before it needs an answer first. No call is
-    queued behind a slow one, because a stop would have to wait for both.
+    """While a worker carries out a call, the driver may queue the next call, so that the worker
+    need not wait.
+
+    The worker skips the queued call if the driver must first reply to the report of the call before
+    it. No call is queued behind a slow one, because a stop would have to wait for both.
     """
     pool = use_scripted_pool(study, lambda pool, call, number: None)
     pool.calls_ahead = 1
