@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 60.0
 """Seconds between SIGTERM and SIGKILL: a trainer may save."""
 _POLL_SECONDS, _REPORT_SECONDS = 1.0, 30.0
-_SIGNAL_SECONDS = 0.05
+_SIGNAL_SECONDS = 0.02
 """Seconds between two looks for a signal. A rehearsal interrupts runs that are over in a second."""
 _NUM_TIMED = 64
 """Number of gaps between logged steps in their median."""
