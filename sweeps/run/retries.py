@@ -1,4 +1,4 @@
-"""How a run is retried after attempts that failed, that is, ended without a result.
+"""Retries of runs whose attempts failed, that is, ended without a result.
 
 Each failure is a ledger record of kind `lost` with the key `<run id>/<n>`, so the count survives a
 restart of the driver. A `pardon` record makes all earlier failures stop counting: it is written

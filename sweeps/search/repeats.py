@@ -173,8 +173,8 @@ def compare_candidates(counts: Sequence[int], outcomes: Outcomes) -> Comparison:
         (complete[i], means[i], None if covariance is None else float(np.sqrt(covariance[i, i])))
         for i in order
     ]
-    others = sorted((d, c) for c, d in enumerate(diverged) if c not in complete)
-    ranked += [(c, None, None) for _, c in others]
+    with_divergence = sorted((d, c) for c, d in enumerate(diverged) if c not in complete)
+    ranked += [(c, None, None) for _, c in with_divergence]
     lead, error = _compute_lead(effects, order)
     return Comparison(
         standings=tuple(

@@ -1,5 +1,5 @@
-"""What a driver reports while it works: its progress events, and its current state in `live.json`,
-which is rewritten about once a second for people and programs that watch the study.
+"""Reports of a driver at work: its progress events, and its current state in `live.json`, which is
+rewritten about once a second for people and programs that watch the study.
 
 The file is not a record: it is not durable, and a study without it is complete. The next driver
 reads from it what a killed driver had spent.

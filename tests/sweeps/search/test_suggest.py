@@ -64,7 +64,7 @@ def test_outcomes_of_trials_in_flight_are_not_used():
 
 
 def test_search_avoids_divergence_and_finds_the_optimum():
-    """At most half of the trials may diverge on average.
+    """The limit is that half of the trials diverge on average.
 
     A sampler that ignores diverged trials, instead of penalizing them, lets 29.5 of 40 diverge.
     """
