@@ -58,7 +58,8 @@ def train_runs(specs: Sequence[RunSpec], store: TokenStore) -> list[tuple[RunRes
     waiting, index_by_slot = list(enumerate(specs)), dict[int, int]()
     ended: dict[int, tuple[RunResult, Curve]] = {}
     while waiting or index_by_slot:
-        for slot in bank.free_slots[: len(waiting)]:
+        free_slots = [slot for slot in range(first.numerics.num_slots) if slot not in bank.steps]
+        for slot in free_slots[: len(waiting)]:
             index_by_slot[slot], spec = waiting.pop(0)
             bank.admit(slot, spec)
         for slot, result, curve in bank.advance(first.schedule.num_steps):

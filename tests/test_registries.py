@@ -1,7 +1,8 @@
 """Tests that hyperparameters and optimizers are declared in one place, their registries.
 
-Other files must not name a hyperparameter or an optimizer. A new one, planted in a copy of the
-packages, must appear everywhere: in the search, reports, frozen records, and exports.
+Other files must not name a hyperparameter or an optimizer. A new hyperparameter or optimizer,
+planted in a copy of the packages, must appear everywhere: in the search, reports, frozen records,
+and exports.
 """
 
 from __future__ import annotations
@@ -176,7 +177,6 @@ OPTIMIZER_SPEC = """            OptimizerSpec(
 OPTIMIZER_RECIPE = """            Recipe(name="lion", label="Lion", default="lion"),
 """
 OPTIMIZER_IMPLEMENTATION = """    "lion": Implementation(
-        build=Lion,
         kind=Lion,
         bank=BankLion,
         name_of=lambda group: "lion",

@@ -57,28 +57,28 @@ class _Start:
     args: Any
     kwargs: Any
     output: Tensor | None = None
-    """Rows of the output for the batch; None before it is measured."""
+    """Rows of the output for the batch; None until they are measured."""
     unrelated: Tensor | None = None
     """Input of Gaussian noise, of the same shape and size as the batch's; None if the fan-in is
     unknown or the module is not linear."""
     unrelated_output: Tensor | None = None
-    """Output for `unrelated`, without the bias; None before it is measured."""
+    """Output for `unrelated`, without the bias; None until it is measured."""
 
     @property
     def batch_input(self) -> Tensor | None:
         """First tensor of the input; None if there is none."""
-        return _find_tensor(self.args or tuple(self.kwargs.values()))
+        return _find_input(self.args, self.kwargs)
 
 
 def measure_run(
-    probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None = None
+    probe: CoordinateProbe, store: TokenStore, build: Callable[[RunSpec], BuiltModel] | None
 ) -> RunReadings:
     """Train the run of a probe, and measure its layers at the recorded steps.
 
     Args:
         probe: The run.
         store: The corpus of the run.
-        build: Builds the model of a run that has a factory.
+        build: Builds the model of a run that has a factory; None if this run has none.
 
     Returns:
         The readings, up to the first step at which a loss, gradient or output is not finite.
@@ -221,7 +221,7 @@ class ActivationProbe:
         if self._is_measuring or out is None or not layer:
             return
         rows_NF, role = _to_rows(out), self._roles[name]
-        gain = _compute_size(rows_NF) / (_compute_input_size(args, kwargs) or math.nan)
+        gain = _compute_size(rows_NF) / _compute_input_size(_find_input(args, kwargs))
         own_update: dict[str, Any] = {}
         if role in ("hidden", "readout"):
             start = self._starts.setdefault(self._make_key(layer), _Start(args, kwargs))
@@ -238,12 +238,11 @@ class ActivationProbe:
         role: Role,
         rows: Tensor,
         *,
-        update: float = math.nan,
-        gain: float = math.nan,
-        rate: float = math.nan,
         change: float | None = None,
         head_dim: int = 0,
+        **ratios: float,
     ) -> None:
+        """Record the output of a layer. `ratios` are its update, gain, and rate where known."""
         name = self._make_key(name)
         first = self._first.setdefault(name, rows)
         self._readings[name] = LayerReading(
@@ -251,16 +250,14 @@ class ActivationProbe:
             role=role,
             size=_compute_size(rows),
             change=_compute_size(rows - first) if change is None else change,
-            update=_to_finite(update),
-            gain=_to_finite(gain),
-            rate=_to_finite(rate),
             head_dim=head_dim,
+            **{name: ratio if math.isfinite(ratio) else None for name, ratio in ratios.items()},
         )
 
     def _make_key(self, name: str) -> str:
-        """Return the name of a layer's next call in this pass: `wq`, then `wq#2`, `wq#3`, ...
+        """Return the name under which the next call of a module in this pass is recorded.
 
-        Each call of a module in one pass is a layer of its own.
+        Each call in one pass is a layer of its own: `wq`, then `wq#2`, `wq#3`, ...
         """
         number = 1 + sum(key == name or key.startswith(f"{name}#") for key in self._readings)
         return name if number == 1 else f"{name}#{number}"
@@ -313,14 +310,19 @@ def _find_tensor(values: Any) -> Tensor | None:
     return None
 
 
-def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, float]:
-    """Return the effect of a module's update since step 0, by the names of `LayerReading`.
+def _find_input(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the first tensor of a module's input; None if there is none."""
+    return _find_tensor(args or tuple(kwargs.values()))
 
-    The effect is measured on the input of step 0 and on an unrelated input. Returns nothing if the
+
+def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, float]:
+    """Return the effects of a module's update since step 0, by the names of `LayerReading`.
+
+    The effects are measured on the input of step 0 and on an unrelated input. They are empty if the
     module's output has no tensor.
     """
-    # Call `forward` directly, without hooks: a hook that applies a multiplier to the output is no
-    # part of the matrix.
+    # Call `forward` directly, without hooks: a hook may multiply the output, which is not part of
+    # the matrix.
     out = _find_tensor(module.forward(*start.args, **start.kwargs))
     if out is None:
         return {}
@@ -328,7 +330,7 @@ def _measure_update(module: nn.Module, role: Role, start: _Start) -> dict[str, f
     if start.output is None:
         start.output, start.unrelated = rows_NF, _make_unrelated_input(module, start)
     effect = _compute_size(rows_NF - start.output)
-    input_size = _compute_input_size(start.args, start.kwargs) or math.nan
+    input_size = _compute_input_size(start.batch_input)
     measures = {"update": effect / input_size}
     if role == "readout":
         measures["change"] = effect
@@ -364,7 +366,7 @@ def _make_unrelated_input(module: nn.Module, start: _Start) -> Tensor | None:
     noise = noise.to(batch_input.device)
     batch_root_mean_square = batch_input.float().square().mean().sqrt()
     unrelated = (noise * batch_root_mean_square).to(batch_input.dtype)
-    # Sampling shows the size of an update only if twice the input gives twice the output.
+    # Random input shows the size of an update only if twice the input gives twice the output.
     once_NF = _compute_odd_part(module, start, unrelated)
     twice_NF = _compute_odd_part(module, start, 2 * unrelated)
     deviation = _compute_size(twice_NF - 2 * once_NF)
@@ -390,10 +392,11 @@ def _compute_odd_part(module: nn.Module, start: _Start, unrelated: Tensor) -> Te
     return (run(unrelated) - run(-unrelated)) / 2
 
 
-def _compute_input_size(args: Any, kwargs: Any) -> float:
-    """Return the size of the first tensor of a module's input; 1 for ids."""
-    first = _find_tensor(args or tuple(kwargs.values()))
-    return 1.0 if first is None else _compute_size(_to_rows(first))
+def _compute_input_size(batch_input: Tensor | None) -> float:
+    """Return the size of a module's input, by which effects are divided: 1 for ids and for no
+    tensor, NaN if the size is 0.
+    """
+    return 1.0 if batch_input is None else _compute_size(_to_rows(batch_input)) or math.nan
 
 
 def _to_rows(x: Tensor) -> Tensor:
@@ -406,18 +409,13 @@ def _to_rows(x: Tensor) -> Tensor:
     return x_NF.float() if x_NF.dtype in (torch.bfloat16, torch.float16) else x_NF.clone()
 
 
-def _to_finite(ratio: float) -> float | None:
-    """Return a ratio, or None if it is not finite."""
-    return ratio if math.isfinite(ratio) else None
-
-
 def _compute_size(x: Tensor) -> float:
     """Return the mean absolute value of a tensor; 1 for ids."""
     return float(x.abs().mean(dtype=torch.float64)) if x.is_floating_point() else 1.0
 
 
 class _AttentionLogits(TorchFunctionMode):
-    """A mode that passes the logits of every attention to a function."""
+    """A mode of torch that passes the logits of every attention to a function."""
 
     def __init__(self, keep: Callable[[Tensor, int], None]) -> None:
         super().__init__()
@@ -444,7 +442,7 @@ def compute_attention_logits(
 
     A logit is a dot product of a query and a key times the scale. The arguments are those of
     `scaled_dot_product_attention`: query [..., H, T, E], key [..., G, S, E]. At most `LOGIT_ROWS`
-    evenly spaced queries are used, including the last one.
+    evenly spaced queries are used, including the last query.
     """
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     sequences = max(1, query.shape[:-3].numel())
@@ -462,7 +460,8 @@ def compute_attention_logits(
     if is_causal:
         allowed = allowed.tril()
     if attn_mask is not None:
-        # A mask of numbers is added to the logits: -inf, or nearly the smallest number, hides one
+        # A mask of numbers is added to the logits. It hides a logit by -inf, or by nearly the
+        # smallest number
         allowed_by_mask = (
             attn_mask
             if attn_mask.dtype == torch.bool

@@ -54,12 +54,12 @@ _MIN_HEAD_DIM_POWER = 0.2
 
 
 def attribute_causes(layers: list[LayerVerdict], setting: CheckSettings) -> list[LayerVerdict]:
-    """Return the layers, so that each flagged one has a cause.
+    """Return the layers with a cause for each flagged layer.
 
-    A layer whose own weights show a mistake keeps this cause, with one exception: if a readout
-    vanishes and there is a mistake before it, the readout's cause is that it follows from this
-    mistake. The cause of any other flagged layer is a wrong scale of the attention logits or of the
-    branches, or the first layer whose own weights show a mistake.
+    A layer whose own weights show a mistake keeps this cause, except for a readout that vanishes
+    after a mistake in an earlier layer: it follows from the earlier mistake. The cause of any other
+    flagged layer is a wrong scale of the attention logits or of the branches, or the first layer
+    whose own weights show a mistake.
     """
     roots = [layer for layer in layers if _is_flagged(layer) and layer.cause]
     # Mistakes in the blocks come before those of the readout, which affect the blocks only through
@@ -299,9 +299,9 @@ def _judge_layers(
 def _fit_head_dim_power(points: Sequence[int], readings: _Readings) -> float:
     """Return the power of the width with which the head dim grows.
 
-    The head dim is that of the attention's queries, because a user's model may have other heads
-    than its plan says. Returns 0 if the power is below `_MIN_HEAD_DIM_POWER`, or if no attention
-    was seen.
+    The head dim is read from the attention's queries, because a user's model may have other heads
+    than its plan says. The power is 0 if it is below `_MIN_HEAD_DIM_POWER`, or if no attention was
+    seen.
     """
     head_dims = [
         max((reading.head_dim for reading in runs[0][0].values()), default=0) for runs in readings

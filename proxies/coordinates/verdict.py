@@ -1,13 +1,16 @@
 """Judge one layer of the coordinate check by its slopes against width (or depth).
 
-A slope is that of log2(size) per doubling, fitted by least squares for each seed, with a t-interval
-over the seeds. The thresholds are constants, not fitted: the classic mistakes have slopes of 0.5
-and more. The size of a matrix's own update follows the rate rule (the power of the width or depth
-by which the parametrization scales the learning rate) exactly, whatever the data. The change of an
-output is that size times the alignment of the updates with their inputs. In small models the
+The slope of a size is the growth of log2(size) per doubling of the width. It is fitted by least
+squares for each seed, with a t-interval over the seeds. The thresholds are constants, not fitted:
+the classic mistakes have slopes of 0.5 and more.
+
+The size of a matrix's own update follows the rate rule (the power of the width or depth by which
+the parametrization scales the learning rate) exactly, whatever the data. The change of an output is
+the size of the update times the alignment of the update with its inputs. In small models the
 alignment shrinks as the width grows, without any mistake. This is called *fading* here. Its slope,
-from -1/2 to 0, is measured by `fit_alignment_slope`. This module does not import torch. Shape
-suffixes: S recorded steps, P widths or depths, K seeds.
+from -1/2 to 0, is measured by `fit_alignment_slope`. This module does not import torch.
+
+Shape suffixes: S recorded steps, P widths or depths, K seeds.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ MISTAKE = 0.5
 """Smallest slope of a classic mistake (a factor of sqrt(width) too much), in octaves per
 doubling."""
 TOLERANCE = 0.25
-"""Distance from the expected slopes beyond which the whole interval of a slope is a mistake. A
-layer passes if the whole interval is within `MISTAKE` of them."""
+"""If the whole interval of a slope is further than this from the expected slopes, the slope is a
+mistake. If the whole interval is within `MISTAKE` of the expected slopes, the layer passes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,16 +61,16 @@ class LayerReading:
     change: float
     """Size of the change in the output since step 0; for the readout, only the effect of its own
     update on its input at step 0."""
-    update: float | None
-    """Effect of a matrix's own update since step 0 on its input at step 0, over that input's size;
-    None for others."""
-    gain: float | None
+    update: float | None = None
+    """Effect of a matrix's own update since step 0 on its input at step 0, over the size of that
+    input; None for layers without a matrix."""
+    gain: float | None = None
     """Size of the output over that of the input; None for layers without parameters."""
-    rate: float | None
-    """Effect of that update on unrelated input (its Frobenius norm, by sampling) times the root of
-    the fan-in. With AdamW this is the size of an element times the fan-in, whatever the data: the
-    rate rule itself. The readout's is not divided by the input's size, so that its multiplier
-    counts. None for other roles."""
+    rate: float | None = None
+    """Size of the same update by itself: its effect on unrelated random input (a sample of its
+    Frobenius norm) times the root of the fan-in. With AdamW this follows the rate rule exactly,
+    whatever the data. For a hidden matrix it is relative to the input's size; for the readout it is
+    not, so that a multiplier of the input counts. None for other roles."""
     head_dim: int = 0
     """Width of a query of attention logits; 0 for other roles."""
 
@@ -92,11 +95,12 @@ class LayerVerdict:
     layer: str
     role: Role
     change: tuple[float, ...]
-    """Mean absolute change of the output since step 0 (of the readout: by its own update) at the
-    last step, at each width (or depth): geometric means over seeds, to five digits."""
+    """Mean absolute change of the output from step 0 to the last step, at each width (or depth):
+    geometric means over seeds, to five digits. For the readout, only the change by its own
+    update."""
     slope: float
-    """Slope of the change, the median over the steps for each seed; 0 if the layer did not move, so
-    that it cannot be judged."""
+    """Slope of the change: the median over the steps for each seed, averaged over the seeds. 0 if
+    the layer did not move, so that it cannot be judged."""
     interval: tuple[float, float]
     expected: tuple[float, float]
     """Smallest and largest slope in a correct parametrization: (0, 0), except for rules that change
@@ -160,9 +164,7 @@ def _fit_slopes(size_PK: NDArray[np.float64], points: Sequence[int]) -> NDArray[
     return slopes_K
 
 
-def _add_interval(
-    slopes_K: NDArray[np.float64], level: float, pooled: float | None = None
-) -> Slope:
+def _add_interval(slopes_K: NDArray[np.float64], level: float, pooled: float | None) -> Slope:
     """Return the mean slope with its t-interval.
 
     With few seeds a layer's variance is uncertain, so it is averaged with `pooled`, the variance
@@ -203,17 +205,17 @@ def _compute_typical_slopes(
     ]
     if _fit_slopes(change_SPK[-1], points) is None:
         return None
-    median_K: NDArray[np.float64] = np.median(np.stack(slopes_SK), axis=0)
-    return median_K
+    return np.asarray(np.median(np.stack(slopes_SK), axis=0))
 
 
 def pool_variances(
     layers: Sequence[LayerMeasurements], points: Sequence[int]
 ) -> tuple[float | None, float | None]:
-    """Return the mean variances between seeds over the layers of a check.
+    """Return the variances of slopes between seeds, averaged over the layers of a check.
 
     Returns:
-        The variance of the slopes of changes, and of sizes at step 0; None without a slope.
+        The variance of the slopes of changes, and of the slopes of sizes at step 0; None if no
+        layer has such a slope.
     """
 
     def pool(slopes: Iterable[NDArray[np.float64] | None]) -> float | None:
@@ -247,8 +249,8 @@ def fit_alignment_slope(measured: LayerMeasurements, setting: CheckSettings) -> 
 
     The effect of an update on its own batch is its size times its alignment. In a correct
     parametrization the size follows the rate rule exactly, and the alignment tends to a constant as
-    width grows. In small models and with few tokens, much of the alignment is noise of unrelated
-    inputs. Muon's updates have no such noise: on the span of their inputs the effect is their size.
+    the width grows. In small models and with few tokens, much of the alignment is noise. Muon's
+    updates have no such noise: on the span of their inputs, their effect equals their size.
     """
     if measured.role not in ("hidden", "readout") or _has_rate_by_shape(measured, setting):
         return 0.0
@@ -265,7 +267,7 @@ def _has_rate_by_shape(measured: LayerMeasurements, setting: CheckSettings) -> b
 
 
 def get_expected_change(
-    layer: str, role: Role, setting: CheckSettings, fading: float = 0.0
+    layer: str, role: Role, setting: CheckSettings, fading: float
 ) -> tuple[float, float]:
     """Return the smallest and largest slope of the change in a correct parametrization.
 
@@ -320,12 +322,12 @@ def _is_within_blocks(layer: str) -> bool:
 
 
 def get_expected_rate(role: Role, setting: CheckSettings) -> float:
-    """Return the slope of the size of a layer's own update by the rate rule, which does not depend
-    on the data.
+    """Return the slope that the rate rule gives to the size of a layer's own update, whatever the
+    data.
     """
     parametrization = setting.parametrization
     if role == "hidden" and setting.axis == "depth":
-        # The rates of blocks shrink as m_L^(alpha - 1) by design.
+        # The learning rates in blocks scale as m_L^(alpha - 1) by design.
         return (parametrization.depth_alpha or 1.0) - 1.0
     has_inverse_root = (
         parametrization.width == "mup"
@@ -339,8 +341,8 @@ def get_expected_rate(role: Role, setting: CheckSettings) -> float:
 def get_expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[float, float]:
     """Return the smallest and largest slope of a layer's size at step 0."""
     if setting.axis == "depth":
-        # With alpha 1, the sum of random blocks fades with the root of the depth, and one block
-        # with the depth.
+        # With alpha 1, the output of one block shrinks with the depth, and the sum of all blocks,
+        # which are random, with the root of the depth.
         if role == "stream":
             return (-1.0 if _is_within_blocks(layer) else -0.5, 0.0)
         # The multiplier of a branch in a user's model scales the output of its last matrix.
@@ -348,7 +350,8 @@ def get_expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[f
             (-(setting.parametrization.depth_alpha or 0.0), 0.0) if role == "hidden" else (0.0, 0.0)
         )
     if role == "readout":
-        # With random weights on an input of fixed size, it fades in every correct parametrization.
+        # Random weights on an input of fixed size: the logits shrink in every correct
+        # parametrization.
         return (-1.0, 0.0)
     # Divided by head_dim, the product of random queries and keys fades with the root of head_dim.
     # Divided by the root, it keeps its size, and grows once training aligns them: too slowly for a
@@ -358,7 +361,7 @@ def get_expected_size(layer: str, role: Role, setting: CheckSettings) -> tuple[f
 
 
 def judge_layer(measured: LayerMeasurements, setting: CheckSettings, fading: float) -> LayerVerdict:
-    """Judge one layer by its change, its size at step 0, and the size of its own first and last
+    """Judge one layer by its change, its size at step 0, and the sizes of its own first and last
     update.
 
     The verdict is the worst of these outcomes. Its cause is a mistake of the layer's own weights;
@@ -384,8 +387,8 @@ def judge_layer(measured: LayerMeasurements, setting: CheckSettings, fading: flo
     rate, rate_outcomes = _judge_rate(measured, setting)
     # The change of the readout is the effect of its own update. If the size of this update is
     # known, the size is judged instead of the change, whose alignment may fade without a mistake.
-    is_explained = role == "readout" and rate is not None and final is not None
-    change_outcome: Outcome = "passes" if is_explained else judge_slope(final, expected)
+    is_size_judged = role == "readout" and rate is not None and final is not None
+    change_outcome = "passes" if is_size_judged else judge_slope(final, expected)
     worst = min((change_outcome, start_outcome, *rate_outcomes), key=ORDER.index)
     cause = _find_cause(
         measured, setting, start_outcome, rate_outcomes[0] if rate_outcomes else "passes"
@@ -420,7 +423,7 @@ def _compute_geometric_means(size_PK: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _get_own_effect(measured: LayerMeasurements) -> NDArray[np.float64]:
-    """Return the effect of a layer's own update on its batch, [S, P, K]; NaN for roles without a
+    """Return the effect of a layer's own update on the batch, [S, P, K]; NaN for roles without a
     rate rule.
     """
     if measured.role in ("embedding", "readout"):
@@ -438,9 +441,9 @@ def _judge_rate(
         update and at the last step, empty if the role has no rate rule or the layer did not move.
     """
     effect_SPK, rule = _get_own_effect(measured), get_expected_rate(measured.role, setting)
-    # The effect on the batch shows the rate of an embedding, whose rows are the output, and of
-    # Muon, whose update keeps the size of every input in the span of its gradient; the size of its
-    # elements depends on the gradient's rank.
+    # The effect on the batch shows the learning rate directly for an embedding, whose rows are the
+    # output, and for Muon, whose update keeps the size of every input in the span of its gradient.
+    # The size of an element of Muon's update depends on the gradient's rank instead.
     is_direct = measured.role == "embedding" or _has_rate_by_shape(measured, setting)
     size_SPK, expected = (effect_SPK if is_direct else measured.rate), (rule, rule)
     rate = _fit_first_slope(size_SPK, setting)

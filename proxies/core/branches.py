@@ -1,10 +1,10 @@
 """Runs that share their training before the decay, and what each costs beyond the shared part.
 
 With a `wsd` schedule the learning rate is constant between warmup and decay, so runs that differ
-only in their duration are identical until the shorter one decays. The longer one can continue from
-the shorter one's state at that step, its *branch step*. On one machine it is then, bit for bit, the
-run that it would have been from step 0 (arXiv 2405.18392 and 2404.06395 train ladders like this).
-The shared part is the *trunk*. Trunk and branch step follow from a run's spec alone.
+only in their duration are identical until the shorter one decays. The longer run can continue from
+the state of the shorter run at that step, its *branch step*. On one machine it then equals, bit for
+bit, the same run trained from step 0 (arXiv 2405.18392 and 2404.06395 train ladders like this). The
+shared part is the *trunk*. Trunk and branch step follow from a run's spec alone.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def compute_trunk_id(spec: RunSpec) -> str:
     if schedule.kind != "wsd" or depends_on_duration or spec.command is not None:
         return ""
     warmup_steps = schedule.warmup_steps
-    # Replace the schedule by one that is equal for all durations. Results record this id: a change
-    # here would part recorded runs from their trunks
+    # Replace the schedule by one that is equal for all durations. Results record this id, so it may
+    # never change: recorded runs would no longer find their trunks
     stable = Schedule(kind="constant", num_steps=max(1, warmup_steps), warmup_steps=warmup_steps)
     return canon.compute_content_id(["trunk", dataclasses.replace(spec, schedule=stable)])
 
@@ -84,8 +84,8 @@ def compute_flops_between(spec: RunSpec, start_steps: int, num_steps: int) -> in
 
 
 def compute_trained_flops(run: Run) -> int:
-    """Return the FLOPs of a run's schedule beyond the trunk that it continued, also if the run
-    ended early.
+    """Return the training FLOPs of a run's whole schedule, without those of the trunk that it
+    continued. A run that ended early counts as if it had finished.
     """
     start_steps = int(run.result.environment.get(TRUNK_STEPS, 0))
     return compute_flops_between(run.spec, start_steps, run.spec.schedule.num_steps)

@@ -17,10 +17,8 @@ import hashlib
 import json
 import math
 import os
-import re
 import types
 import typing
-from collections.abc import Callable
 from pathlib import Path
 
 from forerun._proxies.core.errors import InputError
@@ -154,7 +152,7 @@ def parse(text: str | bytes) -> Json:
         )
     except CanonError:
         raise
-    # ValueError also for bytes that are not UTF-8 and integers of thousands of digits
+    # Python raises ValueError also for bytes that are not UTF-8 and for thousands of digits
     except (ValueError, RecursionError) as error:
         raise CanonError(f"not JSON: {error}") from error
     return parsed
@@ -178,55 +176,13 @@ def _parse_finite_float(token: str) -> float:
     return value if math.isfinite(value) else _refuse_number(token)
 
 
-MAX_DEPTH = 64
-"""Depth below which `parse_deep` empties objects and lists, if a text is too deep for Python."""
-_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-
-
-def parse_deep(text: str, parser: Callable[[str], object] = json.loads) -> object:
-    """Read JSON of any depth.
-
-    Python's parser allows about 1,000 levels. If a text is deeper, its objects and lists below
-    `MAX_DEPTH` are read as empty.
-
-    Args:
-        text: The JSON.
-        parser: Parser to use.
-
-    Raises:
-        ValueError: The text is not JSON.
-    """
-    try:
-        return parser(text)
-    except RecursionError:
-        return parser(_empty_deep_values(text))
-
-
-def _empty_deep_values(text: str) -> str:
-    """Return a JSON text without the content of objects and lists below `MAX_DEPTH`."""
-    parts: list[str] = []
-    depth = start = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        if match[0] in ("[", "{"):
-            depth += 1
-            if depth == MAX_DEPTH + 1:
-                parts.append(text[start : match.end()])
-        elif match[0] in ("]", "}"):
-            if depth == MAX_DEPTH + 1:
-                start = match.start()
-            depth -= 1
-    if depth > MAX_DEPTH:
-        raise ValueError("a bracket does not close")
-    return "".join([*parts, text[start:]])
-
-
 _Record = typing.TypeVar("_Record")
 
 
 def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     """Build a record from JSON data, strictly: every field is there, none unknown, all typed.
 
-    An int is accepted in place of a float, and becomes one. The record then validates itself.
+    An int in place of a float is converted. The record then validates itself.
 
     Args:
         kind: Class of the record.
@@ -238,7 +194,7 @@ def decode(kind: type[_Record], value: object, path: str = "$") -> _Record:
     """
     try:
         return typing.cast(_Record, _decode(kind, value, path))
-    except RecursionError:  # also while a message shows the value
+    except RecursionError:  # raised by `_decode`, or by a message that shows the value
         raise CanonError(f"{path} is nested too deeply for a record") from None
 
 
@@ -355,7 +311,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         with open_to_append(path) as device:
             device.write(content)
         return
-    # The process id, because two processes may write the same report
+    # The name has the process id, because two processes may write the same report
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

@@ -104,7 +104,7 @@ CAUSES: dict[Cause, FailureKind] = {
         exit_code=ExitCode.BUG,
     ),
 }
-"""Causes in order of precedence: if several ranks of one worker fail, the first of these counts."""
+"""Causes in order of precedence: of the causes of a worker's failed ranks, the first counts."""
 
 TAIL_BYTES = 2048
 """Maximum size of the end of a log that is kept with a failure."""

@@ -1,9 +1,10 @@
 """Registry of hyperparameters: each is declared here, once, for all packages.
 
 Plans, search spaces, transfer tests, tables of runs, placeholders of trainers' commands, reports,
-explanations, and completion read `HYPERPARAMETERS`. To add one: an entry here, a field of
-`Hparams`, and the code that trains with it. A plan may declare others for the user's own code;
-`get_hyperparameter` knows only their names, and a run holds them as `UserValue`.
+explanations, and completion read `HYPERPARAMETERS`. A new hyperparameter needs an entry here, a
+field of `Hparams`, and the code that trains with it. A plan may declare further hyperparameters of
+the user's own code: `get_hyperparameter` knows only their names, and a run holds them as
+`UserValue`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Convention:
     most: float = math.inf
     """Upper limit of the value, also for the minimum number of steps."""
     needs_lower_rate: bool = False
-    """Whether a smaller value needs a lower learning rate, so that it is also tried at one."""
+    """Whether a smaller value needs a lower learning rate; a study then also tries the convention
+    at a lower learning rate."""
 
     def compute_value(self, num_steps: int) -> float:
         """Return the value for a run of `num_steps` steps."""
@@ -120,7 +122,7 @@ class Hyperparameter:
 
     @property
     def zero_is_none(self) -> bool:
-        """Whether the value 0 means that there is none of it, so that it has no logarithm."""
+        """Whether 0 means that the hyperparameter is absent, so that it has no logarithm."""
         return self.can_be_off or (self.scale != "log2_complement" and self.least == 0)
 
     @property
@@ -415,7 +417,7 @@ class Hparams:
 
     @property
     def unclipped(self) -> Hparams:
-        """The same hyperparameters without those that are applied to the gradient."""
+        """The hyperparameters with everything off that acts on the gradient, such as clipping."""
         off = {
             name: HYPERPARAMETERS[name].off
             for name in RUN_WIDE

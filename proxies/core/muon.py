@@ -22,8 +22,8 @@ names `original` and `match_rms_adamw` are from torch.optim.Muon, `spectral` and
 Megatron-LM. A matrix has r rows (its outputs) and c columns (its inputs)."""
 
 DEFAULT_MUON_RATE: MuonRate = "original"
-"""Default of torch.optim.Muon and of Jordan. Of the rules in wide use, it is the one whose factor
-does not grow with the width."""
+"""Default of torch.optim.Muon and of Jordan. Its factor does not grow with the width; those of the
+other rules in wide use do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ RMS_POWER = 0.5
 orthogonal n x n matrix have a root mean square of n^-1/2."""
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration: the steepest at zero that stays near one (Jordan 2024)."""
+"""Coefficients of the quintic iteration: as steep at 0 as it can be if it stays near 1 (Jordan
+2024)."""
 NUM_ITERATIONS = 5
 EPS = 1e-7
 """Minimum norm by which a matrix is divided before the iterations."""

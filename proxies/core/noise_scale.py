@@ -11,8 +11,8 @@ This module estimates the inverse of the noise scale, |G|^2 / tr(S), because the
 inverse does not grow with its value. If the inverse cannot be distinguished from 0, the interval of
 the noise scale has no upper end.
 
-The gradient is the one before any optimizer. The updates of Adam or Muon have a critical batch of
-their own, of the same order of magnitude (docs/noise-scale.md).
+The gradient is taken before any optimizer changes it. The updates of Adam or Muon have a critical
+batch of their own, of the same order of magnitude (docs/noise-scale.md).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ RUN_PASSES_PER_LOOK_PASS = 60
 A look is one measurement of the noise, by several forward and backward passes without an update."""
 MIN_PASSES, USUAL_PASSES, MAX_PASSES = 3, 12, 16
 """Numbers of passes of a look. The precision of a look grows in proportion to its passes, not to
-their root. So a short run has one look rather than several imprecise ones."""
+their root. So a short run has one look rather than several imprecise looks."""
 MAX_LOOKS = 5
 LAST_LOOK = 0.5
-"""Share of the run before the last look. Each earlier look is at half the steps of the next one,
+"""Share of the run before the last look. Each earlier look is at half the steps of the next look,
 because the noise scale follows a power of the tokens."""
 
 
@@ -87,7 +87,7 @@ class NoiseScale:
     """Estimate; None if the gradient is not distinguished from its noise."""
     low: float
     high: float | None
-    """Upper end of the interval; None if there is none."""
+    """Upper end of the interval; None if the interval has no upper end."""
 
 
 def estimate_inverse_scale(looks: Sequence[NoiseLook], seq_len: int) -> tuple[float, float, int]:
@@ -172,13 +172,12 @@ def estimate_moments(part: tuple[float, float], batch: tuple[float, float]) -> t
     return signal, (part_square - batch_square) / (1 / part_tokens - 1 / batch_tokens)
 
 
-def estimate_running_scale(
-    splits: Sequence[tuple[float, float]], level: float = 0.9
-) -> NoiseScale | None:
+def estimate_running_scale(splits: Sequence[tuple[float, float]]) -> NoiseScale | None:
     """Estimate the noise scale from the results of `estimate_moments` at many steps.
 
-    The interval is Fieller's for |G|^2 / tr(S), a ratio of two means that are measured together:
-    all ratios r at which the mean of `signal - r noise` is not distinguished from 0 by Student's t.
+    The interval is Fieller's for |G|^2 / tr(S), a ratio of two means that are measured together. It
+    has all ratios r at which Student's t, at a level of 90 %, does not distinguish the mean of
+    `signal - r noise` from 0.
 
     Returns:
         The noise scale; None if it has no interval.
@@ -189,7 +188,7 @@ def estimate_running_scale(
     signal, noise = (math.fsum(values) / num_splits for values in zip(*splits, strict=True))
 
     # Variances and covariance of the means, times the square of the t quantile
-    quantile = compute_t_quantile(0.5 + level / 2, num_splits - 1)
+    quantile = compute_t_quantile(0.95, num_splits - 1)
     factor = quantile**2 / (num_splits * (num_splits - 1))
     signal_variance = factor * math.fsum((s - signal) ** 2 for s, _ in splits)
     noise_variance = factor * math.fsum((n - noise) ** 2 for _, n in splits)
@@ -219,8 +218,8 @@ MIN_POINTS = 5
 _NUM_ROUNDS = 60
 """Number of Gauss-Newton steps, far more than a fit that converges needs."""
 _MAX_STEP = 1.0
-"""Maximum change of the log scale and of the exponent in one step, so that a far start does not
-diverge."""
+"""Maximum change of the log scale and of the exponent in one step, so that the fit does not diverge
+if it starts far away."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,8 +266,8 @@ class NoiseLaw:
         """Return the noise scale in tokens after some training tokens, with its interval.
 
         Beyond the last fitted point, the interval also contains the interval at the last point:
-        critical batches were seen to grow fast at first and then hardly (arXiv 2505.23971), and
-        points of short runs do not show where the slow growth begins.
+        measured critical batches grow fast at first and then hardly (arXiv 2505.23971), and points
+        of short runs do not show where the slow growth begins.
         """
         middle, low, high = self._evaluate(tokens)
         _, last_low, last_high = self._evaluate(min(tokens, self.last))
@@ -290,7 +289,8 @@ def fit_noise_law(points: Sequence[NoisePoint], level: float = 0.9) -> NoiseLaw 
 
     The fit is least squares on the inverses with their standard errors. A point whose inverse is
     not distinguished from 0, or is negative, stays in the fit; a fit of logarithms would have to
-    leave it out. The errors of the law grow if the points scatter more than their own errors tell.
+    leave it out. If the points scatter more than their own errors explain, the law has larger
+    errors.
 
     Returns:
         The law; None if there are too few points, if all have about the same tokens, or if no law
@@ -366,7 +366,7 @@ def _fit_power(
     if max(map(abs, step)) > 1e-6 or abs(exponent) > 5:
         return None
 
-    # Covariance, widened if the points scatter more than their errors tell
+    # Covariance, widened if the points scatter more than their errors explain
     chi_square = math.fsum(w * r**2 for w, r in zip(weights, residuals, strict=True))
     spread = max(1.0, chi_square / (len(points) - 2))
     covariance = (spread * c / determinant, -spread * b / determinant, spread * a / determinant)

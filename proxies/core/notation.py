@@ -24,7 +24,7 @@ def format_number(value: float | None, spec: str = ".4g") -> str:
     spec = ".4g" if abs(value) >= 1e6 and spec.endswith("f") else spec
     if spec.endswith("g") and "e+" in format(value, spec):
         return format_significant(value, int(spec.strip("+.g") or 6))
-    # z: no sign before a number that rounds to zero
+    # `z`: a number that rounds to zero has no minus sign
     return format(value, f"+z{spec[1:]}" if spec[0] == "+" else f"z{spec}")
 
 
@@ -71,13 +71,11 @@ def format_interval(ends: Sequence[float] | None, spec: str = ".3f") -> str:
 # ---- Quantities ----
 
 
-def format_percent(
-    share: float | None, digits: int = 3, *, is_signed: bool = False, is_whole: bool = False
-) -> str:
+def format_percent(share: float | None, *, is_signed: bool = False, is_whole: bool = False) -> str:
     """Return a share in percent: `7.83 %`, `85.6 %`, `0.0035 %`; signed `+3.15 %`; whole `86 %`."""
     if share is None:
         return NONE
-    percent = round(100 * share) if is_whole else float(f"{100 * share:.{digits}g}")
+    percent = round(100 * share) if is_whole else float(f"{100 * share:.3g}")
     return f"{percent:{'+' if is_signed else ''}.10g}\u00a0%"
 
 

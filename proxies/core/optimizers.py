@@ -1,6 +1,6 @@
 """Registries of optimizers, and of recipes, which assign optimizers to kinds of parameters.
 
-To add an optimizer: an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in
+A new optimizer needs an entry of `OPTIMIZERS`, an entry of `RECIPES`, its update in
 `forerun._proxies.model`, and its line in `forerun._proxies.model.optimizer`. Plans, searches,
 frozen configs, explanations, and estimates read both registries. An exporter refuses an optimizer
 that it does not list.
@@ -33,7 +33,7 @@ class OptimizerSpec:
     source: str
     """Paper or page that defines it."""
     settings: tuple[str, ...]
-    """Names of its settings; each is a key of
+    """Names of its settings, learning rate and weight decay among them; each is a key of
     `forerun._proxies.core.hyperparameters.HYPERPARAMETERS`."""
     num_moments: int
     """Numbers that it keeps for each weight from step to step."""
@@ -53,14 +53,6 @@ class OptimizerSpec:
     """Memory in bytes per weight for the whole matrix that a rank gathers before it updates it; 0
     if ranks gather no matrices."""
 
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.settings if name not in HYPERPARAMETERS]
-        missing = [name for name in (LEARNING_RATE, WEIGHT_DECAY) if name not in self.settings]
-        if unknown or missing:
-            raise ValueError(
-                f"optimizer {self.name}: unknown settings {unknown}, missing settings {missing}"
-            )
-
     def can_step(self, kind: Kind, size: tuple[int, ...] | None = None) -> bool:
         """Return whether it may step parameters of a kind, and of a size if one is given."""
         return kind in self.kinds and (size is None or not self.only_matrices or len(size) == 2)
@@ -75,10 +67,10 @@ class Recipe:
     """Name in sentences."""
     default: str
     """Name of the optimizer of all parameters that have no other."""
-    by_kind: Mapping[Kind, str] = field(default_factory=lambda: MappingProxyType({}))
+    by_kind: Mapping[Kind, str] = field(default_factory=dict)
     """Names of optimizers by kind of parameter. A parameter that its optimizer cannot step gets the
-    default one."""
-    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    default optimizer."""
+    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Names of hyperparameters that are not called like the setting that they set, by optimizer and
     setting."""
 
@@ -89,8 +81,8 @@ class Recipe:
 
     @property
     def optimizers(self) -> tuple[OptimizerSpec, ...]:
-        """Optimizers of the recipe, the main one first: the default is the main one only if there
-        is no other.
+        """Optimizers of the recipe. The first is the main optimizer: the default only if there is
+        no other.
         """
         return tuple(
             OPTIMIZERS[name] for name in dict.fromkeys((*self.by_kind.values(), self.default))
@@ -112,7 +104,7 @@ class Recipe:
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:
-        """Names of the hyperparameters that set its optimizers, those of the main one first."""
+        """Names of the hyperparameters that set its optimizers, the main optimizer's first."""
         names = (
             self.get_hyperparameter_name(spec.name, name)
             for spec in self.optimizers

@@ -1,8 +1,8 @@
-"""Functions that open a file only if it is a plain file.
+"""Functions that open files without ever waiting for another process.
 
 A command that opens a named pipe waits until somebody writes to it, and a device may never end. So
-every file whose path a person or another program chose is opened here, and anything that is not a
-plain file is refused at once.
+every file whose path a person or another program chose is opened here. To read, only plain files
+are opened; to write, devices such as `/dev/null` too. Everything else is refused at once.
 """
 
 from __future__ import annotations
@@ -43,17 +43,12 @@ def require_plain(path: Path) -> None:
 
 
 def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
-    """Open a plain file, or the target of a link, without ever waiting for another process.
+    """Open a plain file, or the target of a link.
 
     Raises:
         OSError: The file cannot be opened or is not a plain file.
     """
-    try:
-        file = open(path, mode, opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket, or a pipe without a reader: say which
-            require_plain(path)
-        raise
+    file = open(path, mode, opener=_open_without_waiting)  # noqa: SIM115 - the caller closes it
     try:
         _check_kind(os.fstat(file.fileno()).st_mode, path)
     except OSError:
@@ -63,7 +58,7 @@ def open_plain(path: Path, mode: Literal["rb", "ab", "r+b"] = "rb") -> BinaryIO:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file for appending, unbuffered. Devices are allowed, pipes and sockets are not.
+    """Open a plain file or a device for appending, unbuffered; create the file if it is missing.
 
     Raises:
         OSError: The file cannot be opened, or is a pipe or socket.
@@ -93,14 +88,16 @@ def read_plain(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
         OSError: The file cannot be opened, is not a plain file, or has more than `max_bytes` bytes.
     """
     with open_plain(path) as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        if num_bytes > max_bytes:
+        content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            # The size is too small for a file of /proc, whose size is 0, or that grows meanwhile
+            num_bytes = max(len(content), os.fstat(file.fileno()).st_size)
             raise OSError(
                 errno.EFBIG,
                 f"it has {format_counted(num_bytes, 'byte')}: must be at most {max_bytes}",
                 str(path),
             )
-        return file.read(max_bytes + 1)
+        return content
 
 
 def _check_kind(mode: int, path: Path) -> None:
@@ -115,6 +112,6 @@ def _open_without_waiting(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_NONBLOCK, 0o644)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket: say which
             _check_kind(Path(path).stat().st_mode, Path(path))
         raise

@@ -27,7 +27,7 @@ class Factory:
     target: str
     """Name of the function, `package.module:function`."""
     source_sha256: str
-    """Sha256 of the module's source file; with other code it is another run."""
+    """Sha256 of the module's source file; a run with other code is another run."""
     dimensions: tuple[tuple[str, str], ...] = field(default=(), metadata=canon.UNLESS_DEFAULT)
     """Patterns of parameter names, with one word for each of their dimensions: (`*.experts.up`,
     `expert in out`)."""
@@ -57,7 +57,7 @@ class FactoryError(InputError):
     """A factory that cannot be used. `problems` lists everything that is wrong with it."""
 
     cause, refuses_study = "user_code", True
-    """Kind of failure, and that the driver ends the study instead of retrying the run."""
+    """Kind of the failure, and whether the driver ends the study instead of retrying the run."""
 
     def __init__(self, target: str, problems: list[str]) -> None:
         self.target, self.problems = target, problems
@@ -69,10 +69,10 @@ class FactoryError(InputError):
 
 
 class FactoryChangedError(InputError):
-    """A factory whose source differs from the one in the run's spec."""
+    """A factory whose source has changed since the run's spec was made."""
 
     cause, refuses_study = "user_code", True
-    """Kind of failure, and that the driver ends the study instead of retrying the run."""
+    """Kind of the failure, and whether the driver ends the study instead of retrying the run."""
 
 
 # ---- Commands ----
@@ -209,7 +209,7 @@ def find_placeholders(template: str) -> set[str]:
         return set()
 
 
-def find_template_problems(template: str, own: Sequence[str] = ()) -> list[str]:
+def find_template_problems(template: str, own: Sequence[str]) -> list[str]:
     """Return the problems of a template.
 
     Args:

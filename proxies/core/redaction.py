@@ -85,8 +85,8 @@ _URL_CREDENTIALS = re.compile(
 )
 """A user, or a user with a password of any characters up to the last `@` before a space."""
 _BEARER = re.compile(r"((?i:\bbearer\s+|\bbasic\s+(?=\S*(?:[\d=]|(?-i:[a-z][A-Z])))))\S{8,}")
-"""Credentials of an HTTP header. The text after `basic` must look like base64, unlike the one in
-`a basic understanding`."""
+"""Credentials of an HTTP header. The text after `basic` must look like base64, so that nothing is
+hidden in `a basic understanding`."""
 _HEX = re.compile(r"\b[0-9a-f]{40}\b")
 """A key of W&B from before 2025. A commit of git looks the same and is hidden as well: a log does
 not need it."""
@@ -346,7 +346,7 @@ def _list_values(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _list_forms(values: frozenset[str]) -> tuple[str, ...]:
     """Return the values, the values as URLs, JSON, and Python write them, and their long lines.
 
-    The longest come first, because a form may be part of a longer one.
+    The longest come first, because a form may be part of a longer form.
     """
     forms: set[str] = set()
     for value in values:

@@ -6,9 +6,10 @@ duration in tokens (m_D) to the base run. It makes one explicit choice for each 
 published sources differ. This module defines the powers;
 `forerun._proxies.parametrization.parametrization` evaluates them for the parameters of a model.
 
-The presets are the choices of the named sources. One exception is which parameters decay, which
-most sources leave to their users: all presets decay hidden matrices and the readout.
-`docs/parametrizations.md` says where the sources disagree, and which are quoted at second hand.
+The presets are the choices of the named sources. Only the set of parameters that decay is forerun's
+own choice, because most sources leave it to their users: all presets decay hidden matrices and the
+readout. `docs/parametrizations.md` says where the sources disagree, and which are quoted at second
+hand.
 """
 
 from __future__ import annotations
@@ -50,16 +51,6 @@ class KindRule:
     eps: Powers
 
 
-Attention = Literal["inverse_head_dim", "inverse_sqrt_head_dim"]
-Readout = Literal["multiplier", "absorbed"]
-DecayScaling = Literal["scaled", "unscaled", "root", "independent"]
-Decayed = Literal["matrices", "two_dimensional", "all"]
-EmbeddingRate = Literal["constant", "inverse_root"]
-EpsScaling = Literal["unscaled", "hidden", "blocks", "all", "completedp"]
-Moments = Literal["fixed", "scaled"]
-"""Choices of a `Parametrization`; its fields explain each."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parametrization:
     """One choice for each question on which sources differ. `get_parametrization` returns a
@@ -71,10 +62,10 @@ class Parametrization:
     width: Literal["none", "mup"]
     """Width rule. `mup`: hidden init std m_N^-1/2 and learning rate m_N^-1 (Tensor Programs V,
     arXiv 2203.03466, Table 8)."""
-    attention: Attention
+    attention: Literal["inverse_head_dim", "inverse_sqrt_head_dim"]
     """Scale of q . k: sqrt(base head_dim) / head_dim, or 1 / sqrt(head_dim). They differ only if
     head_dim grows."""
-    output: Readout
+    output: Literal["multiplier", "absorbed"]
     """Place of the readout's 1 / m_N: a forward multiplier (mup, CompleteP), or absorbed in its
     init std, rate, and decay (Complete(d)P, Lingle arXiv 2404.05728). Under Adam the two are the
     same function only if eps and weight decay scale too, as with `scaled` decay and the eps of
@@ -83,18 +74,18 @@ class Parametrization:
     """Depth rule: branches times m_L^-alpha, learning rates in blocks times m_L^(alpha-1). 1:
     CompleteP (arXiv 2505.01618); 1/2: u-muP (arXiv 2407.17465) and ArchScale; None: no depth rule
     (mup, Megatron-LM)."""
-    weight_decay: DecayScaling
+    weight_decay: Literal["scaled", "unscaled", "root", "independent"]
     """Weight decay of hidden matrices against width: `scaled` times m_N (mup, CompleteP,
     Complete(d)P), `unscaled` (mup's GitHub head with decoupled_wd, Megatron-LM, Cerebras), `root`
     times m_N^1/2 (arXiv 2510.15262), `independent`: a step removes the given share at every
     learning rate (u-muP, ArchScale)."""
-    decayed: Decayed
+    decayed: Literal["matrices", "two_dimensional", "all"]
     """Parameters with weight decay: hidden matrices and readout (default of forerun); these and the
     embeddings (nanoGPT); all (mup with one parameter group, the table of Complete(d)P)."""
-    embedding_rate: EmbeddingRate
+    embedding_rate: Literal["constant", "inverse_root"]
     """Learning rate of the embeddings against width: constant (mup, CompleteP) or m_N^-1/2 (u-muP,
     nanochat)."""
-    eps: EpsScaling
+    eps: Literal["unscaled", "hidden", "blocks", "all", "completedp"]
     """AdamW's eps: unscaled (mup); m_N^-1 m_L^-alpha for hidden matrices (Megatron-LM's
     `--use-mup`, without a depth rule), for blocks (CompleteP's Table 1), or for all (CompleteP's
     code). `completedp` scales as the gradients do: blocks m_N^-1 m_L^-alpha, but QK-norm gains
@@ -105,7 +96,7 @@ class Parametrization:
     rate_duration_power: float
     """Power of m_D in every learning rate: -1/2 (Complete(d)P), -0.32 (arXiv 2603.28743), -0.3 and
     -0.28 (Marin), 0 for none (a regression of StepLaw's public runs gives +0.03 [-0.01, 0.11])."""
-    moments: Moments
+    moments: Literal["fixed", "scaled"]
     """Scaling with batch and duration. `scaled`: 1 - beta times m_B/m_D, eps times
     (m_D/m_B)^1/2, decay times (m_B/m_D)^1/2 (Complete(d)P), but independent decay times m_B/m_D."""
     muon_rate: MuonRate = field(default="none", metadata=canon.UNLESS_DEFAULT)
@@ -163,7 +154,7 @@ class Parametrization:
 
     @property
     def unscaled(self) -> Parametrization:
-        """The standard parametrization `sp` with this one's choices of decay and of Muon's rate.
+        """The control of this parametrization: `sp` with the same choices of decay and Muon's rate.
 
         At the base shape it is the same function as this parametrization. At other shapes only
         Muon's learning rate scales, by the power of the width with which the elements of an update
@@ -253,7 +244,11 @@ PRESETS: dict[str, Parametrization] = {
 
 
 def get_parametrization(name: str, **changes: object) -> Parametrization:
-    """Return a source's own parametrization, or that with some choices changed.
+    """Return the parametrization of a source, with some of its choices changed.
+
+    Args:
+        name: Name of the source.
+        changes: Changed choices by field of `Parametrization`.
 
     Raises:
         SpecError: The name or a choice is unknown (all problems at once).
@@ -278,7 +273,7 @@ def get_parametrization(name: str, **changes: object) -> Parametrization:
 
 
 def _suggest(word: str, words: Iterable[str]) -> str:
-    """Return advice for an unknown word: the nearest known one, or all."""
+    """Return advice for an unknown word: the nearest known word, or all words."""
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"did you mean {near[0]}?" if near else f"must be one of {', '.join(words)}"
 

@@ -1,9 +1,10 @@
 """Schedules of learning rate and batch, exact per step.
 
-Trainers differ in their conventions, so every frozen config names this one: steps t = 0 ... N-1 are
-the updates; at step t of the warmup the learning rate is (t + 1) / W of the peak, so that the first
-update is not wasted at zero, and step W - 1 is at the peak. A decay takes the remaining steps (all
-or the last ones), and would reach `final_fraction` at step N, one past the last.
+Trainers differ in their conventions, so every frozen config names the convention of forerun: steps
+t = 0 ... N-1 are the updates; at step t of the warmup the learning rate is (t + 1) / W of the peak,
+so that the first update is not wasted at zero, and step W - 1 is at the peak. A decay takes all
+remaining steps, or the last `decay_steps` of `wsd`. It would reach `final_fraction` at step N, one
+after the last.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _count_full_batches(schedule: Schedule) -> tuple[Fraction, ...]:
 
 
 def compute_warmup_steps(fraction: float, num_steps: int, decay_steps: int) -> int:
-    """Return the warmup steps of a share of a run: at least one, unless the decay takes all."""
+    """Return the warmup steps for a share of a run: at least 1, unless the decay takes all."""
     return min(max(1, round(fraction * num_steps)), num_steps - decay_steps)
 
 

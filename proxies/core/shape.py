@@ -11,8 +11,8 @@ from forerun._proxies.core.notation import format_counted
 
 Family = Literal["llama", "gpt2"]
 MAX_LAYERS = 10_000
-"""Maximum number of layers; a larger number is a typing error. Every layer's parameters are listed
-by name."""
+"""Maximum number of layers. A larger number is a typing error, and slow to check: the parameters of
+every layer are listed by name."""
 MAX_SIZE = 2**31
 """Maximum size of a matrix dimension. A matrix of this size in both dimensions has 2^62 elements,
 which torch can still count in 64 bits."""

@@ -33,8 +33,8 @@ MatmulPrecision = Literal["highest", "high", "medium"]
 
 MAX_SEED = 2**31 - 1
 DIVERGED_ABOVE_NATS = 1.0
-"""A run past its warmup counts as diverged when its loss is this far above ln(vocabulary), that of
-a uniform guess."""
+"""A run past its warmup counts as diverged when its loss is this far above ln(vocabulary), the loss
+of a uniform guess."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ class _CachedId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec(_CachedId):
-    """Full description of one proxy run: it and the data determine what the run computes."""
+    """Full description of one proxy run: with the data, it determines what the run computes."""
 
     shape: Shape = field(metadata=canon.SHARED)
     base_shape: Shape = field(metadata=canon.SHARED)
@@ -355,5 +355,3 @@ class Run:
             self.spec.id == self.result.id, f"result {self.result.id[:12]} is of another spec"
         )
         checks.raise_problems()
-        # Share one string of the id: a study has thousands of runs
-        object.__setattr__(self.result, "id", self.spec.id)

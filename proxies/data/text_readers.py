@@ -15,7 +15,6 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.parquet
 
-from forerun._proxies.core.canon import parse_deep
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.plain_files import open_plain, require_plain
 from forerun._proxies.data.documents import Document, ReaderOptions, SourceFile
@@ -103,8 +102,8 @@ def _read_line(
             f"{where} is longer than {MAX_LINE_BYTES:,} bytes; JSON Lines have one object per line"
         )
     try:
-        value = parse_deep(line.decode(errors="surrogateescape"), decode)
-    except ValueError as error:
+        value = decode(line.decode(errors="surrogateescape"))
+    except (ValueError, RecursionError) as error:
         if number != 1 or not line.lstrip().startswith(b"["):
             raise DataError(f"{where}: not JSON: {error} (each line must be one object)") from error
         value = []  # the beginning of a JSON array that spans several lines

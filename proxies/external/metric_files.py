@@ -24,7 +24,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forerun._proxies.core.canon import parse_deep
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.plain_files import require_plain
 from forerun._proxies.core.programs import Command
@@ -94,11 +93,10 @@ def _parse_line(line: str) -> object:
     """Parse a line of JSON, in which numbers may be nan and inf in any spelling; None if it is not
     JSON.
     """
-    try:
-        return parse_deep(line)
-    except ValueError:
-        with contextlib.suppress(ValueError):
-            return parse_deep(_NON_FINITE_WORD.sub(_to_json_word, line))
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(line)
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(_NON_FINITE_WORD.sub(_to_json_word, line))
     return None
 
 

@@ -9,48 +9,15 @@ Shape suffixes: K trials, P weights of a trial, S parameter tensors of the model
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from forerun._proxies.core.hyperparameters import Hparams
 from forerun._proxies.core.numbers import ParameterNumbers
-
-# ---- Recompilations ----
-
-SHARED_RECOMPILE_LIMIT = 64
-"""Limit of recompilations if torch counts those of all banks of a process together. Each bank has
-two graphs, for training and for validation; torch's own limit of 8 is for one model."""
-
-
-def get_compile_options() -> dict[str, Any]:
-    """Return options of `torch.compile` with which each bank counts its own recompilations.
-
-    A torch without `isolate_recompiles`, which is new in 2.13, counts those of all banks together.
-    Then this raises torch's limit and returns no option.
-    """
-    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        return {"isolate_recompiles": True}
-    from torch._dynamo import config
-
-    config.recompile_limit = max(config.recompile_limit, SHARED_RECOMPILE_LIMIT)
-    return {}
-
-
-def fail_past_recompile_limit() -> None:
-    """Make a model that is compiled too often raise an error: torch would run it uncompiled."""
-    from torch._dynamo import config  # 2.9's `torch.compiler.config` lacks the name
-
-    config.fail_on_recompile_limit_hit = True
-    # torch does not allow both options at once, and forerun's trainer for main runs sets this one
-    config.suppress_errors = False
-
-
-# ---- Optimizer ----
+from forerun._proxies.model.compilation import separate_recompile_counts
 
 
 class BankAdamW:
@@ -79,7 +46,7 @@ class BankAdamW:
         model: nn.Module,
         num_trials: int,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        device: torch.device,
         *,
         by_row: bool | None = None,
         compiled: bool = False,
@@ -113,7 +80,9 @@ class BankAdamW:
         self._by_row = self.weights_KP.device.type == "cpu" if by_row is None else by_row
         self._update: Callable[..., None] = _update_rows
         if compiled:
-            self._update = torch.compile(_update_rows, fullgraph=True, **get_compile_options())
+            self._update = torch.compile(
+                _update_rows, fullgraph=True, **separate_recompile_counts()
+            )
         self._gradient_views: list[Tensor] | None = None
         """Views of the gradient buffer, one for each parameter, if there is a single trial on a
         GPU. They are contiguous then, and copies into them are faster than a concatenation."""
@@ -218,7 +187,7 @@ class BankAdamW:
 
     @torch.no_grad()
     def step(self, lr_multiplier_K1: Tensor, active_K1: Tensor, grad_norm_K1: Tensor) -> None:
-        """Make one update of the active trials; the others do not change.
+        """Make one update of the active trials; the weights and moments of others do not change.
 
         Args:
             lr_multiplier_K1: The schedules' learning rates as shares of the peak.
@@ -310,9 +279,11 @@ def _update_rows(
     # Clipping. `where` rather than a product: NaN * 0 is NaN, and a diverged trial must not write
     gradients_KP = torch.where(active_K1, gradients_KP * shrink_K1.to(dtype), 0)
 
-    # Moments
-    first_KP.lerp_(gradients_KP, (1 - beta1_K1).to(dtype))
-    second_KP.mul_(beta2_K1.to(dtype))
+    # Moments. Those of an inactive trial keep their values, and its gradient is 0
+    new_share_K1 = torch.where(active_K1, 1 - beta1_K1, 0)
+    kept_share_K1 = torch.where(active_K1, beta2_K1, 1)
+    first_KP.lerp_(gradients_KP, new_share_K1.to(dtype))
+    second_KP.mul_(kept_share_K1.to(dtype))
     second_KP.addcmul_(gradients_KP, gradients_KP * (1 - beta2_K1).to(dtype))
 
     # Decoupled weight decay, before the update

@@ -59,14 +59,16 @@ def _make_selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(_KEPT_OPERATIONS)  # type: ignore[no-untyped-call]
 
 
-def run_checkpointed(how: Checkpointing, branches: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def run_checkpointed(
+    checkpointing: Checkpointing, branches: Callable[..., Tensor], *inputs: Any
+) -> Tensor:
     """Return `branches(*inputs)`, whose activations the backward pass recomputes.
 
     The gradients are the same to the bit.
     """
-    # No `context_fn` at all if nothing is kept: torch.compile does not accept a neutral one
+    # Pass no `context_fn` if nothing is kept: torch.compile rejects a function without effect
     context: dict[str, Any] = {}
-    if how == "selective":
+    if checkpointing == "selective":
         context["context_fn"] = _make_selective_contexts
     output: Tensor = checkpoint(
         branches, *inputs, use_reentrant=False, preserve_rng_state=False, **context
@@ -79,7 +81,7 @@ def run_checkpointed(how: Checkpointing, branches: Callable[..., Tensor], *input
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Multipliers:
-    """Forward multipliers: a number, or one per trial as a tensor [K, 1, 1]."""
+    """Forward multipliers, each a number, or a tensor [K, 1, 1] with one number per trial."""
 
     embedding: float | Tensor = 1.0
     """Multiplier of the sum of token and position embeddings."""
@@ -90,9 +92,8 @@ class Multipliers:
     output: float | Tensor = 1.0
     """Multiplier of the readout's input."""
     loss_weights: LossWeights = field(default_factory=dict)
-    """Weights of the loss terms (`forerun._proxies.model.loss.LOSS_TERMS`), one per trial as
-    tensors [K].
-    """
+    """Weights of the loss terms by name (`forerun._proxies.model.loss.LOSS_TERMS`); in a bank,
+    tensors [K]."""
 
     @classmethod
     def from_run(cls, forward: ForwardNumbers, run_wide: Mapping[str, float | None]) -> Multipliers:
@@ -128,8 +129,8 @@ class Attention(nn.Module):
     def forward(self, x_KND: Tensor, multiplier: float | Tensor) -> Tensor:
         """Map [K, N, D] to the same; `multiplier` scales q . k."""
         # q, k, and v are three separate products. `apply_together` would make them one, as
-        # `FeedForward` does with w1 and w3, but its backward pass concatenates the gradients. The
-        # rotation leaves those of q and k in another memory layout, for which that is slow.
+        # `FeedForward` does with w1 and w3, but its backward pass concatenates the gradients. That
+        # is slow here, because the rotation leaves the gradients of q and k in another layout.
         q_KND, k_KND, v_KND = self.wq(x_KND), self.wk(x_KND), self.wv(x_KND)
 
         # QK-norm and scale

@@ -105,7 +105,7 @@ class Weight(nn.Module):
     ) -> None:
         super().__init__()
         leading = () if num_trials is None else (num_trials,)
-        # Explicit, because the user may have set torch's default dtype
+        # The dtype is explicit, because the user may have set torch's default
         make = partial(torch.empty, dtype=torch.float32, device=device)
         self.weight = nn.Parameter(make(*leading, *size))
         self.bias = nn.Parameter(make(*leading, size[0])) if bias else None

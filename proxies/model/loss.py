@@ -1,4 +1,4 @@
-"""The loss per token: from logits, or in parts from hidden states ("fused").
+"""The loss per token: from logits, or part by part from hidden states (the fused loss).
 
 The fused loss never has the logits of a whole batch in memory. Its forward pass computes the loss
 of each part of the batch together with its gradients. The logits of the part are then dropped, and
@@ -29,13 +29,15 @@ from forerun._proxies.model.precision import get_wide_dtype, widen
 # ---- Loss terms ----
 
 LossWeights = Mapping[str, float | Tensor]
-"""Weights of loss terms by name: a number, or one per trial as a tensor [K]."""
+"""Weights of loss terms by name, each a number, or a tensor [K] with one number per trial."""
 NO_TERMS: LossWeights = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTerm:
-    """A term that a run-wide setting adds to the differentiated loss, not to the reported one."""
+    """A term that a run-wide setting adds to the loss that is differentiated, not to the reported
+    loss.
+    """
 
     value: Callable[[Tensor, Tensor], Tensor]
     """Function from logits [..., N, V] in float32 at least and targets [..., N] to the term of each
@@ -158,7 +160,7 @@ def compute_fused_token_loss(
         weight_KVD: Weight of the readout; [V, D] for one model.
         targets_KBT: Token ids, N = B * T; [B, T] for one model.
         part_tokens: Tokens per trial whose logits are computed at once; None for `PART_LOGITS`.
-        part_loss: Compiled `compute_part_loss`; None for the uncompiled one.
+        part_loss: Compiled `compute_part_loss`; None for the uncompiled function.
         weights: Weights of the loss terms.
 
     Returns:
@@ -204,7 +206,7 @@ class FusedLoss(nn.Module):
     """
 
     compiled_part_loss: PartLoss | None = None
-    """Compiled `compute_part_loss`; None for the uncompiled one."""
+    """Compiled `compute_part_loss`; None for the uncompiled function."""
 
     def forward(
         self,

@@ -43,8 +43,8 @@ def get_iteration_dtype(device: torch.device, weights: torch.dtype) -> torch.dty
 def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Return matrices [N, R, C] with singular values near one, by Newton-Schulz iterations.
 
-    The singular values become 0.7 to 1.2, except for the smallest ones; a zero matrix stays zero. A
-    matrix's result does not depend on the other matrices.
+    The singular values become 0.7 to 1.2, apart from the smallest; a zero matrix stays
+    zero. A matrix's result does not depend on the other matrices.
 
     Args:
         matrices_NRC: The matrices.

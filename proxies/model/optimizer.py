@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,18 +31,19 @@ _BETAS = ("beta1", "beta2")
 class Implementation:
     """The implementation of a recipe."""
 
-    build: Callable[..., torch.optim.Optimizer]
-    """Function from torch's parameter groups to the optimizer of one model."""
-    kind: type[torch.optim.Optimizer]
-    """Class of the optimizer of one model."""
+    kind: Callable[..., torch.optim.Optimizer]
+    """Class of the optimizer of one model, which is made from torch's parameter groups."""
     bank: Callable[..., BankAdamW]
     """Function from the arguments of `BankAdamW` to the optimizer of a bank."""
     name_of: Callable[[Mapping[str, Any]], str]
     """Function from one of torch's parameter groups to the name of its optimizer (`OPTIMIZERS`)."""
     variants: tuple[str, ...] = ()
     """Options of torch's parameter groups that make a different optimizer."""
-    fused: Mapping[str, bool] = field(default_factory=dict)
-    """Arguments of `build` for the implementation in one kernel; empty if there is none."""
+    options: Mapping[str, bool] = field(default_factory=dict)
+    """Further arguments of `kind`."""
+    fused_options: Mapping[str, bool] = field(default_factory=dict)
+    """Arguments of `kind` in place of `options`, for torch's implementation in one kernel; empty if
+    there is none."""
 
 
 # ---- Building and reading torch's optimizers ----
@@ -67,7 +67,8 @@ def build_torch_optimizer(
     param_groups = [
         {"params": list(parameters), **_to_torch(group.settings)} for group, parameters in groups
     ]
-    return implementation.build(param_groups, **(implementation.fused if fused else {}))
+    options = implementation.fused_options if fused else implementation.options
+    return implementation.kind(param_groups, **options)
 
 
 def _to_torch(settings: Mapping[str, float]) -> dict[str, Any]:
@@ -92,9 +93,9 @@ def read_settings(recipe: str, group: Mapping[str, Any]) -> GroupSettings:
 def group_parameters(
     numbers: Iterable[ParameterNumbers], parameters: Mapping[str, nn.Parameter]
 ) -> list[tuple[ParameterNumbers, list[nn.Parameter]]]:
-    """Return groups of parameters that have the same optimizer and settings.
+    """Return groups of parameters with the same optimizer and settings.
 
-    Each group has the numbers of its first parameter.
+    Each group comes with the numbers of its first parameter.
     """
     groups: dict[tuple[object, ...], tuple[ParameterNumbers, list[nn.Parameter]]] = {}
     for parameter in numbers:
@@ -111,7 +112,7 @@ def set_rates(
 
     Args:
         optimizer: The optimizer.
-        rates: Settings with the peak learning rate of each group, in the order of the groups.
+        rates: Settings of each group, whose learning rate is the peak, in the order of the groups.
         share: The schedule's learning rate as a share of the peak.
     """
     for torch_group, group in zip(optimizer.param_groups, rates, strict=True):
@@ -121,7 +122,7 @@ def set_rates(
 def enable_skipping(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> bool:
     """Make an optimizer skip its updates while a tensor is 1, if it supports that.
 
-    torch's fused optimizers do, without synchronizing with the host (the protocol of
+    torch's fused optimizers support it, without synchronizing with the host (the protocol of
     `torch.amp.GradScaler`).
 
     Args:
@@ -217,15 +218,14 @@ def restore_moments(
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "adamw": Implementation(
-        build=partial(torch.optim.AdamW, foreach=True),
         kind=torch.optim.AdamW,
         bank=BankAdamW,
         name_of=lambda group: "adamw",
         variants=("amsgrad", "maximize"),
-        fused={"foreach": False, "fused": True},
+        options={"foreach": True},
+        fused_options={"fused": True},
     ),
     "muon": Implementation(
-        build=Muon,
         kind=Muon,
         bank=BankMuon,
         name_of=lambda group: "muon" if is_muon_group(group) else "adamw",

@@ -7,9 +7,9 @@
 - Statistics of norms, rotary positions, the softmax, and the loss use float32 at least (`widen`).
 
 On one device this equals, to the bit, FSDP2's `MixedPrecisionPolicy(param_dtype=compute,
-reduce_dtype=weights)` of the same model. The one exception is a matrix that is token table and
-readout at once: its two gradients are added in `weights` here, and in `compute` there. It differs
-from torch.autocast, which leaves the residual stream in float32.
+reduce_dtype=weights)` of the same model. The only exception is a matrix that is both token table
+and readout: its two gradients are added in `weights` here, and in `compute` there. It differs from
+torch.autocast, which leaves the residual stream in float32.
 """
 
 from __future__ import annotations

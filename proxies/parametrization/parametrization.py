@@ -44,10 +44,7 @@ from forerun._proxies.core.shape import Shape, list_parameter_shapes
 from forerun._proxies.core.spec import RunSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-    from forerun._proxies.model.decoder import Multipliers
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Dimensions of every parameter by name."""
@@ -63,13 +60,13 @@ def compute_width_multipliers(
     Args:
         sizes: Dimensions at the shape.
         base: Dimensions at the base shape.
-        delta: Dimensions at a shape that differs from the base in every dimension that grows with
-            the width, which is then an infinite one.
+        delta: Dimensions at another shape. The dimensions in which it differs from the base are
+            those that grow with the width: mup calls them infinite.
 
     Raises:
         SpecError: A parameter is missing in one of the three, a dimension of `sizes` differs from
-            the base and that of `delta` does not, or `delta` equals the base, so that nothing would
-            scale (all problems at once).
+            the base although that of `delta` does not, or `delta` equals the base, so that nothing
+            would scale (all problems at once).
     """
     if problems := _compare_sizes(sizes, base, delta):
         raise SpecError("base shapes", problems)
@@ -100,7 +97,7 @@ def _load_mup_infshape() -> Any:
 
 
 def _compare_sizes(sizes: Sizes, base: Sizes, delta: Sizes) -> list[str]:
-    """Return the problems of the sizes of a model, its base, and delta that mup does not report."""
+    """Return why these dimensions cannot be compared; mup itself would accept some of them."""
     shared = [name for name in sizes if name in base and name in delta]
     problems = [
         f"{name} is not in all of model, base and delta"
@@ -147,7 +144,7 @@ class Parameter:
     width_multiplier: float
     """Ratio of the fan-in or width to that at the base shape, from mup."""
     base_std: float
-    """Init std that the rule scales: the std at the base shape, or at the model's own shape if
+    """Init std before the rule scales it: the std at the base shape, or at the model's own shape if
     there is no width rule; 0 for gains and biases."""
 
 
@@ -175,10 +172,11 @@ def list_parameters(
 
 
 def make_delta_shape(shape: Shape, base: Shape) -> Shape:
-    """Return the base shape with every dimension doubled that grows from the base to a shape.
+    """Return a shape that is larger than the base in every dimension that grows with the width.
 
-    A width grows by the number of heads, by the head dim, or by both, so these are doubled. The
-    number of heads is doubled unless only the head dim differs.
+    A model gets wider by more heads, by a larger head dim, or by both. What differs between the
+    shape and the base is doubled, and so is the FFN width. If nothing differs, the number of heads
+    is doubled.
     """
     head_dims = 2 if shape.head_dim != base.head_dim else 1
     heads = 2 if shape.num_heads != base.num_heads or head_dims == 1 else 1
@@ -321,8 +319,8 @@ def compute_forward_of_shape(
 ) -> ForwardNumbers:
     """Return the forward multipliers of a shape.
 
-    The output multiplier is that of mup's class `MuReadout`. The attention's scale is the one that
-    mup's README asks for, sqrt(base head_dim) / head_dim.
+    The output multiplier is that of mup's class `MuReadout`. The attention's scale is sqrt(base
+    head_dim) / head_dim, as mup's README asks.
     """
     rule = make_forward_rule(parametrization)
     growth = 1.0
@@ -335,21 +333,6 @@ def compute_forward_of_shape(
         residual=rule["residual"].evaluate(ratios),
         output=hparams.output_multiplier * rule["output"].evaluate(ratios),
     )
-
-
-def stack_forward_numbers(
-    numbers: list[ForwardNumbers], dtype: torch.dtype, device: torch.device | None = None
-) -> Multipliers:
-    """Return the forward multipliers of a bank's trials, as tensors [K, 1, 1]."""
-    import torch
-
-    from forerun._proxies.model.decoder import Multipliers
-
-    columns: dict[str, Any] = {}
-    for field in dataclasses.fields(ForwardNumbers):
-        values = [getattr(trial, field.name) for trial in numbers]
-        columns[field.name] = torch.tensor(values, dtype=dtype, device=device)[:, None, None]
-    return Multipliers(**columns)
 
 
 # ---- Initial values ----
@@ -374,7 +357,7 @@ def draw_tensor(name: str, size: tuple[int, ...], kind: Kind, init_std: float, s
     """Draw an initial value in float32 on the CPU: Normal(0, init_std), gains one, biases zero."""
     import torch
 
-    # Explicit, because the user may have set torch's default dtype and device
+    # Dtype and device are explicit, because the user may have set torch's defaults
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     if kind.endswith("gain"):
         return torch.ones(size, **options)

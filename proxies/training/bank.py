@@ -7,8 +7,7 @@ the other slots, for the same K and mode (empty slots compute zeros). A run that
 a result, and its slot is cleared. The host reads the losses of a step once, from the step's report;
 on a GPU, after the next step has been launched.
 
-Shape suffixes: K slots, B sequences of a batch, T tokens of a sequence, N = B * T tokens, V
-vocabulary.
+Shape suffixes: K slots, B sequences of a batch, T tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +27,11 @@ from forerun._proxies.core.schedule import compute_lr_multiplier
 from forerun._proxies.core.shape import Shape
 from forerun._proxies.core.spec import Numerics, RunSpec
 from forerun._proxies.data.tokens import TokenStore
-from forerun._proxies.model.bank_adamw import fail_past_recompile_limit, get_compile_options
-from forerun._proxies.model.decoder import Decoder
+from forerun._proxies.model.compilation import (
+    forbid_uncompiled_fallback,
+    separate_recompile_counts,
+)
+from forerun._proxies.model.decoder import Decoder, Multipliers
 from forerun._proxies.model.loss import LOSS_TERMS
 from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 from forerun._proxies.model.precision import PRECISIONS
@@ -36,7 +39,6 @@ from forerun._proxies.parametrization.parametrization import (
     compute_forward_numbers,
     compute_parameter_table,
     draw_initial_tensor,
-    stack_forward_numbers,
 )
 from forerun._proxies.training.engine import Engine, pin_memory
 from forerun._proxies.training.gradient_noise import GradientNoiseProbe
@@ -79,8 +81,8 @@ class CudaGraph:
                 step()
         torch.cuda.current_stream().wait_stream(side_stream)
         self._graph = torch.cuda.CUDAGraph()
-        # If the end of a recording fails, torch leaves its recording stream as the current one. The
-        # outer context restores ours.
+        # If the end of a recording fails, torch leaves its own stream as the current one. The outer
+        # context restores the stream from before.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph):
             self._result = step()
 
@@ -102,7 +104,7 @@ class Bank(Engine):
         batch_tokens: Tokens per batch of each run.
         numerics: Number of slots, data types and mode of the computation.
         store: The corpus.
-        optimizer: Optimizer of all runs.
+        optimizer: Name of the recipe that updates all runs.
         device: Device to train on; None for the GPU if there is one.
         compile_backend: Backend of `torch.compile`, if the numerics require compilation.
         num_microbatches: Number of passes that a batch is split into, with accumulated gradients;
@@ -234,23 +236,6 @@ class Bank(Engine):
         self._active_K1[index] = False
         self._set_forward()
 
-    def predict(self, ids_KBT: Tensor) -> Tensor:
-        """Return the logits of every slot's model, in the arithmetic of training.
-
-        Args:
-            ids_KBT: Token ids, [K, B, T].
-
-        Returns:
-            Logits, [K, B * T, V].
-        """
-        logits_KNV: Tensor = self.model(ids_KBT.to(self.device), self._forward)
-        return logits_KNV
-
-    @property
-    def free_slots(self) -> list[int]:
-        """Indices of the empty slots."""
-        return [i for i, run in enumerate(self._slots) if run is None]
-
     def _launch_step(self, ahead: int) -> Tensor:
         if self.noise is not None:
             self._measure_noise(self.noise, ahead)
@@ -337,6 +322,17 @@ class Bank(Engine):
             weight_K.copy_(torch.tensor(values))
 
 
+def stack_forward_numbers(
+    numbers: Sequence[ForwardNumbers], dtype: torch.dtype, device: torch.device
+) -> Multipliers:
+    """Return the forward multipliers of a bank's trials, as tensors [K, 1, 1]."""
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(ForwardNumbers):
+        values = [getattr(trial, field.name) for trial in numbers]
+        columns[field.name] = torch.tensor(values, dtype=dtype, device=device)[:, None, None]
+    return Multipliers(**columns)
+
+
 def _check(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.device) -> None:
     """Check that a bank supports these settings.
 
@@ -362,8 +358,7 @@ def _check(shape: Shape, numerics: Numerics, store: TokenStore, device: torch.de
 
 
 def _compile(model: Decoder, backend: str) -> None:
-    # Beyond a limit on recompilations, torch would silently run uncompiled: make it an error, and
-    # count recompilations for each bank separately. Graphs are compiled for fixed sizes, so that
-    # compiling the validation when another slot's run ends never changes the rounding of training.
-    fail_past_recompile_limit()
-    model.compile(backend=backend, fullgraph=True, dynamic=False, **get_compile_options())
+    forbid_uncompiled_fallback()
+    # Graphs are compiled for fixed sizes, so that compiling the validation when another slot's run
+    # ends never changes the rounding of training.
+    model.compile(backend=backend, fullgraph=True, dynamic=False, **separate_recompile_counts())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forerun._proxies.training.torch_device import TorchDevice
 
 MIN_MODE_SPEEDUP = 0.1
-"""Minimum speedup (0.1: by 10 %) at which a mode is chosen over a simpler one."""
+"""Minimum speedup (0.1: by 10 %) at which a mode is chosen over a simpler mode."""
 MIN_DOUBLING_SPEEDUP = 0.03
 """Minimum speedup by twice the slots at which four times the slots are measured."""
 BLOCK_SECONDS = 0.1
@@ -88,7 +88,7 @@ class CalibrationResult:
     free_bytes: int
     """Free memory of the device before an engine was built, in bytes; 0 if unknown."""
     kind: str = ""
-    """Name of the device, which the caller sets."""
+    """Kind of the device, such as its name. A worker leaves it empty, and the driver sets it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -241,12 +241,11 @@ def _has_enough_rounds(built: Sequence[_BuiltMode], seconds: float, max_seconds:
     """Return whether the rounds so far tell the modes apart, or the time is over."""
     num_rounds = len(built[0].rates)
     if num_rounds < MIN_ROUNDS:
-        # If a step takes seconds, fewer rounds have to be enough: two, once the time limit is
-        # exceeded three times.
+        # If a step takes seconds, two rounds are enough once three times the time limit has passed.
         return num_rounds >= 2 and seconds > 3 * max_seconds
     if num_rounds >= MAX_ROUNDS or seconds > max_seconds:
         return True
-    # Every mode against the first one, and the largest number of slots against the one before.
+    # Compare every mode with the first, and the largest number of slots with the next smaller.
     comparisons = [(mode, built[0], MIN_MODE_SPEEDUP) for mode in built[1:]]
     if built[2:]:
         comparisons.append((built[-1], built[-2], MIN_DOUBLING_SPEEDUP))

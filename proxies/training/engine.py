@@ -204,7 +204,7 @@ class Engine(ABC):
         return bool(runs) and all(run.can_step(ahead) for run in runs)
 
     def _needs_noise(self, ahead: int) -> bool:
-        """Return whether gradient noise is measured before the step after `ahead` unread ones."""
+        """Return whether gradient noise is measured before the step after `ahead` unread steps."""
         noise, runs = self.noise, self._runs.values()
         return noise is not None and any(
             noise.get_num_passes(run.spec, run.step + ahead, self._num_microbatches) for run in runs

@@ -9,11 +9,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep the memory of freed tensors for new ones.
+    """Make glibc keep the memory of freed tensors for new tensors.
 
-    By default it returns large blocks to the system at once, and gets new ones page by page, filled
-    with zeros. For small models this takes a tenth to a third of a training step. In exchange, the
-    process never shrinks. Does nothing with another C library.
+    By default it returns large blocks to the system at once, and gets new blocks page by page,
+    filled with zeros. For small models this takes a tenth to a third of a training step. In
+    exchange, the process never shrinks. Does nothing with another C library.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_MAX, 0)

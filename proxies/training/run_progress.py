@@ -38,13 +38,12 @@ def get_environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def read_validation_ids(store: TokenStore, seq_len: int, most: int | None = None) -> Tensor:
+def read_validation_ids(store: TokenStore, seq_len: int) -> Tensor:
     """Return the validation windows, which are the same for every run.
 
     Args:
         store: The corpus.
         seq_len: Number of tokens in a window, T, without its next token.
-        most: Maximum number of windows; None for `VALIDATION_SEQUENCES`.
 
     Returns:
         Token ids, [B, T + 1].
@@ -52,8 +51,7 @@ def read_validation_ids(store: TokenStore, seq_len: int, most: int | None = None
     Raises:
         DataError: The split has no window of that length.
     """
-    most = VALIDATION_SEQUENCES if most is None else most
-    num_sequences = max(1, min(most, store.count_windows("validation", seq_len)))
+    num_sequences = max(1, min(VALIDATION_SEQUENCES, store.count_windows("validation", seq_len)))
     return torch.from_numpy(
         store.read_validation_batch(num_sequences=num_sequences, seq_len=seq_len)
     )
@@ -67,7 +65,7 @@ def read_batch(
     Args:
         store: The corpus.
         spec: The run.
-        step: Number of updates before this one.
+        step: Number of updates before this update.
         num_sequences: Number of sequences, from the first of the batch; None for the batch itself.
 
     Returns:
@@ -104,7 +102,7 @@ class RunProgress:
     pause_step: int | None = None
     """Step at which the run pauses; None if it does not."""
 
-    def can_step(self, num_begun: int = 0) -> bool:
+    def can_step(self, num_begun: int) -> bool:
         """Return whether the next step may start: the run is neither at its end nor at its pause.
 
         A run that resumed from a state beyond its pause is paused.
@@ -143,7 +141,8 @@ class RunProgress:
         self.grad_norms.append(grad_norm)
         self.step += 1
         ceiling = math.log(self.spec.shape.vocab_size) + diverged_above_nats
-        # The loss was measured before its update: the first loss after the warmup has one more step
+        # A loss is measured before the update of its step. So the first loss after an update beyond
+        # the warmup is that of step `warmup_steps + 2`
         if self.step > self.spec.schedule.warmup_steps + 1 and loss_nats > ceiling:
             limit = f"{format_loss(ceiling)} nats, worse than a uniform guess"
             return f"loss {format_loss(loss_nats)} at step {self.step} is above {limit}"

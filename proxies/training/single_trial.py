@@ -20,7 +20,7 @@ from forerun._proxies.core.numbers import ParameterNumbers
 from forerun._proxies.core.schedule import compute_lr_multiplier
 from forerun._proxies.core.spec import DIVERGED_ABOVE_NATS, RunSpec
 from forerun._proxies.data.tokens import TokenStore
-from forerun._proxies.model.bank_adamw import fail_past_recompile_limit
+from forerun._proxies.model.compilation import forbid_uncompiled_fallback
 from forerun._proxies.model.loss import compute_token_loss, get_loss_weights
 from forerun._proxies.model.optimizer import (
     MOMENTS,
@@ -48,7 +48,7 @@ class _Trial:
     progress: RunProgress
     built: BuiltModel
     optimizer: torch.optim.Optimizer
-    rates: tuple[ParameterNumbers, ...]
+    groups: tuple[ParameterNumbers, ...]
     """Numbers of each parameter group of the optimizer."""
     has_diverged: Tensor | None = None
     """Float32 scalar that is 1 after a step whose loss or gradient was not finite; the optimizer
@@ -125,7 +125,7 @@ class SingleTrialEngine(Engine):
             progress=RunProgress(spec, num_microbatches=self._num_microbatches),
             built=built,
             optimizer=build_torch_optimizer(spec.optimizer, groups, fused=self._steps_ahead > 0),
-            rates=tuple(rates for rates, _ in groups),
+            groups=tuple(numbers for numbers, _ in groups),
         )
         has_diverged = torch.zeros((), dtype=torch.float32, device=self.device)
         if enable_skipping(trial.optimizer, has_diverged):
@@ -182,20 +182,15 @@ class SingleTrialEngine(Engine):
             raise ValueError("; ".join(problems))
 
     def _compile(self, module: nn.Module, *, is_full_graph: bool) -> None:
-        # Beyond a limit on recompilations, torch would silently run uncompiled: make it an error. A
-        # new trial has a new model, and graphs of the previous one must not count toward the limit.
-        fail_past_recompile_limit()
+        forbid_uncompiled_fallback()
+        # A new trial has a new model, and graphs of the previous model must not count toward
+        # torch's limit on recompilations.
         torch.compiler.reset()
         module.compile(backend=self._compile_backend, fullgraph=is_full_graph)
 
     def evict(self, index: int) -> None:
         """Free the slot, also in the middle of a run."""
         self._trial = None
-
-    @property
-    def free_slots(self) -> list[int]:
-        """The free slots: [0], or [] while a run is admitted."""
-        return [] if self._trial else [0]
 
     @property
     def model(self) -> nn.Module:
@@ -315,5 +310,5 @@ def _update(trial: _Trial, step: int, norm: Tensor) -> None:
     """Clip the gradients, and make an optimizer step at the learning rates of the schedule."""
     spec = trial.progress.spec
     clip_gradients(trial.built.module.parameters(), spec.hparams, norm)
-    set_rates(trial.optimizer, trial.rates, compute_lr_multiplier(spec.schedule, step))
+    set_rates(trial.optimizer, trial.groups, compute_lr_multiplier(spec.schedule, step))
     trial.optimizer.step()

@@ -55,7 +55,7 @@ class Header:
     """Number of optimizer steps done."""
     seconds: float
     num_microbatches: int
-    """Maximum number of passes that a batch so far was split into."""
+    """Maximum number of passes that a batch was split into so far."""
     environment: dict[str, str]
     """Everything except the spec that arithmetic depends on
     (`forerun._proxies.training.run_progress.get_environment`)."""
@@ -132,7 +132,7 @@ def resume_progress(
         spec: The run.
         state: State of that run.
         like: Tensors with the names, shapes and dtypes that the engine expects, without the logged
-            ones.
+            tensors.
         num_microbatches: Minimum number of passes that each batch is split into from now on.
 
     Raises:
@@ -148,11 +148,10 @@ def resume_progress(
         or (expected[name].shape, expected[name].dtype)
         != (state.tensors[name].shape, state.tensors[name].dtype)
     ]
-    if mismatches or header.step >= spec.schedule.num_steps:
-        raise StateError(
-            f"step {header.step} of {spec.schedule.num_steps}: unlike the run in "
-            f"{', '.join(mismatches)}"
-        )
+    if mismatches:
+        raise StateError(f"it differs from the run in the tensors {', '.join(mismatches)}")
+    if header.step >= spec.schedule.num_steps:
+        raise StateError(f"it is at step {header.step}, and the run has {spec.schedule.num_steps}")
     return RunProgress(
         spec,
         step=header.step,

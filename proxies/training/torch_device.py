@@ -88,7 +88,7 @@ def set_arithmetic(numerics: Numerics) -> None:
 
 
 def _read_bytes(path: str, name: str) -> int:
-    """Return a value, in bytes, of a file in which Linux tells about memory; 0 on other systems."""
+    """Return a value in bytes from one of Linux's files about memory; 0 on other systems."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:

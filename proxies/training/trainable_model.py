@@ -26,7 +26,7 @@ class BuiltModel(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """Module with the parameters; moved to its device and dtype in place."""
+        """Module with the parameters. The engine moves it to its device and dtype in place."""
 
     @property
     def numbers(self) -> tuple[ParameterNumbers, ...]:

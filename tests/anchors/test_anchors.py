@@ -279,10 +279,17 @@ def generate_spiked_grids(points, spikes_nats=SPIKES_NATS):
 @pytest.mark.parametrize(
     ("rates", "spikes_nats"),
     [
-        pytest.param(PUBLISHED_GRIDS, SPIKES_NATS[::2], id="published, three spikes"),
-        pytest.param(PUBLISHED_GRIDS, SPIKES_NATS, id="published", marks=pytest.mark.slow),
-        pytest.param((FIVE, FOUR, FOUR, FOUR), SPIKES_NATS, id="four", marks=pytest.mark.slow),
-        pytest.param((FIVE,) * 4, SPIKES_NATS, id="five", marks=pytest.mark.slow),
+        pytest.param(PUBLISHED_GRIDS, SPIKES_NATS[::2], id="published grids, three spikes"),
+        pytest.param(
+            PUBLISHED_GRIDS, SPIKES_NATS, id="published grids, all spikes", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (FIVE, FOUR, FOUR, FOUR),
+            SPIKES_NATS,
+            id="four rates above the base",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param((FIVE,) * 4, SPIKES_NATS, id="five rates everywhere", marks=pytest.mark.slow),
     ],
 )
 def test_one_spiked_run_never_makes_a_drift(rates, spikes_nats):

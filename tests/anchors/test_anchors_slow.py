@@ -3,7 +3,7 @@
 `pytest tests/anchors -m slow -s` prints the rows of docs/negative-anchors.md. At this scale a
 mistake may leave the optimum where it is, so no test asserts that the verdict is `drifts`. The
 tests assert that the verdict or the coordinate check catches each mistake, and that neither raises
-an alarm without one.
+an alarm without a mistake.
 """
 
 import time

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import coordinate_cases
 import torch
 from coordinate_cases import BASE, WIDTHS, plant_in_table, plant_unscaled_output
-from proxy_cases import make_run_spec
+from proxy_cases import finish_runs, make_run_spec
 
 from forerun._proxies.core.rules import get_parametrization
 from forerun._proxies.core.schedule import Schedule
@@ -232,7 +232,7 @@ def sweep_rates(store, *, own_base=(), rates=None, num_seeds=4, clip_norm=1.0, *
     points = []
     for width in SWEEP_WIDTHS:
         shape = SWEEP_BASE.at_width(width)
-        cells = [
+        rates_and_seeds = [
             (rate, seed)
             for rate in (rates or {}).get(width, SWEEP_RATES)
             for seed in range(num_seeds)
@@ -245,28 +245,24 @@ def sweep_rates(store, *, own_base=(), rates=None, num_seeds=4, clip_norm=1.0, *
                 learning_rate=2.0**rate,
                 clip_norm=clip_norm,
                 seed=seed,
-                num_slots=len(cells),
+                num_slots=len(rates_and_seeds),
                 schedule=Schedule(
                     kind="cosine", num_steps=SWEEP_STEPS, warmup_steps=SWEEP_STEPS // 10
                 ),
                 batch_tokens=8 * shape.seq_len,
                 **changes,
             )
-            for rate, seed in cells
+            for rate, seed in rates_and_seeds
         ]
         engine = Bank(
             shape, specs[0].batch_tokens, specs[0].numerics, store, optimizer=specs[0].optimizer
         )
         for slot, spec in enumerate(specs):
             engine.admit(slot, spec)
-        losses = {}
-        while len(losses) < len(cells):
-            for slot, result, _ in engine.advance(SWEEP_STEPS):
-                losses[cells[slot]] = result.loss_nats
-        points += [
-            Point(size=width, log2_value=rate, loss_nats=losses[rate, seed], seed=seed)
-            for rate, seed in cells
-        ]
+        outcomes = finish_runs(engine)
+        for (rate, seed), spec in zip(rates_and_seeds, specs, strict=True):
+            result, _ = outcomes[spec.id]
+            points.append(Point(size=width, log2_value=rate, loss_nats=result.loss_nats, seed=seed))
     return points
 
 

@@ -138,7 +138,7 @@ _MEASURED_RANK, _UNMARKED_RANK, _PLANNED_RANK = 0, 1, 2
 """Ranks of columns whose names have a mark of a measured value, no mark, or a mark of a planned
 value. The smallest rank is the best."""
 _ROLES_WITH_MARKS = {"params", "tokens", "flops"}
-"""Roles for which some tables have two columns: a planned and a measured one."""
+"""Roles for which some tables have two columns: a planned and a measured count."""
 _KINDS: Mapping[str, NumberKind] = {
     **dict.fromkeys(
         ("params", "tokens", "flops", "budget", "batch", "duration", BATCH_SIZE), "amount"

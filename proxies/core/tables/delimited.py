@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -51,14 +52,15 @@ def decode_text(data: bytes) -> str:
 def find_delimiter(text: str) -> str:
     """Find the delimiter that splits the header.
 
-    If there are several, it is the one that splits each row into the same number of cells. If there
-    is none, spaces separate the cells.
+    If several delimiters do, it is the delimiter that splits each row into the same number of
+    cells. If none does, spaces separate the cells.
 
     Raises:
         DelimitedError: The header contains several delimiters, and not exactly one of them fits;
             or rows have different numbers of words; or there is text before a Markdown table.
     """
-    counts_by_delimiter = {delimiter: _count_cells(text, delimiter) for delimiter in DELIMITERS}
+    head = "".join(itertools.islice(io.StringIO(text, newline=""), _NUM_LINES_TRIED))
+    counts_by_delimiter = {delimiter: _count_cells(head, delimiter) for delimiter in DELIMITERS}
     in_header = [
         delimiter for delimiter, counts in counts_by_delimiter.items() if counts and counts[0] > 1
     ]
@@ -67,7 +69,7 @@ def find_delimiter(text: str) -> str:
             "has other lines before its Markdown table: keep the lines of the table alone"
         )
     if not in_header:
-        return _check_words(text)
+        return _check_words(head)
     if len(in_header) == 1:
         return in_header[0]
     regular = [
@@ -81,14 +83,14 @@ def find_delimiter(text: str) -> str:
     )
 
 
-def _check_words(text: str) -> str:
+def _check_words(head: str) -> str:
     """Return the delimiter of a table whose header has only spaces; a comma if it has one word.
 
     Raises:
         DelimitedError: Some row has another number of words than the header: an empty cell would
             not be seen.
     """
-    rows = list(split_rows(text[: _find_end(text, _NUM_LINES_TRIED)], SPACES))
+    rows = list(split_rows(head, SPACES))
     num_columns = len(rows[0][1]) if rows else 0
     if num_columns < 2:
         return ","
@@ -101,23 +103,12 @@ def _check_words(text: str) -> str:
     return SPACES
 
 
-def _count_cells(text: str, delimiter: str) -> list[int]:
+def _count_cells(head: str, delimiter: str) -> list[int]:
     """Return the number of cells of each of the first rows; empty if a quote does not end."""
-    head = text[: _find_end(text, _NUM_LINES_TRIED)]
     try:
         return [len(cells) for _, cells in split_rows(head, delimiter)]
     except DelimitedError:
         return []
-
-
-def _find_end(text: str, num_lines: int) -> int:
-    """Return the index at which the first `num_lines` lines end."""
-    place = 0
-    for _ in range(num_lines):
-        place = text.find("\n", place) + 1
-        if place == 0:
-            return len(text)
-    return place
 
 
 def split_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

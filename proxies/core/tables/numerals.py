@@ -61,24 +61,24 @@ def parse_number(text: str) -> float | None:
 def parse_amount(text: str) -> float | None:
     """Return the number that a text spells; suffixes (`53.3M`) and groups (`53 300 000`) count."""
     mantissa, power = _split_suffix(text.strip())
-    if _GROUPS.fullmatch(mantissa):
-        mantissa = _join_groups(mantissa)
+    mantissa = _join_groups(mantissa)
     # Python reads 1.1e9 exactly; 1.1 times 1e9 would be rounded
     return parse_number(f"{mantissa}e{power}" if power else mantissa)
 
 
 def _parse_whole(text: str) -> float | None:
-    return parse_number(_join_groups(text) if _GROUPS.fullmatch(text) else text)
+    return parse_number(_join_groups(text))
 
 
 def _join_groups(text: str) -> str:
-    return re.sub(r"[\s'\u2019_.]", "", text)
+    """Return a number without the separators of its groups of digits, if their reading is clear."""
+    return re.sub(r"[\s'\u2019_.]", "", text) if _GROUPS.fullmatch(text) else text
 
 
 def to_number(cell: object) -> float | None:
     """Return a cell of a table, or a value of a log, as a float; None if it is not a number.
 
-    Booleans, lists, and objects are not numbers. A text is a number if it spells one, because
+    Booleans, lists, and objects are not numbers. A text counts if it spells a number, because
     strict JSON writers and W&B log "NaN" and "Infinity". `Decimal` is accepted, because databases
     return sums as such.
     """

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from forerun._proxies.core.canon import parse_deep
 from forerun._proxies.core.errors import InputError
 from forerun._proxies.core.notation import add_article, format_counted
 from forerun._proxies.core.plain_files import open_plain
@@ -72,7 +71,7 @@ class TableError(InputError):
 
 
 class FormatError(TableError):
-    """A file of an unknown kind, or one that does not have the format of its suffix."""
+    """A file of an unknown kind, or a file without the format of its suffix."""
 
     def __init__(self, source: Source, why: str) -> None:
         self.why = why
@@ -305,8 +304,8 @@ def _read_jsonl(text: str, name: str) -> Cells:
         if not record_text.strip():
             continue
         try:
-            record = parse_deep(record_text, _parse_record)
-        except ValueError as error:
+            record = _parse_record(record_text)
+        except (ValueError, RecursionError) as error:
             problems.append(f"row {line} is not JSON: {error}")
             continue
         if not isinstance(record, dict):

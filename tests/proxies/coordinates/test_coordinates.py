@@ -190,7 +190,7 @@ def test_layer_that_does_not_move_does_not_pass(store, monkeypatch):
     assert check.outcome == "cannot_tell"
 
 
-def test_run_that_becomes_infinite_is_a_located_blow_up(store):
+def test_run_that_becomes_infinite_is_a_blow_up_at_its_width(store):
     runs = make_runs(store, num_seeds=2)
     diverging = dataclasses.replace(runs[-1][0].hparams, learning_rate=1e30)
     runs[-1] = [dataclasses.replace(run, hparams=diverging) for run in runs[-1]]

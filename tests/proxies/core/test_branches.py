@@ -181,7 +181,7 @@ def test_states_after_the_branch_step_are_skipped(store, tmp_path):
     assert newest_state.header.step == 16
     # The engine has trained 16 steps; a run of 10 steps leaves the trunk after 8.
     shorter = dataclasses.replace(short, schedule=make_wsd(10))
-    with pytest.raises(StateError):
+    with pytest.raises(StateError, match="it is at step 16, and the run has 10"):
         SingleTrialEngine(store, device="cpu").admit(
             0, shorter, to_branch_state(engine.get_state(0), shorter.id)
         )

@@ -30,7 +30,7 @@ LLAMA_3 = {
 """Shape and number of training tokens of each Llama 3."""
 
 
-def make_gpt2_shape(num_layers, width, num_heads, seq_len=1024):
+def make_gpt2_shape(num_layers, width, num_heads):
     """Return the shape of a published GPT-2."""
     return Shape(
         num_layers=num_layers,
@@ -39,7 +39,7 @@ def make_gpt2_shape(num_layers, width, num_heads, seq_len=1024):
         num_kv_heads=num_heads,
         ffn_width=4 * width,
         vocab_size=50_257,
-        seq_len=seq_len,
+        seq_len=1024,
         family="gpt2",
         tied=True,
     )

@@ -29,9 +29,11 @@ from forerun._proxies.core.noise_scale import (
 )
 
 SEQ_LEN = 64
+NUM_SEQUENCES = 8
+"""Sequences of each part of a look."""
 
 
-def make_look(rng, scale_sequences, num_parts=16, num_sequences=8, heavy=False, step=100):
+def make_look(rng, scale_sequences, num_parts=16, heavy=False, step=100):
     """Return a look at random gradients with a planted noise scale.
 
     Each sequence's gradient is G + noise with tr(S) / |G|^2 = `scale_sequences`, where S is the
@@ -44,13 +46,13 @@ def make_look(rng, scale_sequences, num_parts=16, num_sequences=8, heavy=False, 
     spectrum *= scale_sequences / spectrum.sum()
     true_D = np.sqrt(spectrum) * rng.normal(size=200)  # mostly in the directions of the noise
     true_D /= np.linalg.norm(true_D)
-    noise_MBD = rng.normal(size=(num_parts, num_sequences, 200)) * np.sqrt(spectrum)
+    noise_MBD = rng.normal(size=(num_parts, NUM_SEQUENCES, 200)) * np.sqrt(spectrum)
     if heavy:
-        noise_MBD *= np.sqrt(rng.exponential(size=(num_parts, num_sequences, 1)))
+        noise_MBD *= np.sqrt(rng.exponential(size=(num_parts, NUM_SEQUENCES, 1)))
     parts_MD = true_D + noise_MBD.mean(axis=1)
     return NoiseLook(
         step=step,
-        num_sequences=num_sequences,
+        num_sequences=NUM_SEQUENCES,
         gram=tuple(map(tuple, (parts_MD @ parts_MD.T).tolist())),
     )
 
@@ -85,7 +87,7 @@ def test_scale_is_in_tokens_and_independent_of_the_unit_of_gradients():
     doubled = estimate_noise_scale([look], 2 * SEQ_LEN)
     assert doubled.tokens == pytest.approx(2 * scale.tokens)
     scaled_gram = tuple(tuple(7.0 * value for value in row) for row in look.gram)
-    scaled_look = NoiseLook(step=100, num_sequences=8, gram=scaled_gram)
+    scaled_look = dataclasses.replace(look, gram=scaled_gram)
     assert estimate_noise_scale([scaled_look], SEQ_LEN).tokens == pytest.approx(scale.tokens)
 
 

@@ -109,7 +109,10 @@ def format_row(parametrization, kind):
     return tuple(map(str, (rule.init_std, rule.learning_rate, rule.eps, rule.weight_decay)))
 
 
-@pytest.mark.parametrize(("parametrization", "table", "forward"), TABLES, ids=str)
+@pytest.mark.parametrize(
+    ("parametrization", "table", "forward"),
+    [pytest.param(*row, id=str(row[0])) for row in TABLES],
+)
 def test_rules_match_the_published_tables(parametrization, table, forward):
     assert {kind: format_row(parametrization, kind) for kind in table} == table
     forward_rule = make_forward_rule(parametrization)

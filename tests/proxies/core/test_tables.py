@@ -326,8 +326,6 @@ def test_unreadable_cells_of_unused_columns_do_not_matter(tmp_path):
     )
     assert read_fit_table(tmp_path / "runs.csv").num_runs == 2
     unusual_values = (
-        "[" * 2000 + "]" * 2000,
-        '{"a":' * 3000 + "1" + "}" * 3000,
         "9" * 5000,
         "1e400",
         "NaN",
@@ -339,7 +337,7 @@ def test_unreadable_cells_of_unused_columns_do_not_matter(tmp_path):
     ]
     path = tmp_path / "runs.jsonl"
     path.write_text("\n".join(rows))
-    assert read_fit_table(path).loss.tolist() == [1, 2, 3, 4, 5, 6]
+    assert read_fit_table(path).loss.tolist() == [1, 2, 3, 4]
 
     # The same values in a column that is used. One of them names a second column, which becomes a
     # second `tokens`.
@@ -347,8 +345,18 @@ def test_unreadable_cells_of_unused_columns_do_not_matter(tmp_path):
         tokens = value.replace("x", "tokens")
         bad_row = f'{{"params": 1e6, "tokens": {tokens}, "loss": 3}}'
         path.write_text("\n".join([*rows, bad_row]))
-        with pytest.raises(TableError, match="row 7, column 'tokens'"):
+        with pytest.raises(TableError, match="row 5, column 'tokens'"):
             read_fit_table(path)
+
+
+def test_row_that_is_nested_too_deeply_for_python_is_refused(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text("[" * 10**5 + "]" * 10**5 + "\n")
+    with pytest.raises(FormatError, match="begins a JSON array"):
+        read_fit_table(path)
+    path.write_text('{"x": ' + "[" * 10**5 + "]" * 10**5 + "}\n")
+    with pytest.raises(TableError, match="row 1 is not JSON"):
+        read_fit_table(path)
 
 
 def test_column_that_python_cannot_represent_matters_only_if_used(tmp_path):

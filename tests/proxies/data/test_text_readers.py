@@ -166,29 +166,17 @@ def test_unused_members_may_be_invalid_json(tmp_path):
         '"a": 1, "a": 2',
         '"n": ' + 5000 * "9",
         '"m": {"text": 1, "text": 2}',
-        # Values that are nested too deeply for Python's parser, one with brackets in strings
-        '"d": ' + 2000 * "[" + 2000 * "]",
-        '"d": ' + 3000 * '{"]": [' + '"[["' + 3000 * "]}",
     )
     path.write_text("".join(f'{{{member}, "text": "t{i}"}}\n' for i, member in enumerate(members)))
-    assert read_contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4", b"t5", b"t6"]
+    assert read_contents(path) == [b"t0", b"t1", b"t2", b"t3", b"t4"]
     path.write_bytes(b'{"text": "a", "note": "\xff"}\n')
     assert read_contents(path) == [b"a"]
 
 
-@pytest.mark.parametrize(
-    ("nested", "message"),
-    [
-        (2000 * "[" + 2000 * "]", "must be an object with a string"),
-        (2000 * "[" + 1990 * "]", "not JSON"),
-        (2000 * "[" + 1999 * "]" + "}", "not JSON"),
-        (2000 * "[" + r'"\"' + 2000 * "]", "not JSON"),
-    ],
-)
-def test_deeply_nested_text_is_refused(tmp_path, nested, message):
+def test_line_that_is_nested_too_deeply_for_python_is_refused(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"text": {nested}}}\n')
-    assert message in get_refusal(path)
+    path.write_text('{"text": "a", "note": ' + 10**5 * "[" + 10**5 * "]" + "}\n")
+    assert "line 1: not JSON" in get_refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of Muon: its steps against torch's, and the rates by which it scales with a matrix's shape.
+"""Tests of Muon: its updates against torch's, and learning rates that follow a matrix's shape.
 
 They cover the engine of a single trial, banks, states, sharded matrices, and GPUs. A bank trains
 several trials as one batched model, each in its slot.
@@ -8,14 +8,13 @@ import dataclasses
 import math
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import muon_ranks
 import pytest
 import torch
 import torch.distributed as dist
-from proxy_cases import TINY, make_run_spec
+from proxy_cases import TINY, finish_runs, make_run_spec, set_row_updates
 from torch.optim._muon import _adjust_lr
 
 from forerun._proxies.core import canon
@@ -26,7 +25,6 @@ from forerun._proxies.core.rules import get_parametrization, get_scaling
 from forerun._proxies.core.spec import Numerics
 from forerun._proxies.model import bank_muon
 from forerun._proxies.model.muon import Muon, orthogonalize
-from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 from forerun._proxies.parametrization.parametrization import compute_parameter_table
 from forerun._proxies.training.bank import Bank
 from forerun._proxies.training.single_trial import SingleTrialEngine
@@ -78,14 +76,6 @@ def build_bank(spec, store, device="cpu"):
     )
 
 
-def use_bank_form(monkeypatch, by_row):
-    """Let banks update each trial by itself, or all at once."""
-    implementation = dataclasses.replace(
-        IMPLEMENTATIONS["muon"], bank=partial(bank_muon.BankMuon, by_row=by_row)
-    )
-    monkeypatch.setitem(IMPLEMENTATIONS, "muon", implementation)
-
-
 class OptimizerPair:
     """Equal parameters under forerun's Muon and under torch's Muon and AdamW.
 
@@ -93,8 +83,8 @@ class OptimizerPair:
         adjust: torch's name of the rule by which a matrix's rate depends on its shape.
     """
 
-    def __init__(self, adjust, momentum=0.9, decay=0.3, device="cpu"):
-        self.rate, self.decay = 0.05, decay
+    def __init__(self, adjust, device="cpu"):
+        self.rate, self.decay, momentum = 0.05, 0.3, 0.9
         self.generator = torch.Generator(device).manual_seed(3)
         shapes = [(24, 8), (8, 24), (16, 16), (16, 16), (5,), (7, 3)]
         initial = [torch.randn(shape, generator=self.generator, device=device) for shape in shapes]
@@ -112,12 +102,12 @@ class OptimizerPair:
         torch_muon = torch.optim.Muon(
             self.torch_parameters[:4],
             lr=self.rate,
-            weight_decay=decay,
+            weight_decay=self.decay,
             momentum=momentum,
             adjust_lr_fn=adjust,
         )
         torch_adamw = torch.optim.AdamW(
-            self.torch_parameters[4:], lr=self.rate, weight_decay=decay, **adamw_settings
+            self.torch_parameters[4:], lr=self.rate, weight_decay=self.decay, **adamw_settings
         )
         self.torch_optimizers = [torch_muon, torch_adamw]
 
@@ -190,7 +180,7 @@ def test_iteration_in_float32_is_accurate_and_independent_of_other_matrices(size
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("rule", ["original", "match_rms_adamw"])
 def test_trial_in_a_bank_matches_the_single_trial(store, monkeypatch, rule, by_row):
-    use_bank_form(monkeypatch, by_row)
+    set_row_updates(monkeypatch, "muon", by_row=by_row)
     spec = make_spec(store, muon_rate=rule, dtype="float64", clip_norm=0.5)
     bank_spec = dataclasses.replace(spec, numerics=Numerics(num_slots=4, dtype="float64"))
     result, curve = train(build_bank(bank_spec, store), bank_spec)
@@ -202,7 +192,7 @@ def test_trial_in_a_bank_matches_the_single_trial(store, monkeypatch, rule, by_r
 
 @pytest.mark.parametrize("by_row", [True, False])
 def test_curve_is_bitwise_the_same_with_a_diverging_neighbor(store, monkeypatch, by_row):
-    use_bank_form(monkeypatch, by_row)
+    set_row_updates(monkeypatch, "muon", by_row=by_row)
     numerics = Numerics(num_slots=3)
     spec = dataclasses.replace(make_spec(store), numerics=numerics)
     diverging = dataclasses.replace(
@@ -211,19 +201,15 @@ def test_curve_is_bitwise_the_same_with_a_diverging_neighbor(store, monkeypatch,
     )
 
     def train_among(neighbors):
-        """Return (status, curve) by run id, with neighbors by slot."""
+        """Train the run among neighbors, given by slot; return (result, curve) by run id."""
         bank = build_bank(spec, store)
         bank.admit(1, spec)
         for slot, neighbor in neighbors.items():
             bank.admit(slot, neighbor)
-        outcomes = {}
-        while spec.id not in outcomes:
-            for _, result, curve in bank.advance(100):
-                outcomes[result.id] = (result.status, curve)
-        return outcomes
+        return finish_runs(bank, until=spec)
 
     outcomes = train_among({0: diverging, 2: dataclasses.replace(spec, seed=9)})
-    assert outcomes[diverging.id][0] == "diverged"
+    assert outcomes[diverging.id][0].status == "diverged"
     assert outcomes[spec.id] == train_among({})[spec.id]
 
 

@@ -1,4 +1,4 @@
-"""Tests of banks, which train several trials as one batched model: slots, ends and losses.
+"""Tests of banks, which train several trials as one batched model: slots, losses, and results.
 
 Each trial of a bank has its slot, which another trial may take when the first one ends.
 """
@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from proxy_cases import TINY, make_run_spec
+from proxy_cases import TINY, finish_runs, make_run_spec
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.schedule import Schedule
@@ -28,25 +28,17 @@ def build_bank(spec, store, **options):
     return Bank(spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", **options)
 
 
-def finish(bank):
-    """Train until every slot is free; return (result, curve) by run id, in the order of ends."""
-    outcomes = {}
-    while len(bank.free_slots) < bank.numerics.num_slots:
-        for _, result, curve in bank.advance(7):
-            outcomes[result.id] = (result, curve)
-    return outcomes
+def compute_logits(bank, ids_KBT):
+    """Return the logits [K, B * T, V] of the models in a bank."""
+    with torch.no_grad():
+        return bank.model(ids_KBT, bank._forward)
 
 
 def train_without_neighbors(spec, store):
     """Train a run in a bank with other slots free; return its (result, curve)."""
     bank = build_bank(spec, store)
     bank.admit(0, spec)
-    return finish(bank)[spec.id]
-
-
-def drop_seconds(result, curve):
-    """Return an outcome without the time that it took."""
-    return dataclasses.replace(result, seconds=0.0), curve
+    return finish_runs(bank)[spec.id]
 
 
 @pytest.fixture
@@ -64,9 +56,9 @@ def test_advance_returns_at_the_end_of_a_run_and_evict_frees_a_slot(spec, store)
     )
     bank.admit(3, spec)
     ((slot, result, _),) = bank.advance(100)
-    assert (slot, result.num_steps, bank.free_slots, bank.steps) == (0, 5, [0, 1, 2], {3: 5})
+    assert (slot, result.num_steps, bank.steps) == (0, 5, {3: 5})
     bank.evict(3)
-    assert bank.free_slots == [0, 1, 2, 3] and bank.advance(100) == []
+    assert bank.steps == {} and bank.advance(100) == []
 
 
 @pytest.mark.parametrize("learning_rate", [1e3, 1e30])
@@ -82,7 +74,7 @@ def test_diverging_neighbor_does_not_change_a_run(spec, store, learning_rate):
     bank = build_bank(spec, store)
     bank.admit(0, diverging)
     bank.admit(1, spec)
-    outcomes = finish(bank)
+    outcomes = finish_runs(bank, num_steps=7)
     assert list(outcomes) == [diverging.id, spec.id]
 
     result, curve = outcomes[diverging.id]
@@ -95,11 +87,11 @@ def test_diverging_neighbor_does_not_change_a_run(spec, store, learning_rate):
     assert canon.compute_content_id(result), "a result with NaN would have no id"
 
     expected = train_without_neighbors(spec, store)
-    assert drop_seconds(*outcomes[spec.id]) == drop_seconds(*expected)
+    assert outcomes[spec.id] == expected
 
 
 def test_slots_train_on_the_batches_of_their_own_seeds(store):
-    """The rate is so small that the weights, and so the expected losses, do not change."""
+    """The learning rate is so small that the weights do not change, nor do the expected losses."""
     specs = [
         make_run_spec(store.manifest.data_id, seed=seed, learning_rate=1e-30) for seed in (5, 6)
     ]
@@ -118,16 +110,15 @@ def test_slots_train_on_the_batches_of_their_own_seeds(store):
             )
             # The bank predicts for all slots; each slot gets the same batch here.
             ids = torch.from_numpy(batch).expand(spec.numerics.num_slots, -1, -1)
-            with torch.no_grad():
-                losses_K = compute_token_loss(bank.predict(ids[..., :-1]), ids[..., 1:])
+            losses_K = compute_token_loss(compute_logits(bank, ids[..., :-1]), ids[..., 1:])
             losses.append(losses_K[slot].item())
         expected_losses[spec.id] = losses
-    for run_id, (_, curve) in finish(bank).items():
+    for run_id, (_, curve) in finish_runs(bank).items():
         assert curve.train_loss_nats == pytest.approx(expected_losses[run_id], rel=1e-6)
 
 
 def test_validation_loss_is_that_of_the_final_weights(store):
-    """One step at a tiny rate leaves the initial weights, whose loss is computed here."""
+    """One step at a tiny learning rate leaves the initial weights, whose loss is computed here."""
     spec = make_run_spec(
         store.manifest.data_id, learning_rate=1e-30, schedule=Schedule(kind="constant", num_steps=1)
     )
@@ -137,10 +128,9 @@ def test_validation_loss_is_that_of_the_final_weights(store):
         num_sequences=run_progress.VALIDATION_SEQUENCES, seq_len=spec.shape.seq_len
     )
     ids = torch.from_numpy(batch)
-    with torch.no_grad():
-        logits = bank.predict(ids[:, :-1].expand(spec.numerics.num_slots, -1, -1))[0]
+    logits = compute_logits(bank, ids[:, :-1].expand(spec.numerics.num_slots, -1, -1))[0]
     expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).item()
-    result, _ = finish(bank)[spec.id]
+    result, _ = finish_runs(bank)[spec.id]
     assert result.loss_nats == pytest.approx(expected, rel=1e-5)
 
 
@@ -172,7 +162,7 @@ def test_taken_slots_and_runs_of_another_bank_are_refused(spec, store):
     ):
         with pytest.raises(ValueError, match="belongs to another bank"):
             bank.admit(1, dataclasses.replace(spec, **changes))
-    assert bank.free_slots == [1, 2, 3]
+    assert bank.steps.keys() == {0}
 
 
 def test_options_of_single_trials_are_refused(spec, store):
@@ -189,7 +179,7 @@ def test_options_of_single_trials_are_refused(spec, store):
     bank = build_bank(batch_warmup_spec, store)
     with pytest.raises(ValueError, match="batch warmup needs one trial at a time"):
         bank.admit(0, batch_warmup_spec)
-    assert bank.free_slots == [0]
+    assert bank.steps == {}
 
 
 def test_banks_without_a_gpu_or_with_a_small_vocabulary_are_refused(spec, store):
@@ -236,7 +226,7 @@ def test_pruned_result_has_the_first_steps_of_a_run(spec, store):
 def test_old_torch_compiles_more_banks_than_its_recompile_limit(spec, store, monkeypatch):
     """Torch versions without `isolate_recompiles` count the compilations of all banks together.
 
-    With a limit of one compilation, the second bank would fail if forerun did not reset the count.
+    With a limit of one compilation, the second bank would fail if forerun did not raise the limit.
     """
     new_compile = torch.compile
 

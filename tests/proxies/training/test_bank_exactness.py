@@ -11,13 +11,12 @@ from functools import partial
 
 import pytest
 import torch
-from proxy_cases import TINY, make_run_spec
+from proxy_cases import TINY, finish_runs, make_run_spec, set_row_updates
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun._proxies.core.failures import classify, describe_error
 from forerun._proxies.core.spec import Numerics
 from forerun._proxies.model.bank_adamw import BankAdamW
-from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 from forerun._proxies.training.bank import NUM_WARMUPS, Bank, CudaGraph
 
 pytestmark = [
@@ -37,7 +36,10 @@ MODES = {
     "compiled": {"compiled": True},
     "rows at once": {},
 }
-"""Changes of the spec by mode; "rows at once" is the form that the optimizer has on a GPU."""
+"""Changes of the spec by mode.
+
+In the mode "rows at once", the optimizer updates all trials at once, as it does on a GPU.
+"""
 SLOW_MODES = {
     "inductor": {"compiled": True},
     "inductor, fused": {"compiled": True, "fused_loss": True, "dtype": "bfloat16"},
@@ -55,10 +57,7 @@ class ModeCase:
         self.changes = {**MODES, **SLOW_MODES}[mode]
         self.backend = "inductor" if mode in SLOW_MODES else "eager"
         if mode == "rows at once":
-            implementation = dataclasses.replace(
-                IMPLEMENTATIONS["adamw"], bank=partial(BankAdamW, by_row=False)
-            )
-            monkeypatch.setitem(IMPLEMENTATIONS, "adamw", implementation)
+            set_row_updates(monkeypatch, "adamw", by_row=False)
 
     def make_spec(self, seed, **changes):
         """Return the spec of a run with this seed."""
@@ -80,19 +79,11 @@ def make_case(store, monkeypatch):
     return partial(ModeCase, store, monkeypatch)
 
 
-def finish(bank, spec):
-    """Train until a run ends; return its (result, curve) without the time that it took."""
-    while True:
-        for _, result, curve in bank.advance(100):
-            if result.id == spec.id:
-                return dataclasses.replace(result, seconds=0.0), curve
-
-
 def train_without_neighbors(case, spec, slot=0):
     """Train a run in a bank with other slots free."""
     bank = case.build_bank()
     bank.admit(slot, spec)
-    return finish(bank, spec)
+    return finish_runs(bank, until=spec)[spec.id]
 
 
 def make_neighbors(case):
@@ -125,11 +116,12 @@ def train_among_neighbors(case, spec, *, neighbors=None, step=0, slot=2):
     if step:
         # The run that had the slot before ends before `step`.
         bank.admit(slot, case.make_spec(8, learning_rate=0.1, num_steps=max(3, step - 1)))
-        while max(bank.steps.values()) < step:
-            bank.advance(step - max(bank.steps.values()))
-        assert slot in bank.free_slots
+        while (done := max(bank.steps.values())) < step:
+            bank.advance(step - done)
+            assert max(bank.steps.values()) > done, "the bank must go on"
+        assert slot not in bank.steps
     bank.admit(slot, spec)
-    return finish(bank, spec)
+    return finish_runs(bank, until=spec)[spec.id]
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
@@ -176,8 +168,8 @@ def test_diverging_neighbor_does_not_change_a_run(make_case, mode):
         if bad_weight is not None:
             # Some weights of every parameter
             bank.optimizer.weights_KP[slot, 5::7] = bad_weight
-        assert finish(bank, spec) == expected
-        assert slot in bank.free_slots, "the neighbor must have diverged"
+        assert finish_runs(bank, until=spec)[spec.id] == expected
+        assert slot not in bank.steps, "the neighbor must have diverged"
         assert bank.optimizer.weights_KP[[slot]].eq(0).all()
 
 
@@ -330,7 +322,7 @@ GPU_MODES = [
     ("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3), ("bfloat16", 0.05)]
 )
 def test_training_on_a_gpu_matches_the_cpu(store, mode, dtype, tolerance):
-    """The neighbors end, diverge and are replaced, also while steps are recorded."""
+    """Neighbors end, diverge, and leave their slots free, also while steps are replayed."""
     common = {"shape": WIDE, "base_shape": TINY, "dtype": dtype, "num_slots": NUM_SLOTS}
     spec = make_run_spec(store.manifest.data_id, seed=11, **common, **mode)
     bank = Bank(
@@ -345,7 +337,7 @@ def test_training_on_a_gpu_matches_the_cpu(store, mode, dtype, tolerance):
     bank.admit(3, make_run_spec(store.manifest.data_id, seed=2, **common, **mode, **DIVERGING))
     bank.advance(3)
     bank.admit(2, spec)
-    result, curve = finish(bank, spec)
+    result, curve = finish_runs(bank, until=spec)[spec.id]
     cpu_spec = dataclasses.replace(spec, numerics=Numerics(num_slots=NUM_SLOTS, dtype="float64"))
     cpu_bank = Bank(
         cpu_spec.shape,
@@ -356,7 +348,7 @@ def test_training_on_a_gpu_matches_the_cpu(store, mode, dtype, tolerance):
         device="cpu",
     )
     cpu_bank.admit(2, cpu_spec)
-    cpu_result, cpu_curve = finish(cpu_bank, cpu_spec)
+    cpu_result, cpu_curve = finish_runs(cpu_bank)[cpu_spec.id]
     assert result.loss_nats == pytest.approx(cpu_result.loss_nats, abs=tolerance)
     assert curve.train_loss_nats == pytest.approx(cpu_curve.train_loss_nats, abs=tolerance)
     assert result.environment["device"] != "cpu"

@@ -5,14 +5,12 @@ AdamW, so these tests compare banks with torch.
 """
 
 import dataclasses
-from functools import partial
 
 import pytest
-from proxy_cases import TINY, make_run_spec, replace_settings
+from proxy_cases import TINY, make_run_spec, replace_settings, set_row_updates
 
 from forerun._proxies.core.checks import SpecError
 from forerun._proxies.model.bank_adamw import BankAdamW
-from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 from forerun._proxies.training import bank as bank_module
 from forerun._proxies.training.bank import Bank
 from forerun._proxies.training.single_trial import SingleTrialEngine
@@ -116,20 +114,12 @@ def measure_distance_to_single_trials(specs, store):
     )
 
 
-def use_bank_form(monkeypatch, by_row):
-    """Let banks update each trial by itself, or all at once."""
-    implementation = dataclasses.replace(
-        IMPLEMENTATIONS["adamw"], bank=partial(BankAdamW, by_row=by_row)
-    )
-    monkeypatch.setitem(IMPLEMENTATIONS, "adamw", implementation)
-
-
 @pytest.mark.parametrize(
     ("family", "fused_loss", "by_row"),
     [("llama", True, True), ("gpt2", False, False), ("gpt2, all options", True, True)],
 )
 def test_trials_in_a_bank_match_single_trials(store, monkeypatch, family, fused_loss, by_row):
-    use_bank_form(monkeypatch, by_row)
+    set_row_updates(monkeypatch, "adamw", by_row=by_row)
     specs = make_runs(store, family, dtype="float64", fused_loss=fused_loss)
     # Complete(d)P does not allow tied matrices.
     num_refused = 1 if "tied" in FAMILIES[family] else 0
@@ -137,16 +127,24 @@ def test_trials_in_a_bank_match_single_trials(store, monkeypatch, family, fused_
     assert measure_distance_to_single_trials(specs, store) < 1e-9
 
 
-def plant_equal_rates(patch):
-    """Give all parameters of a trial the largest rate."""
+def change_admitted_numbers(patch, change):
+    """Let banks admit a trial with `change(numbers)` in place of the numbers of its parameters."""
     real_admit = BankAdamW.admit
 
-    def admit(optimizer, trial, numbers, weights, clip_norm):
-        rate = max(n.learning_rate for n in numbers)
-        changed = [replace_settings(n, learning_rate=rate) for n in numbers]
-        real_admit(optimizer, trial, changed, weights, clip_norm)
+    def admit(optimizer, trial, numbers, weights, hparams):
+        real_admit(optimizer, trial, change(numbers), weights, hparams)
 
     patch.setattr(BankAdamW, "admit", admit)
+
+
+def plant_equal_rates(patch):
+    """Give all parameters of a trial the largest learning rate."""
+
+    def equalize(numbers):
+        largest = max(parameter.learning_rate for parameter in numbers)
+        return [replace_settings(parameter, learning_rate=largest) for parameter in numbers]
+
+    change_admitted_numbers(patch, equalize)
 
 
 def plant_multipliers_of_the_next_slot(patch):
@@ -161,13 +159,9 @@ def plant_multipliers_of_the_next_slot(patch):
 
 def plant_default_eps(patch):
     """Give all parameters the default eps."""
-    real_admit = BankAdamW.admit
-
-    def admit(optimizer, trial, numbers, weights, clip_norm):
-        changed = [replace_settings(n, eps=1e-8) for n in numbers]
-        real_admit(optimizer, trial, changed, weights, clip_norm)
-
-    patch.setattr(BankAdamW, "admit", admit)
+    change_admitted_numbers(
+        patch, lambda numbers: [replace_settings(parameter, eps=1e-8) for parameter in numbers]
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +175,7 @@ def plant_default_eps(patch):
 )
 def test_mistakes_in_the_bank_are_noticed(store, monkeypatch, plant, by_row):
     """The comparison above can fail: it notices each planted mistake."""
-    use_bank_form(monkeypatch, by_row)
+    set_row_updates(monkeypatch, "adamw", by_row=by_row)
     specs = make_runs(store, "llama", dtype="float64", eps=1e-6)
     plant(monkeypatch)
     assert measure_distance_to_single_trials(specs, store) > 1e-9

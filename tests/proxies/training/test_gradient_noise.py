@@ -1,8 +1,8 @@
-"""Tests of looks at gradient noise during training: runs do not change, and scales are right.
+"""Tests of looks at the gradient noise of a run: they do not change the run, and they are right.
 
-A look measures the gradients of several parts of a batch at one step. A regression replaces the
-model in one test: its noise scale is known by a formula and must be recovered. Suffixes of tensors
-name their dimensions: B or N sequences, T tokens, and D features.
+A look measures the gradients of several parts of a batch at one step. In one test a regression
+replaces the model, because the true noise scale of a regression is easily computed from many
+sequences. Suffixes of tensors name their dimensions: B or N sequences, T tokens, and D features.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def store(tmp_path_factory):
 
 
 def train(engine, specs, noise):
-    """Train runs with a noise probe past the look; return their curves and final weights."""
+    """Train runs beyond the look, with a noise probe; return their curves and final weights."""
     engine.noise = noise
     for index, spec in enumerate(specs):
         engine.admit(index, spec)
@@ -183,7 +183,7 @@ class Regression(nn.Module):
 
 
 def test_look_recovers_the_noise_scale_of_a_regression(store, monkeypatch):
-    # So long a run has its first look early.
+    # The first look of a run of this length is at step 625, and the test trains no further.
     num_steps = 20_000
     spec = make_run_spec(
         store.manifest.data_id,
@@ -208,6 +208,7 @@ def test_look_recovers_the_noise_scale_of_a_regression(store, monkeypatch):
     engine.noise = noise
     engine.admit(0, spec)
     first_look_step = min(plan_looks(num_steps, passes_per_step=1))
+    assert first_look_step == 625
     engine.advance(first_look_step + 1)
     weight_D = module.weight.detach().double()
 
@@ -225,4 +226,5 @@ def test_look_recovers_the_noise_scale_of_a_regression(store, monkeypatch):
     scale = estimate_noise_scale([look], seq_len, 0.99)
     assert scale.low <= true_tokens <= scale.high
     inverse, *_ = estimate_inverse_scale([look], seq_len)
+    # A single look is imprecise, but a formula that is wrong by a factor of two is noticed.
     assert inverse * true_tokens == pytest.approx(1.0, rel=0.5)

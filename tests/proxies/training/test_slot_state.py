@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from proxy_cases import TINY, build_user_module, make_run_spec
+from proxy_cases import TINY, build_user_module, finish_runs, make_run_spec
 
 from forerun._proxies.core.programs import Factory
 from forerun._proxies.core.schedule import Schedule
@@ -58,10 +58,7 @@ def build_bank(spec, tokens, **options):
 
 def finish(engine, spec):
     """Train until a run ends; return its (result, curve) without the time that it took."""
-    while True:
-        for _, result, curve in engine.advance(100):
-            if result.id == spec.id:
-                return dataclasses.replace(result, seconds=0.0), curve
+    return finish_runs(engine, until=spec)[spec.id]
 
 
 def save_and_load(folder, engine, index, spec):
@@ -304,7 +301,7 @@ def test_states_of_another_torch_or_another_run_are_not_used(saved_run, tokens):
     other_bank = build_bank(other_spec, tokens)
     other_bank.admit(0, other_spec)
     other_bank.advance(5)
-    # The first call set the run's own states aside, so this folder now has only a foreign one.
+    # The first call set the run's own states aside, so this folder now has only a foreign state.
     save_state(folder, other_bank.get_state(0))
     step, notes = load_step(folder, spec)
     assert step is None
@@ -321,9 +318,9 @@ def test_state_with_wrong_tensors_is_refused_and_the_slot_stays_free(saved_run, 
         {**state.tensors, "more": torch.zeros(1)},
         {name: tensor for name, tensor in state.tensors.items() if name != "second"},
     ):
-        with pytest.raises(StateError, match="unlike the run in "):
+        with pytest.raises(StateError, match="differs from the run in the tensors "):
             bank.admit(0, spec, dataclasses.replace(state, tensors=tensors))
-        assert bank.free_slots == [0, 1, 2, 3]
+        assert bank.steps == {}
 
 
 def test_discarded_state_is_set_aside_and_the_older_one_used(saved_run, tokens):
@@ -367,7 +364,9 @@ class CallInterrupter:
 
 
 @pytest.mark.parametrize(
-    "error", [ProcessKilledError(), OSError(28, "No space left on device")], ids=["killed", "full"]
+    "error",
+    [ProcessKilledError(), OSError(28, "No space left on device")],
+    ids=["process killed", "disk full"],
 )
 @pytest.mark.parametrize("call_number", range(1, 8))
 def test_interrupted_save_leaves_a_good_state(saved_run, tokens, monkeypatch, call_number, error):
@@ -379,7 +378,7 @@ def test_interrupted_save_leaves_a_good_state(saved_run, tokens, monkeypatch, ca
         interrupter = CallInterrupter(patch, call_number, error)
         with contextlib.suppress(ProcessKilledError, StateError):
             save_state(folder, bank.get_state(0))
-    # A save has at least five calls, so the first five numbers must interrupt one.
+    # A save has at least five calls, so each of the first five numbers must interrupt it.
     assert interrupter.num_left <= 0 or call_number > 5
     step, notes = load_step(folder, spec)
     assert step in (3, 4) and notes == []

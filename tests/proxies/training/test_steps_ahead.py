@@ -9,7 +9,13 @@ import math
 
 import pytest
 import torch
-from proxy_cases import TINY, build_user_module, make_run_spec
+from proxy_cases import (
+    TINY,
+    build_user_module,
+    finish_runs,
+    make_run_spec,
+    set_row_updates,
+)
 
 from forerun._proxies.core.noise_scale import plan_looks
 from forerun._proxies.core.programs import Factory
@@ -23,15 +29,17 @@ pytestmark = pytest.mark.usefixtures("few_windows")
 
 WIDE = TINY.at_width(32)
 FACTORY = Factory(target="user:build", source_sha256="0" * 64)
+MUON_RULES = get_parametrization("mup", muon_rate="original")
+"""Parametrization of the runs that Muon trains."""
 ENDS = {
     "finishes": ({}, "", 12),
-    "grows": (
+    "loss above the limit": (
         {"learning_rate": 1e3, "clip_norm": None, "num_steps": 20},
         # A loss diverges at one nat above that of a random guess, ln 256.
         f"above {math.log(256) + 1:.3f} nats",
         None,
     ),
-    "overflows": (
+    "loss not finite": (
         {"learning_rate": 1e30, "clip_norm": None, "num_steps": 20},
         "not finite at step",
         None,
@@ -57,7 +65,7 @@ def build_bank(spec, store, steps_ahead):
         spec.batch_tokens,
         spec.numerics,
         store,
-        optimizer="adamw",
+        optimizer=spec.optimizer,
         device="cpu",
         steps_ahead=steps_ahead,
     )
@@ -75,6 +83,8 @@ def make_neighbor(spec, store, **changes):
         "base_shape": TINY,
         "num_slots": spec.numerics.num_slots,
         "dtype": spec.numerics.dtype,
+        "optimizer": spec.optimizer,
+        "parametrization": spec.parametrization,
     }
     return make_run_spec(store.manifest.data_id, **{**common, **changes})
 
@@ -99,15 +109,6 @@ def evict_neighbors(engine):
     for slot in engine.steps.keys() - {last_slot}:
         engine.evict(slot)
     return last_slot
-
-
-def finish(engine, num_steps=10**6):
-    """Train all runs; return (result, curve) by run id, without the time that they took."""
-    outcomes = {}
-    while engine.steps:
-        for _, result, curve in engine.advance(num_steps):
-            outcomes[result.id] = (dataclasses.replace(result, seconds=0.0), curve)
-    return outcomes
 
 
 def get_loss_method(build):
@@ -156,9 +157,9 @@ def test_only_gpus_begin_steps_ahead_by_default():
 def test_curves_and_ends_are_those_of_reading_at_once(store, build, end):
     changes, reason, num_steps = ENDS[end]
     spec = make_spec(store, build, **changes)
-    at_once = finish(build(spec, store, 0))
-    ahead = finish(build(spec, store, 1))
-    ahead_by_one = finish(build(spec, store, 1), num_steps=1)
+    at_once = finish_runs(build(spec, store, 0))
+    ahead = finish_runs(build(spec, store, 1))
+    ahead_by_one = finish_runs(build(spec, store, 1), num_steps=1)
     assert ahead == ahead_by_one, "a call of one step reads it at once"
     if build is build_bank:
         assert ahead == at_once
@@ -181,16 +182,34 @@ def test_muon_gives_the_same_curves_with_and_without_steps_ahead(store):
         store,
         build_single,
         optimizer="muon",
-        parametrization=get_parametrization("mup", muon_rate="original"),
+        parametrization=MUON_RULES,
         dtype="float32",
     )
-    assert finish(build_single(spec, store, 1)) == finish(build_single(spec, store, 0))
+    assert finish_runs(build_single(spec, store, 1)) == finish_runs(build_single(spec, store, 0))
 
 
-@pytest.mark.parametrize("build", [build_single, build_bank])
-def test_weights_do_not_change_from_the_first_step_that_is_not_finite(store, build, monkeypatch):
-    """One loss is made NaN. The step that has begun after it has a finite loss again."""
-    engine = build(make_spec(store, build), store, 1)
+@pytest.mark.parametrize(
+    ("build", "by_row", "optimizer"),
+    [
+        (build_single, None, "adamw"),
+        (build_bank, True, "adamw"),
+        (build_bank, False, "adamw"),
+        (build_bank, True, "muon"),
+        (build_bank, False, "muon"),
+    ],
+)
+def test_state_does_not_change_from_the_first_step_that_is_not_finite(
+    store, build, by_row, optimizer, monkeypatch
+):
+    """One loss is made NaN. The step that has begun after it has a finite loss again.
+
+    Neither step changes the weights or the moments of the run.
+    """
+    set_row_updates(monkeypatch, optimizer, by_row=by_row)
+    options = {}
+    if optimizer == "muon":
+        options = {"optimizer": "muon", "parametrization": MUON_RULES}
+    engine = build(make_spec(store, build, **options), store, 1)
     slot = evict_neighbors(engine)
     engine.advance(4)
     state_before, states_at_eviction, factors = engine.get_state(slot), [], [float("nan"), 1.0]
@@ -217,13 +236,14 @@ def test_weights_do_not_change_from_the_first_step_that_is_not_finite(store, bui
 def test_paused_and_resumed_run_is_as_if_never_stopped(store, build, steps_ahead):
     spec = make_spec(store, build)
     slot = 0 if build is build_single else 3
-    uninterrupted = finish(build(spec, store, steps_ahead))[spec.id]
+    uninterrupted = finish_runs(build(spec, store, steps_ahead))[spec.id]
     _, uninterrupted_curve = uninterrupted
 
     # Pause at step 5.
     engine = build(spec, store, steps_ahead)
     engine.pause_at(slot, 5)
-    while engine.steps[slot] < 5:
+    # A call also ends when a neighbor ends, which two of them do before the pause.
+    for _ in range(3):
         engine.advance(100)
     assert engine.advance(100) == [] and engine.steps[slot] == 5
     state, (_, curve) = engine.get_state(slot), engine.make_pruned_result(slot, 5, "paused")
@@ -231,13 +251,13 @@ def test_paused_and_resumed_run_is_as_if_never_stopped(store, build, steps_ahead
 
     # Continue in the same engine.
     engine.pause_at(slot, None)
-    assert finish(engine)[spec.id] == uninterrupted
+    assert finish_runs(engine)[spec.id] == uninterrupted
 
     # Resume from the state in another engine, in a slot that another run has left.
     resumed_engine = build(dataclasses.replace(spec, seed=9), store, steps_ahead)
     resumed_engine.evict(slot)
     resumed_engine.admit(slot, spec, state)
-    _, resumed_curve = finish(resumed_engine)[spec.id]
+    _, resumed_curve = finish_runs(resumed_engine)[spec.id]
     assert resumed_curve == uninterrupted_curve
 
 
@@ -292,10 +312,10 @@ def test_error_in_a_step_after_the_end_is_ignored(store):
         engine = build_single(
             spec, store, steps_ahead, build=build_failing_model, diverged_above_nats=-100.0
         )
-        ((result, _),) = finish(engine).values()
+        ((result, _),) = finish_runs(engine).values()
         assert (result.status, result.num_steps) == ("diverged", 4)
         with pytest.raises(AssertionError, match="call 5"):
-            finish(build_single(spec, store, steps_ahead, build=build_failing_model))
+            finish_runs(build_single(spec, store, steps_ahead, build=build_failing_model))
 
 
 @pytest.mark.gpu
@@ -342,7 +362,7 @@ def test_ends_on_a_gpu_are_those_of_reading_at_once(store, build, end):
                 spec.shape, spec.batch_tokens, spec.numerics, store, optimizer="adamw", **options
             )
         engine.admit(0, spec)
-        outcomes.append(finish(engine)[spec.id])
+        outcomes.append(finish_runs(engine)[spec.id])
     (at_once, at_once_curve), (ahead, ahead_curve) = outcomes
     assert (ahead.status, ahead.num_steps) == (at_once.status, at_once.num_steps)
     assert reason in ahead.reason

@@ -16,6 +16,8 @@ from forerun._proxies.training import trainable_model
 
 WIDTHS = (16, 32, 64, 128)
 """Widths of the models of a check over width; the first is the width of `BASE`."""
+NUM_STEPS = 4
+"""Steps that each run of a check trains."""
 BASE = dataclasses.replace(TINY, num_kv_heads=2)
 """Shape from which the shapes of a check are derived. Tests replace it in this module."""
 
@@ -23,10 +25,8 @@ BASE = dataclasses.replace(TINY, num_kv_heads=2)
 def make_runs(
     store,
     *,
-    widths=WIDTHS,
     depths=(),
     num_seeds=3,
-    num_steps=4,
     bases=(),
     grow_head=False,
     **changes,
@@ -34,6 +34,7 @@ def make_runs(
     """Return the specs of a check's runs: for each width or depth, a list with one spec per seed.
 
     Args:
+        depths: Depths of the models; empty for models of the widths `WIDTHS`.
         bases: Base shape of each width; the first shape is the base of all if empty.
         grow_head: Whether a larger width has wider heads instead of more heads.
         changes: Other fields of each run's spec; they take precedence over the defaults here.
@@ -41,14 +42,14 @@ def make_runs(
     if depths:
         shapes = [BASE.at_depth(depth) for depth in depths]
     elif grow_head:
-        shapes = [dataclasses.replace(BASE, width=width, ffn_width=2 * width) for width in widths]
+        shapes = [dataclasses.replace(BASE, width=width, ffn_width=2 * width) for width in WIDTHS]
     else:
-        shapes = [BASE.at_width(width) for width in widths]
+        shapes = [BASE.at_width(width) for width in WIDTHS]
     rules = changes.pop("parametrization", "mup")
     rules = get_parametrization(rules) if isinstance(rules, str) else rules
     base_tokens = {}
     if rules.needs_tokens:
-        base_tokens = {"base_batch_tokens": 64, "base_num_tokens": 64 * num_steps}
+        base_tokens = {"base_batch_tokens": 64, "base_num_tokens": 64 * NUM_STEPS}
     return [
         [
             make_run_spec(
@@ -57,7 +58,7 @@ def make_runs(
                 base_shape=bases[index] if bases else shapes[0],
                 seed=seed,
                 # The check trains all but the last step of a schedule.
-                schedule=Schedule(kind="constant", num_steps=num_steps + 1),
+                schedule=Schedule(kind="constant", num_steps=NUM_STEPS + 1),
                 parametrization=rules,
                 num_slots=1,
                 **{"learning_rate": 0.01, "clip_norm": None, **base_tokens, **changes},
@@ -68,15 +69,14 @@ def make_runs(
     ]
 
 
-def run_check(store, *, level=0.9, build=None, **changes):
+def run_check(store, *, build=None, **changes):
     """Run the coordinate check on `make_runs(store, **changes)`.
 
     Args:
-        level: Level of the intervals of slopes.
         build: Function of a spec that builds the user's model; None for forerun's own models.
     """
     axis = "depth" if changes.get("depths") else "width"
-    return check_runs(make_runs(store, **changes), store, axis=axis, level=level, build=build)
+    return check_runs(make_runs(store, **changes), store, axis=axis, build=build)
 
 
 def check_runs(runs, store, *, build=None, **options):

@@ -18,18 +18,18 @@ FAMILIES = {
 }
 
 
-def fill_parameters(model, seed=0, std=0.3, dtype=torch.float64):
+def fill_parameters(model, dtype=torch.float64):
     """Draw every parameter, gains and biases too, from a normal distribution; return the model."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for parameter in model.to(dtype).parameters():
         parameter.data = (
-            torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype) * std
+            torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype) * 0.3
         )
     return model
 
 
-def draw_token_ids(*size, shape=SHAPE, seed=1):
+def draw_token_ids(*size, seed=1):
     """Draw token ids of shape [*size, seq_len]."""
     return torch.randint(
-        shape.vocab_size, (*size, shape.seq_len), generator=torch.Generator().manual_seed(seed)
+        SHAPE.vocab_size, (*size, SHAPE.seq_len), generator=torch.Generator().manual_seed(seed)
     )

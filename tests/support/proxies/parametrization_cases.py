@@ -210,21 +210,21 @@ def measure_mup_std(parameter, base_std):
     return (mup.init.normal_(parameter, std=base_std) / unit).mean().item()
 
 
-def measure_difference(first, second, ids, num_steps=20, clip_norm=None):
-    """Return the largest difference of two models' logits over some steps.
+def measure_difference(first, second, ids):
+    """Return the largest difference of two models' logits before and after each of 20 steps.
 
     The difference is relative to the largest logit of the step.
     """
-    largest = 0.0
-    for step in range(num_steps + 1):
+    differences = []
+    for step in range(21):
+        if step:
+            first.step(ids)
+            second.step(ids)
         with torch.no_grad():
             logits = first.compute_logits(ids)
             difference = logits - second.compute_logits(ids)
-        largest = max(largest, (difference.abs().max() / logits.abs().max()).item())
-        if step < num_steps:
-            first.step(ids, clip_norm)
-            second.step(ids, clip_norm)
-    return largest
+        differences.append((difference.abs().max() / logits.abs().max()).item())
+    return max(differences)
 
 
 def check_completedp_is_completep(shape, base):
@@ -299,19 +299,20 @@ def measure_changes(spec, seed):
     return {name: change.square().mean().sqrt().item() for name, change in changes.items()}
 
 
-def fit_slopes(shapes, base, parametrization, size, num_seeds=3, level=0.9):
-    """Fit the slope of log2 change against log2 size.
+def fit_slopes(shapes, base, parametrization, size):
+    """Fit the slope of log2 change against log2 size for each of three seeds.
 
     Args:
         size: Function of a shape that returns its size.
 
     Returns:
-        Mean slope over seeds and half-width of its interval, by the names of `measure_changes`.
+        Mean slope over the seeds and half-width of its 90 % interval, by the names of
+        `measure_changes`.
     """
     specs = [make_spec(shape, base, parametrization, SIGN_STEP) for shape in shapes]
-    changes_by_seed = [[measure_changes(spec, seed) for spec in specs] for seed in range(num_seeds)]
+    changes_by_seed = [[measure_changes(spec, seed) for spec in specs] for seed in range(3)]
     octaves = np.log2([size(shape) for shape in shapes])
-    half_width = stats.t.ppf(0.5 + level / 2, num_seeds - 1) / math.sqrt(num_seeds)
+    half_width = stats.t.ppf(0.95, 3 - 1) / math.sqrt(3)
     # Deep models have branches that shallow ones lack.
     shared_names = set.intersection(*(set(changes) for changes in changes_by_seed[0]))
     slopes_by_name = {}

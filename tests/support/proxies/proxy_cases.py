@@ -6,6 +6,7 @@ A training run of these takes a fraction of a second.
 import dataclasses
 import random
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from forerun._proxies.core.schedule import Schedule
 from forerun._proxies.core.shape import Shape
 from forerun._proxies.core.spec import Numerics, RunSpec
 from forerun._proxies.data.corpus import tokenize
+from forerun._proxies.model.optimizer import IMPLEMENTATIONS
 
 TINY = Shape(
     num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_width=32, vocab_size=256, seq_len=16
@@ -51,15 +53,15 @@ WORDS = (
 )
 
 
-def generate_documents(num_documents=120, num_words=430):
-    """Yield texts in which each word has two likely followers, so that a model can learn.
+def generate_documents(num_documents=120):
+    """Yield texts of 430 words, each with two likely followers, so that a model can learn.
 
     Many tests depend on these texts: a change of a seed or a word changes their losses.
     """
     rng = random.Random(1)
     for _ in range(num_documents):
         word, text = rng.randrange(len(WORDS)), []
-        for _ in range(num_words):
+        for _ in range(430):
             text.append(WORDS[word] + (".\n" if rng.random() < 0.1 else ""))
             if rng.random() < 0.9:
                 word = (word * 7 + rng.choice((1, 5))) % len(WORDS)
@@ -111,6 +113,35 @@ def make_run_spec(
             **changes,
         }
     )
+
+
+MAX_CALLS = 1000
+"""Calls of an engine after which `finish_runs` gives up. Every run of the tests needs fewer."""
+
+
+def finish_runs(engine, *, until=None, num_steps=10**6):
+    """Train until all runs of an engine have ended, and return (result, curve) by run id.
+
+    The outcomes are in the order in which the runs end, and without the time that they took.
+
+    Args:
+        until: Spec of the run at whose end training stops; None to train until all runs have ended.
+        num_steps: Maximum number of steps in each call of the engine.
+    """
+    outcomes = {}
+    for _ in range(MAX_CALLS):
+        for _, result, curve in engine.advance(num_steps):
+            outcomes[result.id] = (dataclasses.replace(result, seconds=0.0), curve)
+        if not engine.steps or (until is not None and until.id in outcomes):
+            return outcomes
+    raise AssertionError(f"runs have not ended after {MAX_CALLS} calls of the engine")
+
+
+def set_row_updates(monkeypatch, optimizer, *, by_row):
+    """Let banks update one trial after the other, or all at once as on a GPU."""
+    implementation = IMPLEMENTATIONS[optimizer]
+    changed = dataclasses.replace(implementation, bank=partial(implementation.bank, by_row=by_row))
+    monkeypatch.setitem(IMPLEMENTATIONS, optimizer, changed)
 
 
 def replace_settings(numbers, **settings):
@@ -171,7 +202,7 @@ def build_user_module(spec):
     return BuiltModel(module, tuple(numbers))
 
 
-def write_learned_corpus(folder, vocab_size=4096):
+def write_learned_corpus(folder):
     """Tokenize Python sources with a byte-level BPE trained on them; return the corpus folder.
 
     The sources are those of Python's standard library, so the corpus differs between versions.
@@ -185,7 +216,7 @@ def write_learned_corpus(folder, vocab_size=4096):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=4096,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

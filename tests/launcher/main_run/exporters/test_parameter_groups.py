@@ -65,7 +65,7 @@ def build_adamw(recipe, groups, *, fused=False):
 def build_adamw_groups(recipe, groups, *, fused=False):
     """Build the recipe's optimizer, but let AdamW update the hidden matrices."""
     options = {"betas": (0.9, 0.95), "eps": 1e-8}
-    return IMPLEMENTATIONS[recipe].build(
+    return IMPLEMENTATIONS[recipe].kind(
         [
             {
                 "params": list(parameters),
