@@ -1,10 +1,11 @@
-"""Describe the machine of a benchmark, and write its result file.
+"""The result file of a benchmark: the options of the script, the machine, and the writing.
 
 Benchmarks import this module; it is not a program.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,22 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+
+def make_parser(description: str | None, *, quick: str = "") -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's options, with `--json` for its result file.
+
+    Args:
+        description: Docstring of the script, which `--help` shows.
+        quick: What the script does under `--quick`; empty if it has no such option.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="Result file.")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
 
 
 def describe_machine() -> dict[str, Any]:

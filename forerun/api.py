@@ -23,8 +23,8 @@ from forerun.answers import Allocation, Explanation, Fit, PathText, Prediction, 
 from forerun.errors import RequestError, as_value_error
 
 if TYPE_CHECKING:
-    from forerun._scaling_fits.compute.optima import FlopsSource
     from forerun._scaling_fits.fit_file import Fit as FitRecord
+    from forerun._scaling_fits.optima.optima_fit import FlopsSource
     from forerun._sweeps.store.view import StudyView
     from forerun._transfer.question import Axis, Hyperparameter
 

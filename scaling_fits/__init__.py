@@ -8,7 +8,7 @@ budgets.
 Refuses:  cells that are not measurements, tables that cannot identify a law, numbers without a
 warning.
 
-`laws` and `forecast` model the loss. `compute` holds analyses that need no law of the loss
+`laws` and `forecast` model the loss. `optima` holds analyses that need no law of the loss
 (isoFLOP, hyperparameters). `allocation` chooses sizes and shapes for a budget. `summary` and
 `fit_file` print and store fits.
 """

@@ -23,28 +23,28 @@ from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode, InputError
 from forerun._proxies.core.plain_files import read_plain
 from forerun._scaling_fits.allocation.shapes import Template
-from forerun._scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-from forerun._scaling_fits.compute.optima import ComputeFit
-from forerun._scaling_fits.forecast.population import Population
-from forerun._scaling_fits.forecast.posterior import Cells, LawPosterior
+from forerun._scaling_fits.forecast.posterior import LawPosterior, MergedRuns
 from forerun._scaling_fits.forecast.uncertainty import FittedRuns
 from forerun._scaling_fits.laws.law import LawFit
-from forerun._scaling_fits.laws.solver import NUM_COORDINATES, Floats
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+from forerun._scaling_fits.optima.optima_fit import ComputeFit
+
+Fit = FittedRuns | ComputeFit | HyperparameterFit
 
 FILE_KIND = "forerun.fit_file/1"
-_LAW_KIND = "forerun.fit/5"
-_KINDS: dict[str, type[ComputeFit] | type[HyperparameterFit]] = {
+_KINDS: dict[str, type[Fit]] = {
+    "forerun.fit/5": FittedRuns,
     "forerun.compute_fit/2": ComputeFit,
     "forerun.hyperparameter_fit/1": HyperparameterFit,
 }
+_TYPES_WITH_ARRAYS = (FittedRuns, LawFit, LawPosterior, MergedRuns)
 MAX_FIT_BYTES = 2**28
 """Maximum size of a fit file in bytes; a fit with 400 refits has 0.2 MB."""
 _AGAIN = "fit again, or copy the file again from where it was made"
 # Suggest another name: the file in question may be the user's table of runs, which --out must not
 # overwrite.
 _WRITE_ONE = "`forerun fit RUNS --out fit.json` writes one, from a table of runs or a study folder"
-
-Fit = FittedRuns | ComputeFit | HyperparameterFit
 
 
 class FitFileError(InputError):
@@ -122,9 +122,10 @@ def to_json(fit: Fit, template: Template | None = None) -> dict[str, Json]:
     """Convert a fit to plain JSON data. `template` is that of the study whose ladder was fitted."""
     body = _to_plain(fit)
     assert isinstance(body, dict)
+    kind = next(kind for kind, fit_type in _KINDS.items() if isinstance(fit, fit_type))
     if isinstance(fit, FittedRuns):
-        return {"kind": _LAW_KIND, **body, "shape_template": canon.to_json(template)}
-    return {"kind": next(kind for kind, made in _KINDS.items() if isinstance(fit, made)), **body}
+        body["shape_template"] = canon.to_json(template)
+    return {"kind": kind, **body}
 
 
 def _to_plain(value: object) -> Json:
@@ -151,48 +152,28 @@ def from_json_with_template(data: Json) -> tuple[Fit, Template | None]:
     Raises:
         FitFileError: The data are not a fit, or are from another version.
     """
-    if not isinstance(data, dict) or data.get("kind") not in (_LAW_KIND, *_KINDS):
+    if not isinstance(data, dict) or str(data.get("kind")) not in _KINDS:
         raise FitFileError(f"this is not a fit of this version: {_WRITE_ONE}")
     body = {name: value for name, value in data.items() if name != "kind"}
     try:
-        if data["kind"] != _LAW_KIND:
-            return canon.decode(_KINDS[str(data["kind"])], body), None
         template = body.pop("shape_template", None)
-        fitted_runs = _restore_law_fit(body)
-        return fitted_runs, None if template is None else canon.decode(Template, template)
+        return (
+            _restore(_KINDS[str(data["kind"])], body),
+            None if template is None else canon.decode(Template, template),
+        )
     except (canon.CanonError, KeyError, TypeError, ValueError) as error:
         raise FitFileError(f"this fit cannot be read: {error}") from error
 
 
-def _restore_law_fit(body: dict[str, Json]) -> FittedRuns:
-    """Restore the fit of a law. An array of several dimensions, such as draws, is restored here."""
-    fit = LawFit(**_decode_fields(LawFit, body["fit"]))
-    posterior = None
-    if isinstance(body["posterior"], dict):
-        values = _decode_fields(LawPosterior, body["posterior"], excluded=("cells", "population"))
-        values["theta"] = values["theta"].reshape(-1, NUM_COORDINATES)
-        cells = Cells(**_decode_fields(Cells, body["posterior"]["cells"]))
-        population = canon.decode(Population, body["posterior"]["population"])
-        posterior = LawPosterior(**values, cells=cells, population=population)
-    optima = canon.decode(ComputeFit, body["optima"]) if isinstance(body["optima"], dict) else None
-    other_fields = _decode_fields(FittedRuns, body, excluded=("fit", "posterior", "optima"))
-    return FittedRuns(fit=fit, posterior=posterior, optima=optima, **other_fields)
-
-
-def _decode_fields(kind: type, data: Json, excluded: tuple[str, ...] = ()) -> dict[str, typing.Any]:
-    """Return the fields of a dataclass with arrays, as its constructor takes them, except those in
-    `excluded`. Fields that are missing in the data keep their defaults.
+def _restore(kind: typing.Any, data: typing.Any) -> typing.Any:
+    """Restore a value of a type. `canon.decode` knows no arrays, so arrays and the dataclasses that
+    have some are restored here.
     """
-    assert isinstance(data, dict)
-    hints = typing.get_type_hints(kind)
-    names = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.name in data.keys() - set(excluded)
-    ]
-    return {
-        name: np.array(data[name], dtype=float)
-        if hints[name] == Floats
-        else canon.decode(hints[name], data[name])
-        for name in names
-    }
+    if kind == Floats:
+        return np.array(data, dtype=float)
+    if kind == LawPosterior | None and data is not None:
+        kind = LawPosterior
+    if kind not in _TYPES_WITH_ARRAYS:
+        return canon.decode(kind, data)
+    types = typing.get_type_hints(kind)
+    return kind(**{name: _restore(types[name], value) for name, value in dict(data).items()})

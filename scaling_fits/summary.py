@@ -19,6 +19,7 @@ from forerun._scaling_fits.forecast.uncertainty import (
     compute_exponents,
     draw_intervals,
 )
+from forerun._scaling_fits.laws.forms import FORMS
 
 
 def summarize_fit(fitted: FittedRuns) -> dict[str, Json]:
@@ -78,6 +79,9 @@ def summarize_allocation(
 
     `batch_tokens` is null if all runs have one batch size, which does not determine it.
     """
+    params_interval, tokens_interval = allocation.params_interval, allocation.tokens_interval
+    if not allocation.size_determined:
+        params_interval = tokens_interval = None
     return {
         "flops": allocation.flops,
         "params": allocation.params,
@@ -86,12 +90,8 @@ def summarize_allocation(
         "batch_tokens": batch_tokens,
         "loss": allocation.loss_nats,
         "interval": canon.to_json(allocation.interval),
-        "params_interval": canon.to_json(allocation.params_interval)
-        if allocation.size_determined
-        else None,
-        "tokens_interval": canon.to_json(allocation.tokens_interval)
-        if allocation.size_determined
-        else None,
+        "params_interval": canon.to_json(params_interval),
+        "tokens_interval": canon.to_json(tokens_interval),
         "flat_range": {
             "params": list(allocation.flat_params),
             "tokens": list(allocation.flat_tokens),
@@ -108,13 +108,13 @@ def _summarize_parameters(fitted: FittedRuns) -> dict[str, Json]:
     """
     fit = fitted.fit
     if fitted.path is not None:
-        values = fitted.path.parameters(fit.theta[None, :]) if fit.identified else {}
+        values = fitted.path.compute_parameters(fit.theta[None, :]) if fit.identified else {}
         along: dict[str, Json] = {
             name: float(values[name][0]) if values else None for name in paths.NAMES
         }
         return {**along, **dict.fromkeys(paths.UNIDENTIFIED_NAMES)}
-    named: dict[str, Json] = {name: fit.parameters.get(name) for name in fit.names}
-    return {"E": 0.0, **named} if not fit.has_floor else named
+    named: dict[str, Json] = {name: fit.parameters.get(name) for name in FORMS[fit.form].names}
+    return named if "E" in named else {"E": 0.0, **named}
 
 
 def _summarize_backtest(backtest: Backtest | None) -> Json:

@@ -225,7 +225,7 @@ def read_transfer_table(path):
     """Read a table for a verdict, and refuse it if it lacks columns as the next step would."""
     sheet = cells.read_sheet(path, ("width", "lr", "loss"))
     if not {"width", "lr", "loss"} <= set(sheet.columns):
-        raise cells.TableError(path, ["no columns"])
+        raise table_files.TableError(["no columns"], name=path.name)
 
 
 READERS = {
@@ -262,7 +262,7 @@ READERS = {
         for kind in ("csv", "jsonl", "parquet")
     },
     **{
-        f"table {kind}": (f"table.{kind}", read_transfer_table, cells.TableError)
+        f"table {kind}": (f"table.{kind}", read_transfer_table, table_files.TableError)
         for kind in ("csv", "jsonl", "parquet")
     },
 }

@@ -27,7 +27,6 @@ two widths, two values of K and three modes, none of them compiled.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -46,7 +45,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 
 from forerun._proxies.core.flops import compute_flops_per_token
 from forerun._proxies.core.hyperparameters import Hparams
@@ -315,14 +314,8 @@ def list_ways(
 
 def main() -> None:
     """Measure all widths, and write the result after each of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__, quick="Two widths, two K, three modes, two rounds.")
     parser.add_argument("--widths", help="Widths, such as 32,64; default 32,64,128,256.")
-    parser.add_argument(
-        "--quick", action="store_true", help="Two widths, two K, three modes, two rounds."
-    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

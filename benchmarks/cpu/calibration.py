@@ -16,7 +16,6 @@ calibrations); and the seconds. It takes about 15 minutes of two cores; `--quick
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import importlib.metadata
@@ -33,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 
 from forerun._launcher.study.calibration.mode_choice import ModeMeasurements, choose_mode
 from forerun._launcher.study.calibration.procedure import group_runs, make_measure_modes
@@ -77,15 +76,9 @@ def make_study(folder: Path, width: int, batch_tokens: int, compiled: bool) -> S
 
 def main(arguments: list[str]) -> int:
     """Measure all cases and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__, quick="Calibrate three times, at two widths.")
     parser.add_argument("--times", type=int, default=NUM_TIMES, help="Calibrations per case.")
     parser.add_argument("--compiled", action="store_true", help="Also try torch.compile.")
-    parser.add_argument(
-        "--quick", action="store_true", help="Calibrate three times, at two widths."
-    )
     options = parser.parse_args(arguments)
     times, widths = (3, WIDTHS[:2]) if options.quick else (options.times, WIDTHS)
     with tempfile.TemporaryDirectory() as name:

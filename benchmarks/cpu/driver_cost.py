@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "sweeps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import read_peak_memory_mb
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 from search import BEST_NATS, PARALLELISM, SPACE, compute_true_loss, is_diverged
 from sweep_fakes import make_spec
 
@@ -391,17 +391,11 @@ def compare_bounds(share: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure both parts, print them, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__, quick="Stop at 1,000 trials and use a quarter of the seeds.")
     parser.add_argument(
         "--only",
         choices=("growth", "bounds"),
         help="Measure one part, and keep the other part of the file.",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="Stop at 1,000 trials and use a quarter of the seeds."
     )
     parser.add_argument("--one", choices=samplers.SAMPLERS, help=argparse.SUPPRESS)
     parser.add_argument("--trials", type=int, help=argparse.SUPPRESS)

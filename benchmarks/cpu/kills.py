@@ -16,7 +16,6 @@ It takes about 15 minutes of two cores; `--quick` kills each process once.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "launch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kill_case import freeze_accepting_gates, kill
-from result_files import write_result
+from result_files import make_parser, write_result
 from tiny_study import run_json, write_plan
 
 KILLS = ("worker", "driver", "raylet", "gcs_server", "SIGTERM", "SIGINT", "SIGINT twice", "SIGSTOP")
@@ -63,11 +62,7 @@ def format_row(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Print the table, write it, and return 1 if a digest differs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
-    parser.add_argument("--quick", action="store_true", help="Kill each process once.")
+    parser = make_parser(__doc__, quick="Kill each process once.")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     began, rows = time.monotonic(), []

@@ -15,7 +15,6 @@ uses four seeds.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
@@ -28,7 +27,7 @@ from pruning import train_points
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 
 Floats = NDArray[np.float64]
 OCTAVES = (-7.5, -6.5, -6.0, -5.5, -5.0, -4.5, -3.5)
@@ -100,12 +99,8 @@ def compare_pairs(
 
 def main() -> None:
     """Train all rates and seeds, print the ratios, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, quick="Use four seeds.")
     parser.add_argument("corpus", type=Path, help="Folder written by `forerun tokenize`.")
-    parser.add_argument("--json", type=Path, help="Result file.")
-    parser.add_argument("--quick", action="store_true", help="Use four seeds.")
     options = parser.parse_args()
     began, seeds = time.monotonic(), range(4 if options.quick else NUM_SEEDS)
     points = [(2.0**octaves, WARMUP, CLIP) for octaves in OCTAVES]

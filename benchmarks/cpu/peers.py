@@ -26,7 +26,6 @@ It takes about 45 minutes of two cores; `--quick` takes 3 minutes.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import math
@@ -44,7 +43,7 @@ from peers_objective import RANGES
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import Cost, measure_command, read_peak_memory_mb
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support" / "sweeps"))
@@ -330,10 +329,7 @@ def main() -> int:
     if sys.argv[1:2] == ["drive"]:
         run_trivial_search(Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
         return 0
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__, quick="Measure one round of the smallest case of each part.")
     parser.add_argument(
         "--peer-python",
         type=Path,
@@ -345,9 +341,6 @@ def main() -> int:
         "--only",
         choices=("searches", "nothing"),
         help="Measure one part: the search, or trials that train nothing.",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="Measure one round of the smallest case of each part."
     )
     options = parser.parse_args()
     peer_versions = read_peer_versions(options.peer_python)

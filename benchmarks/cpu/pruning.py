@@ -26,7 +26,6 @@ commit aa04857 has the code that measured them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import itertools
@@ -48,7 +47,7 @@ from scipy.stats import spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from demo_runs import make_demo_shape, train_runs
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 
 from forerun._proxies.core.schedule import ScheduleKind, compute_warmup_steps
 from forerun._sweeps.search import pruning
@@ -563,11 +562,7 @@ def measure_decision_cost() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure the four tables, print them, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
-    parser.add_argument("--quick", action="store_true", help="Run a fifth of the searches.")
+    parser = make_parser(__doc__, quick="Run a fifth of the searches.")
     parser.add_argument(
         "--train", type=Path, metavar="CORPUS", help="Train the grids on this corpus first."
     )

@@ -18,7 +18,6 @@ It takes about 25 minutes of two cores; `--quick` makes five kills in one study.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import random
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "launch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kill_case import PARTS, RAY, Driver, freeze_accepting_gates
-from result_files import write_result
+from result_files import make_parser, write_result
 from tiny_study import write_corpus, write_plan_with
 
 from forerun._sweeps.store.ledger import Ledger
@@ -194,11 +193,7 @@ def format_row(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Print the table, write it, and return 1 if something went wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
-    parser.add_argument("--quick", action="store_true", help="Make five kills in one study.")
+    parser = make_parser(__doc__, quick="Make five kills in one study.")
     options = parser.parse_args()
     assert set(TARGETS) <= {"driver", *PARTS}
     rows = []

@@ -23,7 +23,6 @@ most of it for the last table; `--quick` uses a fifth of the seeds.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import platform
@@ -41,7 +40,7 @@ import pruning
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from result_files import write_result
+from result_files import make_parser, write_result
 
 from forerun._sweeps.search import samplers
 from forerun._sweeps.search.growth import find_open_edges, grow_space, make_probes
@@ -320,11 +319,7 @@ def compare_parallelism(share: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure the four tables, print them, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
-    parser.add_argument("--quick", action="store_true", help="Use a fifth of the seeds.")
+    parser = make_parser(__doc__, quick="Use a fifth of the seeds.")
     options = parser.parse_args()
     share, began = 0.2 if options.quick else 1.0, time.monotonic()
     result = {

@@ -13,7 +13,6 @@ about 15 minutes of two cores; `--num-trials 1000` takes one minute.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "sweeps"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from result_files import write_result
+from result_files import make_parser, write_result
 from soak_case import count_faults, soak
 
 NUM_WORKERS, NUM_DRIVER_KILLS, KILL_WORKER_EVERY = 4, 20, 15
@@ -111,10 +110,7 @@ def print_study(name: str, study: dict[str, Any]) -> None:
 
 def main() -> int:
     """Run, print and write both studies; return 1 if an outcome was lost or reported twice."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__)
     parser.add_argument("--num-trials", type=int, default=10_000, help="Trials of each study.")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -19,7 +19,6 @@ The script prints a line for each sweep and profile, and writes both with a summ
 
 from __future__ import annotations
 
-import argparse
 import collections
 import importlib.metadata
 import statistics
@@ -36,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import measure_command, run_together
-from result_files import describe_machine, write_result
+from result_files import describe_machine, make_parser, write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -318,10 +317,7 @@ def main(arguments: list[str]) -> int:
         dtype, precision, *size, seconds = arguments[1:]
         print(measure_product_rate(dtype, precision, *map(int, size), float(seconds)), flush=True)
         return 0
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="Sweeps per case.")
     parser.add_argument(
         "--modes", help=f"Modes to measure, separated by commas: {', '.join(MODES)}."

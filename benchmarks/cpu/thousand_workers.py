@@ -27,7 +27,6 @@ The script prints each part and writes all of them. Parts 1 to 3 take about 4 mi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import dataclasses
@@ -50,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "sweeps
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from process_tree import read_peak_memory_mb
-from result_files import describe_machine
+from result_files import describe_machine, make_parser
 from sweep_fakes import get_bank_key, make_spec
 
 from forerun._proxies.core import canon
@@ -520,10 +519,7 @@ def compare_with_ray() -> dict[str, Any]:
 
 def main() -> None:
     """Measure the chosen parts, print them, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="Result file.")
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--only",
         choices=("driver", "ray", "memory"),

@@ -27,14 +27,14 @@ from datasets import load_families
 
 from forerun._scaling_fits.allocation.allocate import allocate
 from forerun._scaling_fits.allocation.spending import Spending, find_log_best_params
-from forerun._scaling_fits.compute import isoflop
-from forerun._scaling_fits.compute.optima import OptimaError, predict_at
 from forerun._scaling_fits.forecast.uncertainty import fit_runs
 from forerun._scaling_fits.laws import law
 from forerun._scaling_fits.laws.forms import Form
 from forerun._scaling_fits.laws.law import CannotTellError, LawError
 from forerun._scaling_fits.laws.solver import Floats
 from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima import isoflop
+from forerun._scaling_fits.optima.optima_fit import OptimaError, predict_at
 
 RATIOS = (3, 10, 30)
 SAME_BUDGET_RATIO = 1.15
@@ -118,7 +118,7 @@ def main() -> None:
             # 1.0001: rounding must not leave out runs at the limit
             below = family.table.flops <= family.table.flops.max() / ratio * 1.0001
             errors = (
-                measure_errors(family.table.rows(below), best[1], best[0])
+                measure_errors(family.table.select_runs(below), best[1], best[0])
                 if below.sum() >= MIN_RUNS and best
                 else None
             )

@@ -47,6 +47,8 @@ BYTES = 256
 VOCABULARIES = (BYTES, 512, 4096, 16384, 50257)
 CORPORA = ("python", "prose", "mixed", "zipf", "markov")
 DOCUMENT_CHARACTERS = 20_000
+NUM_WORDS = 60_000
+"""Number of different words in a corpus of made-up words."""
 CORPUS_CHARACTERS = 8_000_000
 """Size of a corpus, enough to train a vocabulary of 50,257 entries."""
 
@@ -109,29 +111,29 @@ def _read_manual_pages() -> Iterator[str]:
             yield text
 
 
-def _make_synthetic_texts(kind: str, num_words: int = 60_000) -> Iterator[str]:
+def _make_synthetic_texts(kind: str) -> Iterator[str]:
     """Yield documents of made-up words.
 
     The words are drawn independently by Zipf's law, or by a sparse Markov chain.
     """
     rng = random.Random(kind)
     words = [
-        "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(num_words)
+        "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(NUM_WORDS)
     ]
     cumulative = [0.0]
-    for rank in range(1, num_words + 1):
+    for rank in range(1, NUM_WORDS + 1):
         cumulative.append(cumulative[-1] + 1.0 / rank)
     while True:
         # A word and its space have 6.5 characters on average
         drawn = rng.choices(
-            range(num_words), cum_weights=cumulative[1:], k=DOCUMENT_CHARACTERS // 7
+            range(NUM_WORDS), cum_weights=cumulative[1:], k=DOCUMENT_CHARACTERS // 7
         )
         if kind == "markov":
             # Four of five words are one of three successors of the previous word. The numbers only
             # make the successors of different words differ.
             for index in range(1, len(drawn)):
                 if rng.random() < 0.8:
-                    drawn[index] = (drawn[index - 1] * 31 + rng.choice((7, 101, 4099))) % num_words
+                    drawn[index] = (drawn[index - 1] * 31 + rng.choice((7, 101, 4099))) % NUM_WORDS
         yield " ".join(words[index] for index in drawn)
 
 

@@ -113,12 +113,12 @@ def list_ladders(family: Family) -> Iterator[tuple[str, Kind, RunTable]]:
     # One ratio: within 35 % of the median ratio of the runs that are best up to their FLOPs
     is_near = np.abs(log_ratio - np.median(log_ratio[order][is_best])) < np.log(1.35)
     if len(np.unique(table.params[is_near])) >= 5:
-        yield f"{family.name}/ratio", "fixed ratio", table.rows(is_near)
+        yield f"{family.name}/ratio", "fixed ratio", table.select_runs(is_near)
     # One duration: within 6 %
     durations = [np.abs(log_tokens - length) < 0.06 for length in np.unique(log_tokens.round(2))]
     longest = max(durations, key=lambda rows: len(np.unique(table.params[rows])))
     if len(np.unique(table.params[longest])) >= 5:
-        yield f"{family.name}/duration", "fixed duration", table.rows(longest)
+        yield f"{family.name}/duration", "fixed duration", table.select_runs(longest)
 
 
 def list_tasks(public_families: list[Family]) -> list[Task]:
@@ -136,7 +136,7 @@ def list_tasks(public_families: list[Family]) -> list[Task]:
                 if num_runs in sizes or not MIN_RUNS <= num_runs <= MAX_RUNS:
                     continue
                 if len(np.unique(table.params[below])) < MIN_SIZES or law.list_forecast_obstacles(
-                    table.rows(below)
+                    table.select_runs(below)
                 ):
                     continue
                 sizes.add(num_runs)
@@ -146,8 +146,8 @@ def list_tasks(public_families: list[Family]) -> list[Task]:
                         study=family.group,
                         kind=kind,
                         ratio=ratio,
-                        table=table.rows(below),
-                        held_out=table.rows(good),
+                        table=table.select_runs(below),
+                        held_out=table.select_runs(good),
                     )
                 )
     return tasks
@@ -192,7 +192,7 @@ def run_task(task: Task) -> list[dict[str, float]]:
 def score(posterior: LawPosterior, task: Task) -> dict[str, float]:
     """Return the scores of one posterior's forecasts of a task."""
     log_loss = np.log(task.held_out.loss)
-    ends = posterior.quantiles(task.held_out.params, task.held_out.tokens, SHARES)
+    ends = posterior.compute_quantiles(task.held_out.params, task.held_out.tokens, SHARES)
     median_index = len(SHARES) // 2
     error = 100 * np.expm1(ends[median_index] - log_loss)
     quantile_losses = [

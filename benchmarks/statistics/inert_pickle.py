@@ -159,16 +159,6 @@ def read_array(value: Any) -> Array:
     raise ValueError(f"not an array: {value!r:.200}")
 
 
-def read_scalar(value: Any) -> Any:
-    """Return a number or text, whether plain or a recorded numpy scalar."""
-    match value:
-        case Call(function=function, arguments=(dtype, content)) if function.endswith(
-            "multiarray.scalar"
-        ):
-            return np.frombuffer(content, dtype=_read_dtype(dtype))[0]
-    return value
-
-
 def read_frame(value: Any) -> Mapping[str, Array]:
     """Return the columns of a recorded pandas DataFrame by name."""
     match value:

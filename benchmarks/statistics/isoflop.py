@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support" / "scalin
 
 import planted_optima as planted
 
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import ComputeFit, predict_at
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import ComputeFit, predict_at
 
 DESIGNS = (
     (5, 7, 1.4, 0.001),
@@ -103,7 +103,7 @@ def predict_largest_budgets(tables: dict[str, Any]) -> list[dict[str, Any]]:
         largest = [optimum for optimum in fit_isoflop(table).optima if optimum.status == "ok"][-1]
         for ratio in RATIOS:
             # 1.01: rounding must not leave out a budget at the limit
-            fit = fit_isoflop(table.rows(table.flops <= 1.01 * largest.flops / ratio))
+            fit = fit_isoflop(table.select_runs(table.flops <= 1.01 * largest.flops / ratio))
             if fit.status == "converged":
                 rows.append({"setup": name, "ratio": ratio} | _compare_with_optimum(fit, largest))
     return rows

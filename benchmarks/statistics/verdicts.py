@@ -134,8 +134,8 @@ def measure_world(world: World, num: int) -> dict[str, Any]:
             **{
                 key: value for key, value in dataclasses.asdict(counts).items() if key != "outcomes"
             },
-            "right": counts.right(planted_world),
-            "wrong": counts.wrong(planted_world),
+            "right": counts.compute_share_right(planted_world),
+            "wrong": counts.compute_share_wrong(planted_world),
             "cannot_tell": counts.outcomes["cannot_tell"],
         }
     return results

@@ -62,8 +62,9 @@ def append_event(
     digest: str | None = None,
     data: dict[str, Json] | None = None,
 ) -> Event:
-    """Append an event to the log in `folder`, with the current time. The line is on disk when this
-    returns.
+    """Append an event with the current time to the log in `folder`, and return it.
+
+    The folder is made if it is missing. The line is on disk when this returns.
 
     Raises:
         OSError: The log cannot be written.
@@ -81,6 +82,16 @@ def append_event(
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(folder / EVENT_LOG_FILE)) from error
     return entry
+
+
+def parse_time(text: str) -> datetime.datetime:
+    """Parse an ISO 8601 time; a time without a zone is in UTC.
+
+    Raises:
+        ValueError: The text is no such time.
+    """
+    at = datetime.datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=datetime.UTC)
 
 
 def _ends_within_line(path: Path) -> bool:

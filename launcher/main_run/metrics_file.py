@@ -21,10 +21,12 @@ attempt that ended in order.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
@@ -70,9 +72,13 @@ class MetricsFollower:
         *complete_lines, self._pending = (self._pending + data).split(b"\n")
         if len(self._pending) > _MAX_LINE_BYTES:
             self._pending = b""
-        return [
-            value for line in complete_lines if isinstance(value := _parse_line(line), dict)
-        ], begins
+        return _parse_lines(complete_lines), begins
+
+    def read_to_end(self) -> Iterator[tuple[list[dict[str, Json]], bool]]:
+        """Yield the results of `read` until everything in the file has been read."""
+        yield self.read()
+        while not self.at_end:
+            yield self.read()
 
 
 class RecordedSteps:
@@ -111,19 +117,20 @@ class RecordedSteps:
 
 def read_recorded_steps(run_dir: Path) -> RecordedSteps:
     """Return the steps and saves that a run's metrics file records now."""
-    recorded, follower = RecordedSteps(), MetricsFollower(run_dir)
-    while True:
-        lines, begins = follower.read()
+    recorded = RecordedSteps()
+    for lines, begins in MetricsFollower(run_dir).read_to_end():
         recorded.add_lines(lines, begins=begins)
-        if follower.at_end:
-            return recorded
+    return recorded
 
 
-def _parse_line(line: bytes) -> Json:
-    try:
-        return canon.parse(line)
-    except canon.CanonError:
-        return None
+def _parse_lines(lines: list[bytes]) -> list[dict[str, Json]]:
+    """Return the JSON objects of lines; other lines are skipped."""
+    objects = []
+    for line in lines:
+        with contextlib.suppress(canon.CanonError):
+            if isinstance(value := canon.parse(line), dict):
+                objects.append(value)
+    return objects
 
 
 # ---- Records ----
@@ -131,14 +138,15 @@ def _parse_line(line: bytes) -> Json:
 METRICS_FILE = "metrics.jsonl"
 ENDING_FILE = "ending.json"
 SCHEMA_VERSION = 1
-ENDINGS = ("finished", "stopped", "interrupted", "aborted", "refused")
+EndingEvent = Literal["finished", "stopped", "interrupted", "aborted", "refused"]
+ENDINGS: tuple[EndingEvent, ...] = get_args(EndingEvent)
 """Events that end an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStart:
-    """First line of an attempt: the launch config and the machine that the lines below belong
-    to.
+    """First line of an attempt, its header: the launch config and the machine of the lines below
+    it.
     """
 
     event: Literal["started"] = "started"
@@ -168,7 +176,7 @@ class AttemptEnd:
     record.
     """
 
-    event: Literal["finished", "stopped", "interrupted", "aborted", "refused"]
+    event: EndingEvent
     """The reason for the end: the end of the schedule, the requested step, a signal, the run's own
     abort policy; or the attempt never started.
     """
@@ -180,7 +188,7 @@ class AttemptEnd:
     """Validation loss in nats; None unless the event is `finished` or `stopped`."""
 
 
-def find_not_finite(columns: canon.Json, name: str = "") -> str:
+def find_not_finite(columns: Json, name: str = "") -> str:
     """Return the path and value of the first number in `columns` that is NaN or infinite; empty if
     there is none.
 
@@ -214,16 +222,15 @@ def append_line(run_dir: Path, record: object) -> None:
         file.write(line.encode())
 
 
-def read_lines(run_dir: Path) -> list[dict[str, canon.Json]]:
-    """Return the complete lines of the run's metrics file. A line that a killed run left
-    half-written is skipped.
+def read_lines(run_dir: Path) -> list[dict[str, Json]]:
+    """Return the lines of the run's metrics file. A line that a killed run left half-written is
+    skipped.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
         return []
-    with open_plain(path) as file:
-        lines = file.read().splitlines()
-    return [value for line in lines if isinstance(value := _parse_line(line), dict)]
+    with open_plain(path) as file:  # `read_plain` has a limit that a long run may exceed
+        return _parse_lines(file.read().splitlines())
 
 
 def rewind_metrics(run_dir: Path, step: int) -> None:
@@ -251,7 +258,7 @@ def write_ending(run_dir: Path, ending: AttemptEnd) -> None:
 
 
 def read_ending(run_dir: Path) -> AttemptEnd | None:
-    """Return how the last attempt ended; None if it left no record.
+    """Return how the last attempt ended; None if it did not record its end.
 
     Raises:
         CanonError: The file is not one of forerun's.

@@ -1,5 +1,7 @@
-"""Progress output of the command line on stderr: a live line on a terminal, plain lines
-elsewhere.
+"""Progress output on stderr: a live line on a terminal, plain lines elsewhere.
+
+All commands print with this module and with `terminal_layout`. They are in `main_run` because that
+is the layer of `launcher` from which all others import.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ import io
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Literal, Self
 
 from forerun._launcher.main_run.terminal_layout import (
@@ -54,18 +55,18 @@ class ProgressLine:
         self._printed_at = time.monotonic()
         self._live = sys.stderr.isatty()
 
-    def show(self, text: str, share: float | None = None, *, last: bool = False) -> None:
+    def show(self, text: str, share: float | None = None, *, at_once: bool = False) -> None:
         """Show the state of the work.
 
         Args:
             text: The state; parts that may be dropped for room are separated by two spaces.
             share: Share of the work that is done, 0 to 1, for the bar; None for no bar.
-            last: Whether to print a plain line even if the last one was printed a moment ago.
+            at_once: Whether to print a plain line now, however recent the last one is.
         """
         now = time.monotonic()
         if self._live:
             _print_safely(f"{_CLEAR}{_fit_line(escape_control_characters(text), share)}")
-        elif last or now - self._printed_at > PLAIN_EVERY_SECONDS:
+        elif at_once or now - self._printed_at > PLAIN_EVERY_SECONDS:
             print_progress(text)
             self._printed_at = now
 
@@ -114,15 +115,10 @@ class WorkMeter:
         self.left_seconds: float | None = None
         """Seconds left at the rate so far; None before any work is done."""
 
-    def __enter__(self) -> WorkMeter:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._line.clear()
 
     def add(self, work: float, note: str = "", under_way: float = 0.0) -> None:
@@ -140,23 +136,20 @@ class WorkMeter:
         left = f", {format_duration(self.left_seconds)} left" if self.left_seconds else ""
         done = f"{format_percent(share, is_whole=True):>5} in {format_duration(elapsed)}"
         line = f"{self._label}: {done}{left}{'  ' + note if note else ''}"
-        self._line.show(line, last=share == 1 and not under_way)
+        self._line.show(line, at_once=share == 1 and not under_way)
 
 
 class StepProgress:
-    """A progress line that a thread draws while the main thread is in long steps; it starts after
-    some seconds.
+    """A progress line that a thread draws while the main thread is in long steps.
+
+    Work that ends within `FIRST_AFTER_SECONDS` prints nothing.
     """
 
     FIRST_AFTER_SECONDS = 4.0
     EVERY_SECONDS = 1.0
 
     def __init__(self, label: str) -> None:
-        """Name the work.
-
-        Args:
-            label: Name of the work, at the start of the line.
-        """
+        """Store the name of the work, which begins the line."""
         self._label, self._step, self._share = label, "", 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -165,12 +158,7 @@ class StepProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -179,18 +167,18 @@ class StepProgress:
 
         Args:
             name: Name of the step.
-            share: Share of all work that is done before it.
+            share: Share of all work that is done before the step.
         """
         self._step, self._share = name, share
 
     def _show(self) -> None:
-        started, line, is_first = time.monotonic(), ProgressLine(), True
-        wait = self.FIRST_AFTER_SECONDS
-        while not self._stop.wait(wait):
-            elapsed = format_duration(time.monotonic() - started)
+        """Draw the line until the work is done."""
+        began, line, is_first = time.monotonic(), ProgressLine(), True
+        while not self._stop.wait(self.FIRST_AFTER_SECONDS if is_first else self.EVERY_SECONDS):
+            elapsed = format_duration(time.monotonic() - began)
             share = format_percent(self._share, is_whole=True)
             line.show(
-                f"{self._label}: {share} in {elapsed}  {self._step}", self._share, last=is_first
+                f"{self._label}: {share} in {elapsed}  {self._step}", self._share, at_once=is_first
             )
-            wait, is_first = self.EVERY_SECONDS, False
+            is_first = False
         line.clear()

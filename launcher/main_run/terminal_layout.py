@@ -1,9 +1,9 @@
 """The terminal: standard streams, width, color, and the layout of text and tables.
 
 Everything that a verb prints goes through `print_answer` (stdout) or
-`forerun._launcher.main_run.progress_output.print_progress` (stderr). On a terminal, lines are
-wrapped at spaces, never inside a number, an interval, or a word. In files and pipes, text is
-neither wrapped nor colored.
+`forerun._launcher.main_run.progress_output.print_progress` (stderr), which says why both modules
+are in this layer. On a terminal, lines are wrapped at spaces, never inside a number, an interval,
+or a word. In files and pipes, text is neither wrapped nor colored.
 """
 
 from __future__ import annotations
@@ -145,17 +145,33 @@ def _wrap_line(line: str, columns: int) -> list[str]:
         return [line]
     lead = _LEAD.match(line)
     assert lead is not None
-    hanging = " " * max(lead.end(), _HANGING_COLUMNS)
-    ending = " \\" if _COMMAND.match(line) else ""
-    first, *words = re.split(r"( +)", _glue(line[lead.end() :]))
-    lines = [lead[0] + first]
+    lines = _break_at_spaces(
+        lead[0].replace(" ", _GLUE) + _glue(line[lead.end() :]),
+        columns,
+        hanging=" " * max(lead.end(), _HANGING_COLUMNS),
+        ending=" \\" if _COMMAND.match(line) else "",
+    )
+    return [wrapped.replace(_GLUE, " ") for wrapped in lines]
+
+
+def _break_at_spaces(text: str, columns: int, hanging: str = "", ending: str = "") -> list[str]:
+    """Break one line of text into lines of at most `columns`; a longer word is kept whole.
+
+    Args:
+        text: The text.
+        columns: Maximum width of a line.
+        hanging: Indent of the second and later lines.
+        ending: Text at the end of every line except the last.
+    """
+    first, *words = re.split(r"( +)", text)
+    lines = [first]
     for gap, word in zip(words[::2], words[1::2], strict=True):
         if count_columns(lines[-1] + gap + word + ending) <= columns:
             lines[-1] += gap + word
         elif word:
             lines[-1] += ending
             lines.append(hanging + word)
-    return [wrapped.replace(_GLUE, " ") for wrapped in lines]
+    return lines
 
 
 def _glue(text: str) -> str:
@@ -185,9 +201,9 @@ def lay_out_table(
     """Return a table as aligned columns below their names.
 
     Args:
-        head: Name of each column.
-        rows: Cells of each row, as many as `head`.
-        left: Indexes of the columns that are aligned left; the others are aligned right.
+        head: See `format_table`.
+        rows: See `format_table`.
+        left: See `format_table`.
         columns: Width of the terminal; None for no limit. Cells are wrapped between words to fit;
             if that is not enough, each row becomes a line `name: cell; name: cell`.
     """
@@ -209,7 +225,10 @@ def lay_out_table(
             widths[at] -= 1
     lines = []
     for index, row in enumerate(table):
-        cells = [_wrap_cell(cell, width) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            [part for line in cell.split("\n") for part in _break_at_spaces(line, width)]
+            for cell, width in zip(row, widths, strict=True)
+        ]
         height = max(map(len, cells))
         for cell in cells:  # align names at the bottom and cells at the top
             at = 0 if index == 0 else len(cell)
@@ -231,18 +250,6 @@ def _lay_out_rows_as_lines(table: Sequence[Sequence[str]]) -> str:
         for row in rows
     )
     return "\n".join(lines).replace(_GLUE, " ")
-
-
-def _wrap_cell(cell: str, width: int) -> list[str]:
-    lines: list[str] = []
-    for paragraph in cell.split("\n"):
-        lines.append("")
-        for gap, word in re.findall(r"( *)([^ ]*)", paragraph):
-            if count_columns(lines[-1] + gap + word) <= width:
-                lines[-1] += gap + word
-            else:
-                lines.append(word)
-    return lines
 
 
 def _align(text: str, width: int, left: bool) -> str:

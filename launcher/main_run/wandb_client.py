@@ -2,7 +2,8 @@
 
 The processes read orders on stdin and get only a short list of environment variables. Therefore no
 secret of the command line or the environment reaches the disk. No thread or signal handler of wandb
-enters this process, and nothing hangs or stays behind.
+enters this process, and nothing hangs or stays behind. The report's dashboards log runs with these
+processes; `watch` reads online runs with them.
 """
 
 from __future__ import annotations
@@ -128,17 +129,16 @@ class WandbProcess:
             start_new_session=True,  # Ctrl-C must reach only this process
             preexec_fn=make_child_die_with_us() if dies_with_us else None,  # noqa: PLW1509  (one system call, no lock held)
         )
-        assert self._process.stdin is not None
-        self._stdin_fd = self._process.stdin.fileno()
-        os.set_blocking(self._stdin_fd, False)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in (
-            raw.decode(errors="replace") for raw in iter(self._process.stdout.readline, b"")
-        ):
+        """Sort the lines that the process prints into answers and wandb's own output."""
+        for raw_line in self._stdout:
+            line = raw_line.decode(errors="replace")
             if line.startswith(ANSWER):
                 self._answers.put(json.loads(line.removeprefix(ANSWER)))
             elif line.strip():
@@ -156,11 +156,11 @@ class WandbProcess:
                 # wandb's service may keep its end of the pipe open after the process has ended
                 if self._process.poll() is not None:
                     raise BrokenPipeError
-                unsent = unsent[os.write(self._stdin_fd, unsent) :]
+                unsent = unsent[os.write(self._stdin.fileno(), unsent) :]
             except BlockingIOError:
-                if not select.select(
-                    [], [self._stdin_fd], [], max(0.0, deadline - time.monotonic())
-                )[1]:
+                seconds_left = max(0.0, deadline - time.monotonic())
+                _, writable, _ = select.select([], [self._stdin], [], seconds_left)
+                if not writable:
                     raise DashboardError(
                         f"wandb accepted no data for {format_duration(self.limit_seconds)}, and "
                         "was stopped"
@@ -209,9 +209,8 @@ class WandbProcess:
         """Close stdin, so that the process knows that no more orders come, and wait until it has
         ended.
         """
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
 
@@ -227,12 +226,11 @@ class WandbProcess:
         self.stop()
         self._process.wait()
         self._listener.join(_LAST_SECONDS)
-        assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
         # wandb's service runs in its own session, and may keep the pipe open
         if not self._listener.is_alive():
-            self._process.stdout.close()
+            self._stdout.close()
 
 
 @contextlib.contextmanager

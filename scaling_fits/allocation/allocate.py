@@ -33,10 +33,10 @@ from forerun._scaling_fits.allocation.spending import (
     find_log_best_params,
     find_range,
 )
-from forerun._scaling_fits.compute.optima import predict_at
 from forerun._scaling_fits.forecast.posterior import compute_mixture_quantile
 from forerun._scaling_fits.forecast.uncertainty import Ends, FittedRuns, predict
 from forerun._scaling_fits.laws.law import LARGEST, NEXT_RUNG, CannotTellError, compute_finite_exp
+from forerun._scaling_fits.optima.optima_fit import predict_at
 
 FLAT = 0.003
 """Relative excess loss up to which shapes count as equal. The difference is below the noise of a
@@ -141,22 +141,10 @@ def allocate(
         )
     try:
         with np.errstate(all="ignore"):
-            allocation = _allocate_spending(fitted, spending)
-    except OverflowError:
-        allocation = None
-    if (
-        allocation is None
-        or not np.isfinite(
-            (
-                allocation.loss_nats,
-                *(allocation.interval or ()),
-                *allocation.flat_params,
-                *allocation.flat_tokens,
-            )
-        ).all()
-    ):
-        raise build_no_number_error(fitted, f"a budget of {format_flops(spending.flops)} FLOPs")
-    return allocation
+            return _allocate_spending(fitted, spending)
+    except OverflowError as error:
+        budget = f"a budget of {format_flops(spending.flops)} FLOPs"
+        raise build_no_number_error(fitted, budget) from error
 
 
 def build_no_number_error(fitted: FittedRuns, question: str) -> CannotTellError:
@@ -191,14 +179,18 @@ def _check_run(fitted: FittedRuns, spending: Spending, params: float, tokens: fl
     raise NoRunError(f"{run}: both must be from 1 to {LARGEST:g}")
 
 
-def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation | None:
-    """Return the allocation; None if its loss is not finite."""
+def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation:
+    """Return the allocation.
+
+    Raises:
+        OverflowError: Its loss is not finite.
+    """
     best = find_best_log_params(fitted, spending)
     params = compute_finite_exp(best)
     tokens = compute_tokens(spending, best)
     _check_run(fitted, spending, params, tokens)
     if not math.isfinite(compute_expected_loss(fitted, spending, best)):
-        return None
+        raise OverflowError
     n, d = (math.exp(float(x[0])) for x in spending.discount_sizes(np.array([best])))
     prediction = predict(fitted, n, d)
     limit = None
@@ -228,6 +220,9 @@ def _allocate_spending(fitted: FittedRuns, spending: Spending) -> Allocation | N
         spending=spending,
         data_limit=limit,
     )
+    sizes = (*allocation.flat_params, *allocation.flat_tokens)
+    if not np.isfinite((allocation.loss_nats, *(allocation.interval or ()), *sizes)).all():
+        raise OverflowError
     if allocation.size_determined:
         return allocation
     return dataclasses.replace(allocation, warnings=(_NO_SIZE, *allocation.warnings))

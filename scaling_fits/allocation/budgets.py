@@ -99,33 +99,37 @@ class ComputeBudget:
     """Days on the given GPUs."""
 
 
-def compute_budget(wish: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudget:
+def compute_budget(request: BudgetRequest, machine: BudgetMachine | None) -> ComputeBudget:
     """Compute the FLOPs of a request on a machine. A request in dollars needs the machine's
     price.
     """
     if machine is None:
-        assert wish.flops is not None
-        return ComputeBudget(flops=wish.flops, binds="flops", gpu_hours=None, usd=None, days=None)
+        flops = request.flops
+        assert flops is not None
+        return ComputeBudget(flops=flops, binds="flops", gpu_hours=None, usd=None, days=None)
     hour_flops = 3600.0 * machine.peak_flops * machine.mfu.value
     price = None if machine.price_usd is None else machine.price_usd.value
     # GPU-hours that each limit allows
     hours: dict[str, float] = {}
-    if wish.flops is not None:
-        hours["flops"] = wish.flops / hour_flops
-    if wish.gpu_hours is not None:
-        hours["gpu_hours"] = wish.gpu_hours
-    if wish.usd is not None:
+    if request.flops is not None:
+        hours["flops"] = request.flops / hour_flops
+    if request.gpu_hours is not None:
+        hours["gpu_hours"] = request.gpu_hours
+    if request.usd is not None:
         assert price is not None
-        hours["usd"] = wish.usd / price
-    if wish.deadline_days is not None:
-        assert wish.num_gpus is not None
-        hours["deadline"] = 24.0 * wish.deadline_days * wish.num_gpus
+        hours["usd"] = request.usd / price
+    if request.deadline_days is not None:
+        assert request.num_gpus is not None
+        hours["deadline"] = 24.0 * request.deadline_days * request.num_gpus
     binds = min(hours, key=lambda name: hours[name])
     num_hours = hours[binds]
+    flops = num_hours * hour_flops
+    if binds == "flops" and request.flops is not None:
+        flops = request.flops  # As given, without rounding errors
     return ComputeBudget(
-        flops=wish.flops if binds == "flops" and wish.flops is not None else num_hours * hour_flops,
+        flops=flops,
         binds=binds,
         gpu_hours=num_hours,
         usd=None if price is None else num_hours * price,
-        days=None if wish.num_gpus is None else num_hours / (24.0 * wish.num_gpus),
+        days=None if request.num_gpus is None else num_hours / (24.0 * request.num_gpus),
     )

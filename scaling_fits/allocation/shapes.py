@@ -12,6 +12,7 @@ query heads per key-value head, and heads that do not split over the GPUs of a n
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -81,7 +82,7 @@ class WidthCount:
         checks.raise_problems()
 
     @classmethod
-    def through(cls, counts: Mapping[int, float]) -> WidthCount:
+    def fit(cls, counts: Mapping[int, float]) -> WidthCount:
         """Fit the polynomial through the counts at three widths. Raises SpecError if none fits."""
         (a, at_a), (b, at_b), (c, at_c) = sorted(counts.items())
         first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
@@ -91,11 +92,11 @@ class WidthCount:
         square, linear = (0.0 if abs(x) < 1e-9 * abs(at_c) / c else x for x in (square, linear))
         return cls(constant=at_a - linear * a - square * a * a, linear=linear, square=square)
 
-    def params(self, width: int) -> int:
+    def count_params(self, width: int) -> int:
         """Return the number of parameters at a width; at least 1."""
         return max(1, round(self.constant + self.linear * width + self.square * width * width))
 
-    def width(self, params: float) -> float:
+    def find_width(self, params: float) -> float:
         """Return the width with this many parameters; at least 1."""
         excess = params - self.constant
         if excess <= 0:
@@ -166,12 +167,13 @@ class Template:
             checks.require_number("width_per_layer", above=0)
         checks.raise_problems()
 
-    def params(self, shape: Shape) -> int:
+    def count_params(self, shape: Shape) -> int:
         """Return the number of parameters of a shape of this template."""
         if self.count is None:
             return count_params(shape).total
-        more = 0 if self.per_layer is None else self.per_layer.params(shape.width)
-        return self.count.params(shape.width) + (shape.num_layers - self.shape.num_layers) * more
+        more = 0 if self.per_layer is None else self.per_layer.count_params(shape.width)
+        num_added = shape.num_layers - self.shape.num_layers
+        return self.count.count_params(shape.width) + num_added * more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +241,7 @@ class ShapeChoice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Frame:
-    """A request of which only the width is open and, without a template, the depth."""
+    """A request in which all is fixed but the width and, without a template, the depth."""
 
     head_dim: int
     group: int | None
@@ -249,10 +251,9 @@ class _Frame:
     vocab_size: int
     width_step: int
     ffn_step: int
-    template: Shape | None
+    template: Template | None
     aspect: float
     """Usual width per layer at the size."""
-    count: WidthCount | None = None
 
 
 def compute_published_layers(params: float) -> float:
@@ -289,13 +290,12 @@ def choose_shape(request: ShapeRequest) -> ShapeChoice:
         ShapeError: No width gives integer ratios and heads; or, without a template, even the
             smallest shape has more than twice the parameters.
     """
+    fixed = request.template
     frame, assumed = (
-        _build_template_frame(request, request.template)
-        if request.template
-        else _build_default_frame(request)
+        _build_template_frame(request, fixed) if fixed else _build_default_frame(request)
     )
-    if request.template is not None and request.template.width_per_layer:
-        options = _list_options_by_aspect(request, frame, request.template)
+    if fixed is not None and fixed.width_per_layer is not None:
+        options = _list_options_by_aspect(request, frame, fixed, fixed.width_per_layer)
     else:
         options = [
             option
@@ -313,7 +313,7 @@ def choose_shape(request: ShapeRequest) -> ShapeChoice:
             *assumed,
             f"{best.shape.num_heads // best.shape.num_kv_heads} query heads per key-value head",
         )
-    if best.params_ratio > 2 and frame.template is None:
+    if best.params_ratio > 2 and fixed is None:
         min_params = min(option.params for option in options)
         raise ShapeError(
             f"params = {request.params:.4g}: the smallest shape of vocabulary {frame.vocab_size}, "
@@ -334,9 +334,8 @@ def _build_template_frame(request: ShapeRequest, fixed: Template) -> tuple[_Fram
         vocab_size=shape.vocab_size,
         width_step=math.lcm(shape.head_dim * group * request.degree, ffn, fixed.width_multiple),
         ffn_step=request.degree,
-        template=shape,
+        template=fixed,
         aspect=compute_published_aspect(request.params),
-        count=fixed.count,
     )
     depth = (
         f"depth {shape.num_layers}"
@@ -393,7 +392,7 @@ def _round_up(value: float, step: int) -> int:
 
 def _list_depths(request: ShapeRequest, frame: _Frame) -> range:
     if frame.template is not None:
-        return range(frame.template.num_layers, frame.template.num_layers + 1)
+        return range(frame.template.shape.num_layers, frame.template.shape.num_layers + 1)
     middle = compute_published_layers(request.params)
     reach = 4.0 if middle <= _DEEP else 1.5
     return range(max(1, int(middle / reach)), max(2, math.ceil(middle * reach)) + 1)
@@ -403,63 +402,60 @@ def _list_nearest_options(request: ShapeRequest, frame: _Frame, depth: int) -> l
     """Return shapes of several widths near the size at this depth, because the heads of the nearest
     width may not split.
     """
-    fixed = frame.template
-    matrices = 2 if fixed is not None and fixed.family == "gpt2" else 3
+    fixed = None if frame.template is None else frame.template.shape
+    # Parameters are about square * width**2 + table * width
+    matrices, tables, positions = 3, 2, 0
+    if fixed is not None:
+        matrices, positions = (2, fixed.seq_len) if fixed.family == "gpt2" else (3, 0)
+        tables = 1 if fixed.tied else 2
     square = depth * (2 + 2 / (frame.group or _GROUP) + matrices * frame.ffn_ratio)
-    table = (1 if fixed is not None and fixed.tied else 2) * frame.vocab_size
-    table += fixed.seq_len if fixed is not None and fixed.family == "gpt2" else 0
+    table = tables * frame.vocab_size + positions
     width = 2 * request.params / (table + math.sqrt(table**2 + 4 * square * request.params))
-    width = width if frame.count is None else frame.count.width(request.params)
+    if frame.template is not None and frame.template.count is not None:
+        width = frame.template.count.find_width(request.params)
     middle = round(width / frame.width_step)
-    options = []
-    for count in range(max(1, middle - _NUM_WIDTHS), max(1, middle + _NUM_WIDTHS) + 1):
-        shape = _build_shape(request, frame, depth, count)
-        if shape is not None:
-            params = frame.count.params(shape.width) if frame.count else count_params(shape).total
-            options.append(_to_option(request, frame, shape, params))
-    return options
+    counts = range(max(1, middle - _NUM_WIDTHS), max(1, middle + _NUM_WIDTHS) + 1)
+    shapes = [_build_shape(request, frame, depth, count) for count in counts]
+    return [_to_option(request, frame, shape) for shape in shapes if shape is not None]
 
 
-def _to_option(request: ShapeRequest, frame: _Frame, shape: Shape, params: int) -> ShapeOption:
+def _to_option(request: ShapeRequest, frame: _Frame, shape: Shape) -> ShapeOption:
+    template = frame.template
+    params = count_params(shape).total if template is None else template.count_params(shape)
+    # The FLOPs of a user's model, whose parameters are counted, are only known as 6 N
+    is_user_model = template is not None and template.count is not None
     return ShapeOption(
         shape=shape,
         params=params,
-        flops_per_token=6 * params if frame.count else compute_flops_per_token(shape),
+        flops_per_token=6 * params if is_user_model else compute_flops_per_token(shape),
         params_ratio=params / request.params,
     )
 
 
 def _list_options_by_aspect(
-    request: ShapeRequest, frame: _Frame, fixed: Template
+    request: ShapeRequest, frame: _Frame, fixed: Template, width_per_layer: float
 ) -> list[ShapeOption]:
     """Return shapes of several widths near the size, each with the depth of its width."""
-    assert fixed.width_per_layer is not None
 
     def at(count: int) -> Shape:
         width = count * frame.width_step
-        layers = compute_layers(width, fixed.width_per_layer or 1.0)
-        return fixed.shape.at_width(width).at_depth(layers)
+        return fixed.shape.at_width(width).at_depth(compute_layers(width, width_per_layer))
 
-    top = 1
-    while fixed.params(at(top)) < request.params:
-        top *= 2
-    low, high = top // 2, top  # Bisect: parameters grow with the width
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fixed.params(at(middle)) < request.params else (low, middle)
-    options = []
-    for count in range(max(1, high - _NUM_WIDTHS), high + _NUM_WIDTHS + 1):
-        shape = at(count)
-        if shape.ffn_width % frame.ffn_step == 0:
-            options.append(_to_option(request, frame, shape, fixed.params(shape)))
-    return options
+    # The narrowest width with enough parameters, by bisection: parameters grow with the width
+    upper = 1
+    while fixed.count_params(at(upper)) < request.params:
+        upper *= 2
+    counts = range(1, upper + 1)
+    middle = 1 + bisect.bisect_left(counts, request.params, key=lambda n: fixed.count_params(at(n)))
+    shapes = map(at, range(max(1, middle - _NUM_WIDTHS), middle + _NUM_WIDTHS + 1))
+    return [_to_option(request, frame, s) for s in shapes if s.ffn_width % frame.ffn_step == 0]
 
 
 def _build_shape(request: ShapeRequest, frame: _Frame, depth: int, count: int) -> Shape | None:
     """Build the shape `count` steps wide; return None if it does not split over the degree."""
     width = count * frame.width_step
     if frame.template is not None:
-        shape = frame.template.at_width(width)
+        shape = frame.template.shape.at_width(width)
         return shape if shape.ffn_width % frame.ffn_step == 0 else None
     heads = width // frame.head_dim
     group_sizes = [

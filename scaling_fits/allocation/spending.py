@@ -15,11 +15,11 @@ import numpy as np
 
 from forerun._proxies.core.checks import Checks
 from forerun._scaling_fits.allocation import repeats
-from forerun._scaling_fits.compute.optima import predict_at
 from forerun._scaling_fits.forecast.uncertainty import FittedRuns, compute_expected_log_loss
 from forerun._scaling_fits.laws import law
 from forerun._scaling_fits.laws.law import compute_finite_exp
 from forerun._scaling_fits.laws.solver import Floats, bisect
+from forerun._scaling_fits.optima.optima_fit import predict_at
 
 # The limits reach from a run of one parameter to far more than can be built; a value beyond them is
 # a typing error
@@ -69,7 +69,7 @@ class Spending:
             return math.inf
         return math.log(self.flops) - math.log(2 * self.inference_tokens)
 
-    def log_tokens(self, log_params: Floats) -> Floats:
+    def compute_log_tokens(self, log_params: Floats) -> Floats:
         """Compute the log D that the budget leaves at each log N below `ceiling`."""
         return math.log(self.flops / 6) - log_params + self._compute_log_share(log_params)
 
@@ -79,7 +79,7 @@ class Spending:
 
     def discount_sizes(self, log_params: Floats) -> tuple[Floats, Floats]:
         """Compute (log N', log D'), the effective parameters and tokens at each size."""
-        return self.discount_run(log_params, self.log_tokens(log_params))
+        return self.discount_run(log_params, self.compute_log_tokens(log_params))
 
     def discount_run(self, log_params: Floats, log_tokens: Floats) -> tuple[Floats, Floats]:
         """Compute (log N', log D') of any size and tokens."""
@@ -99,7 +99,7 @@ class Spending:
             log_params_M, self.unique_params, repeats.PARAMS_DECAY
         )
         d, log_d_slope = repeats.discount_repeats(
-            self.log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_DECAY
+            self.compute_log_tokens(log_params_M), self.unique_tokens, repeats.TOKENS_DECAY
         )
         gained = np.log(alpha) + a - alpha * n + log_n_slope
         lost: Floats = (
@@ -127,7 +127,7 @@ def find_log_best_params(theta_MP: Floats, spending: Spending) -> Floats:
 
 def compute_tokens(spending: Spending, log_params: float) -> float:
     """Compute the D that the budget leaves at this size."""
-    return compute_finite_exp(float(spending.log_tokens(np.array([log_params]))[0]))
+    return compute_finite_exp(float(spending.compute_log_tokens(np.array([log_params]))[0]))
 
 
 def compute_expected_loss(fitted: FittedRuns, spending: Spending, log_params: float) -> float:

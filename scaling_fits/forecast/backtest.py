@@ -18,6 +18,10 @@ from forerun._scaling_fits.forecast.posterior import LawPosterior
 from forerun._scaling_fits.laws.forms import MIN_POINTS
 from forerun._scaling_fits.laws.table import RunTable
 
+OnStep = Callable[[str, float], None]
+"""Function that is called with the name of each step of long work, and the share of the work done
+before the step."""
+
 CUTS = (1.25, 3.0, 10.0, 30.0, 100.0)
 """Divisors of the largest budget. Each back-test holds out the runs above one of the quotients."""
 
@@ -74,7 +78,7 @@ def run_backtests(
     *,
     level: float,
     has_intervals: bool,
-    on_step: Callable[[str, float], None],
+    on_step: OnStep,
 ) -> tuple[Backtest, ...]:
     """Hold out the largest budgets, each time down to a smaller budget, and predict the runs of the
     largest one.
@@ -84,7 +88,7 @@ def run_backtests(
         fit: Function that fits a part of the runs; returns None if that part identifies no law.
         level: Level of the intervals.
         has_intervals: Whether runs get intervals.
-        on_step: Called with a name and the share of the work done.
+        on_step: Callback of each back-test.
 
     Returns:
         One back-test for each distance, the nearest first, without those for which too few runs
@@ -96,7 +100,7 @@ def run_backtests(
     fitted_before = -1
     for place, cut in enumerate(CUTS):
         on_step("holding out budgets", place / len(CUTS))
-        below = table.rows((table.flops < largest / cut) & ~top)
+        below = table.select_runs((table.flops < largest / cut) & ~top)
         num_fitted = below.num_runs
         if num_fitted == fitted_before or below.num_places < MIN_POINTS:
             continue
@@ -106,7 +110,7 @@ def run_backtests(
             ratio = largest / float(below.flops.max())
             backtests.append(
                 _predict_held_out(
-                    posterior, table.rows(top), num_fitted, ratio, level, has_intervals
+                    posterior, table.select_runs(top), num_fitted, ratio, level, has_intervals
                 )
             )
     return tuple(backtests)
@@ -130,7 +134,8 @@ def _predict_held_out(
 ) -> Backtest:
     """Return the held-out runs with their predictions by the fit without them."""
     tail = (1 - level) / 2
-    middle, low, high = np.exp(posterior.quantiles(held.params, held.tokens, (0.5, tail, 1 - tail)))
+    quantiles = posterior.compute_quantiles(held.params, held.tokens, (0.5, tail, 1 - tail))
+    middle, low, high = np.exp(quantiles)
     runs = tuple(
         HeldOut(
             params=float(n),

@@ -114,14 +114,13 @@ def predict_curve(
     target = _Target(params=params, area=_compute_rate_area(schedule, tokens))
     inputs = _compute_inputs(params, tokens, schedule, target)
     law = _fit_law(runs, target)
-    departures_RS = law.departures(runs)
+    departures_RS = law.compute_departures(runs)
     scatter_S = _pool_departures(departures_RS) * np.sqrt(
         len(runs) / (len(runs) - _NUM_COEFFICIENTS)
     )
     ratio = min(run.tokens for run in longest) / max(run.tokens for run in shorter)
-    drift_S = _pool_departures(_fit_law(shorter, target).departures(longest)) / _compute_reach(
-        ratio
-    )
+    departures_of_longest_RS = _fit_law(shorter, target).compute_departures(longest)
+    drift_S = _pool_departures(departures_of_longest_RS) / _compute_reach(ratio)
     extrapolation = max(
         tokens / max(run.tokens for run in runs), params / max(run.params for run in runs)
     )
@@ -134,7 +133,7 @@ def predict_curve(
     ends = np.log(np.array(final_nats[1:]) / final_nats[0])
     points = []
     for share, height, width, is_known in zip(
-        SHARES, law.heights(inputs), width_S, is_known_S, strict=True
+        SHARES, law.compute_heights(inputs), width_S, is_known_S, strict=True
     ):
         if is_known:
             arms = np.hypot(width, ends)
@@ -157,7 +156,7 @@ def estimate_memory(runs: Sequence[FinishedRun]) -> float | None:
     target = _Target(
         params=runs[0].params, area=_compute_rate_area(runs[0].schedule, runs[0].tokens)
     )
-    departures_RS = _fit_law(runs, target).departures(runs)
+    departures_RS = _fit_law(runs, target).compute_departures(runs)
     is_common_S = np.isfinite(departures_RS).sum(axis=0) >= MIN_RUNS
     departures_RS, octaves = departures_RS[:, is_common_S], np.log2(np.array(SHARES)[is_common_S])
     is_known_RS, known_RS = np.isfinite(departures_RS), np.nan_to_num(departures_RS)
@@ -204,13 +203,13 @@ class _Law(NamedTuple):
     theta: Floats
     target: _Target
 
-    def heights(self, inputs: _LawInputs) -> Floats:
+    def compute_heights(self, inputs: _LawInputs) -> Floats:
         """[S] Log of the mean training loss over the final validation loss."""
         logs = _compute_log_loss(self.theta, inputs.log_size, inputs.log_area, inputs.rate)
         heights: Floats = logs[:-1] - logs[-1] + self.theta[-1]
         return heights
 
-    def departures(self, runs: Sequence[FinishedRun]) -> Floats:
+    def compute_departures(self, runs: Sequence[FinishedRun]) -> Floats:
         """[R, S] Log of the mean training loss over the law's prediction, both relative to the
         run's final loss; NaN where nothing was logged.
         """
@@ -218,7 +217,7 @@ class _Law(NamedTuple):
         for run in runs:
             inputs = _compute_inputs(run.params, run.tokens, run.schedule, self.target)
             log_means, _ = _compute_window_means(run)
-            departures = log_means - np.log(run.final_loss_nats) - self.heights(inputs)
+            departures = log_means - np.log(run.final_loss_nats) - self.compute_heights(inputs)
             rows.append(np.where(inputs.is_past_warmup, departures, np.nan))
         return np.array(rows).reshape(-1, len(SHARES))
 

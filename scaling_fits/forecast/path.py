@@ -47,7 +47,7 @@ class LadderPath:
     ends: tuple[float, float]
     """Positions of the smallest and largest run along the direction, from the point."""
 
-    def distance(self, params: float, tokens: float) -> float:
+    def compute_distance(self, params: float, tokens: float) -> float:
         """Return the distance of a run from the line, in logs."""
         n, d = math.log(params) - self.log_params, math.log(tokens) - self.log_tokens
         return abs(n * self.direction[1] - d * self.direction[0])
@@ -64,7 +64,7 @@ class LadderPath:
             return f"all runs have about {format_significant(ratio)} tokens per parameter"
         return "sizes and tokens of all runs lie on one line"
 
-    def parameters(self, theta_SP: Floats) -> dict[str, Floats]:
+    def compute_parameters(self, theta_SP: Floats) -> dict[str, Floats]:
         """Return E and F in nats, and gamma (S,), of the law of compute that each law follows along
         the line.
 

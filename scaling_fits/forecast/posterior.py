@@ -11,7 +11,7 @@ Bayesian Data Analysis, third edition, sections 10.4 and 13.3). All draws are po
 resampled to equal weights. The noise variance has a scaled inverse chi-square prior and is
 integrated out.
 
-Shape suffixes: S draws, R runs or cells of runs, T new runs, P the six coordinates.
+Shape suffixes: S draws, R merged runs, T new runs, P the six coordinates.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from forerun._scaling_fits.laws.weights import compute_excess
 
 DEPARTURES = (1.0, 4.0, 16.0, 64.0)
 """Variances of the departure from the law, in multiples of the noise variance."""
-MAX_CELLS = 96
-"""Maximum number of cells. If there are more runs, neighbors in log N and log D are averaged
-first."""
+MAX_MERGED_RUNS = 96
+"""Maximum number of runs in a fit. If a study has more, runs that are neighbors in log N and log D
+are averaged first."""
 
 _NUM_STARTS = 8  # Starting points of the search for a mode
 _NUM_STEPS = 25  # Maximum Levenberg-Marquardt steps of a search
@@ -51,7 +51,7 @@ _PRIOR_FREEDOM = 4.0
 differ from the others if its runs show so."""
 _SHARED_BY_TRUNK = 0.5
 """Share of the noise variance that decay branches of one trunk have in common."""
-_MIN_CELL = 0.02  # Smallest side, in log N and log D, of a box in which runs are averaged
+_MIN_BOX = 0.02  # Smallest side, in log N and log D, of a box in which runs are averaged
 _DIFFERENCE = 1e-5  # Step of a coordinate for numerical derivatives
 _BISECTIONS = 45
 _TINY = 1e-300  # Lower bound of a number whose log is taken
@@ -60,8 +60,8 @@ _MAX_LOG = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Cells:
-    """Runs, or averages of neighboring runs, in logs."""
+class MergedRuns:
+    """Runs of a study, or averages of neighboring runs, in logs."""
 
     log_params: Floats
     log_tokens: Floats
@@ -97,7 +97,7 @@ class LawPosterior:
     """Draws of a study's law, its departure, and its noise, all with equal weights."""
 
     population: Population
-    cells: Cells
+    cells: MergedRuns
     theta: Floats
     """Laws (S, P) in the coordinates of `laws.solver`: log E, log A, log B, alpha, beta, k."""
     noise_sds: Floats
@@ -107,7 +107,7 @@ class LawPosterior:
     mode: Floats
     """The most probable law (P,)."""
     left_out: Floats
-    """Log loss of each cell minus the prediction from the other cells (R,); empty for a chosen
+    """Log loss of each run minus the prediction from the other runs (R,); empty for a chosen
     form."""
 
     @property
@@ -115,7 +115,7 @@ class LawPosterior:
         """Median standard deviation of one run's log loss."""
         return float(np.median(self.noise_sds))
 
-    def forecast(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+    def predict_log_loss(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats]:
         """Return the mean and the standard deviation of log loss that each draw predicts for each
         new run (S, T).
 
@@ -145,11 +145,13 @@ class LawPosterior:
             sd_ST[chosen] = np.sqrt(self.noise_sds[chosen, None] ** 2 * (1.0 + left_T) + error_T**2)
         return middle_ST, sd_ST
 
-    def quantiles(self, params: Floats, tokens: Floats, shares: tuple[float, ...]) -> list[Floats]:
+    def compute_quantiles(
+        self, params: Floats, tokens: Floats, shares: tuple[float, ...]
+    ) -> list[Floats]:
         """Return quantiles (T,) of the log loss of one new run at each (N, D), one array for each
         share.
         """
-        middle_ST, sd_ST = self.forecast(params, tokens)
+        middle_ST, sd_ST = self.predict_log_loss(params, tokens)
         return [compute_mixture_quantile(middle_ST, sd_ST, share) for share in shares]
 
 
@@ -180,7 +182,7 @@ def fit_posterior(
     problem = _Problem(cells, population)
     rng = np.random.default_rng([seed, 1])
     modes: list[_Mode] = []
-    starts_SP = problem.starts()
+    starts_SP = problem.build_starts()
     for departure in DEPARTURES:
         mode = problem.find_mode(starts_SP, departure)
         starts_SP = np.stack([mode.coordinates, problem.mean])
@@ -215,7 +217,7 @@ def _compute_content_order(table: RunTable) -> NDArray[np.intp]:
 
 
 def _restore_row_order(values: Floats, table: RunTable) -> Floats:
-    """Return values of the cells in the order of the table's rows, if each run is its own cell."""
+    """Return the values of merged runs in the order of the table's rows, if no run was merged."""
     if len(values) != table.num_runs:
         return values
     ordered = np.empty_like(values)
@@ -223,9 +225,9 @@ def _restore_row_order(values: Floats, table: RunTable) -> Floats:
     return ordered
 
 
-def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
-    """Return the runs in logs; if there are more than `MAX_CELLS`, averages over small boxes in log
-    N and log D.
+def merge_runs(table: RunTable, population: Population = PUBLIC) -> MergedRuns:
+    """Return the runs in logs. If there are more than `MAX_MERGED_RUNS`, return averages over small
+    boxes in log N and log D.
 
     A run off the frontier gives little information about efficient runs, so its variance is larger.
     """
@@ -243,10 +245,10 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
         table.extra[TRUNK][order] if TRUNK in table.extra else numbers, dtype=np.float64
     )
     columns = np.log(np.stack([table.params, table.tokens, table.loss])[:, order])
-    size = _MIN_CELL
+    size = _MIN_BOX
     boxes = np.arange(table.num_runs)
     num_boxes = table.num_runs
-    while num_boxes > MAX_CELLS:
+    while num_boxes > MAX_MERGED_RUNS:
         _, boxes = np.unique(np.floor(columns[:2] / size), axis=1, return_inverse=True)
         num_boxes = int(boxes.max()) + 1
         size *= 1.3
@@ -255,7 +257,9 @@ def merge_runs(table: RunTable, population: Population = PUBLIC) -> Cells:
     n, d, y = (np.bincount(boxes, precision * column, num_boxes) / total for column in columns)
     trunk_of_box = np.full(num_boxes, -np.inf)
     np.maximum.at(trunk_of_box, boxes, trunk)
-    return Cells(log_params=n, log_tokens=d, log_loss=y, variance=1.0 / total, trunk=trunk_of_box)
+    return MergedRuns(
+        log_params=n, log_tokens=d, log_loss=y, variance=1.0 / total, trunk=trunk_of_box
+    )
 
 
 def to_theta(coordinates_SP: Floats, reference: tuple[float, float]) -> Floats:
@@ -292,7 +296,7 @@ class _Mode(NamedTuple):
 class _Problem:
     """One study's runs under one prior."""
 
-    def __init__(self, cells: Cells, population: Population) -> None:
+    def __init__(self, cells: MergedRuns, population: Population) -> None:
         self.cells = cells
         reference = cells.reference
         self.n, self.d = cells.log_params - reference[0], cells.log_tokens - reference[1]
@@ -307,7 +311,7 @@ class _Problem:
         self.shape = _NOISE_FREEDOM / 2 + len(self.n) / 2
         self.scale = _NOISE_FREEDOM / 2 * population.noise_sd**2
 
-    def starts(self) -> Floats:
+    def build_starts(self) -> Floats:
         """Return starting points: the population's mean, and random points around it."""
         spread = (
             np.random.default_rng(0).standard_normal((_NUM_STARTS - 1, NUM_COORDINATES - 1))
@@ -455,7 +459,7 @@ def _compute_log_loss(points_SP: Floats, n: Floats, d: Floats) -> Floats:
     return log_level + np.log(floor + (1.0 - floor) * np.exp(log_rest))
 
 
-def _stack_coordinates(cells: Cells) -> Floats:
+def _stack_coordinates(cells: MergedRuns) -> Floats:
     return np.stack([cells.log_params, cells.log_tokens], axis=1)
 
 
@@ -465,7 +469,7 @@ def _compute_kernel(first: Floats, second: Floats, length: float) -> Floats:
     return np.exp(-distance / (2 * length**2))
 
 
-def _compute_covariance(cells: Cells, departure: float, length: float) -> Floats:
+def _compute_covariance(cells: MergedRuns, departure: float, length: float) -> Floats:
     """Return the covariance of the runs' log losses about the law, relative to the noise variance
     (R, R).
     """

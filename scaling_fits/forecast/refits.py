@@ -1,5 +1,4 @@
-"""A fit of one law by the method of its paper. Refits to resampled runs give the intervals of the
-fit.
+"""The fit of one form by the method of its paper, with refits to resampled runs for intervals.
 
 Shape suffixes: M or S refits (draws), P coordinates of a law, R runs.
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -26,29 +24,22 @@ from forerun._scaling_fits.laws.law import LawFit
 from forerun._scaling_fits.laws.solver import Floats
 from forerun._scaling_fits.laws.table import TRUNK, RunTable
 
-OnStep = Callable[[str, float], None]
-"""Called with the name of each step of long work, and the share of the work done before the
-step."""
-
 SINGLE_LAW = dataclasses.replace(PUBLIC, error_sd=0.02, error_power=0.6, error_growth=0.0)
 """Population with the error of a single law beyond its runs. `error_sd` and `error_power` were
 chosen by hand for errors that Chinchilla's law, fitted by Huber loss, has in public studies: 1.6,
 3.1, 3.9, and 5.6 % at 3, 10, 30, and 100 times the FLOPs (`benchmarks/statistics/forecasts.py`)."""
 _MIN_EXPONENT = 1e-3
 """Smallest alpha, beta, and k of a widened draw: in every law, loss falls as runs grow."""
-_UNSETTLED = 0.05
-"""Share of refits that may stop early, which hardly affects the ends of a 90 % interval."""
+_MAX_UNCONVERGED = 0.05
+"""Largest share of refits that may stop early without a warning. So few hardly affect the ends of a
+90 % interval."""
 
 
-def ignore_step(name: str, share: float) -> None:
-    """Do nothing: the callback of work without progress reports."""
-
-
-def refit_posterior(
+def fit_form(
     table: RunTable, form: Form, num_draws: int, seed: int
 ) -> tuple[LawFit, LawPosterior | None]:
-    """Fit one form. Return the fit, and a posterior whose draws are bootstrap refits; the posterior
-    is None if the runs do not identify the form.
+    """Fit one form to the runs. Return the fit, and a posterior whose draws are bootstrap refits;
+    the posterior is None if the runs do not identify the form.
     """
     fit = law.fit_law(table, form)
     if not fit.identified:
@@ -60,12 +51,10 @@ def refit_posterior(
     )
     unconverged = int((~refits.converged).sum())
     warnings = fit.warnings
-    if unconverged > _UNSETTLED * num_draws:
+    if unconverged > _MAX_UNCONVERGED * num_draws:
+        refits_text = format_counted(num_draws, "refit")
         warnings += (
-            (
-                f"{form}: {unconverged} of the bootstrap's {format_counted(num_draws, 'refit')} "
-                "stopped before they converged"
-            ),
+            f"{form}: {unconverged} of the bootstrap's {refits_text} stopped before they converged",
         )
     fit = dataclasses.replace(fit, num_unconverged=unconverged, warnings=warnings)
     # Residuals are smaller than the noise by sqrt((n - p) / n), because they were minimized

@@ -19,9 +19,12 @@ from forerun._proxies.core.notation import (
     format_percent,
     format_significant,
 )
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import ComputeFit, OptimaError
-from forerun._scaling_fits.forecast.backtest import Backtest, find_nearest_backtest, run_backtests
+from forerun._scaling_fits.forecast.backtest import (
+    Backtest,
+    OnStep,
+    find_nearest_backtest,
+    run_backtests,
+)
 from forerun._scaling_fits.forecast.conclusive import (
     MAX_LOSS_NATS,
     list_fit_doubts,
@@ -29,7 +32,7 @@ from forerun._scaling_fits.forecast.conclusive import (
 )
 from forerun._scaling_fits.forecast.path import MAX_OFF, LadderPath, find_path
 from forerun._scaling_fits.forecast.posterior import LawPosterior, fit_posterior
-from forerun._scaling_fits.forecast.refits import OnStep, ignore_step, refit_posterior
+from forerun._scaling_fits.forecast.refits import fit_form
 from forerun._scaling_fits.laws import law, solver
 from forerun._scaling_fits.laws.forms import FORMS, FormChoice
 from forerun._scaling_fits.laws.law import (
@@ -45,6 +48,8 @@ from forerun._scaling_fits.laws.solver import Floats
 from forerun._scaling_fits.laws.table import DroppedRow, RunTable
 from forerun._scaling_fits.laws.traps import format_names
 from forerun._scaling_fits.laws.weights import count_effective_runs, find_outliers
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import ComputeFit, OptimaError
 
 FORM_CHOICES = ("auto", "compute", *FORMS)
 MIN_DRAWS = 200
@@ -183,7 +188,7 @@ def fit_runs(
     bootstrap: int = 400,
     level: float = 0.9,
     seed: int = 0,
-    on_step: OnStep = ignore_step,
+    on_step: OnStep | None = None,
 ) -> FittedRuns:
     """Fit a law to the runs of one study and test it on held-out budgets.
 
@@ -194,15 +199,16 @@ def fit_runs(
         bootstrap: Number of draws for the intervals; 0 for no intervals.
         level: Level of the intervals.
         seed: Seed of the draws.
-        on_step: Called with the name of each step, and the share of all work before it.
+        on_step: Callback with the name of each step, and the share of all work before it.
 
     Raises:
         LawError: The form is unknown, the number of draws or the seed is negative, or the level is
             out of range.
     """
     _check_options(form, bootstrap, level, seed)
-    table = table.distinct()
-    on_step("fitting", 0.0)
+    table = table.drop_repeats()
+    report_step = on_step or (lambda name, share: None)
+    report_step("fitting", 0.0)
     path = find_path(table)
     fit, posterior = _fit_part(table, form, max(bootstrap, MIN_DRAWS), seed)
     backtests: tuple[Backtest, ...] = ()
@@ -213,7 +219,7 @@ def fit_runs(
             lambda part: _fit_part(part, form, _BACKTEST_DRAWS, seed)[1],
             level=level,
             has_intervals=bootstrap > 0,
-            on_step=lambda name, share: on_step(name, 0.3 + 0.7 * share),
+            on_step=lambda name, share: report_step(name, 0.3 + 0.7 * share),
         )
         warnings += _describe_outliers(table, fit)
         if not backtests:
@@ -244,7 +250,7 @@ def _check_options(form: FormChoice, bootstrap: int, level: float, seed: int) ->
     """
     problems = list_option_problems(bootstrap, level, seed)
     if form not in FORM_CHOICES:
-        problems.insert(0, f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}")
+        problems = [f"form = {form!r}: must be one of {', '.join(FORM_CHOICES)}", *problems]
     if problems:
         raise LawError("; ".join(problems))
 
@@ -256,15 +262,10 @@ def _fit_part(
     law.
     """
     if form not in ("auto", "compute"):
-        return refit_posterior(table, form, num_draws, seed)
+        return fit_form(table, form, num_draws, seed)
     reasons = law.list_forecast_obstacles(table)
     if form == "compute" and not reasons and find_path(table) is None:
-        reasons = (
-            (
-                "form compute is for runs along one line of log N and log D, and these spread over "
-                "an area"
-            ),
-        )
+        reasons = ("form compute needs runs on one line in N and D, and these spread over an area",)
     if reasons:
         return law.build_unidentified_fit(table, "coupled", reasons), None
     posterior = fit_posterior(table, num_draws=num_draws, seed=seed)
@@ -350,7 +351,7 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
         np.log(table.loss) - law.compute_log_loss(fit.theta[None, :], table.params, table.tokens)[0]
     )
     places = places[np.argsort(-np.abs(residuals[places]))]
-    names = format_names([table.name(place) for place in places])
+    names = format_names([table.name_run(place) for place in places])
     text = (
         f"{names} {'is' if len(places) == 1 else 'are'} off the {fit.form} law by more than noise "
         "explains (the furthest by "
@@ -362,16 +363,13 @@ def _describe_outliers(table: RunTable, fit: LawFit) -> tuple[str, ...]:
 
 
 def _compute_range(table: RunTable) -> FittedRange:
-    six_nd = 6.0 * table.params * table.tokens
-
-    def reach(column: Floats) -> tuple[float, float]:
-        return float(column.min()), float(column.max())
-
+    columns = (table.params, table.tokens, 6.0 * table.params * table.tokens)
+    params, tokens, flops = ((float(column.min()), float(column.max())) for column in columns)
     return FittedRange(
         num_runs=table.num_runs,
-        params=reach(table.params),
-        tokens=reach(table.tokens),
-        six_nd=reach(six_nd),
+        params=params,
+        tokens=tokens,
+        six_nd=flops,
         best_loss_nats=float(table.loss.min()),
         flops_given=table.flops_given,
     )
@@ -396,7 +394,8 @@ def predict(fitted: FittedRuns, params: float, tokens: float) -> Prediction:
     _check_path(fitted, params, tokens)
     tail = (1 - fitted.level) / 2
     n, d = np.array([float(params)]), np.array([float(tokens)])
-    middle, *ends = (float(end[0]) for end in posterior.quantiles(n, d, (0.5, tail, 1 - tail)))
+    quantiles = posterior.compute_quantiles(n, d, (0.5, tail, 1 - tail))
+    middle, *ends = (float(quantile[0]) for quantile in quantiles)
     low = high = None
     if fitted.has_intervals:
         low, high = (
@@ -432,14 +431,14 @@ def _check_path(fitted: FittedRuns, params: float, tokens: float) -> None:
     Raises:
         CannotTellError: It does not; the error says what the runs have in common.
     """
-    path = fitted.path
-    if path is None or path.distance(params, tokens) <= MAX_OFF:
+    if fitted.path is None:
         return
-    off, most = (
-        math.exp(math.sqrt(2) * distance) for distance in (path.distance(params, tokens), MAX_OFF)
-    )
+    distance = fitted.path.compute_distance(params, tokens)
+    if distance <= MAX_OFF:
+        return
+    off, most = (math.exp(math.sqrt(2) * logs) for logs in (distance, MAX_OFF))
     reason = (
-        f"{path.describe()}, and a run of {format_count(params)} parameters on "
+        f"{fitted.path.describe()}, and a run of {format_count(params)} parameters on "
         f"{format_count(tokens)} tokens lies off that line by a factor of {off:.2g} (at most "
         f"{most:.2g}): add runs of other tokens per parameter"
     )
@@ -480,7 +479,7 @@ def draw_intervals(fitted: FittedRuns) -> dict[str, tuple[float, float]] | None:
     if not fitted.has_intervals:
         return None
     values = (
-        fitted.path.parameters(fitted.laws)
+        fitted.path.compute_parameters(fitted.laws)
         if fitted.path
         else fitted.fit.name_parameters(fitted.laws)
     )

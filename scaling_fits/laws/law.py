@@ -21,7 +21,7 @@ from forerun._proxies.core.errors import ExitCode, InputError
 from forerun._proxies.core.notation import format_counted
 from forerun._scaling_fits.laws import search, solver
 from forerun._scaling_fits.laws.forms import FORMS, MIN_POINTS, Form, FormSpec
-from forerun._scaling_fits.laws.solver import Centre, Floats, Points
+from forerun._scaling_fits.laws.solver import Floats, Origin, Points
 from forerun._scaling_fits.laws.table import RunTable
 from forerun._scaling_fits.laws.weights import count_effective_runs, find_outliers
 
@@ -128,16 +128,6 @@ class LawFit:
         return _count_free(self.num_effective_runs, self.form)
 
     @property
-    def has_floor(self) -> bool:
-        """Whether the form has an irreducible loss."""
-        return FORMS[self.form].has_floor
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the form's own parameters."""
-        return FORMS[self.form].names
-
-    @property
     def parameters(self) -> dict[str, float]:
         """Values of the parameters by name, E in nats; empty if unidentified."""
         return {
@@ -149,9 +139,7 @@ class LawFit:
         """Return the values (M,) of the form's own parameters by name, from rows of theta. The
         result is empty if the fit is unidentified.
         """
-        if not self.identified:
-            return {}
-        return dict(zip(self.names, FORMS[self.form].compute_parameters(theta_MP), strict=True))
+        return FORMS[self.form].name_parameters(theta_MP) if self.identified else {}
 
 
 def compute_log_loss(theta_MP: Floats, params: Floats, tokens: Floats) -> Floats:
@@ -236,7 +224,7 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     """Fit one law from the best cells of a grid of starting points. The result is deterministic."""
     if reasons := list_identification_problems(table, form):
         return build_unidentified_fit(table, form, reasons)
-    points, centre = center_runs(table)
+    points, origin = center_runs(table)
     spec, shares = FORMS[form], normalize_weights(table.weight)
     grid = search.build_grid_starts(points, shares, spec, _NUM_STARTS)
     solutions = search.polish_best(grid, points, shares, spec)
@@ -263,7 +251,7 @@ def fit_law(table: RunTable, form: Form) -> LawFit:
     return LawFit(
         form=form,
         status=status,
-        theta=spec.to_theta(solver.uncenter(theta[None, :], centre)[:, spec.free_coordinates])[0],
+        theta=spec.to_theta(solver.uncenter(theta[None, :], origin)[:, spec.free_coordinates])[0],
         objective=float(solutions.objective[best] * table.weight.mean()),
         residual_sd=sd,
         num_runs=table.num_runs,
@@ -304,15 +292,15 @@ def refit_law(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.
     Blocks limit the memory. Problems of one block share starting points. The ends of the blocks
     therefore change results, within the tolerance of the search.
     """
-    points, centre = center_runs(table)
+    points, origin = center_runs(table)
     spec = FORMS[fit.form]
-    start = solver.center(fit.theta[None, :], centre)[0]
+    start = solver.center(fit.theta[None, :], origin)[0]
     solutions = []
     for weight_MR in blocks:
         solution = search.refit_rows(start, points, normalize_weights(weight_MR), spec)
         solutions.append(
             (
-                spec.to_theta(solver.uncenter(solution.theta, centre)[:, spec.free_coordinates]),
+                spec.to_theta(solver.uncenter(solution.theta, origin)[:, spec.free_coordinates]),
                 solution.objective * weight_MR.mean(axis=1),
                 solution.converged,
             )
@@ -320,7 +308,7 @@ def refit_law(table: RunTable, fit: LawFit, blocks: Iterable[Floats]) -> search.
     return search.Solutions(*map(np.concatenate, zip(*solutions, strict=True)))
 
 
-def center_runs(table: RunTable) -> tuple[Points, Centre]:
+def center_runs(table: RunTable) -> tuple[Points, Origin]:
     """Return the runs in logs relative to their mean, and the mean."""
     return solver.center_points(np.log(table.params), np.log(table.tokens), np.log(table.loss))
 
@@ -329,7 +317,7 @@ def _judge_optimum(
     theta: Floats, points: Points, spec: FormSpec, residual_sd: float
 ) -> tuple[FitStatus, list[str]]:
     """Return the status of an optimum in centered coordinates, with warnings for the reader."""
-    lower, upper = spec.bounds(points)
+    lower, upper = spec.compute_bounds(points)
     free = theta[spec.free_coordinates]
     is_at_bound = (free <= lower + 1e-9) | (free >= upper - 1e-9)
     bound_warnings = [
@@ -337,10 +325,10 @@ def _judge_optimum(
         for name, is_hit in zip(spec.names, is_at_bound, strict=True)
         if is_hit
     ]
-    slopes = dict(zip(spec.slope_names, (theta[5] * theta[3:5]).tolist(), strict=True))
+    prefix = "" if spec.has_unit_k else "k * "
     oddities = [
-        f"{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
-        for name, slope in slopes.items()
+        f"{prefix}{name} = {slope:.3g} is steeper than any known law (at most about 1.1)"
+        for name, slope in zip(("alpha", "beta"), theta[5] * theta[3:5], strict=True)
         if slope > _STEEPEST
     ]
     # The effect of N or D is the change of the fitted losses if all runs had the mean N or D

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun._scaling_fits.laws import solver
-from forerun._scaling_fits.laws.forms import FormSpec
+from forerun._scaling_fits.laws.forms import NO_FLOOR_LOG, FormSpec
 from forerun._scaling_fits.laws.solver import HUBER_DELTA, NUM_COORDINATES, Bools, Floats, Points
 
 BLOCK = 512  # Refits solved together, which bounds the memory
@@ -124,7 +124,7 @@ def _search_at_delta(
     repels, and is damped by Levenberg's rule. Coordinates that a bound holds leave the system.
     Finished problems leave the batch.
     """
-    lower, upper = spec.bounds(points)
+    lower, upper = spec.compute_bounds(points)
     # `done` has the results of all problems, and `alive` the indices of those still in the batch
     done, done_f = np.clip(start_MQ, lower, upper), np.empty(len(start_MQ))
     converged, alive = np.zeros(len(done), dtype=bool), np.arange(len(done))
@@ -284,7 +284,7 @@ def compute_condition(theta_P: Floats, points: Points, spec: FormSpec) -> float:
     The condition is the ratio of the largest to the smallest singular value of a Jacobian: that of
     the log losses by the free coordinates that are not at a bound, with columns scaled to length 1.
     """
-    free, (lower, upper) = theta_P[spec.free_coordinates], spec.bounds(points)
+    free, (lower, upper) = theta_P[spec.free_coordinates], spec.compute_bounds(points)
     moving = (free > lower + 1e-9) & (free < upper - 1e-9)
     if not moving.any():
         return 1.0
@@ -326,7 +326,7 @@ def _build_slab(
     that no unit of N or D causes overflow.
     """
     slopes = np.geomspace(*spec.slope_grid) / power
-    log_e = np.log(share) + points.y.min() if spec.has_floor else spec.fixed[0]
+    log_e = np.log(share) + points.y.min() if spec.has_floor else NO_FLOOR_LOG
     reducible_share = -np.expm1(log_e - points.y)
     target = (points.y + np.log(reducible_share)) / power
     importance = weight_R * (power * reducible_share) ** 2

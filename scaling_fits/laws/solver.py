@@ -38,21 +38,21 @@ class Points(NamedTuple):
     """Log loss."""
 
 
-Centre = tuple[float, float, float]
+Origin = tuple[float, float, float]
 """Mean of log N, log D, and log loss of the runs."""
 
 
-def center_points(n: Floats, d: Floats, y: Floats) -> tuple[Points, Centre]:
+def center_points(n: Floats, d: Floats, y: Floats) -> tuple[Points, Origin]:
     """Return runs in logs relative to their mean, and the mean."""
-    centre = float(n.mean()), float(d.mean()), float(y.mean())
-    return Points(n=n - centre[0], d=d - centre[1], y=y - centre[2]), centre
+    origin = float(n.mean()), float(d.mean()), float(y.mean())
+    return Points(n=n - origin[0], d=d - origin[1], y=y - origin[2]), origin
 
 
-def center(theta_MP: Floats, centre: Centre) -> Floats:
+def center(theta_MP: Floats, origin: Origin) -> Floats:
     """Convert coordinates about the origin of log N, log D, and log loss to coordinates about
-    `centre`.
+    `origin`.
     """
-    n, d, y = centre
+    n, d, y = origin
     moved = theta_MP.copy()
     # A factor c on the loss is a factor c^(1/k) on the terms of N and D
     lift = y / theta_MP[:, 5]
@@ -62,9 +62,9 @@ def center(theta_MP: Floats, centre: Centre) -> Floats:
     return moved
 
 
-def uncenter(theta_MP: Floats, centre: Centre) -> Floats:
-    """Convert coordinates about `centre` back: the inverse of `center`."""
-    return center(theta_MP, (-centre[0], -centre[1], -centre[2]))
+def uncenter(theta_MP: Floats, origin: Origin) -> Floats:
+    """Convert coordinates about `origin` back: the inverse of `center`."""
+    return center(theta_MP, (-origin[0], -origin[1], -origin[2]))
 
 
 def bisect(
@@ -109,9 +109,9 @@ def compute_residuals(theta_MP: Floats, points: Points) -> Floats:
     return np.log(np.exp(e) + inner) - points.y
 
 
-def compute_huber(residual_MR: Floats, delta: float = HUBER_DELTA) -> Floats:
-    """Compute the Huber function: half the square within delta, linear beyond."""
-    clipped = np.clip(residual_MR, -delta, delta)
+def compute_huber(residual_MR: Floats) -> Floats:
+    """Compute the Huber function: half the square within `HUBER_DELTA`, linear beyond."""
+    clipped = np.clip(residual_MR, -HUBER_DELTA, HUBER_DELTA)
     return clipped * (residual_MR - 0.5 * clipped)
 
 
@@ -130,9 +130,9 @@ def compute_derivatives(
     theta_MP: Floats,
     points: Points,
     weight_MR: Floats,
-    delta: float = HUBER_DELTA,
+    delta: float,
     *,
-    has_unit_k: bool = False,
+    has_unit_k: bool,
 ) -> tuple[Floats, Floats, Floats]:
     """Compute objective (M,), gradient (P, M), and Hessian (P, P, M), all exact. With
     `has_unit_k`, k is known to be 1 and its row stays 0.

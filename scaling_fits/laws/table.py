@@ -110,7 +110,7 @@ class RunTable:
         """Number of different pairs of size and tokens."""
         return len(np.unique(np.stack([self.params, self.tokens]), axis=1).T)
 
-    def name(self, index: int) -> str:
+    def name_run(self, index: int) -> str:
         """Return a run's name for messages: its row in the file, or its size and tokens."""
         if self.lines is not None:
             return f"row {self.lines[index]}"
@@ -119,7 +119,7 @@ class RunTable:
             f"{format_count(self.tokens[index])} tokens"
         )
 
-    def distinct(self) -> RunTable:
+    def drop_repeats(self) -> RunTable:
         """Return each run once. Rows with nearly the same loss that are equal in every other column
         are one run entered several times. The row with the lowest loss is kept.
 
@@ -140,10 +140,10 @@ class RunTable:
         first_rows = order[is_new]  # The lowest loss of each run, whatever the order of rows
         if len(first_rows) == self.num_runs:
             return self
-        kept = np.isin(np.arange(self.num_runs), first_rows)
-        return dataclasses.replace(self.rows(kept), dropped=self.dropped, warnings=self.warnings)
+        distinct = self.select_runs(np.isin(np.arange(self.num_runs), first_rows))
+        return dataclasses.replace(distinct, dropped=self.dropped, warnings=self.warnings)
 
-    def rows(self, keep: Bools) -> RunTable:
+    def select_runs(self, keep: Bools) -> RunTable:
         """Return the runs where `keep` is true, without the dropped rows and the warnings of the
         whole table.
         """
@@ -235,7 +235,7 @@ def read_runs(
         table,
         dropped=tuple(DroppedRow(row=line, reason=reason) for line, reason in sorted(dropped)),
         warnings=(*choice.notes, *finished.warnings, *table.warnings),
-    ).distinct()
+    ).drop_repeats()
 
 
 def _choose_columns(

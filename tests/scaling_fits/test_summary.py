@@ -25,7 +25,7 @@ def test_summary_of_a_fit_has_every_key(law_fit):
     assert set(summary["exponents"]) == {"params_vs_flops", "tokens_vs_flops"}
     assert set(summary["exponents"]["params_vs_flops"]) == {"value", "interval"}
     assert summary["flops_from"] == "6ND"
-    canon.to_canonical_json(summary)
+    assert canon.parse(canon.to_canonical_json(summary)) == summary
 
 
 def test_values_of_an_unidentified_fit_are_null():
@@ -38,7 +38,7 @@ def test_values_of_an_unidentified_fit_are_null():
     assert summary["exponents"]["params_vs_flops"] == {"value": None, "interval": None}
     assert summary["backtest"] is None
     assert summary["warnings"]
-    canon.to_canonical_json(summary)
+    assert canon.parse(canon.to_canonical_json(summary)) == summary
 
 
 def test_intervals_are_null_if_they_are_too_wide_to_choose_a_size(law_fit):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import published_grids as grids
 import pytest
-from planted_basins import cpu_grid
+from planted_basins import list_cpu_points
 
 from forerun._launcher.report.answers.transfer_verdict import judge_table
 
@@ -43,7 +43,7 @@ TABLES = {
     "crossed with weight decay": build_grid("weight_decay", (0, 0.1), 0.1),
     "crossed with batch": build_grid("batch", (64, 128, 256), 128),
     "crossed with clipping": build_grid("clip", (1.0, 0.5), 1.0),
-    "demo, muP": format_points(cpu_grid("mup", (32, 64, 128))),
+    "demo, muP": format_points(list_cpu_points("mup", (32, 64, 128))),
     "published, by width": grids.format_by_width(grids.BROKEN_MUP),
     "published, batches": grids.format_batches(),
     "published, durations": grids.format_durations(),

@@ -1,4 +1,8 @@
-"""The runs to add if the verdict is `cannot_tell`."""
+"""Suggestions of runs to add if the verdict is `cannot_tell`.
+
+`suggest_mending_runs` makes an unusable optimum usable, and `plan_round` chooses the runs that are
+most likely to decide.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from forerun._transfer.basin.optimum import (
     has_repeated_value,
     list_finite_rates,
 )
-from forerun._transfer.design.prospects import Proposal, Prospects, build_prospects, choose_round
+from forerun._transfer.design.rounds import Ensemble, Proposal, build_ensemble, choose_round
 from forerun._transfer.question import (
     Axis,
     Hyperparameter,
@@ -37,16 +41,17 @@ NEW_GRIDS = ((-2, -1, 0, 1, 2), (-1.5, -0.5, 0.5, 1.5), (-2, 0, 2), (-1, 0, 1))
 CENTER_STEP = 0.5
 """Rounding of the center of a grid at a new size, in octaves."""
 STEPS_BETWEEN = (-0.5, -0.25, 0.25, 0.5)
-"""New values about the best one if its neighbors have a much larger loss, in steps of the grid."""
+"""Distances of new values from the best one if its neighbors have a much larger loss, in steps of
+the grid."""
 FAR_OCTAVES = 2.0
-"""Distance in octaves beyond the end of a fine grid at which an optimum is still searched."""
+"""Largest distance in octaves beyond the end of a fine grid at which an optimum is searched."""
 FINER_OCTAVES = 0.24
-"""Distance between rates, in octaves, up to which no rate is proposed between them."""
+"""Largest distance between neighboring rates, in octaves, between which no rate is proposed."""
 SEEDS_ADDED = (1, 2, 4)
 """Numbers of new seeds that are proposed at the rates about an optimum."""
 MIN_OUTSIDE_PROBABILITY = 0.01
-"""Minimum probability that an optimum lies beyond an end for rates beyond that end to be
-proposed."""
+"""Minimum probability that the optimum lies beyond an end of the rates. Below it, no rates beyond
+that end are proposed."""
 WIDER_STEPS = (1, 2, 3)
 """Numbers of rates that are proposed beyond an end."""
 MIN_PROBABILITY = 0.1
@@ -98,13 +103,13 @@ def suggest_mending_runs(
 ) -> list[Suggestion]:
     """Suggest runs that make the optimum of one size usable.
 
-    If the noise is unknown and the best value lies inside the grid, the runs are new seeds. They
-    show whether the ends of the grid are worse than the best value.
+    If the noise is unknown and the best value lies inside the grid, new seeds are suggested. They
+    show whether the ends of the grid are really worse than the best value.
 
     Args:
         optimum: The optimum of the size, with a status other than `ok`.
         points: The runs of that size.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
         noise_known: Whether any value was run with two seeds.
     """
     rates, best, end = list_finite_rates(points), find_best_rate(points), find_better_end(points)
@@ -163,8 +168,9 @@ def suggest_repeats(point: Point, question: Question) -> Suggestion:
 def _list_values_beyond(
     points: Sequence[Point], rates: Sequence[float], best: float, step: float
 ) -> tuple[list[float], list[float]]:
-    """Return the next values below the grid, and the next values above it. Beyond an end that is
-    itself the best value, they extend up to `FAR_OCTAVES`, or two steps if these are larger.
+    """Return the next values below the grid, and the next values above it: one value at each end.
+    At an end that is itself the best value, there are more, up to `FAR_OCTAVES` or two steps away,
+    whichever is farther.
 
     If runs above the upper end diverged, the only value above lies halfway between that end and the
     lowest diverged value.
@@ -211,13 +217,13 @@ def plan_round(
     """Choose the runs that are most likely to lead to a verdict for their cost.
 
     Candidates are finer rates between the best one and its neighbors, rates beyond the ends, larger
-    sizes, and more seeds (`forerun._transfer.design.prospects`). The round costs at most
+    sizes, and more seeds (`forerun._transfer.design.rounds`). The round costs at most
     `MAX_SPENT_FACTOR` times as much as all runs so far.
 
     Args:
         points: All runs that are judged.
         optima: Optima of these runs.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
             Runs at the target size are never suggested.
         mending_runs: Runs that make unusable optima usable. Other runs may replace them, if those
             are more likely to decide.
@@ -228,16 +234,17 @@ def plan_round(
         None if that probability cannot be estimated or nothing is suggested.
     """
     spent = sum(compute_run_cost(p.size, question) for p in points)
+    # Larger sizes at which the smallest grid is affordable
     larger = [
         size
         for size in list_larger_sizes(max(p.size for p in points), question)
         if min(map(len, NEW_GRIDS)) * compute_run_cost(size, question) <= MAX_SPENT_FACTOR * spent
     ]
-    prospects = build_prospects(points, optima, question, larger, np.random.default_rng(0))
-    if prospects is None:
+    ensemble = build_ensemble(points, optima, question, larger)
+    if ensemble is None:
         return [*repeats, *mending_runs], None
     runs, probability = _choose_runs(
-        points, optima, question, prospects, mending_runs, repeats, spent
+        points, optima, question, ensemble, mending_runs, repeats, spent
     )
     cost = sum(run.relative_cost for run in runs) / spent
     chance = f"would decide with a probability of about {probability:.1f}"
@@ -252,27 +259,23 @@ def _choose_runs(
     points: Sequence[Point],
     optima: Optima,
     question: Question,
-    prospects: Prospects,
+    ensemble: Ensemble,
     mending_runs: Sequence[Suggestion],
     repeats: Sequence[Suggestion],
     spent: float,
 ) -> tuple[list[Suggestion], float]:
     """Choose the runs of a round, and return them with the probability that they decide."""
-    fixed = _to_proposals([*repeats, *mending_runs], prospects)
-    fixed_repeats = _to_proposals(repeats, prospects)
-    options, is_known = (
-        _list_options(points, optima, question, prospects),
-        has_repeated_value(points),
-    )
+    fixed_repeats = _to_proposals(repeats, ensemble)
+    fixed = fixed_repeats + _to_proposals(mending_runs, ensemble)
+    options = _list_options(points, optima, question, ensemble)
+    is_known = has_repeated_value(points)
     # While an optimum is unusable and the noise is only a guess, a round may cost less
     max_cost = (1.0 if mending_runs and not is_known else MAX_SPENT_FACTOR) * spent
-    chosen = choose_round(prospects, options, fixed, spent=spent, max_cost=max_cost)
+    chosen = choose_round(ensemble, options, fixed, spent=spent, max_cost=max_cost)
     runs, unusable = [*repeats, *mending_runs], set[int]()
     if mending_runs and len(fixed) == len(runs) and is_known:
         # Other runs may make an unusable optimum usable too, and be more likely to decide
-        alternative = choose_round(
-            prospects, options, fixed_repeats, spent=spent, max_cost=max_cost
-        )
+        alternative = choose_round(ensemble, options, fixed_repeats, spent=spent, max_cost=max_cost)
         if alternative.credited_probability > chosen.credited_probability:
             chosen, runs, fixed = alternative, list(repeats), fixed_repeats
             unusable = {optimum.size for optimum in optima.optima if optimum.status != "ok"}
@@ -286,12 +289,12 @@ def _choose_runs(
     return _merge_suggestions(runs), chosen.probability
 
 
-def _to_proposals(runs: Sequence[Suggestion], prospects: Prospects) -> list[Proposal]:
+def _to_proposals(runs: Sequence[Suggestion], ensemble: Ensemble) -> list[Proposal]:
     """Convert runs to proposals; leave out runs of a size that the posterior does not cover."""
     return [
         Proposal(run.size, (run.log2_value,), run.num_seeds, run.relative_cost, run.reason)
         for run in runs
-        if run.size in prospects.sizes
+        if run.size in ensemble.sizes
     ]
 
 
@@ -299,29 +302,30 @@ def _merge_suggestions(runs: Sequence[Suggestion]) -> list[Suggestion]:
     """Merge suggestions of the same size and value."""
     merged: dict[tuple[int, float], Suggestion] = {}
     for run in runs:
-        cell = run.size, run.log2_value
-        if cell not in merged:
-            merged[cell] = run
-            continue
-        earlier = merged[cell]
-        merged[cell] = dataclasses.replace(
-            earlier,
-            num_seeds=earlier.num_seeds + run.num_seeds,
-            relative_cost=earlier.relative_cost + run.relative_cost,
-            mends=earlier.mends or run.mends,
+        key = run.size, run.log2_value
+        earlier = merged.get(key)
+        merged[key] = (
+            run
+            if earlier is None
+            else dataclasses.replace(
+                earlier,
+                num_seeds=earlier.num_seeds + run.num_seeds,
+                relative_cost=earlier.relative_cost + run.relative_cost,
+                mends=earlier.mends or run.mends,
+            )
         )
     return list(merged.values())
 
 
 def _list_options(
-    points: Sequence[Point], optima: Optima, question: Question, prospects: Prospects
+    points: Sequence[Point], optima: Optima, question: Question, ensemble: Ensemble
 ) -> list[tuple[Proposal, ...]]:
     """List the options of a round. An option is a set of proposals that are taken together: one
     proposal for one size, proposals of one kind for all sizes, or one proposal for a larger size.
     """
     kinds: dict[str, list[Proposal]] = {}
     for column, size in enumerate(optima.fitted):
-        draws, (low, high) = prospects.optimum[:, column], prospects.bounds[column]
+        draws, (low, high) = ensemble.optimum[:, column], ensemble.bounds[column]
         outside = float(np.mean(draws < low)), float(np.mean(draws > high))
         size_runs = [p for p in points if p.size == size]
         for kind, proposal in _propose_at_size(size_runs, outside, question):
@@ -330,14 +334,22 @@ def _list_options(
     options += [(proposal,) for proposals in kinds.values() for proposal in proposals]
     options += [tuple(proposals) for proposals in kinds.values() if len(proposals) > 1]
     num_seeds = len({p.seed for p in points if p.size == optima.fitted[-1]})
-    for column in range(prospects.num_fitted, len(prospects.sizes)):
-        center = round(float(prospects.optimum[:, column].mean()) / CENTER_STEP) * CENTER_STEP
-        for count, octaves in itertools.product(sorted({1, 2, num_seeds}), NEW_GRIDS):
-            values = [center + k for k in octaves]
-            reason = "a larger proxy: it shows whether the optimum moves on"
-            options.append(
-                (_propose(question, prospects.sizes[column], values, count, reason, True),)
+    reason = "a larger proxy: it shows whether the optimum moves on"
+    for column in range(ensemble.num_fitted, len(ensemble.sizes)):
+        center = round(float(ensemble.optimum[:, column].mean()) / CENTER_STEP) * CENTER_STEP
+        options += [
+            (
+                _propose(
+                    question,
+                    ensemble.sizes[column],
+                    [center + k for k in octaves],
+                    count,
+                    reason,
+                    True,
+                ),
             )
+            for count, octaves in itertools.product(sorted({1, 2, num_seeds}), NEW_GRIDS)
+        ]
     return options
 
 
@@ -347,10 +359,10 @@ def _propose(
     values: Sequence[float],
     num_seeds: int,
     reason: str,
-    is_new_grid: bool = False,
+    has_own_intercepts: bool = False,
 ) -> Proposal:
     cost = len(values) * num_seeds * compute_run_cost(size, question)
-    return Proposal(size, tuple(values), num_seeds, cost, reason, is_new_grid)
+    return Proposal(size, tuple(values), num_seeds, cost, reason, has_own_intercepts)
 
 
 def _propose_at_size(
@@ -361,7 +373,7 @@ def _propose_at_size(
     Args:
         size_runs: The runs of the size.
         outside: Probability that the optimum lies below the values that were run, and above them.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
     """
     rates, best, size = list_finite_rates(size_runs), find_best_rate(size_runs), size_runs[0].size
     num_seeds = len({p.seed for p in size_runs})

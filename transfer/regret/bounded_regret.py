@@ -61,7 +61,7 @@ def judge_bounded(
 
     Args:
         points: Runs to judge.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
         draws: Number of posterior draws.
         rng: Random generator of the draws.
     """

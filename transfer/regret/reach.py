@@ -53,8 +53,7 @@ def find_largest_ratio(
 
 def describe_assumption(question: Question, largest_size: int) -> str | None:
     """Return the assumption that a verdict makes beyond the runs; None if the target lies within
-    them. A question is what the verdict is asked: which hyperparameter, over which axis, from which
-    size to which.
+    them.
     """
     if question.target_size <= largest_size:
         return None

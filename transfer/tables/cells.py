@@ -1,18 +1,18 @@
 """Cells of a table of runs: how they are read from a file, and converted to sizes, log2 values, and
 losses.
 
-A function that converts a cell gets a list, and appends every problem with the cell to that list.
+The functions that convert a cell append every problem with it to the list `problems`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from typing import NamedTuple
 
 from forerun._proxies.core.hyperparameters import get_hyperparameter
-from forerun._proxies.core.tables import table_files
 from forerun._proxies.core.tables.columns import is_known_name
-from forerun._proxies.core.tables.table_files import Cells, FormatError, Source, read_cells
+from forerun._proxies.core.tables.table_files import Cells, Source, TableError, read_cells
 from forerun._transfer.question import Hyperparameter, TransferError, to_log2
 
 MAX_SIZE = 10**18
@@ -28,16 +28,7 @@ _EMPTY_LOSS_ADVICE = (
 )
 
 
-class TableError(table_files.TableError):
-    """A table that cannot be read or judged. `problems` lists every bad cell by row and column."""
-
-    def __init__(
-        self, path: Source, problems: Sequence[str], bad_cells: Sequence[str] = ()
-    ) -> None:
-        super().__init__(problems, bad_cells, name=path.name)
-
-
-def read_sheet(path: Source, known_names: Collection[str] = ()) -> Cells:
+def read_sheet(path: Source, known_names: Collection[str]) -> Cells:
     """Read a table. From a wide `.parquet` file only the columns with a known name are read.
 
     Args:
@@ -47,23 +38,37 @@ def read_sheet(path: Source, known_names: Collection[str] = ()) -> Cells:
     Raises:
         TableError: The kind of file is unknown, it cannot be parsed, or it has no rows.
     """
-    try:
-        sheet = read_cells(path, lambda name: name in known_names or is_known_name(name))
-    except FormatError as error:
-        raise TableError(path, [error.why]) from error
+    sheet = read_cells(path, lambda name: name in known_names or is_known_name(name))
     problems = sheet.problems or ([] if sheet.rows else ["no rows: nothing to judge"])
     if problems:
-        raise TableError(path, problems)
+        raise TableError(problems, name=path.name)
     return sheet
 
 
-def to_comparable(cell: object, number: float | None) -> object:
-    """Return a cell in the form in which cells are compared: the number in it, if there is one
-    (1e-3 and 0.001 are the same), else the text.
-    """
-    if number is None or math.isnan(number):
-        return "" if cell is None else str(cell).strip()
-    return number
+class TableCell(NamedTuple):
+    """One cell of a table."""
+
+    content: object
+    number: float | None
+    """The number in the cell; None if there is none."""
+    where: str
+    """Row and column, for messages."""
+
+    @property
+    def comparable(self) -> object:
+        """The form in which cells are compared: the number, if there is one (1e-3 and 0.001 are the
+        same), else the text.
+        """
+        if self.number is not None and not math.isnan(self.number):
+            return self.number
+        return "" if self.content is None else str(self.content).strip()
+
+    def describe_problem(self, problem: str) -> str:
+        """Return a sentence that names the cell, its content, and the problem with it."""
+        content = repr(self.content if self.number is None else self.number)
+        if self.content is None or self.content == "":
+            content = "an empty cell"
+        return f"{self.where}: {content} {problem}"
 
 
 def format_cell(cell: object) -> str:
@@ -72,23 +77,12 @@ def format_cell(cell: object) -> str:
 
 
 def parse_log2_value(
-    cell: object,
-    value: float | None,
-    hyperparameter: Hyperparameter,
-    where: str,
-    problems: list[str],
+    cell: TableCell, hyperparameter: Hyperparameter, problems: list[str]
 ) -> float | None:
     """Return the log2 of a hyperparameter's value (`forerun._transfer.question.to_log2`). Return
     None if the value is 0 and a 0 turns this hyperparameter off, or if the cell has a problem.
-
-    Args:
-        cell: The cell.
-        value: The number in the cell; None if there is none.
-        hyperparameter: Hyperparameter of the column.
-        where: Row and column of the cell, for messages.
-        problems: List to which a problem is appended.
     """
-    properties = get_hyperparameter(hyperparameter)
+    value, properties = cell.number, get_hyperparameter(hyperparameter)
     if value == 0 and properties.zero_is_none:
         return None
     is_complement = properties.scale == "log2_complement"
@@ -99,42 +93,35 @@ def parse_log2_value(
     except TransferError:
         pass  # The complement of 1 has no logarithm
     limits = "at least 0 and below 1" if is_complement else f"from {MIN_VALUE:g} to {MAX_VALUE:g}"
-    problems.append(f"{where}: {_describe_cell(cell, value)} must be a number {limits}")
+    problems.append(cell.describe_problem(f"must be a number {limits}"))
     return None
 
 
-def parse_whole(
-    cell: object, value: float | None, where: str, least: int, problems: list[str]
-) -> int:
+def parse_whole(cell: TableCell, least: int, problems: list[str]) -> int:
     """Return the whole number in a cell, which may be written as 1e6. Return `least`, the smallest
     number that is allowed, if the cell has a problem.
     """
+    value = cell.number
     if value is None or not least <= value <= MAX_SIZE or value != int(value):
         problems.append(
-            f"{where}: {_describe_cell(cell, value)} must be a whole number from {least} to "
-            f"{MAX_SIZE:g}"
+            cell.describe_problem(f"must be a whole number from {least} to {MAX_SIZE:g}")
         )
         return least
     return int(value)
 
 
-def parse_loss(cell: object, value: float | None, where: str, problems: list[str]) -> float | None:
+def parse_loss(cell: TableCell, problems: list[str]) -> float | None:
     """Return a loss in nats. Return None for a run that diverged: the cell is the word `diverged`
     or a number that is not finite. Also return None if the cell has a problem.
     """
-    if isinstance(cell, str) and cell.strip().lower() == "diverged":
+    if isinstance(cell.content, str) and cell.content.strip().lower() == "diverged":
         return None
-    low, high = LOSS_BOUNDS_NATS
+    value, (low, high) = cell.number, LOSS_BOUNDS_NATS
     if value is None or (math.isfinite(value) and not low <= value <= high):
         # An empty cell may be a run that was never trained
-        advice = "" if cell not in (None, "") else _EMPTY_LOSS_ADVICE
+        advice = "" if cell.content not in (None, "") else _EMPTY_LOSS_ADVICE
         problems.append(
-            f"{where}: {_describe_cell(cell, value)} must be a loss in nats, from {low:g} to "
-            f"{high:g}{advice}"
+            cell.describe_problem(f"must be a loss in nats, from {low:g} to {high:g}{advice}")
         )
         return None
     return value if math.isfinite(value) else None
-
-
-def _describe_cell(cell: object, value: float | None) -> str:
-    return "an empty cell" if cell is None or cell == "" else repr(cell if value is None else value)

@@ -13,9 +13,9 @@ from forerun._proxies.core.tables.columns import (
     STATE_ROLES,
     choose_columns,
 )
-from forerun._proxies.core.tables.table_files import Cells, Source
+from forerun._proxies.core.tables.table_files import Cells, Source, TableError
 from forerun._transfer.question import AXES, Axis, Hyperparameter
-from forerun._transfer.tables.cells import TableError
+from forerun._transfer.tables.cells import TableCell
 
 _Name = TypeVar("_Name", bound=str)
 _MAY_BE_OPTIMIZER = re.compile(r"opt(_|\W)", re.IGNORECASE)
@@ -94,7 +94,7 @@ def find_columns(
     )
     choice = choose_columns(names, roles, given or {})
     if choice.problems:
-        raise TableError(path, choice.problems)
+        raise TableError(choice.problems, name=path.name)
     columns = choice.columns
     chosen = set((given or {}).values())
     sizes = {axis: columns[axis] for axis in SIZE_COLUMNS if axis in columns}
@@ -114,7 +114,7 @@ def find_columns(
     else:
         optima = {}
     if problem := _describe_missing(names, sizes, values, loss, optima):
-        raise TableError(path, [problem])
+        raise TableError([problem], name=path.name)
     return TableColumns(
         sizes=sizes,
         values=values,
@@ -158,7 +158,7 @@ def choose_question(
     path: Source,
     sheet: Cells,
     columns: TableColumns,
-    cells: Mapping[str, Sequence[object]],
+    grid: Mapping[str, Sequence[TableCell]],
     axis: Axis | None,
     hyperparameter: Hyperparameter | None,
 ) -> tuple[Axis, Hyperparameter]:
@@ -169,7 +169,7 @@ def choose_question(
         path: The table, for messages.
         sheet: Its cells.
         columns: Names of its columns.
-        cells: Cells of each axis and hyperparameter, as `to_comparable` returns them.
+        grid: Cells of each axis and hyperparameter.
         axis: Size that grows; None for the only size that varies.
         hyperparameter: Hyperparameter to judge; None for the learning rate if it varies, else for
             the only one that varies.
@@ -179,6 +179,7 @@ def choose_question(
             listed.
     """
     values = columns.optima or columns.values
+    cells = {role: [cell.comparable for cell in column] for role, column in grid.items()}
     given = ((axis, columns.sizes), (hyperparameter, values))
     problems = [
         f"no column for {name} (found: {', '.join(filter(None, sheet.columns))})"
@@ -206,7 +207,7 @@ def choose_question(
                 f"{OPTIMUM_COLUMNS[hyperparameter]}={name} or --column {hyperparameter}={name}"
             )
     if problems or axis is None or hyperparameter is None:
-        raise TableError(path, problems)
+        raise TableError(problems, name=path.name)
     return axis, hyperparameter
 
 

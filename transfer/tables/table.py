@@ -7,19 +7,19 @@ table of optima has one row per size, with the optimal value of a hyperparameter
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from forerun._proxies.core.notation import format_counted
 from forerun._proxies.core.tables.columns import drop_unfinished_rows, read_columns
-from forerun._proxies.core.tables.table_files import Cells, Source
+from forerun._proxies.core.tables.table_files import Cells, Source, TableError
 from forerun._transfer.question import AXES, Axis, Hyperparameter, Point
 from forerun._transfer.tables import cells
-from forerun._transfer.tables.cells import TableError, format_cell, read_sheet
+from forerun._transfer.tables.cells import format_cell, read_sheet
 from forerun._transfer.tables.columns import TableColumns, choose_question, find_columns
 
 DERIVED_AXES = ("params", "duration")
@@ -43,7 +43,7 @@ class TableRow(NamedTuple):
     loss_nats: float | None
     """Loss in nats; None if the run diverged, or if the table has optima instead of losses."""
     seed: int
-    others: Mapping[str, object]
+    other_cells: Mapping[str, object]
     """Cells of all other axes and hyperparameters: numbers where possible, else text."""
 
 
@@ -61,7 +61,7 @@ def select_comparable_runs(
         path: The table, for messages.
         runs: At least one run.
         axis: Axis of the runs' `size`.
-        columns: Column name in the table for each name in `TableRow.others`.
+        columns: Column name in the table for each name in `TableRow.other_cells`.
 
     Raises:
         TableError: There are several sizes, but no two agree in everything else.
@@ -74,7 +74,7 @@ def select_comparable_runs(
         problem = (
             f"no two sizes agree in {names}: run some that do, or remove a column to ignore it"
         )
-        raise TableError(path, [problem])
+        raise TableError([problem], name=path.name)
     best = min(usable_keys or runs_by_key, key=lambda key: _make_rank_key(key, runs_by_key[key]))
     kept = runs_by_key[best]
     notes = []
@@ -88,7 +88,9 @@ def select_comparable_runs(
             "others are not used"
         )
     following = [
-        columns[name] for name in kept[0].others if len({run.others[name] for run in kept}) > 1
+        columns[name]
+        for name in kept[0].other_cells
+        if len({run.other_cells[name] for run in kept}) > 1
     ]
     if following:
         notes.append(
@@ -110,7 +112,9 @@ def _list_constant_names(runs: Sequence[TableRow], axis: Axis) -> list[str]:
     need not be constant either if it follows the size within every group of runs that agree in all
     other columns.
     """
-    varying = [name for name in runs[0].others if len({run.others[name] for run in runs}) > 1]
+    varying = [
+        name for name in runs[0].other_cells if len({run.other_cells[name] for run in runs}) > 1
+    ]
     independent = [
         name
         for name in varying
@@ -137,12 +141,14 @@ def _follows_size(runs: Sequence[TableRow], name: str, *, loosely: bool) -> bool
     """Return whether a column has one value at each size and strictly rises, or strictly falls,
     with the size. With `loosely`, the value may also stay equal from one size to the next.
     """
-    value_at = {run.size: run.others[name] for run in runs}
+    value_at = {run.size: run.other_cells[name] for run in runs}
     values = [value_at[size] for size in sorted(value_at)]
     numbers = [value for value in values if isinstance(value, float)]
-    if len(numbers) < len(values) or any(value_at[run.size] != run.others[name] for run in runs):
+    if len(numbers) < len(values) or any(
+        value_at[run.size] != run.other_cells[name] for run in runs
+    ):
         return False
-    steps = [after - before for before, after in pairwise(numbers)]
+    steps = [after - before for before, after in itertools.pairwise(numbers)]
     is_monotonic = all(step >= 0 for step in steps) or all(step <= 0 for step in steps)
     return bool(steps) and is_monotonic and (loosely or 0.0 not in steps)
 
@@ -169,7 +175,7 @@ def _group_runs(
 ) -> dict[tuple[object, ...], list[TableRow]]:
     groups: dict[tuple[object, ...], list[TableRow]] = {}
     for run in runs:
-        groups.setdefault(tuple(run.others[name] for name in names), []).append(run)
+        groups.setdefault(tuple(run.other_cells[name] for name in names), []).append(run)
     return groups
 
 
@@ -223,25 +229,25 @@ def read_runs(
     names = find_columns(path, sheet.columns, given)
     finished = drop_unfinished_rows(sheet, names.states)
     if not finished.rows:
-        raise TableError(
-            path, [f"no run has finished ({format_counted(len(finished.dropped), 'row')} dropped)"]
-        )
+        dropped = format_counted(len(finished.dropped), "row")
+        raise TableError([f"no run has finished ({dropped} dropped)"], name=path.name)
     sheet = dataclasses.replace(sheet, rows=finished.rows)
-    numbers, doubts, comparable = _read_numbers(sheet, names)
-    axis, hyperparameter = choose_question(path, sheet, names, comparable, axis, hyperparameter)
+    grid, doubts = _read_grid(sheet, names)
+    axis, hyperparameter = choose_question(path, sheet, names, grid, axis, hyperparameter)
     if names.optima:
         names = names._replace(
             values={**names.values, hyperparameter: names.optima[hyperparameter]}
         )
     bad_cells = list(finished.bad_cells)
-    runs = _read_rows(sheet, names, numbers, comparable, bad_cells, axis, hyperparameter)
+    runs = _read_rows(grid, names, bad_cells, axis, hyperparameter)
     if bad_cells or doubts:
-        raise TableError(path, doubts, bad_cells)
+        raise TableError(doubts, bad_cells, name=path.name)
     if not runs:
-        raise TableError(path, [f"every {names.values[hyperparameter]} is 0: nothing to judge"])
+        problem = f"every {names.values[hyperparameter]} is 0: nothing to judge"
+        raise TableError([problem], name=path.name)
     kept, notes = select_comparable_runs(path, runs, axis, names.judgeable)
     if problems := _find_excess(kept, axis, names.values[hyperparameter]):
-        raise TableError(path, problems)
+        raise TableError(problems, name=path.name)
     num_off = len(sheet.rows) - len(runs)
     first_notes = [*_list_notes(sheet, names, axis, hyperparameter, num_off), *finished.warnings]
     return _to_run_table(
@@ -296,58 +302,51 @@ def _find_excess(runs: Sequence[TableRow], axis: Axis, value_name: str) -> list[
     """Return a problem for each size with more values or seeds than a basin can be fitted to within
     minutes.
     """
-    values: dict[int, set[float]] = {}
-    seeds: dict[int, dict[int, set[float]]] = {}
-    for run in runs:
-        values.setdefault(run.size, set()).add(run.log2_value)
-        seeds.setdefault(run.size, {}).setdefault(run.seed, set()).add(run.log2_value)
-    num_runs = Counter(run.size for run in runs)
     problems = []
-    for size in sorted(values):
-        if len(values[size]) > MAX_VALUES:
+    for size, group in itertools.groupby(sorted(runs, key=_to_sort_key), key=lambda run: run.size):
+        pairs = [(run.seed, run.log2_value) for run in group]
+        num_values = len({value for _, value in pairs})
+        # A seed has an effect of its own in the fit if it was run at three values or more
+        values_by_seed = Counter(seed for seed, _ in set(pairs))
+        num_effects = num_values + sum(count > 2 for count in values_by_seed.values())
+        if num_values > MAX_VALUES:
             problems.append(
-                f"{axis} {size} has {format_counted(len(values[size]), 'different value')} of "
+                f"{axis} {size} has {format_counted(num_values, 'different value')} of "
                 f"{value_name}: must be at most {MAX_VALUES:,}; round them to a grid, such as 16 "
                 "values an octave"
             )
-        # A seed has an effect of its own in the fit if it was run at three values or more
-        num_effects = len(values[size]) + sum(
-            len(seed_values) > 2 for seed_values in seeds[size].values()
-        )
-        if num_runs[size] * num_effects > MAX_DESIGN_CELLS:
+        if len(pairs) * num_effects > MAX_DESIGN_CELLS:
             problems.append(
-                f"{axis} {size} has {format_counted(num_runs[size], 'run')} of "
-                f"{format_counted(len(seeds[size]), 'seed')}: runs times seeds and values must "
+                f"{axis} {size} has {format_counted(len(pairs), 'run')} of "
+                f"{format_counted(len(values_by_seed), 'seed')}: runs times seeds and values must "
                 f"be at most {MAX_DESIGN_CELLS:,}; leave out seeds"
             )
     return problems
 
 
-_Column = Sequence[float | None]
+_Grid = dict[str, list[cells.TableCell]]
+"""Cells of the columns that are read, by role."""
 
 
-def _read_numbers(
-    sheet: Cells, names: TableColumns
-) -> tuple[dict[str, _Column], list[str], dict[str, list[object]]]:
-    """Return numbers by role, problems of columns whose commas may be decimal or thousands
-    separators, and cells by role in the form in which they are compared.
+def _read_grid(sheet: Cells, names: TableColumns) -> tuple[_Grid, list[str]]:
+    """Return the cells by role, and problems of columns whose commas may be decimal or thousands
+    separators.
     """
-    optional = {
-        role: column_name
-        for role, column_name in (("loss", names.loss), ("seed", names.seed))
-        if column_name is not None
+    optional = {"loss": names.loss, "seed": names.seed}
+    column_names = {
+        **names.judgeable,
+        **names.optima,
+        **{role: name for role, name in optional.items() if name is not None},
     }
-    column_names = {**names.judgeable, **names.optima, **optional}
     parsed_columns, doubts = read_columns(sheet, sheet.rows, column_names)
-    numbers = {role: column.values for role, column in parsed_columns.items()}
-    comparable = {
+    grid = {
         role: [
-            cells.to_comparable(record.get(column_names[role]), number)
-            for (_, record), number in zip(sheet.rows, numbers[role], strict=True)
+            cells.TableCell(record.get(name), number, f"row {row}, column {name}")
+            for (row, record), number in zip(sheet.rows, parsed_columns[role].values, strict=True)
         ]
-        for role in {**names.judgeable, **names.optima}
+        for role, name in column_names.items()
     }
-    return numbers, doubts, comparable
+    return grid, doubts
 
 
 def _list_notes(
@@ -365,10 +364,8 @@ def _list_notes(
 
 
 def _read_rows(
-    sheet: Cells,
+    grid: _Grid,
     names: TableColumns,
-    numbers: Mapping[str, _Column],
-    comparable: Mapping[str, Sequence[object]],
     problems: list[str],
     axis: Axis,
     hyperparameter: Hyperparameter,
@@ -377,35 +374,22 @@ def _read_rows(
     appended to `problems`.
     """
     compared_names = [name for name in names.judgeable if name not in (axis, hyperparameter)]
-    size_name, value_name = names.sizes[axis], names.values[hyperparameter]
     runs = []
-    for place, (row, record) in enumerate(sheet.rows):
-        # The default value keeps the row of this pass of the loop
-        def at(name: str, row: int = row) -> str:
-            return f"row {row}, column {name}"
-
-        size = cells.parse_whole(
-            record.get(size_name), numbers[axis][place], at(size_name), 1, problems
-        )
-        value = cells.parse_log2_value(
-            record.get(value_name),
-            numbers[hyperparameter][place],
-            hyperparameter,
-            at(value_name),
-            problems,
-        )
-        loss, seed = None, 0
-        if names.loss is not None:
-            loss = cells.parse_loss(
-                record.get(names.loss), numbers["loss"][place], at(names.loss), problems
-            )
-        if names.seed is not None:
-            seed = cells.parse_whole(
-                record.get(names.seed), numbers["seed"][place], at(names.seed), 0, problems
-            )
+    for place in range(len(grid[axis])):
+        row = {role: column[place] for role, column in grid.items()}
+        size = cells.parse_whole(row[axis], 1, problems)
+        value = cells.parse_log2_value(row[hyperparameter], hyperparameter, problems)
+        loss = cells.parse_loss(row["loss"], problems) if "loss" in row else None
+        seed = cells.parse_whole(row["seed"], 0, problems) if "seed" in row else 0
         if value is not None:
-            other_cells = {name: comparable[name][place] for name in compared_names}
+            compared_cells = {name: row[name].comparable for name in compared_names}
             runs.append(
-                TableRow(size=size, log2_value=value, loss_nats=loss, seed=seed, others=other_cells)
+                TableRow(
+                    size=size,
+                    log2_value=value,
+                    loss_nats=loss,
+                    seed=seed,
+                    other_cells=compared_cells,
+                )
             )
     return runs

@@ -45,7 +45,7 @@ def judge_optima(optima: Sequence[tuple[int, float]], question: Question) -> Ver
 
     Args:
         optima: Pairs of (size, log2 of the optimal value).
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
 
     Raises:
         TransferError: The optima do not answer the question; all problems are listed.

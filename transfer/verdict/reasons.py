@@ -37,9 +37,7 @@ _INTERVAL_POSITIONS = {
 
 
 def format_base(question: Question) -> str:
-    """Format the base size of a question, as `the base, width 32,`. A question is what a verdict is
-    asked: which hyperparameter, over which axis, from which size to which.
-    """
+    """Format the base size of a question, as `the base, width 32,`."""
     return f"the base, {format_size(question.axis, question.base_size)},"
 
 

@@ -56,8 +56,6 @@ def build_rule(verdict: Verdict) -> TransferRule:
     The powers of the rule are total exponents: each is an exponent of the verdict plus the exponent
     by which the parametrization already scales (`Question.built_in`).
     """
-    # A question is what the verdict was asked: which hyperparameter, over which axis, from which
-    # size to which
     question, drift, regret = verdict.question, verdict.drift, verdict.regret_nats
     # A question that gives a power gives the parametrization's. A question without a power asks for
     # the measured one, but the runs may determine none: then only the parametrization scales

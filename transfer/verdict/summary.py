@@ -53,7 +53,7 @@ def summarize_verdict(verdict: Verdict) -> dict[str, Json]:
         "optima": [
             _summarize_optimum(optimum, question.hyperparameter) for optimum in verdict.optima
         ],
-        "values_tried": _list_values_tried(verdict),
+        "values_tried": _compute_range_tried(verdict),
         "control": None if verdict.control is None else summarize_verdict(verdict.control),
         "reasons": list(verdict.reasons),
         "what_to_run": [_summarize_suggestion(suggestion) for suggestion in verdict.what_to_run],
@@ -77,17 +77,25 @@ def summarize_joint_verdict(joint: JointVerdict) -> dict[str, Json]:
 
 
 def _compute_base_log2(verdict: Verdict) -> float | None:
-    """Return the log2 of the value as it is set at the base."""
+    """Return the log2 of the value as it is set at the base.
+
+    `Question.built_in` does not enter: the parametrization applies it to the value that is set, so
+    the transferred value does not contain it.
+    """
     if verdict.transferred_log2 is None:
         return None
     return verdict.transferred_log2 - (verdict.power or 0.0) * verdict.question.doublings
 
 
-def _list_values_tried(verdict: Verdict) -> Json:
+def _compute_range_tried(verdict: Verdict) -> Json:
+    """Return the lowest and the highest value that was tried at every size, carried to the target;
+    null if the regret is not that against the values tried.
+    """
     bounded = verdict.bounded
     if bounded is None:
         return None
     ends = (bounded.low_log2, bounded.high_log2)
+    # Of a beta, log2 falls as the value rises
     return [*sorted(from_log2(verdict.question.hyperparameter, end) for end in ends)]
 
 
@@ -119,7 +127,14 @@ def _summarize_optimum(optimum: Optimum, hyperparameter: Hyperparameter) -> Json
 
 
 def _summarize_suggestion(suggestion: Suggestion) -> Json:
-    summary = cast(dict[str, Json], to_json(suggestion))
-    del summary["mends"]  # only for the choice of runs, and not part of the documented keys
-    value = from_log2(suggestion.hyperparameter, suggestion.log2_value)
-    return {**summary, "value": value, "text": str(suggestion)}
+    return {
+        "axis": suggestion.axis,
+        "hyperparameter": suggestion.hyperparameter,
+        "size": suggestion.size,
+        "log2_value": suggestion.log2_value,
+        "num_seeds": suggestion.num_seeds,
+        "reason": suggestion.reason,
+        "relative_cost": suggestion.relative_cost,
+        "value": from_log2(suggestion.hyperparameter, suggestion.log2_value),
+        "text": str(suggestion),
+    }

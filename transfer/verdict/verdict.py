@@ -1,5 +1,5 @@
-"""The verdict on a transfer: whether the value tuned at the base size still serves at the target
-size, and with what regret.
+"""The verdict on a transfer: whether the value that was tuned at the base size can be used at the
+target size, and with what regret.
 
 The regret is the loss of one fixed value, with which the main run would be launched, above the loss
 at the target's own optimum. The uncertainty of the base optimum therefore does not enter: however
@@ -62,8 +62,8 @@ fit takes a tenth of a second."""
 SUSPECT_DRAWS = 600
 """Number of posterior draws of the fit without a suspicious run."""
 SUSPECT_NOISE_SHARE = 0.6
-"""Share of the noise below which the noise must fall without a suspicious run for that run to be
-repeated."""
+"""Largest share of the noise that may remain without a suspicious run. If more remains, the run is
+not what makes the losses noisy, and it is not repeated."""
 MIN_SD_OCTAVES = 0.01
 """Floor of the standard deviation of an optimum, in octaves, which limits its weight."""
 
@@ -75,7 +75,6 @@ class Verdict:
     """
 
     question: Question
-    """The question: which hyperparameter, over which axis, from which size to which."""
     outcome: Outcome
     drift: Interval | None
     """Drift: octaves by which the optimum moves per doubling of size, in addition to
@@ -146,7 +145,7 @@ def judge(
 
     Args:
         points: Runs of the condition to judge.
-        question: What is asked: which hyperparameter, over which axis, from which size to which.
+        question: The question of the verdict.
         seed: Random seed of the posterior draws.
         control_points: Runs of a control condition (standard parametrization). They are judged in
             the same way, but from the optimum of the control condition at the base.
@@ -166,76 +165,70 @@ def judge(
         )
     if problems:
         raise TransferError(problems)
-    verdict = _VerdictBuilder(points, question, draws, seed).to_verdict()
+    verdict = _Judge(points, question, draws, seed).judge()
     if not control_points:
         return verdict
     from_own_base = dataclasses.replace(question, transferred_log2=None)
-    control = _VerdictBuilder(control_points, from_own_base, draws, seed).to_verdict()
+    control = _Judge(control_points, from_own_base, draws, seed).judge()
     return dataclasses.replace(verdict, control=control)
 
 
-class _VerdictBuilder:
-    """Judges the runs of one condition when it is created. `to_verdict` returns the verdict."""
+class _Judge:
+    """Judges the runs of one condition."""
 
     def __init__(self, points: Sequence[Point], question: Question, draws: int, seed: int) -> None:
         self.question, self.draws, self.seed = question, draws, seed
-        self.outcome: Outcome = "cannot_tell"
-        self.regret_nats: Interval | None = None
-        self.bounded: BoundedRegret | None = None
-        self.reasons: list[str] = []
-        self.suggestions: list[Suggestion] = []
-        self.culprit: Point | None = None
-        self.assumption: str | None = None
-        self.largest_ratio: float | None = None
-        outvoted = find_outvoted(points)
-        self.points = [p for p in points if outvoted is None or p is not outvoted.point]
+        self.outvoted = find_outvoted(points)
+        self.points = [p for p in points if self.outvoted is None or p is not self.outvoted.point]
         self.most_nats = question.compute_max_regret(self.points)
-        self.noise_known = has_repeated_value(self.points)
         self.optima, self.at_target = self._extrapolate(self.points)
-        has_all_optima = all(o.status == "ok" for o in self.optima.optima)
-        # A hyperparameter without an optimum at some size is compared with the best value tried
-        if question.hyperparameter == LEARNING_RATE or has_all_optima:
-            self._judge_optima()
-        elif (obstacle := find_obstacle(self.points, question)) is not None:
-            self._judge_optima()
-            self.reasons.append(obstacle)
-        else:
-            self._judge_bounded()
-        if outvoted is not None:
-            self.reasons.append(reasons.explain_left_out(outvoted, question))
 
-    def to_verdict(self) -> Verdict:
+    def judge(self) -> Verdict:
         """Return the verdict."""
+        question, notes = self.question, list[str]()
+        # A hyperparameter without an optimum at some size is compared with the best value tried
+        has_all_optima = all(o.status == "ok" for o in self.optima.optima)
+        if question.hyperparameter == LEARNING_RATE or has_all_optima:
+            verdict = self._judge_optima()
+        elif (obstacle := find_obstacle(self.points, question)) is not None:
+            verdict = self._judge_optima()
+            notes.append(obstacle)
+        else:
+            verdict = self._judge_bounded()
+        if self.outvoted is not None:
+            notes.append(reasons.explain_left_out(self.outvoted, question))
+        return _add_reasons(verdict, *notes)
+
+    def _build_open_verdict(
+        self, regret: Interval | None, bounded: BoundedRegret | None = None
+    ) -> Verdict:
+        """Return a verdict with all estimates, whose outcome is still open."""
         question, at_target, basins = self.question, self.at_target, self.optima.basins
         value, offset = None, None
         if at_target is not None:
             value = at_target.transferred_log2
         elif question.transferred_log2 is not None and question.power is not None:
             value = question.transferred_log2 + question.power * question.doublings
-        if at_target is not None and value is not None and self.bounded is None:
+        if at_target is not None and value is not None and bounded is None:
             offset = estimate_offset(at_target, question.level)
         bend = at_target.bend if at_target else None
         return Verdict(
             question=question,
-            outcome=self.outcome,
+            outcome="cannot_tell",
             drift=at_target.drift if at_target else None,
             power=at_target.power if at_target else question.power,
             offset=offset,
-            regret_nats=self.regret_nats,
+            regret_nats=regret,
             most_nats=self.most_nats,
             transferred_log2=value,
             cost_of_2x_off_nats=estimate_cost_of_2x(self.optima, question.level, self.most_nats),
             noise_nats=None if basins is None else basins.noise_nats,
-            noise_is_known=self.noise_known,
+            noise_is_known=has_repeated_value(self.points),
             optima=self.optima.optima,
-            bounded=self.bounded,
-            reasons=tuple(self.reasons),
-            what_to_run=tuple(self.suggestions),
-            culprit=self.culprit,
+            bounded=bounded,
+            reasons=(),
             bend_probability=at_target.line.bend_probability if at_target and bend else None,
             bend=bend,
-            assumption=self.assumption,
-            largest_ratio=self.largest_ratio,
             at_target=at_target,
         )
 
@@ -264,101 +257,117 @@ class _VerdictBuilder:
     def _decide(self, regret: Interval | None) -> Outcome:
         return "cannot_tell" if regret is None else decide(regret, self.question.margin_nats)
 
-    def _judge_optima(self) -> None:
-        """Judge by the optima of all sizes. An unusable optimum leaves the outcome at
-        `cannot_tell` and adds a reason.
-        """
-        question, optima, near_cliff = self.question, self.optima.optima, ""
-        self.regret_nats = self._estimate_regret(self.at_target)
-        self.reasons = [
+    def _judge_optima(self) -> Verdict:
+        """Judge by the optima of all sizes. An unusable optimum leaves the outcome open."""
+        question, optima = self.question, self.optima.optima
+        verdict = self._build_open_verdict(self._estimate_regret(self.at_target))
+        obstacles = [
             reasons.explain_unusable(
                 o,
                 question,
                 [p for p in self.points if p.size == o.size],
-                noise_known=self.noise_known,
+                noise_known=verdict.noise_is_known,
             )
             for o in optima
             if o.status != "ok"
         ]
         if len(optima) < 2:
-            self.reasons.append(f"only one {question.axis}: a drift needs at least two")
+            obstacles.append(f"only one {question.axis}: a drift needs at least two")
         if question.transferred_log2 is None and all(o.size != question.base_size for o in optima):
-            self.reasons.append(f"{reasons.format_base(question)} gives no value to transfer")
-        if not self.reasons and self.at_target and self.regret_nats:
-            near_cliff = self._decide_and_explain(self.at_target, self.regret_nats)
-        # More runs would not change divergence near the value
-        if self.outcome == "cannot_tell" and self.culprit is None and not near_cliff:
-            self._plan_next_runs()
+            obstacles.append(f"{reasons.format_base(question)} gives no value to transfer")
+        if obstacles or self.at_target is None or verdict.regret_nats is None:
+            return self._plan_next_runs(_add_reasons(verdict, *obstacles))
+        return self._judge_regret(verdict, self.at_target, verdict.regret_nats)
 
-    def _decide_and_explain(self, at_target: TargetExtrapolation, regret: Interval) -> str:
-        """Set outcome and reasons, given that every size has an optimum. If divergence near the
-        value is the only reason that the value does not hold, return that reason, else "".
-        """
+    def _judge_regret(
+        self, verdict: Verdict, at_target: TargetExtrapolation, regret: Interval
+    ) -> Verdict:
+        """Judge by the regret at the target, given that every size has an optimum."""
         question, optima = self.question, self.optima.optima
-        self.outcome = self._decide(regret)
+        outcome = self._decide(regret)
         offset = estimate_offset(at_target, question.level)
-        self.reasons = [
-            *reasons.explain_regret(self.outcome, regret, offset, question, self.most_nats),
+        verdict = _add_reasons(
+            dataclasses.replace(verdict, outcome=outcome),
+            *reasons.explain_regret(outcome, regret, offset, question, self.most_nats),
             *reasons.explain_bend(optima, question, at_target),
-        ]
-        self._add_reach(lambda size: self._estimate_regret(self._extrapolate(self.points, size)[1]))
-        if self.outcome == "drifts":
-            self.culprit = self._find_lone_culprit(at_target)
-            if self.culprit is not None:
-                self.outcome = "cannot_tell"
-                self.reasons.append(reasons.explain_culprit(self.culprit, question))
-                self.suggestions = [suggest_repeats(self.culprit, question)]
-        if self.outcome != "holds":
-            return ""
-        near_cliff = reasons.explain_cliff(optima, question, at_target, CLIFF_OCTAVES)
-        if near_cliff:
-            self.outcome, self.largest_ratio = "cannot_tell", None
-            self.reasons.append(near_cliff)
-        return near_cliff
-
-    def _judge_bounded(self) -> None:
-        """Judge by the regret against the best of the values tried."""
-
-        def estimate_bounded(question: Question) -> BoundedRegret:
-            rng = np.random.default_rng(self.seed)
-            return judge_bounded(self.points, question, draws=self.draws, rng=rng)
-
-        self.bounded = bounded = estimate_bounded(self.question)
-        self.regret_nats = bounded.regret_nats
-        self.outcome = self._decide(bounded.regret_nats)
-        self.reasons = reasons.explain_bounded(self.outcome, bounded, self.question, self.most_nats)
-        if self.outcome == "cannot_tell":
-            self.suggestions = suggest_bounded_runs(self.points, bounded, self.question)
-        self._add_reach(
-            lambda size: (
-                estimate_bounded(dataclasses.replace(self.question, target_size=size)).regret_nats
+        )
+        verdict = self._add_reach(
+            verdict, lambda size: self._estimate_regret(self._extrapolate(self.points, size)[1])
+        )
+        if outcome == "cannot_tell":
+            return self._plan_next_runs(verdict)
+        if outcome == "drifts":
+            culprit = self._find_lone_culprit(at_target)
+            if culprit is None:
+                return verdict
+            repeats = (suggest_repeats(culprit, question),)
+            return _add_reasons(
+                dataclasses.replace(
+                    verdict, outcome="cannot_tell", culprit=culprit, what_to_run=repeats
+                ),
+                reasons.explain_culprit(culprit, question),
             )
+        # More runs would not change divergence near the value, so none are suggested
+        near_cliff = reasons.explain_cliff(optima, question, at_target, CLIFF_OCTAVES)
+        if not near_cliff:
+            return verdict
+        return _add_reasons(
+            dataclasses.replace(verdict, outcome="cannot_tell", largest_ratio=None), near_cliff
         )
 
-    def _add_reach(self, estimate_at: Callable[[int], Interval | None]) -> None:
+    def _judge_bounded(self) -> Verdict:
+        """Judge by the regret against the best of the values tried."""
+        question = self.question
+
+        def estimate_bounded(target_size: int) -> BoundedRegret:
+            return judge_bounded(
+                self.points,
+                dataclasses.replace(question, target_size=target_size),
+                draws=self.draws,
+                rng=np.random.default_rng(self.seed),
+            )
+
+        bounded = estimate_bounded(question.target_size)
+        outcome = self._decide(bounded.regret_nats)
+        runs = []
+        if outcome == "cannot_tell":
+            runs = suggest_bounded_runs(self.points, bounded, question)
+        verdict = dataclasses.replace(
+            self._build_open_verdict(bounded.regret_nats, bounded),
+            outcome=outcome,
+            reasons=tuple(reasons.explain_bounded(outcome, bounded, question, self.most_nats)),
+            what_to_run=tuple(runs),
+        )
+        return self._add_reach(verdict, lambda size: estimate_bounded(size).regret_nats)
+
+    def _add_reach(
+        self, verdict: Verdict, estimate_at: Callable[[int], Interval | None]
+    ) -> Verdict:
         """Add the assumption beyond the runs, and the largest target that the runs support.
         `estimate_at` returns the regret at a target of another size.
         """
         largest_size = max(p.size for p in self.points)
-        self.assumption = describe_assumption(self.question, largest_size)
-        if self.outcome == "drifts":
-            return
-        self.largest_ratio = find_largest_ratio(
+        assumption = describe_assumption(self.question, largest_size)
+        verdict = dataclasses.replace(verdict, assumption=assumption)
+        if verdict.outcome == "drifts":
+            return verdict
+        ratio = find_largest_ratio(
             lambda size: self._decide(estimate_at(size)) == "holds",
             largest_size,
             self.question.target_size,
-            self.outcome,
+            verdict.outcome,
         )
-        if self.assumption is not None:
-            reach = describe_reach(self.largest_ratio, self.question, largest_size)
-            self.reasons.append(f"{self.assumption}; {reach}")
+        verdict = dataclasses.replace(verdict, largest_ratio=ratio)
+        if assumption is None:
+            return verdict
+        reach = describe_reach(ratio, self.question, largest_size)
+        return _add_reasons(verdict, f"{assumption}; {reach}")
 
-    def _plan_next_runs(self) -> None:
-        """Plan the runs that would decide. A suspicious run is repeated, and the others are chosen
+    def _plan_next_runs(self, verdict: Verdict) -> Verdict:
+        """Add the runs that would decide. A suspicious run is repeated, and the others are chosen
         as if it were left out.
         """
         points, optima, repeats = self.points, self.optima, list[Suggestion]()
-        self.suggestions = self._suggest_mending_runs(points, optima)
         noise = None if optima.basins is None else optima.basins.noise_nats
         suspect = None if noise is None else find_suspect(points, noise)
         if suspect is not None and noise is not None:
@@ -366,19 +375,16 @@ class _VerdictBuilder:
             optima_without, at_target = self._extrapolate(kept_points, draws=SUSPECT_DRAWS)
             basins = optima_without.basins
             if basins is not None and basins.noise_nats < SUSPECT_NOISE_SHARE * noise:
-                self.reasons.append(reasons.explain_suspect(suspect, self.question))
+                verdict = _add_reasons(verdict, reasons.explain_suspect(suspect, self.question))
                 repeats = [suggest_repeats(suspect.point, self.question)]
                 is_usable = all(optimum.status == "ok" for optimum in optima_without.optima)
                 if is_usable and self._decide(self._estimate_regret(at_target)) != "cannot_tell":
-                    self.suggestions = repeats
-                    return
+                    return dataclasses.replace(verdict, what_to_run=tuple(repeats))
                 points, optima = kept_points, optima_without
-                self.suggestions = self._suggest_mending_runs(points, optima)
-        self.suggestions, note = plan_round(
-            points, optima, self.question, self.suggestions, repeats
-        )
-        if note:
-            self.reasons.append(note)
+        mending_runs = self._suggest_mending_runs(points, optima)
+        runs, note = plan_round(points, optima, self.question, mending_runs, repeats)
+        verdict = dataclasses.replace(verdict, what_to_run=tuple(runs))
+        return _add_reasons(verdict, note) if note else verdict
 
     def _suggest_mending_runs(self, points: Sequence[Point], optima: Optima) -> list[Suggestion]:
         """Suggest runs that make the optima of all sizes usable."""
@@ -441,6 +447,11 @@ class _VerdictBuilder:
             )
         power = slope if question.power is None else question.power
         return float(value + power * question.doublings - optimum_at_target)
+
+
+def _add_reasons(verdict: Verdict, *more: str) -> Verdict:
+    """Return the verdict with more reasons."""
+    return dataclasses.replace(verdict, reasons=(*verdict.reasons, *more))
 
 
 @functools.lru_cache(maxsize=128)

@@ -30,7 +30,7 @@ from forerun._scaling_fits.forecast.conclusive import split_warnings
 from forerun._scaling_fits.laws.forms import FORMS
 
 if TYPE_CHECKING:
-    from forerun._scaling_fits.compute.optima import FlopsSource
+    from forerun._scaling_fits.optima.optima_fit import FlopsSource
 
 Body = Mapping[str, Any]
 """JSON body of a fit, or of a prediction from a fit."""

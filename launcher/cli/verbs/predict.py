@@ -27,10 +27,10 @@ from forerun._scaling_fits.forecast.conclusive import (
 )
 
 if TYPE_CHECKING:
-    from forerun._scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-    from forerun._scaling_fits.compute.optima import ComputeFit
     from forerun._scaling_fits.fit_file import Fit
     from forerun._scaling_fits.forecast.uncertainty import FittedRuns
+    from forerun._scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+    from forerun._scaling_fits.optima.optima_fit import ComputeFit
 
 _MAX_REACH = 1e12
 """Maximum ratio of the given FLOPs to the largest fitted ones, and of the fitted ones to the given
@@ -97,8 +97,8 @@ def predict_from(fit: Fit, sizes: dict[str, float | None]) -> tuple[dict[str, Js
         click.UsageError: Sizes are missing, or do not apply to this form of fit.
         ValueError: The fit gives no number there.
     """
-    from forerun._scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-    from forerun._scaling_fits.compute.optima import ComputeFit
+    from forerun._scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+    from forerun._scaling_fits.optima.optima_fit import ComputeFit
 
     if isinstance(fit, ComputeFit):
         return _predict_compute(fit, **_require_sizes("isoflop", sizes, ("flops",)))
@@ -155,7 +155,7 @@ def _predict_law(fit: FittedRuns, params: float, tokens: float) -> tuple[dict[st
 
 
 def _predict_compute(fit: ComputeFit, flops: float) -> tuple[dict[str, Json], str]:
-    from forerun._scaling_fits.compute.optima import predict_at
+    from forerun._scaling_fits.optima.optima_fit import predict_at
 
     ratio = flops / fit.largest_flops
     if flops > 0 and not 1 / _MAX_REACH <= ratio <= _MAX_REACH:
@@ -180,7 +180,7 @@ def _predict_compute(fit: ComputeFit, flops: float) -> tuple[dict[str, Json], st
 def _predict_hyperparameter(
     fit: HyperparameterFit, params: float, tokens: float
 ) -> tuple[dict[str, Json], str]:
-    from forerun._scaling_fits.compute.hyperparameter_laws import (
+    from forerun._scaling_fits.optima.hyperparameter_laws import (
         predict_value,
         summarize_prediction,
     )

@@ -197,11 +197,15 @@ def _conclude(
 
     `study_dir` is the study whose ledger keeps the score; None if there is none.
     """
-    from forerun._launcher.main_run.watch.conclusion import conclude, describe_conclusion, score_run
+    from forerun._launcher.main_run.watch.conclusion import (
+        build_concluded_run,
+        conclude,
+        describe_conclusion,
+    )
     from forerun._launcher.study.stages.concluded_runs import record_concluded
 
     reading = readings.read(last=True)
-    run = score_run(decision, reading)
+    run = build_concluded_run(decision, reading)
     if study_dir is not None:
         run = record_concluded(study_dir, run, decision.data.data_id)
     body = conclude(decision, folder, run_dir, run, in_ledger=study_dir is not None)

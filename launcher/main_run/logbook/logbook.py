@@ -14,7 +14,7 @@ import itertools
 import os
 import pwd
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,8 +201,7 @@ def write_logbook(study_dir: Path) -> Path:
 def parse_time(event: Event) -> datetime.datetime:
     """Return the time of an event in UTC; the earliest possible time if it is unknown."""
     try:
-        at = datetime.datetime.fromisoformat(event.at)
-        return at.replace(tzinfo=datetime.UTC) if at.tzinfo is None else at.astimezone(datetime.UTC)
+        return event_log.parse_time(event.at).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
         return _UNDATED
 
@@ -224,7 +223,7 @@ def format_text(events: list[Event]) -> str:
 def _format_days(
     events: list[Event], heading: str, line: str, write: Callable[[str], str]
 ) -> list[str]:
-    """Format each day with its events.
+    """Format each day with its events. Events without a known time come first, as `Undated`.
 
     Args:
         events: Events in any order.
@@ -232,36 +231,23 @@ def _format_days(
         line: Template of an event's line.
         write: Function that makes a text harmless.
     """
-    return [
-        "\n".join(
-            [
-                heading.format(day),
-                *(
-                    line.format(
-                        time=time,
-                        kind=write(event.kind.replace("_", " ")),
-                        place=_format_place(event, write),
-                        text=write(event.text),
-                    )
-                    for time, event in day_events
-                ),
-            ]
-        )
-        for day, day_events in _group_by_day(events)
-    ]
-
-
-def _group_by_day(events: list[Event]) -> Iterator[tuple[str, list[tuple[str, Event]]]]:
-    """Yield each day as text, with its events and their times; `Undated` comes first, without
-    times.
-    """
+    days = []
     for day, day_events in itertools.groupby(
         sorted(events, key=parse_time), key=lambda event: parse_time(event).date()
     ):
-        if day == _UNDATED.date():
-            yield "Undated", [("", event) for event in day_events]
-        else:
-            yield str(day), [(f"{parse_time(event):%H:%M} ", event) for event in day_events]
+        is_dated = day != _UNDATED.date()
+        lines = [heading.format(day if is_dated else "Undated")]
+        lines += [
+            line.format(
+                time=f"{parse_time(event):%H:%M} " if is_dated else "",
+                kind=write(event.kind.replace("_", " ")),
+                place=_format_place(event, write),
+                text=write(event.text),
+            )
+            for event in day_events
+        ]
+        days.append("\n".join(lines))
+    return days
 
 
 def _format_place(event: Event, write: Callable[[str], str]) -> str:

@@ -1,18 +1,21 @@
 """The drills of a rehearsal: for each its name, what happens in it, the condition to pass, and
-advice if it fails. This module does not import torch, which takes seconds.
+advice if it fails. The records of their results are here too.
 
-A drill is an entry of `DRILLS` (or of `USER_DRILLS`, for a user's own trainer) and a function of a
-`RehearsalFolder` (or `UserRehearsal`). The verb's `--only`, its `--json`, the attestation, `launch`
-and the reference page read the entries; no other list of drills exists.
+A drill is an entry of `DRILLS`, or of `USER_DRILLS` for a user's own trainer, and a function that
+takes a `RehearsalFolder` or a `UserRehearsal`. No other list of drills exists: the verb's `--only`
+and `--json`, the attestation, `launch`, and the reference page read these entries. This module does
+not import torch, which takes seconds.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from forerun._launcher.main_run.supervisor.hang_detector import FLOOR_SECONDS
 from forerun._proxies.core.canon import Json
+from forerun._proxies.core.notation import format_duration
 from forerun._proxies.core.spec import Dtype
 
 if TYPE_CHECKING:
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
 Outcome = Literal["passed", "failed"]
 
 HANG_SECONDS, USER_HANG_SECONDS = 10.0, 30.0
-"""Seconds without a step after which the supervisor ends the job in a hang drill: of the embedded
-trainer, and of a user's own trainer."""
+"""Seconds without a step after which the supervisor ends the job in a hang drill. The first is for
+the embedded trainer's small copy; the real shape (`--full`) has the limit of a real launch,
+`FLOOR_SECONDS`. The second is for a user's own trainer."""
 CUTS = (3, 11)
 """Steps after which the cut run is stopped and resumed: in the warmup, and near the end, of the
 schedule that `scaled_config.shorten_schedule` makes."""
@@ -35,9 +39,20 @@ FULL_DISK_BYTES = 48 * 1024
 checkpoint, more than the metrics of the drill's few steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The observation of a drill."""
+
+    passed: bool
+    sentence: str
+    """Sentence on what happened."""
+    seen: dict[str, Json] = field(default_factory=dict)
+    """Measurements by name."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrillResult:
-    """The result of a drill."""
+    """The result of a drill, as it is attested."""
 
     name: str
     outcome: Outcome
@@ -91,13 +106,12 @@ class Drill:
     not_proven: str = ""
     """Claim that a passed drill does not prove; empty if there is none to mention."""
 
-    def run(self, rehearsal: RehearsalFolder | UserRehearsal) -> DrillResult:
+    def run(self, rehearsal: RehearsalFolder | UserRehearsal) -> Observation:
         """Run the drill."""
-        module, _, function = self.function.partition(":")
-        result: DrillResult = getattr(
-            importlib.import_module(f"forerun._launcher.main_run.rehearsal.{module}"), function
-        )(rehearsal)
-        return result
+        module_name, _, function_name = self.function.partition(":")
+        module = importlib.import_module(f"forerun._launcher.main_run.rehearsal.{module_name}")
+        observation: Observation = getattr(module, function_name)(rehearsal)
+        return observation
 
 
 _DRILLS = (
@@ -135,8 +149,8 @@ _DRILLS = (
         name="hang",
         function="fault_drills:hang_rank",
         happens="a rank hangs",
-        limit=f"the supervisor kills the job after {HANG_SECONDS:g} s without a step (`--full`: a "
-        "minute), one restart, final weights bitwise the same",
+        limit=f"the supervisor kills the job after {HANG_SECONDS:g} s without a step (`--full`: "
+        f"{format_duration(FLOOR_SECONDS)}), one restart, final weights bitwise the same",
         advice="a hang would last until somebody looks: the supervisor's step timeout did not "
         "detect it",
         not_proven="that so short a timeout suits the real run: see `launch --hang-seconds`",
@@ -248,16 +262,3 @@ _USER_DRILLS = (
 )
 USER_DRILLS: dict[str, Drill] = {drill.name: drill for drill in _USER_DRILLS}
 """Drills of a user's own trainer (`proxy.command`), in the order in which they run."""
-
-
-def make_result(name: str, passed: bool, sentence: str, seen: dict[str, Json]) -> DrillResult:
-    """Return the result of a drill, with the drill's advice if it failed."""
-    drill = (DRILLS | USER_DRILLS)[name]
-    return DrillResult(
-        name=name,
-        outcome="passed" if passed else "failed",
-        said=sentence,
-        seen={**seen},
-        limit=drill.limit,
-        advice="" if passed else drill.advice,
-    )

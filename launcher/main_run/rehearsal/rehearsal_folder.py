@@ -1,8 +1,8 @@
-"""The folder of a rehearsal of the embedded trainer, with one folder for each run.
+"""The folder of a rehearsal of the embedded trainer, which starts runs under the real supervisor.
 
-The runs train the copy, which is the config of the drills, under the real supervisor. Drills
-compare the checkpoints of two runs. The uninterrupted run and the cut run (stopped after each of
-`CUTS` and resumed) are trained once, by the first drill that needs them.
+Each run has a folder of its own below it. The runs train the copy, a small config that stands for
+the real one. Drills compare the checkpoints of two runs. The uninterrupted run and the cut run
+(stopped after each of `CUTS` and resumed) are trained once, by the first drill that needs them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from forerun._launcher.main_run.frozen.launch_file import write_launch
 from forerun._launcher.main_run.rehearsal.faults import Fault, get_mark_path
 from forerun._launcher.main_run.rehearsal.rank import MODULE, format_fault_options
 from forerun._launcher.main_run.rehearsal.registry import CUTS, HANG_SECONDS
-from forerun._launcher.main_run.rehearsal.scaled_config import ScaledConfig
 from forerun._launcher.main_run.supervisor.attempt import Signals
 from forerun._launcher.main_run.supervisor.hang_detector import FLOOR_SECONDS, SilenceLimits
 from forerun._launcher.main_run.supervisor.launch import LaunchOutcome, launch
 from forerun._launcher.main_run.trainer import checkpoints
+from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import InputError
 from forerun._proxies.core.notation import format_counted
+from forerun._proxies.core.spec import RunSpec
 
 LOG_FILE = "supervisor.log"
 """Messages of the supervisor of the drills' runs."""
@@ -69,7 +70,7 @@ class CheckpointDifference:
 
 
 def compare_tensors(first: dict[str, Tensor], second: dict[str, Tensor]) -> CheckpointDifference:
-    """Compare the tensors of two checkpoints."""
+    """Compare the tensors of two checkpoints, by name."""
     names = first.keys() | second.keys()
     empty = torch.empty(0)
     differing = [
@@ -77,10 +78,10 @@ def compare_tensors(first: dict[str, Tensor], second: dict[str, Tensor]) -> Chec
     ]
     weights = [name for name in names if name.startswith("model.")]
     share = math.inf
-    if all(
-        name in first and name in second and first[name].shape == second[name].shape
-        for name in names
-    ):
+    first_shapes, second_shapes = (
+        {name: tensor.shape for name, tensor in tensors.items()} for tensors in (first, second)
+    )
+    if first_shapes == second_shapes:
         squared_difference = sum(
             float((first[name].double() - second[name].double()).square().sum()) for name in weights
         )
@@ -123,10 +124,14 @@ class _CountedSignals(Signals):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RehearsalFolder:
-    """The folder of one rehearsal, with its config and corpus."""
+    """The folder of one rehearsal, with its configs and corpus."""
 
     real: Decision
-    scaled: ScaledConfig
+    """The config that is rehearsed."""
+    decision: Decision
+    """The copy: the config that is trained in the drills."""
+    spec: RunSpec | None
+    """The run of the copy as a proxy; None if the copy has the real shape."""
     folder: Path
     """Folder of all runs, which may be removed when the rehearsal is over."""
     corpus: Path
@@ -136,22 +141,33 @@ class RehearsalFolder:
     code_dir: Path = Path()
     """Folder of the code of a user's own model."""
     hang_seconds: float = HANG_SECONDS
+    """Seconds without a step after which the run of the hang drill counts as hung."""
     faults: Sequence[Fault] = ()
-    """Faults in every run."""
-
-    @property
-    def decision(self) -> Decision:
-        """The config of the copy."""
-        return self.scaled.decision
+    """Faults in every run, with which tests make a wrong trainer."""
 
     @property
     def num_steps(self) -> int:
         """Number of steps that the copy trains."""
         return self.decision.learning_rate.schedule.num_steps
 
+    def describe_copy(self) -> dict[str, Json]:
+        """Return what the attestation says of the copy."""
+        shape = self.decision.shape
+        return {
+            "kind": "full" if self.spec is None else "scaled",
+            "digest": self.decision.digest,
+            "stands_for": self.real.digest,
+            "layers": shape.num_layers,
+            "width": shape.width,
+            "seq_len": shape.seq_len,
+            "num_steps": self.num_steps,
+            "batch_tokens": self.decision.batch_tokens,
+            "num_ranks": self.decision.parallelism.num_ranks,
+        }
+
     def run(
         self,
-        name: str,
+        run_dir: Path,
         *faults: Fault,
         stop_after: int | None = None,
         max_restarts: int = 0,
@@ -160,7 +176,7 @@ class RehearsalFolder:
         """Start or resume a run, which is killed after `hang_seconds` without a step.
 
         Args:
-            name: Name of the run and of its folder.
+            run_dir: Folder of the run.
             faults: Faults of this start, in addition to those of every run.
             stop_after: Step after which the run saves and stops; None for the last step.
             max_restarts: Maximum number of restarts without a new checkpoint.
@@ -176,11 +192,11 @@ class RehearsalFolder:
             contextlib.redirect_stderr(log),
             self._hide_gpus(),
         ):
-            print(f"== {' '.join((name, *(fault.kind for fault in faults)))}", file=log)
+            print("==", run_dir.name, *(fault.kind for fault in faults), file=log)
             outcome = launch(
                 config,
                 self.corpus,
-                self.get_run_dir(name),
+                run_dir,
                 stop_after,
                 max_restarts,
                 program=(MODULE, *format_fault_options([*self.faults, *faults])),
@@ -190,7 +206,7 @@ class RehearsalFolder:
             )
         # Any signal beyond those that a fault has sent is the user's.
         sends_signal = any(fault.kind == "sigterm" for fault in faults)
-        num_sent = int(sends_signal and get_mark_path(self.get_run_dir(name), "sigterm").exists())
+        num_sent = int(sends_signal and get_mark_path(run_dir, "sigterm").exists())
         if signals.num_signals > num_sent or (outcome.event == "interrupted" and not num_sent):
             raise KeyboardInterrupt
         return outcome
@@ -214,84 +230,79 @@ class RehearsalFolder:
             elif self.on_cpu:
                 del os.environ["CUDA_VISIBLE_DEVICES"]
 
-    def get_run_dir(self, name: str) -> Path:
-        """Return the folder of a run."""
+    def clear_run(self, name: str) -> Path:
+        """Return the folder of a run, after removing what an interrupted drill left of it."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
         return self.folder / name
 
-    def clear_run(self, name: str) -> str:
-        """Remove the folder of a run, which a drill that was interrupted may have left; return the
-        name.
-        """
-        shutil.rmtree(self.get_run_dir(name), ignore_errors=True)
-        return name
-
-    def train_reference(self) -> str:
-        """Train the uninterrupted run unless an earlier call did; return its name."""
+    def train_reference(self) -> Path:
+        """Train the uninterrupted run unless an earlier call did; return its folder."""
         return self._train_once("reference", (None,))
 
-    def train_cut_run(self) -> str:
-        """Train the cut run unless an earlier call did; return its name.
+    def train_cut_run(self) -> Path:
+        """Train the cut run unless an earlier call did; return its folder.
 
         The cut run stops after each of `CUTS` steps and is resumed in new processes.
         """
         return self._train_once("cut", (*CUTS, None))
 
-    def _train_once(self, name: str, stops: tuple[int | None, ...]) -> str:
-        """Train a run unless it is finished, and return its name.
+    def _train_once(self, name: str, stops: tuple[int | None, ...]) -> Path:
+        """Train a run unless it is finished, and return its folder.
 
         Args:
             name: Name of the run.
             stops: Steps after which each start of the run stops; None for the last step.
         """
-        if self.is_finished(name):
-            return name
-        self.clear_run(name)
+        if is_finished(self.folder / name):
+            return self.folder / name
+        run_dir = self.clear_run(name)
         for stop_after in stops:
-            outcome = self.run(name, stop_after=stop_after)
+            outcome = self.run(run_dir, stop_after=stop_after)
             if outcome.event not in ("finished", "stopped"):
                 raise UnexpectedEndError(
                     f"the run {name!r}, which has no fault, ended early: {outcome.event}: "
                     f"{outcome.reason}"
                 )
-        return name
+        return run_dir
 
-    def fork_run(self, source: str, step: int, name: str) -> str:
-        """Make a run that has only the checkpoints of another run up to `step`; return its name."""
-        root = self.get_run_dir(self.clear_run(name)) / CHECKPOINTS
-        root.mkdir(parents=True)
-        for saved_step, folder in list_complete_checkpoints(
-            self.get_run_dir(source) / CHECKPOINTS
-        ).items():
+    def fork_run(self, source: Path, step: int, name: str) -> Path:
+        """Make a run with copies of the checkpoints of another run up to `step`; return its
+        folder.
+        """
+        run_dir = self.clear_run(name)
+        for saved_step, folder in list_complete_checkpoints(source / CHECKPOINTS).items():
             if saved_step <= step:
-                shutil.copytree(folder, root / folder.name)
-        return name
+                shutil.copytree(folder, run_dir / CHECKPOINTS / folder.name)
+        return run_dir
 
-    def compare(self, first: str, second: str, step: int | None = None) -> CheckpointDifference:
+    def compare(self, first: Path, second: Path, step: int | None = None) -> CheckpointDifference:
         """Compare two runs' checkpoints of a step; None for the last step."""
         folders = [
-            checkpoints.folder_of(self.get_run_dir(name) / CHECKPOINTS, step or self.num_steps)
-            for name in (first, second)
+            checkpoints.folder_of(run_dir / CHECKPOINTS, step or self.num_steps)
+            for run_dir in (first, second)
         ]
         if not all(folder.is_dir() for folder in folders):
             return CheckpointDifference()
         return compare_tensors(*map(checkpoints.read_saved_tensors, folders))
 
-    def read_losses(self, name: str) -> dict[int, float]:
-        """Return a run's training losses in nats by step."""
-        lines = [
-            line
-            for line in metrics_file.read_lines(self.get_run_dir(name))
-            if "train_loss_nats" in line
-        ]
-        return {int(str(line["step"])): float(str(line["train_loss_nats"])) for line in lines}
 
-    def read_validation_loss(self, name: str) -> float:
-        """Return the validation loss in nats at a run's end; infinite if there is none."""
-        ending = metrics_file.read_ending(self.get_run_dir(name))
-        loss = None if ending is None else ending.validation_loss_nats
-        return math.inf if loss is None else loss
+# ---- Records of a run ----
 
-    def is_finished(self, name: str) -> bool:
-        """Return whether a run has reached its schedule's end."""
-        ending = metrics_file.read_ending(self.get_run_dir(name))
-        return ending is not None and ending.event == "finished"
+
+def read_losses(run_dir: Path) -> dict[int, float]:
+    """Return a run's training losses in nats by step."""
+    lines = [line for line in metrics_file.read_lines(run_dir) if "train_loss_nats" in line]
+    return {int(str(line["step"])): float(str(line["train_loss_nats"])) for line in lines}
+
+
+def read_validation_loss(run_dir: Path) -> float:
+    """Return the validation loss in nats at a run's end; infinite if there is none."""
+    ending = metrics_file.read_ending(run_dir)
+    loss = None if ending is None else ending.validation_loss_nats
+    return math.inf if loss is None else loss
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Return whether a run has reached its schedule's end."""
+    ending = metrics_file.read_ending(run_dir)
+    return ending is not None and ending.event == "finished"

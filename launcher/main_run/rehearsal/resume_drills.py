@@ -1,7 +1,7 @@
-"""Drills that compare the uninterrupted run of a copy with another run.
+"""Drills that compare the uninterrupted run of the copy with another run.
 
-The other run is the same run as a proxy, a run that is cut (stopped and resumed), or a run that
-begins from damaged checkpoints.
+The other run is the same run in the proxies' engine, the cut run (stopped and resumed), or a run
+that begins from damaged checkpoints.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from functools import partial
 
 from forerun._launcher.main_run.checkpoint_folders import CHECKPOINTS, list_complete_checkpoints
 from forerun._launcher.main_run.rehearsal.faults import Fault, FaultKind
-from forerun._launcher.main_run.rehearsal.registry import CUTS, PROXY_NATS, DrillResult, make_result
-from forerun._launcher.main_run.rehearsal.rehearsal_folder import RehearsalFolder, flip_a_bit
+from forerun._launcher.main_run.rehearsal.registry import CUTS, PROXY_NATS, Observation
+from forerun._launcher.main_run.rehearsal.rehearsal_folder import (
+    RehearsalFolder,
+    flip_a_bit,
+    is_finished,
+    read_losses,
+    read_validation_loss,
+)
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import ExitCode
 from forerun._proxies.core.notation import format_counted, format_loss, format_significant
@@ -21,7 +27,7 @@ from forerun._proxies.data.tokens import TokenStore
 
 FULL_SHAPE_NATS = 1.0
 """Maximum distance of the first loss from ln(vocabulary), and of the validation loss from the last
-training loss, for the full shape."""
+training loss, for the real shape. It has no proxy, so only gross faults are found."""
 CONTROLS: dict[FaultKind, str] = {
     "drop_moments": "moments dropped",
     "shift_batch": "data off by one batch",
@@ -29,10 +35,10 @@ CONTROLS: dict[FaultKind, str] = {
 """Wrong ways to resume. Each must change the result, or else the comparison proves nothing."""
 
 
-def compare_loss(rehearsal: RehearsalFolder) -> DrillResult:
+def compare_loss(rehearsal: RehearsalFolder) -> Observation:
     """Compare the copy's training and validation losses with those of the same run as a proxy."""
-    losses = rehearsal.read_losses(rehearsal.train_reference())
-    validated = rehearsal.read_validation_loss(rehearsal.train_reference())
+    reference = rehearsal.train_reference()
+    losses, validated = read_losses(reference), read_validation_loss(reference)
     first, last = losses[1], losses[max(losses)]
     initial = math.log(rehearsal.decision.shape.vocab_size)
     seen: dict[str, Json] = {
@@ -45,15 +51,15 @@ def compare_loss(rehearsal: RehearsalFolder) -> DrillResult:
         f"the loss goes from {format_loss(first)} to {format_loss(last)} nats in "
         f"{format_counted(len(losses), 'step')}"
     )
-    if rehearsal.scaled.spec is None:  # the full shape has no proxy
+    if rehearsal.spec is None:  # the full shape has no proxy
         is_near = abs(first - initial) <= FULL_SHAPE_NATS
         is_near &= abs(validated - last) <= FULL_SHAPE_NATS
         sentence += (
             f", the validation loss is {format_loss(validated)}; ln(vocabulary) is "
             f"{format_loss(initial)}"
         )
-        return make_result("loss", is_near and last < first, sentence, seen)
-    proxy, proxy_validated = _train_proxy(rehearsal, rehearsal.scaled.spec)
+        return Observation(is_near and last < first, sentence, seen)
+    proxy, proxy_validated = _train_proxy(rehearsal, rehearsal.spec)
     limit = PROXY_NATS[rehearsal.decision.precision]
     worst = max(abs(loss - proxy.get(step, math.inf)) for step, loss in losses.items())
     difference = abs(validated - proxy_validated)
@@ -68,12 +74,12 @@ def compare_loss(rehearsal: RehearsalFolder) -> DrillResult:
         f"every step, the validation loss ({format_loss(validated)} nats) within "
         f"{format_significant(difference, 1)}"
     )
-    return make_result("loss", is_near and last < first, sentence, seen)
+    return Observation(is_near and last < first, sentence, seen)
 
 
 def _train_proxy(rehearsal: RehearsalFolder, spec: RunSpec) -> tuple[dict[int, float], float]:
-    """Train a spec as a proxy; return the training losses by step, and the validation loss
-    (infinite if the run has none).
+    """Train the spec as a proxy; return the training losses by step, and the validation loss, which
+    is infinite if the run did not end.
     """
     from forerun._proxies.external.factory import build_model
     from forerun._proxies.training.single_trial import SingleTrialEngine
@@ -90,18 +96,19 @@ def _train_proxy(rehearsal: RehearsalFolder, spec: RunSpec) -> tuple[dict[int, f
     return dict(zip(curve.steps, curve.train_loss_nats, strict=True)), validated
 
 
-def cut_and_resume(rehearsal: RehearsalFolder) -> DrillResult:
-    """Cut and resume a run, which must end with the same weights. Runs that resume in a wrong way
-    must end with other weights.
+def cut_and_resume(rehearsal: RehearsalFolder) -> Observation:
+    """Compare the cut run with the uninterrupted run: the weights at the end must be the same.
+
+    Controls, which resume in a wrong way (`CONTROLS`), must end with other weights.
     """
-    run, reference = rehearsal.train_cut_run(), rehearsal.train_reference()
-    difference = rehearsal.compare(reference, run)
+    run_dir, reference = rehearsal.train_cut_run(), rehearsal.train_reference()
+    difference = rehearsal.compare(reference, run_dir)
     seen: dict[str, Json] = {"cuts": [*CUTS], "num_tensors_differing": difference.num_differing}
     unnoticed = []
     for fault, description in CONTROLS.items():
-        control = rehearsal.fork_run(run, CUTS[-1], f"control-{fault.replace('_', '-')}")
+        control = rehearsal.fork_run(run_dir, CUTS[-1], f"control-{fault.replace('_', '-')}")
         rehearsal.run(control, Fault(kind=fault, step=CUTS[-1]))
-        wrong = rehearsal.compare(reference, control) if rehearsal.is_finished(control) else None
+        wrong = rehearsal.compare(reference, control) if is_finished(control) else None
         seen[f"control_{fault}"] = None if wrong is None else wrong.weights_share
         if wrong is None or wrong.bitwise:
             unnoticed.append(description)
@@ -115,22 +122,20 @@ def cut_and_resume(rehearsal: RehearsalFolder) -> DrillResult:
         f"cut after steps {', '.join(map(str, CUTS))} and resumed in new processes: "
         f"{difference.sentence}; {controls}"
     )
-    return make_result("resume", difference.bitwise and not unnoticed, sentence, seen)
+    return Observation(difference.bitwise and not unnoticed, sentence, seen)
 
 
-def corrupt_newest(rehearsal: RehearsalFolder) -> DrillResult:
-    """Flip a bit of the newest checkpoint; the run resumes from the one before."""
-    run = rehearsal.fork_run(
+def corrupt_newest(rehearsal: RehearsalFolder) -> Observation:
+    """Flip a bit of the newest checkpoint; the run must resume from the checkpoint before it."""
+    run_dir = rehearsal.fork_run(
         rehearsal.train_reference(), _find_last_save(rehearsal), "corrupt-newest"
     )
     # The newest checkpoint comes first.
-    (_, newest), (step_before, _), *_ = list_complete_checkpoints(
-        rehearsal.get_run_dir(run) / CHECKPOINTS
-    ).items()
+    (_, newest), (step_before, _), *_ = list_complete_checkpoints(run_dir / CHECKPOINTS).items()
     file = f"{newest.name}/{flip_a_bit(newest)}"
-    outcome = rehearsal.run(run)
-    kept = [path.name for path in (rehearsal.get_run_dir(run) / CHECKPOINTS).glob("*.corrupt*")]
-    resumed_after = min(rehearsal.read_losses(run), default=0) - 1
+    outcome = rehearsal.run(run_dir)
+    kept = [path.name for path in (run_dir / CHECKPOINTS).glob("*.corrupt*")]
+    resumed_after = min(read_losses(run_dir), default=0) - 1
     seen: dict[str, Json] = {
         "flipped_in": file,
         "resumed_after_step": resumed_after,
@@ -139,26 +144,27 @@ def corrupt_newest(rehearsal: RehearsalFolder) -> DrillResult:
     sentence = f"one bit flipped in {file}"
     if outcome.event != "finished":
         sentence += f": {outcome.event}: {outcome.reason}"
-        return make_result("corrupt_newest", False, sentence, seen)
-    difference = rehearsal.compare(rehearsal.train_reference(), run)
+        return Observation(False, sentence, seen)
+    difference = rehearsal.compare(rehearsal.train_reference(), run_dir)
     sentence += f": resumed after step {resumed_after}, {len(kept)} set aside; "
     passed = difference.bitwise and resumed_after == step_before and bool(kept)
-    return make_result("corrupt_newest", passed, sentence + difference.sentence, seen)
+    return Observation(passed, sentence + difference.sentence, seen)
 
 
-def corrupt_all(rehearsal: RehearsalFolder) -> DrillResult:
-    """Flip a bit of every checkpoint; the run refuses, trains nothing, and deletes nothing."""
-    run = rehearsal.fork_run(rehearsal.train_reference(), _find_last_save(rehearsal), "corrupt-all")
-    folders = list_complete_checkpoints(rehearsal.get_run_dir(run) / CHECKPOINTS).values()
+def corrupt_all(rehearsal: RehearsalFolder) -> Observation:
+    """Flip a bit of every checkpoint; the run must refuse, train nothing, and delete nothing."""
+    run_dir = rehearsal.fork_run(
+        rehearsal.train_reference(), _find_last_save(rehearsal), "corrupt-all"
+    )
+    folders = list_complete_checkpoints(run_dir / CHECKPOINTS).values()
     for folder in folders:
         flip_a_bit(folder)
-    outcome = rehearsal.run(run)
-    num_kept = len(list((rehearsal.get_run_dir(run) / CHECKPOINTS).glob("*.corrupt*")))
+    outcome = rehearsal.run(run_dir)
+    num_kept = len(list((run_dir / CHECKPOINTS).glob("*.corrupt*")))
     all_named = all(folder.name in outcome.reason for folder in folders)
     refused = (outcome.event, outcome.exit_code) == ("refused", ExitCode.CORRUPT)
-    return make_result(
-        "corrupt_all",
-        refused and all_named and num_kept == len(folders) and not rehearsal.read_losses(run),
+    return Observation(
+        refused and all_named and num_kept == len(folders) and not read_losses(run_dir),
         f"one bit flipped in each of {format_counted(len(folders), 'checkpoint')}: "
         f"{outcome.event}, exit {outcome.exit_code}, {num_kept} set aside: {outcome.reason}",
         {

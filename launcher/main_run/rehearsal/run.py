@@ -20,9 +20,11 @@ from forerun._launcher.main_run.frozen.launch_file import attest
 from forerun._launcher.main_run.progress_output import WorkMeter
 from forerun._launcher.main_run.rehearsal.registry import (
     DRILLS,
+    HANG_SECONDS,
     USER_DRILLS,
     Drill,
     DrillResult,
+    Observation,
     RehearsalAttestation,
 )
 from forerun._launcher.main_run.rehearsal.rehearsal_folder import (
@@ -67,7 +69,7 @@ def set_up_rehearsal(
     Raises:
         FrozenError: The embedded trainer does not train this config, the corpus is another one, or
             this machine is too small for the real shape.
-        DataError: There is no corpus.
+        DataError: There is no corpus, or the config's shares of sources do not fit it.
         FactoryError, FactoryChangedError: See `forerun._launcher.main_run.trainer.model_builder`.
     """
     problems = inputs.find_reasons_to_refuse(decision)
@@ -80,46 +82,51 @@ def set_up_rehearsal(
             f"{format_counted(gpus, 'GPU')}: without --full a scaled-down copy is rehearsed"
         )
     weights, manifest = dict(decision.data.weights), read_manifest(corpus)
-    data_id = (manifest.reweight(weights) if weights else manifest).data_id
-    if data_id != decision.data.data_id:
+    if weights:
+        manifest = manifest.reweight(weights)
+    if manifest.data_id != decision.data.data_id:
         expected = decision.data.data_id[:16]
-        problems.append(f"the corpus has data_id {data_id[:16]}..., must be {expected}...")
+        problems.append(f"the corpus has data_id {manifest.data_id[:16]}..., must be {expected}...")
     if problems:
         raise FrozenError("rehearsal", problems)
     scratch, code_dir = frozen_dir / SCRATCH, code_dir or Path()
     for path in scratch.iterdir() if scratch.is_dir() else ():
         if path.name != LOCK_NAME:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    cut = cut_corpus(corpus, weights, scratch / "corpus")
-    rehearsal = RehearsalFolder(
+    cut = cut_corpus(corpus, manifest, scratch / "corpus")
+    spec = None
+    if full:
+        copy = build_full_copy(decision, cut)
+    else:
+        copy, spec = build_scaled_copy(decision, cut, code_dir)
+    return RehearsalFolder(
         real=decision,
-        scaled=build_full_copy(decision, cut)
-        if full
-        else build_scaled_copy(decision, cut, code_dir),
+        decision=copy,
+        spec=spec,
         folder=scratch,
         corpus=scratch / "corpus",
         frozen_dir=frozen_dir,
         code_dir=code_dir,
+        hang_seconds=FLOOR_SECONDS if full else HANG_SECONDS,
     )
-    return dataclasses.replace(rehearsal, hang_seconds=FLOOR_SECONDS) if full else rehearsal
 
 
-def cut_corpus(corpus: Path, weights: dict[str, float], out: Path) -> Manifest:
+def cut_corpus(corpus: Path, manifest: Manifest, out: Path) -> Manifest:
     """Write the first tokens of every source and split of a corpus into `out`.
 
     Every start of a run reads and hashes its whole corpus, which may take hours for the real one.
 
     Args:
         corpus: Folder of the corpus.
-        weights: Shares of its sources; empty for their sizes.
+        manifest: Its manifest, with the shares of its sources in the run.
         out: Folder of the cut.
 
+    Returns:
+        The manifest of the cut.
+
     Raises:
-        DataError: There is no corpus, or the weights do not fit it.
         OSError: A shard cannot be read, or the cut cannot be written.
     """
-    stored = read_manifest(corpus)
-    manifest = stored.reweight(weights) if weights else stored
     out.mkdir(parents=True, exist_ok=True)
     sources = []
     for number, source in enumerate(manifest.sources):
@@ -175,7 +182,7 @@ def rehearse(
     failed = any(result.outcome == "failed" for result in results)
     attestation = RehearsalAttestation(
         outcome="failed" if failed else "passed",
-        copy={**rehearsal.scaled.to_json()},
+        copy={**rehearsal.describe_copy()},
         machine={**describe_machine()},
         drills=tuple(results),
         seconds=round(sum(result.seconds for result in results), 1),
@@ -202,22 +209,22 @@ def describe_machine() -> dict[str, Json]:
 
 def _run_drill(rehearsal: RehearsalFolder | UserRehearsal, drill: Drill) -> DrillResult:
     """Run a drill. The drill fails if one of its runs ends so that it cannot continue."""
-    began = time.monotonic()
+    began, limit, advice = time.monotonic(), drill.limit, drill.advice
     try:
-        result = drill.run(rehearsal)
-    except (
-        UnexpectedEndError,
-        CheckpointError,
-        OwnLaunchError,
-        CommandError,
-    ) as error:
-        result = DrillResult(
-            name=drill.name,
-            outcome="failed",
-            said=str(error),
-            seen={},
-            limit="the drill runs to its end",
-            advice="see torchrun.log or log.txt in the folders of "
-            f"{rehearsal.folder} for the ranks' own messages",
+        observation = drill.run(rehearsal)
+    except (UnexpectedEndError, CheckpointError, OwnLaunchError, CommandError) as error:
+        observation = Observation(False, str(error))
+        limit = "the drill runs to its end"
+        advice = (
+            f"see torchrun.log or log.txt in the folders of {rehearsal.folder} for the ranks' own "
+            "messages"
         )
-    return dataclasses.replace(result, seconds=round(time.monotonic() - began, 1))
+    return DrillResult(
+        name=drill.name,
+        outcome="passed" if observation.passed else "failed",
+        said=observation.sentence,
+        seen={**observation.seen},
+        limit=limit,
+        advice="" if observation.passed else advice,
+        seconds=round(time.monotonic() - began, 1),
+    )

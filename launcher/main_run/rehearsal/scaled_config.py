@@ -16,9 +16,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from forerun._launcher.main_run.frozen.frozen import (
     Decision,
@@ -30,7 +29,6 @@ from forerun._launcher.main_run.frozen.frozen import (
     sample_learning_rate,
 )
 from forerun._launcher.main_run.frozen.run_policies import Checkpointing, Monitoring
-from forerun._proxies.core.canon import Json
 from forerun._proxies.core.hyperparameters import HYPERPARAMETERS, Hparams, UserValue
 from forerun._proxies.core.numbers import ParameterNumbers
 from forerun._proxies.core.optimizers import RECIPES
@@ -41,53 +39,26 @@ from forerun._proxies.data.tokens import Manifest
 from forerun._proxies.external.factory import get_parameter_numbers
 from forerun._proxies.parametrization.parametrization import compute_forward_numbers
 
-# Steps of the copy, steps between two checkpoints or measurements, and steps of its warmup
+# Steps of the copy; steps between two checkpoints or measurements; steps of its warmup. The drills
+# count on them (`registry.CUTS`, `fault_drills.BETWEEN_SAVES`).
 NUM_STEPS, EVERY_STEPS, WARMUP_STEPS = 16, 4, 4
-# Maximum sizes of the copy's base, sequences of a batch, and ranks
+# Maximum layers, head dim and sequence length of the copy; its sequences per batch; its ranks
 NUM_LAYERS, HEAD_DIM, SEQ_LEN, BATCH_SEQUENCES, NUM_RANKS = 2, 16, 32, 8, 2
 MAX_DISAGREEMENT = 1e-6
-"""Share by which the hyperparameters that two groups imply may differ. If they differ by more, the
-groups do not come from the parametrization's table."""
+"""Share by which the hyperparameters that two groups imply may differ, because numbers were
+rounded. If they differ by more, the groups do not come from the parametrization's table."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaledConfig:
-    """The config that is trained in the drills."""
-
-    decision: Decision
-    stands_for: str
-    """Digest of the config that is rehearsed."""
-    kind: Literal["scaled", "full"]
-    spec: RunSpec | None = None
-    """The same run as a proxy; None for the full shape."""
-
-    def to_json(self) -> dict[str, Json]:
-        """Return what the attestation says of the copy."""
-        shape, decision = self.decision.shape, self.decision
-        return {
-            "kind": self.kind,
-            "digest": decision.digest,
-            "stands_for": self.stands_for,
-            "layers": shape.num_layers,
-            "width": shape.width,
-            "seq_len": shape.seq_len,
-            "num_steps": decision.learning_rate.schedule.num_steps,
-            "batch_tokens": decision.batch_tokens,
-            "num_ranks": decision.parallelism.num_ranks,
-        }
-
-
-def build_full_copy(decision: Decision, manifest: Manifest) -> ScaledConfig:
+def build_full_copy(decision: Decision, manifest: Manifest) -> Decision:
     """Return the config with its real shape, groups, batch and parallelism, but with few steps on a
     small part of the corpus.
     """
-    copy = _shorten(decision, manifest, decision.batch_tokens)
-    return ScaledConfig(decision=copy, stands_for=decision.digest, kind="full")
+    return _shorten(decision, manifest, decision.batch_tokens)
 
 
 def build_scaled_copy(
     decision: Decision, manifest: Manifest, code_dir: Path = Path()
-) -> ScaledConfig:
+) -> tuple[Decision, RunSpec]:
     """Return the small copy of a config, which trains on a small part of the corpus (the cut).
 
     A user's own model is copied at twice the width at which it was searched, because other shapes
@@ -97,6 +68,9 @@ def build_scaled_copy(
         decision: The config.
         manifest: Manifest of the cut.
         code_dir: Folder of a user's own model.
+
+    Returns:
+        The copy, and the same run as the spec of a proxy.
 
     Raises:
         FrozenError: The frozen numbers do not follow from the config's parametrization.
@@ -131,7 +105,7 @@ def build_scaled_copy(
     copy = dataclasses.replace(
         copy, forward=compute_forward_numbers(spec), groups=groups, model=model
     )
-    return ScaledConfig(decision=copy, stands_for=decision.digest, kind="scaled", spec=spec)
+    return copy, spec
 
 
 def _shorten(decision: Decision, manifest: Manifest, batch_tokens: int, **changes: Any) -> Decision:
@@ -222,7 +196,10 @@ def _build_spec(decision: Decision, hparams: Hparams) -> RunSpec:
 
 
 def _infer_hparams(decision: Decision, code_dir: Path = Path()) -> Hparams:
-    """Return the hyperparameters at the base shape for which the table has the frozen numbers."""
+    """Return the hyperparameters at the base shape from which the frozen numbers follow.
+
+    The table is the parametrization's, with the numbers of every parameter of a shape.
+    """
     recipe = RECIPES[decision.optimizer]
     keywords = decision.model.keywords if decision.model else {}
     user_values = tuple(_build_user_value(name, value) for name, value in keywords.items())
@@ -238,8 +215,8 @@ def _infer_hparams(decision: Decision, code_dir: Path = Path()) -> Hparams:
             name = recipe.get_hyperparameter_name(group.optimizer, setting)
             set_by.setdefault(name, (setting, []))[1].append(group)
 
-    def make_spec() -> RunSpec:
-        return _build_spec(decision, Hparams(**values, own=user_values))  # type: ignore[arg-type]
+    def make_hparams() -> Hparams:
+        return Hparams(**values, own=user_values)  # type: ignore[arg-type]
 
     # A setting that the table does not scale has one number in all groups, which is the
     # hyperparameter itself.
@@ -251,23 +228,23 @@ def _infer_hparams(decision: Decision, code_dir: Path = Path()) -> Hparams:
     # Learning rates come first, because other settings may scale with them.
     rates = [name for name in set_by if scaling[name] == "learning_rate"]
     for names in (rates, [name for name in set_by if name not in (*alike, *rates)]):
-        table = get_parameter_numbers(make_spec(), code_dir)
+        table = get_parameter_numbers(_build_spec(decision, make_hparams()), code_dir)
         values |= {name: _find_ratio(*set_by[name], table) for name in names}
-    forward = compute_forward_numbers(make_spec())
+    forward = compute_forward_numbers(_build_spec(decision, make_hparams()))
     for name, hyperparameter in HYPERPARAMETERS.items():
         if field := hyperparameter.multiplies:
             values[name] = getattr(decision.forward, field) / getattr(forward, field)
-    return Hparams(**values, own=user_values)  # type: ignore[arg-type]
+    return make_hparams()
 
 
 def _find_ratio(
     setting: str, groups: Sequence[ParameterGroup], table: tuple[ParameterNumbers, ...]
 ) -> float:
-    """Return the ratio of the frozen values of a setting to the table's, which all groups share; 0
-    if the setting is 0 in all of them.
+    """Return the ratio of the groups' values of a setting to those in the table; 0 if all groups
+    have 0.
 
     Raises:
-        FrozenError: The groups have several ratios.
+        FrozenError: The ratio is not the same in all groups.
     """
     ratios = [
         group.settings[setting] / _find_member(group, table).settings[setting]
@@ -294,6 +271,7 @@ def _build_user_value(name: str, value: float | int | str) -> UserValue:
 
 
 def _find_member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> ParameterNumbers:
+    """Return the numbers of the first parameter of a group."""
     for numbers in table:
         if re.fullmatch(group.pattern, numbers.name):
             return numbers
@@ -303,13 +281,19 @@ def _find_member(group: ParameterGroup, table: tuple[ParameterNumbers, ...]) -> 
 def _replace_numbers(
     groups: tuple[ParameterGroup, ...], table: tuple[ParameterNumbers, ...]
 ) -> tuple[ParameterGroup, ...]:
-    """Return the frozen groups with the small table's numbers."""
-    rows = [_find_member(group, table) for group in groups]
-    small = tuple(
-        dataclasses.replace(
-            group, optimizer=row.optimizer, settings=row.settings, init_std=row.init_std
+    """Return the frozen groups with the numbers of the copy's parameters.
+
+    Raises:
+        FrozenError: A group has no parameter in the copy, or a parameter not exactly one group.
+    """
+    copied = []
+    for group in groups:
+        row = _find_member(group, table)
+        copied.append(
+            dataclasses.replace(
+                group, optimizer=row.optimizer, settings=row.settings, init_std=row.init_std
+            )
         )
-        for group, row in zip(groups, rows, strict=True)
-    )
-    assign_groups(small, [numbers.name for numbers in table])
-    return small
+    copied_groups = tuple(copied)
+    assign_groups(copied_groups, [row.name for row in table])
+    return copied_groups

@@ -104,17 +104,9 @@ class AttemptSpec:
     num_checkpoints: int = 1
     """Number of the newest checkpoints that the run keeps at least."""
 
-    @property
-    def remote(self) -> bool:
-        """Whether ranks may be on other machines, where only `srun` reaches them."""
-        return self.command[0] == "srun"
-
 
 def run_attempt(
-    spec: AttemptSpec,
-    signals: Signals,
-    run_folder: RunFolder | None = None,
-    guard: RecordGuard | None = None,
+    spec: AttemptSpec, signals: Signals, run_folder: RunFolder, guard: RecordGuard | None
 ) -> metrics_file.AttemptEnd | Crash:
     """Run the job once, to whatever end; nothing of it is left on this machine on return.
 
@@ -123,7 +115,8 @@ def run_attempt(
         signals: Requests to save and end.
         run_folder: Folder of the run. If it is removed, the job is asked to save and end; if
             another process takes it, the job ends at once.
-        guard: Guard that reports at once if metrics or checkpoints of the run are removed.
+        guard: Guard that reports at once if metrics or checkpoints of the run are removed; None on
+            a machine that does not keep them.
 
     Returns:
         The end of the attempt, if it ended in order or because of a signal; otherwise the crash.
@@ -146,7 +139,7 @@ def run_attempt(
         try:
             hung = _follow(job, spec, signals, watchdog, has_ended, run_folder, guard)
         finally:
-            job.clear(remote=spec.remote)
+            job.clear()
     if has_ended() and (ending := metrics_file.read_ending(spec.run_dir)):
         return ending
     if signals.save.is_set():
@@ -195,7 +188,7 @@ def _follow(
     signals: Signals,
     watchdog: HangDetector,
     has_ended: Callable[[], bool],
-    run_folder: RunFolder | None,
+    run_folder: RunFolder,
     guard: RecordGuard | None,
 ) -> str:
     """Wait for the job, report its progress, and pass a signal on to it.
@@ -213,20 +206,19 @@ def _follow(
         hung, request = watchdog.check(now), ""
         if guard is not None:
             guard.check(watchdog.recorded)
-        if run_folder is not None:
-            run_folder.check()
-            if run_folder.new_holder:
-                return ""
-            if run_folder.is_removed:
-                request = (
-                    f"warning: {run_folder.folder} was removed or emptied: saving the run there "
-                    "again, then ending"
-                )
+        run_folder.check()
+        if run_folder.new_holder:
+            return ""
         if signals.now.is_set():
             print_progress("forerun: second signal: ending now without saving")
             return ""
-        if signals.save.is_set():
-            request = request or _SAVING
+        if run_folder.is_removed:
+            request = (
+                f"warning: {run_folder.folder} was removed or emptied: saving the run there again, "
+                "then ending"
+            )
+        elif signals.save.is_set():
+            request = _SAVING
         if request and not is_asked:
             print_progress(request)
             job.ask_to_save()
@@ -271,6 +263,8 @@ class ProcessSession:
     def __init__(self, command: list[str], log: int) -> None:
         """Start a command whose output goes to the file descriptor `log`."""
         self._token, self._log = secrets.token_hex(16), log
+        self._is_remote = Path(command[0]).name == "srun"
+        """Whether ranks may be on other machines, where only `srun` reaches them."""
         # One thread a rank unless the user says otherwise, as torchrun chooses with a warning.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, JOB_VARIABLE: self._token}
         # A session of its own: Ctrl-C reaches the supervisor alone, which passes it on once.
@@ -283,7 +277,7 @@ class ProcessSession:
             start_new_session=True,
             # srun passes SIGTERM on. If it were killed, its tasks on other machines would go on.
             preexec_fn=make_child_die_with_us(  # noqa: PLW1509
-                signal.SIGTERM if command[0] == "srun" else signal.SIGKILL
+                signal.SIGTERM if self._is_remote else signal.SIGKILL
             ),
         )
 
@@ -305,11 +299,11 @@ class ProcessSession:
             _send_signal(pid, signal.SIGUSR1)
             time.sleep(STACK_SECONDS / len(ranks))
 
-    def clear(self, *, remote: bool) -> None:
-        """End what is left and wait until it is gone: it must not write where the next attempt
+    def clear(self) -> None:
+        """End what is left, and wait until it is gone: it must not write where the next attempt
         writes.
         """
-        if remote and self.process.poll() is None:
+        if self._is_remote and self.process.poll() is None:
             self.process.terminate()  # srun passes it on to other machines
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(SRUN_SECONDS)

@@ -1,5 +1,5 @@
-"""Hang detection: a detector follows the metrics of a run, measures how long its steps take, and
-reports a hang if the run is silent for longer than a limit.
+"""Detection of hangs: a detector follows the metrics of a run, measures how long its steps take,
+and reports a hang if the run is silent for longer than a limit.
 
 A save that the training waits for writes no metrics and may take long. Therefore the files of the
 save are watched too, and while they change the run is alive.
@@ -81,11 +81,11 @@ class RunPace:
     seconds: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=_NUM_TIMED)
     )
-    """Durations of the last steps."""
+    """Durations of the last steps, of all attempts."""
     settling: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=SETTLING_LINES)
     )
-    """Durations of the first steps of the newest attempt."""
+    """Durations of the first steps of the newest attempts."""
     settled: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=PACE_LINES)
     )
@@ -116,23 +116,20 @@ class RunPace:
 
 
 class HangDetector:
-    """A monitor that reads a run's metrics whenever `check` is called. All times are from one
+    """A detector that reads a run's metrics whenever `check` is called. All times are from one
     monotonic clock, in seconds.
     """
 
     def __init__(self, run_dir: Path, limits: SilenceLimits, now: float) -> None:
+        """Read the metrics that earlier attempts left in `run_dir`; silence counts from `now`."""
         self.pace, self.recorded = RunPace(), RecordedSteps()
         self._run_dir, self._follower, self._limits = run_dir, MetricsFollower(run_dir), limits
         # Times of the last sign of life, and of the last look at the files of a save
         self._moved_at = self._looked_at = now
         self._unfinished = _list_unfinished_files(run_dir)
         self._has_stepped = False
-        while True:  # read what earlier attempts left
-            lines, begins = self._follower.read()
-            self.recorded.add_lines(lines, begins=begins)
-            self._add_step_times(lines)
-            if self._follower.at_end:
-                break
+        for lines, begins in self._follower.read_to_end():  # what earlier attempts left
+            self._add_lines(lines, begins=begins)
 
     def check(self, now: float) -> str:
         """Read new lines; return why the run counts as hung, or an empty text while it moves."""
@@ -142,18 +139,16 @@ class HangDetector:
         return self._explain_hang(now)
 
     def _read_on(self, now: float) -> None:
-        while True:
-            lines, begins = self._follower.read()
+        for lines, begins in self._follower.read_to_end():
             if lines:  # an empty file sets `begins` at every look
                 self._moved_at = now
-            self.recorded.add_lines(lines, begins=begins)
-            self._add_step_times(lines)
+            self._add_lines(lines, begins=begins)
             for line in lines:
                 self._update_pace(line, now, old=begins)
-            if self._follower.at_end:
-                return
 
-    def _add_step_times(self, lines: list[dict[str, Json]]) -> None:
+    def _add_lines(self, lines: list[dict[str, Json]], *, begins: bool) -> None:
+        """Add lines of this or an earlier attempt to the recorded steps and their times."""
+        self.recorded.add_lines(lines, begins=begins)
         for line in lines:
             if line.get("event") == "started":
                 self.pace.num_lines = 0
@@ -185,6 +180,7 @@ class HangDetector:
                 self.pace.since = self.pace.since or (now, tokens)
 
     def _explain_hang(self, now: float) -> str:
+        """Return why the run counts as hung, after a look at the files of a save if that is due."""
         limit, where = self._limits.start_seconds, "before its first step"
         if self._has_stepped:
             limit, where = self._limits.floor_seconds, f"after step {self.pace.step}"
@@ -207,7 +203,7 @@ class HangDetector:
 
 
 def _list_unfinished_files(run_dir: Path) -> frozenset[tuple[str, int]]:
-    """Return name and size in bytes of each file of checkpoints that are not complete."""
+    """Return name and size in bytes of each file of a checkpoint that is not complete."""
     files = set()
     with contextlib.suppress(OSError):
         for file in (run_dir / CHECKPOINTS).glob("*.part/*"):

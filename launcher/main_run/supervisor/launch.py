@@ -13,7 +13,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,12 @@ from forerun._launcher.main_run.checkpoint_folders import (
 )
 from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.frozen.launch_file import LAUNCH_FILE, read_launch
-from forerun._launcher.main_run.metrics_file import ENDING_FILE, METRICS_FILE, AttemptEnd
+from forerun._launcher.main_run.metrics_file import (
+    ENDING_FILE,
+    METRICS_FILE,
+    AttemptEnd,
+    EndingEvent,
+)
 from forerun._launcher.main_run.progress_output import print_progress
 from forerun._launcher.main_run.supervisor.attempt import (
     AttemptSpec,
@@ -44,6 +49,8 @@ from forerun._proxies.core.notation import format_duration
 from forerun._proxies.core.plain_files import refuse_pipe
 from forerun._sweeps.store.lock import DriverLock
 
+TRAINER = "forerun._launcher.main_run.trainer"
+"""Module that each rank runs."""
 LOG_FILE = "torchrun.log"
 BACKOFF_SECONDS, BACKOFF_FACTOR, MAX_BACKOFF_SECONDS = 1.0, 4.0, 300.0
 """Seconds before the first restart without progress, the factor for each one after it, and the
@@ -66,17 +73,15 @@ class Nodes:
 
 
 ALONE = Nodes()
-
-LaunchEvent = Literal["finished", "stopped", "interrupted", "aborted", "refused", "failed"]
-"""The way a launch ended."""
+"""One machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOutcome:
     """The outcome of a launch, over all its attempts."""
 
-    event: LaunchEvent
-    """Event of the last `AttemptEnd`; `failed` if every attempt died."""
+    event: EndingEvent | Literal["failed"]
+    """Event of the last `AttemptEnd`; `failed` if the last attempt died."""
     exit_code: int
     step: int
     """Number of optimizer steps done."""
@@ -84,13 +89,15 @@ class LaunchOutcome:
     validation_loss_nats: float | None = None
     num_restarts: int = 0
     cause: str = ""
-    """Cause of the last failure, one of `forerun._proxies.core.failures.CAUSES`; empty unless
-    `failed`.
+    """Cause of the last failure, one of `forerun._proxies.core.failures.CAUSES`; empty unless the
+    event is `failed`.
     """
 
     def add_losses(self, losses: str) -> LaunchOutcome:
-        """Return the outcome with a sentence on lost metrics and checkpoints; a run that lost some
-        did not succeed. An empty `losses` changes nothing.
+        """Return the outcome of a run that lost metrics or checkpoints, which is no success.
+
+        Args:
+            losses: Sentence on what was lost; if it is empty, the outcome stays as it is.
         """
         if not losses:
             return self
@@ -104,7 +111,7 @@ class LaunchOutcome:
 def build_torchrun_command(
     python: str,
     num_ranks: int,
-    module: str = "forerun._launcher.main_run.trainer",
+    module: str = TRAINER,
     *,
     nodes: Nodes = ALONE,
     job: str = "",
@@ -137,12 +144,11 @@ def _build_command(
     data_dir: Path,
     out_dir: Path,
     stop_after: int | None,
-    *,
-    program: Sequence[str] = ("forerun._launcher.main_run.trainer",),
-    nodes: Nodes = ALONE,
-    code_dir: Path | None = None,
+    nodes: Nodes,
+    code_dir: Path | None,
+    program: Sequence[str] = (TRAINER,),
 ) -> list[str]:
-    """Return the command of a launch, with a module and its own arguments as `program`."""
+    """Return the command of a launch; the arguments are those of `launch`."""
     module, *arguments = program
     config = frozen / LAUNCH_FILE if frozen.is_dir() else frozen
     words = build_torchrun_command(
@@ -169,7 +175,7 @@ def format_launch_line(
     """
     decision = read_launch(frozen)
     words = _build_command(
-        "python", frozen, decision, data_dir, out_dir, stop_after, nodes=nodes, code_dir=code_dir
+        "python", frozen, decision, data_dir, out_dir, stop_after, nodes, code_dir
     )
     return shlex.join(words)
 
@@ -184,7 +190,7 @@ def launch(
     stop_after: int | None = None,
     max_restarts: int = 3,
     *,
-    program: Sequence[str] = ("forerun._launcher.main_run.trainer",),
+    program: Sequence[str] = (TRAINER,),
     nodes: Nodes = ALONE,
     limits: SilenceLimits | None = None,
     beside: AbstractContextManager[None] | None = None,
@@ -217,64 +223,49 @@ def launch(
     """
     decision = read_launch(frozen)
     command = _build_command(
-        sys.executable,
-        frozen,
-        decision,
-        data_dir,
-        out_dir,
-        stop_after,
-        program=program,
-        nodes=nodes,
-        code_dir=code_dir,
+        sys.executable, frozen, decision, data_dir, out_dir, stop_after, nodes, code_dir, program
     )
-    spec = _build_spec(decision, command, out_dir, nodes, limits or SilenceLimits())
-    signals = signals or Signals()
-    with (
-        DriverLock(spec.log.parent) as lock,
-        listen_to_signals(signals.receive),
-        beside or contextlib.nullcontext(),
-    ):
-        run_folder = RunFolder(spec.log.parent, lock, spec.log)
-        return _Supervisor(spec, signals, decision.digest, max_restarts, run_folder).run()
-
-
-def _build_spec(
-    decision: Decision, command: list[str], out_dir: Path, nodes: Nodes, limits: SilenceLimits
-) -> AttemptSpec:
-    """Create this machine's folder of a run, and return what every attempt runs."""
-    node_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
-    node_dir.mkdir(parents=True, exist_ok=True)
-    for name in (event_log.EVENT_LOG_FILE, METRICS_FILE, ENDING_FILE, ROLLBACKS_FILE):
-        refuse_pipe(out_dir / name)
-    return AttemptSpec(
+    node_dir = _make_node_folder(out_dir, nodes)
+    spec = AttemptSpec(
         command=command,
         run_dir=out_dir,
         log=node_dir / LOG_FILE,
-        limits=limits,
+        limits=limits or SilenceLimits(),
         num_steps=decision.learning_rate.schedule.num_steps,
         num_checkpoints=decision.checkpointing.keep,
         keeps_ending=nodes.rank == 0,
     )
+    signals = signals or Signals()
+    with DriverLock(node_dir) as lock, listen_to_signals(signals.receive), beside or nullcontext():
+        run_folder = RunFolder(node_dir, lock, spec.log)
+        return _Supervisor(spec, signals, decision.digest, max_restarts, run_folder).run()
 
 
+def _make_node_folder(out_dir: Path, nodes: Nodes) -> Path:
+    """Make this machine's folder of a run, and return it; refuse pipes in the place of files."""
+    node_dir = out_dir / f"node-{nodes.rank}" if nodes.rank else out_dir
+    node_dir.mkdir(parents=True, exist_ok=True)
+    for name in (event_log.EVENT_LOG_FILE, METRICS_FILE, ENDING_FILE, ROLLBACKS_FILE):
+        refuse_pipe(out_dir / name)
+    return node_dir
+
+
+@dataclass(slots=True)
 class _Supervisor:
     """A supervisor, which makes attempts until one ends in order or the next one would fail too."""
 
-    def __init__(
-        self,
-        spec: AttemptSpec,
-        signals: Signals,
-        digest: str,
-        max_restarts: int,
-        run_folder: RunFolder,
-    ) -> None:
-        self._spec, self._signals, self._digest = spec, signals, digest
-        self._max_restarts, self._run_folder = max_restarts, run_folder
-        self._num_restarts = 0
+    spec: AttemptSpec
+    signals: Signals
+    digest: str
+    """Digest of the config."""
+    max_restarts: int
+    run_folder: RunFolder
+    num_restarts: int = 0
+    """Restarts so far."""
 
     def run(self) -> LaunchOutcome:
         """Run until there is an outcome; see `launch`."""
-        spec, run_folder = self._spec, self._run_folder
+        spec, run_folder = self.spec, self.run_folder
         from_step = _find_newest_step(spec.run_dir)
         text = f"launched from step {from_step} of {spec.num_steps}"
         self._record("launched", text, from_step, {"command": shlex.join(spec.command)})
@@ -285,9 +276,9 @@ class _Supervisor:
         # attempt that saves and then fails counts in the first number only.
         num_deaths = num_idle = 0
         last_crash: Crash | None = None
-        while not self._signals.save.is_set():
+        while not self.signals.save.is_set():
             saves_before = _list_saves(spec.run_dir)
-            ended = run_attempt(spec, self._signals, run_folder, guard)
+            ended = run_attempt(spec, self.signals, run_folder, guard)
             run_folder.require_lock()
             if run_folder.is_removed:
                 return self._conclude_removed(ended)
@@ -301,7 +292,7 @@ class _Supervisor:
                 (last_crash.cause, last_crash.step) == (ended.cause, ended.step)
             )
             would_repeat = is_repeated and not has_saved and not CAUSES[ended.cause].is_transient
-            if would_repeat or num_deaths > self._max_restarts:
+            if would_repeat or num_deaths > self.max_restarts:
                 return self._conclude_failed(ended, num_idle, would_repeat=would_repeat)
             last_crash = ended
             self._wait(ended, num_deaths, num_idle)
@@ -319,12 +310,12 @@ class _Supervisor:
         # The exponent is limited: a float cannot hold 4 to the power of a thousand restarts.
         factor = BACKOFF_FACTOR ** min(num_deaths - 1, 100)
         seconds = min(BACKOFF_SECONDS * factor, MAX_BACKOFF_SECONDS)
-        from_step = _find_newest_step(self._spec.run_dir)
+        from_step = _find_newest_step(self.spec.run_dir)
         text = f"{crash.words}; restarting from step {from_step} in {format_duration(seconds)}"
-        print_progress(f"forerun: {text} (log: {self._spec.log})")
-        if self._signals.save.wait(seconds):
+        print_progress(f"forerun: {text} (log: {self.spec.log})")
+        if self.signals.save.wait(seconds):
             return
-        self._num_restarts += 1
+        self.num_restarts += 1
         data: dict[str, Json] = {
             "cause": crash.cause,
             "reached_step": crash.step,
@@ -335,12 +326,13 @@ class _Supervisor:
 
     def _conclude_removed(self, ended: AttemptEnd | Crash) -> LaunchOutcome:
         """Conclude a run whose folder was removed: a failure, even if it reached its last step."""
-        saved_step = _find_newest_step(self._spec.run_dir)
-        reason = self._run_folder.describe_lost_files(saved_step)
+        saved_step = _find_newest_step(self.spec.run_dir)
+        reason = self.run_folder.describe_lost_files(saved_step)
         outcome = LaunchOutcome(event="failed", exit_code=2, step=saved_step, reason=reason)
         if not isinstance(ended, Crash):
-            outcome = LaunchOutcome(**dataclasses.asdict(ended))
-            outcome = dataclasses.replace(outcome, exit_code=2, reason=reason)
+            outcome = LaunchOutcome(
+                **{**dataclasses.asdict(ended), "exit_code": 2, "reason": reason}
+            )
         return self._conclude(outcome)
 
     def _conclude_failed(self, crash: Crash, num_idle: int, *, would_repeat: bool) -> LaunchOutcome:
@@ -349,17 +341,17 @@ class _Supervisor:
         why = "no restart is allowed"
         if would_repeat:
             why = "twice at the same step with no save between, so it would fail again"
-        elif self._max_restarts:
+        elif self.max_restarts:
             in_a_row = "s in a row" if num_idle > 1 else ""
             why = (
                 f"{num_idle} attempt{in_a_row} saved nothing new, and --max-restarts is "
-                f"{self._max_restarts}"
+                f"{self.max_restarts}"
             )
         return self._conclude(
             LaunchOutcome(
                 event="failed",
                 exit_code=cause.exit_code,
-                step=read_last_step(self._spec.run_dir),
+                step=read_last_step(self.spec.run_dir),
                 reason=f"{crash.words}, {why}. What to do: {cause.launch_advice or cause.advice}. "
                 f"The log's last lines:\n{crash.log_tail}",
                 cause=crash.cause,
@@ -372,22 +364,22 @@ class _Supervisor:
         text += f": {outcome.reason.splitlines()[0]}" if outcome.reason else ""
         data: dict[str, Json] = {
             "event": outcome.event,
-            "num_restarts": self._num_restarts,
+            "num_restarts": self.num_restarts,
             "cause": outcome.cause,
             "validation_loss_nats": outcome.validation_loss_nats,
         }
         self._record("ended", text, outcome.step, data)
-        return dataclasses.replace(outcome, num_restarts=self._num_restarts)
+        return dataclasses.replace(outcome, num_restarts=self.num_restarts)
 
     def _record(
         self, kind: event_log.EventKind, text: str, step: int, data: dict[str, Json]
     ) -> None:
         """Record an event, on the machine that keeps the run's folder; a full disk ends no run."""
-        if not self._spec.keeps_ending:
+        if not self.spec.keeps_ending:
             return
-        folder = self._spec.run_dir
+        folder = self.spec.run_dir
         try:
-            event_log.append_event(folder, kind, text, step=step, digest=self._digest, data=data)
+            event_log.append_event(folder, kind, text, step=step, digest=self.digest, data=data)
         except OSError as error:
             path = folder / event_log.EVENT_LOG_FILE
             print_progress(f"forerun: {path}: {error.strerror}; not recorded: {text}")

@@ -1,5 +1,5 @@
-"""Guards of a run's records: they notice metrics and checkpoints that are removed while the run
-trains.
+"""Guards of a run's records: they notice if metrics or checkpoints are removed while the run
+trains. One guards a run of the embedded trainer, the other the logs of a user's own trainer.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ class RecordGuard:
         recorded = read_recorded_steps(run_dir)
         self._known_gaps = recorded.find_gaps(from_step)
         self._warned_gaps: list[range] = []
-        # `_find_absent_saves` reads `_known_absent`, so the attribute must exist before.
-        self._known_absent: list[int] = []
         self._known_absent = self._find_absent_saves(recorded)
         # Step of a save -> last recorded step when the save was first found absent
         self._absent_since: dict[int, int] = {}
-        self._removed_saves: list[int] = []
+        self._removed_saves: set[int] = set()
 
     def check(self, recorded: RecordedSteps) -> None:
         """Warn of steps and saves that were lost since the last check.
@@ -63,11 +61,11 @@ class RecordGuard:
             self._warned_gaps += new_gaps
         # A run that goes back removes checkpoints, then cuts its metrics. If it trains on instead,
         # somebody else removed them.
-        absent = self._find_absent_saves(recorded)
+        absent = sorted(self._find_absent_saves(recorded) - self._known_absent)
         self._absent_since = {step: self._absent_since.get(step, recorded.last) for step in absent}
         for step, last in self._absent_since.items():
             if recorded.last > last and step not in self._removed_saves:
-                self._removed_saves.append(step)
+                self._removed_saves.add(step)
                 print_progress(f"warning: {self._describe_save(step)}")
 
     def describe_losses(self, last_step: int) -> str:
@@ -80,10 +78,9 @@ class RecordGuard:
         gaps = [
             gap for gap in recorded.find_gaps(last_step) if not _is_within(gap, self._known_gaps)
         ]
-        removed = sorted({*self._removed_saves, *self._find_absent_saves(recorded)})
-        sentences = [self._describe_gap(gap) for gap in gaps] + [
-            self._describe_save(step) for step in removed
-        ]
+        absent = self._find_absent_saves(recorded) - self._known_absent
+        removed = sorted(self._removed_saves | absent)
+        sentences = [*map(self._describe_gap, gaps), *map(self._describe_save, removed)]
         if removed:
             newest = max(list_complete_checkpoints(self._run_dir / CHECKPOINTS), default=0)
             sentences.append(
@@ -97,20 +94,21 @@ class RecordGuard:
         known = self._known_gaps + self._warned_gaps
         return [gap for gap in recorded.find_gaps() if not _is_within(gap, known)]
 
-    def _find_absent_saves(self, recorded: RecordedSteps) -> list[int]:
-        """Return the reported saves that the run keeps and that have no folder, oldest first."""
-        absent = [step for step in recorded.saves[-self._num_kept :] if not self._has(step)]
+    def _find_absent_saves(self, recorded: RecordedSteps) -> set[int]:
+        """Return the steps of the reported saves that the run keeps and that have no folder."""
+        absent = {step for step in recorded.saves[-self._num_kept :] if not self._has(step)}
         if not absent:
-            return []
+            return set()
         with contextlib.suppress(OSError):
             # A save that is not reported yet may have taken the place of the oldest one.
             folders = list_complete_checkpoints(self._run_dir / CHECKPOINTS)
-            kept = sorted({*recorded.saves, *folders})[-self._num_kept :]
-            return sorted({step for step in absent if step in kept} - {*self._known_absent})
-        return []
+            return absent & {*sorted({*recorded.saves, *folders})[-self._num_kept :]}
+        return set()
 
     def _has(self, step: int) -> bool:
-        """Return whether a complete checkpoint is there; true if the disk cannot answer now."""
+        """Return whether the complete checkpoint of a step is there; true if the disk cannot answer
+        now.
+        """
         try:
             return (self._run_dir / CHECKPOINTS / name_checkpoint(step)).is_dir()
         except OSError:
@@ -138,8 +136,10 @@ class UserRecordGuard:
     def __init__(self) -> None:
         """Begin with nothing lost."""
         self._lost: set[int] = set()
+        # Steps of this attempt: once in the files, and not in them at the last check
         self._held: set[int] = set()
         self._missing: set[int] = set()
+        # Whether this attempt has logged a new step
         self._has_logged = False
 
     def begin(self, *, is_resumed: bool) -> None:

@@ -28,12 +28,15 @@ class RunFolder:
         it."""
 
     def check(self) -> None:
-        """Update `is_removed` and `new_holder`; two system calls while nothing has happened."""
+        """Look for the folder and its lock, and update `is_removed` and `new_holder`.
+
+        A removed folder is made again, so that the run can save in it, and a removed lock file is
+        taken again. While nothing has happened, this takes two system calls.
+        """
         if self.is_removed or self.new_holder or self._lock.is_in_place():
             return
         if not self._log.exists():
             self.is_removed = True
-            # the run can still save a checkpoint in it
             self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.take_again()
@@ -47,7 +50,9 @@ class RunFolder:
             )
 
     def require_lock(self) -> None:
-        """Raise StudyHeld if another process has taken the lock; called after an attempt."""
+        """Check the folder, and raise StudyHeld if another process has taken the lock. Call this
+        after an attempt.
+        """
         self.check()
         if self.new_holder:
             raise StudyHeld(

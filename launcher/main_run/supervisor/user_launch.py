@@ -188,12 +188,15 @@ class _Silence:
     """
 
     def __init__(self, hang_seconds: float) -> None:
+        """Begin now; `hang_seconds` is as in `launch_user_trainer`."""
         self._floor_seconds, self._changed_at = hang_seconds, time.monotonic()
         self._step: int | None = None
         self._gaps: collections.deque[float] = collections.deque(maxlen=_NUM_TIMED)
 
-    def is_hung(self, step: int | None) -> bool:
-        """Return whether the last logged step has been the same for too long."""
+    def check(self, step: int | None) -> bool:
+        """Note the last logged step, None if there is none; return whether it has been the same for
+        too long.
+        """
         now = time.monotonic()
         if step != self._step:
             if self._step is not None:
@@ -216,11 +219,11 @@ def _follow(
     run_folder: RunFolder,
     guard: UserRecordGuard,
 ) -> int | str:
-    """Follow one attempt to its end.
+    """Follow one attempt to its end, or stop it.
 
     Returns:
         The exit code of the command, -N for signal N; or the reason why the command was stopped:
-        `interrupted`, `aborted`, `hung`, `removed`.
+        `interrupted`, `aborted`, `hung`, or `removed` (its folder).
     """
     next_report, silence = time.monotonic() + _REPORT_SECONDS, _Silence(hang_seconds)
     stopped = ""
@@ -236,7 +239,7 @@ def _follow(
             stopped = "interrupted"
         elif logged.first_nonfinite:
             stopped = "aborted"
-        elif silence.is_hung(logged.last_step):
+        elif silence.check(logged.last_step):
             stopped = "hung"
         elif time.monotonic() > next_report:
             next_report = time.monotonic() + _REPORT_SECONDS
@@ -270,7 +273,7 @@ def _wait_for_end(command: SupervisedCommand, signals: Signals) -> bool:
 def _conclude(
     metrics: MetricFiles, num_steps: int, ending: int | str, log: Path, num_restarts: int
 ) -> LaunchOutcome:
-    """Return the outcome of an attempt from its logs and its ending."""
+    """Return the outcome of an attempt from its logs and its ending, which `_follow` returned."""
     logged = metrics.merge_metrics()
     step = logged.count_steps_done(num_steps)
     loss = logged.validation_loss.get(max(logged.validation_loss, default=0))

@@ -17,9 +17,10 @@ from typing import Literal
 
 from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.watch.course import BandComparison, compare_with_band
+from forerun._launcher.main_run.watch.liveness import UNKNOWN_LIVENESS, Liveness
 from forerun._launcher.main_run.watch.logs.columns import LogColumns
 from forerun._launcher.main_run.watch.loss_rises import Spike, find_spikes
-from forerun._launcher.main_run.watch.pace import UNKNOWN_LIVENESS, Liveness
+from forerun._launcher.main_run.watch.pace import Pace
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.schedule import Schedule
 
@@ -67,7 +68,7 @@ class Commands:
         return f"forerun watch {shlex.quote(self.frozen)}{where}"
 
     def format_command(self, kind: CommandKind, finding: AlertFinding) -> str:
-        """Return the command line of a kind that follows a finding.
+        """Return the command line to run next after a finding.
 
         `resume` becomes `look` for a run of another trainer, which forerun does not start.
         """
@@ -107,6 +108,16 @@ class WatchedRun:
         steps, losses = columns.steps, columns.train_loss_nats
         return compare_with_band(
             self.decision.predicted, schedule.num_steps, steps, losses, schedule.warmup_steps
+        )
+
+    @functools.cached_property
+    def pace(self) -> Pace:
+        """Pace of the run."""
+        return Pace(
+            columns=self.columns,
+            num_steps=self.schedule.num_steps,
+            now=self.now,
+            liveness=self.liveness,
         )
 
     @functools.cached_property

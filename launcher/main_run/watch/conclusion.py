@@ -24,8 +24,8 @@ CONCLUSION = "conclusion"
 """Kind of the attestation."""
 
 
-def score_run(decision: Decision, reading: LogReading) -> ConcludedRun:
-    """Return the finished run with its final loss from the log, and its forecast.
+def build_concluded_run(decision: Decision, reading: LogReading) -> ConcludedRun:
+    """Return a finished run: its final loss, from the log, and its frozen forecast.
 
     Args:
         decision: The frozen decision.
@@ -53,6 +53,7 @@ def score_run(decision: Decision, reading: LogReading) -> ConcludedRun:
 
 
 def _require_final_loss(num_steps: int, reading: LogReading) -> float:
+    """Return the validation loss at the end of the schedule; raise NotConcludedError without it."""
     ending, at = reading.ending, f"step {reading.columns.step} of {num_steps}"
     if ending is not None and ending.event != "finished":
         reason = f" ({ending.reason})" if ending.reason else ""

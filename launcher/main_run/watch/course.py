@@ -59,8 +59,8 @@ class BandComparison:
     looked_at: Floats
     """Step at the center of each look, [L]."""
     seen_at: Floats
-    """First step at which each look is complete, [L]: by the share `WINDOW` later, or the run's
-    end."""
+    """First step at which each look is complete, [L]: the share `WINDOW` after its center, but at
+    most the run's last step."""
     loss_nats: Floats
     """Mean training loss over the steps within the share `WINDOW` of the center, [L]."""
     expected_nats: Floats

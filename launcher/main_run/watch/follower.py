@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,11 @@ from forerun._launcher.main_run import event_log
 from forerun._launcher.main_run.frozen.config_names import shorten_config_name
 from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.progress_output import print_progress
-from forerun._launcher.main_run.watch import pace
 from forerun._launcher.main_run.watch.alerts import Alert, Commands
 from forerun._launcher.main_run.watch.judgment import Outcome, WatchFindings, judge
+from forerun._launcher.main_run.watch.liveness import read_liveness
 from forerun._launcher.main_run.watch.logs.readings import LogReader, LogReading
-from forerun._launcher.main_run.watch.pace import read_liveness
+from forerun._launcher.main_run.watch.pace import MIN_STALL_SECONDS, Pace
 from forerun._launcher.main_run.watch.status_text import (
     format_alert,
     format_figures,
@@ -44,7 +45,7 @@ class WatchStatus:
 
 
 class Follower:
-    """A watch over one run. Every alert is recorded in the run's event log once."""
+    """A watch over one run. It records every alert in the run's event log once."""
 
     def __init__(
         self,
@@ -66,7 +67,12 @@ class Follower:
         """
         self._decision, self._readings, self._run_dir = decision, readings, run_dir
         self._frozen, self._metrics = shorten_config_name(frozen), metrics
+        # Names of the alerts that the last look raised
         self._active: set[str] = set()
+
+    @property
+    def _num_steps(self) -> int:
+        return self._decision.learning_rate.schedule.num_steps
 
     def look(self, *, last: bool) -> WatchStatus:
         """Read the new part of the log, judge the run, and record the new alerts.
@@ -79,10 +85,13 @@ class Follower:
             OtherRunError, OSError, DashboardError: See `LogReader.read`.
         """
         reading = self._readings.read(last=last)
-        over = reading.ending is not None or self._is_through(reading)
-        log_run_dir = str(self._run_dir) if reading.names_digest else None
-        commands = Commands(frozen=self._frozen, metrics=self._metrics, run_dir=log_run_dir)
+        commands = Commands(
+            frozen=self._frozen,
+            metrics=self._metrics,
+            run_dir=str(self._run_dir) if reading.names_digest else None,
+        )
         liveness = read_liveness(self._run_dir, self._decision.digest)
+        over = reading.ending is not None or self._is_through(reading)
         over = over and not liveness.is_starting(reading.columns.newest_at)
         findings = judge(
             self._decision,
@@ -91,6 +100,8 @@ class Follower:
             commands=commands,
             liveness=liveness,
         )
+        if not len(reading.columns) and not findings.alerts:
+            findings = dataclasses.replace(findings, standing="cannot tell", why=reading.why_empty)
         new_alerts = [alert for alert in findings.alerts if alert.name not in self._active]
         self._active = {alert.name for alert in findings.alerts}
         self._record_alerts(new_alerts, reading.columns.step)
@@ -100,18 +111,17 @@ class Follower:
         """Return whether a run whose log has no events has reached its end.
 
         A final validation may come after the last step. If the log has none, it must also have been
-        silent for `pace.MIN_STALL_SECONDS`.
+        silent for `MIN_STALL_SECONDS`.
         """
-        columns, num_steps = reading.columns, self._decision.learning_rate.schedule.num_steps
+        columns = reading.columns
         if reading.names_digest:
             return False
-        if columns.find_final_loss(num_steps) is not None:
+        if columns.find_final_loss(self._num_steps) is not None:
             return True
-        silent = (
-            columns.newest_at is not None
-            and time.time() - columns.newest_at > pace.MIN_STALL_SECONDS
+        is_silent = (
+            columns.newest_at is not None and time.time() - columns.newest_at > MIN_STALL_SECONDS
         )
-        return silent and pace.is_done(columns, num_steps)
+        return is_silent and Pace(columns=columns, num_steps=self._num_steps).is_done
 
     def _build_status(
         self,
@@ -122,42 +132,31 @@ class Follower:
         *,
         over: bool,
     ) -> WatchStatus:
-        is_empty = not len(reading.columns) and not findings.alerts
-        standing = "cannot_tell" if is_empty else findings.outcome
-        reason = reading.why_empty if is_empty else findings.why
-        line = format_headline(
-            "cannot tell" if is_empty else findings.standing, reason, findings, self._decision
-        )
+        line = format_headline(findings)
         event = "finished" if reading.ending is None else reading.ending.event
         is_through = over and event == "finished"
         tail = [f"the run finished; next: {commands.watch} --conclude"] if is_through else []
-        num_steps = self._decision.learning_rate.schedule.num_steps
-        final_loss = reading.find_final_loss(num_steps) if is_through else None
+        final_loss = reading.find_final_loss(self._num_steps) if is_through else None
         # This text is the answer of `watch --once`, so it does not advise to run that command.
         alerts = [
             format_alert(alert, known_command=f"{commands.watch} --once")
             for alert in findings.alerts
         ]
-        lines = [
-            line,
-            *alerts,
-            *format_figures(findings.figures, final_loss),
-            *tail,
-            *(f"log: {note}" for note in reading.notes),
-        ]
+        notes = tuple(f"log: {note}" for note in reading.notes)
+        lines = [line, *alerts, *format_figures(findings.figures, final_loss), *tail, *notes]
         return WatchStatus(
-            standing=standing,
+            standing=findings.outcome,
             line=line,
             text="\n".join(lines),
             news=tuple(map(format_alert, new_alerts)),
-            notes=tuple(f"log: {note}" for note in reading.notes),
+            notes=notes,
             over=over and event in ("finished", "aborted"),
             body={
-                "standing": standing,
-                "why": reason,
+                "standing": findings.outcome,
+                "why": findings.why,
                 "digest": self._decision.digest,
                 "alerts": canon.to_json(findings.alerts),
-                "figures": findings.figures,
+                "figures": canon.to_json(findings.figures),
                 "notes": [*reading.notes],
                 "names_digest": reading.names_digest,
                 "ending": None if reading.ending is None else canon.to_json(reading.ending),

@@ -6,26 +6,19 @@ pure function of its inputs, one of which is the time.
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from forerun._launcher.main_run.frozen.frozen import Decision
-from forerun._launcher.main_run.watch import loss_alerts, machine_alerts, pace
+from forerun._launcher.main_run.watch import loss_alerts, machine_alerts
 from forerun._launcher.main_run.watch.alerts import Alert, Commands, WatchedRun, find_alerts
-from forerun._launcher.main_run.watch.course import BandComparison, find_first_look
-from forerun._launcher.main_run.watch.logs.columns import Floats, LogColumns
-from forerun._launcher.main_run.watch.logs.keys import NOISE_SCALE
-from forerun._launcher.main_run.watch.loss_rises import compute_sensitivity
-from forerun._launcher.main_run.watch.pace import UNKNOWN_LIVENESS, Liveness
-from forerun._proxies.core import canon
-from forerun._proxies.core.canon import Json
+from forerun._launcher.main_run.watch.course import find_first_look
+from forerun._launcher.main_run.watch.figures import RunFigures, compute_figures
+from forerun._launcher.main_run.watch.liveness import UNKNOWN_LIVENESS, Liveness
+from forerun._launcher.main_run.watch.logs.columns import LogColumns
 from forerun._proxies.core.notation import format_counted
-
-IN_TIME_SHARE = 0.05
-"""Share of the run's steps within which a rise must be found to count as found in time."""
 
 _ALERT_MODULES = (loss_alerts, machine_alerts)
 """Modules whose alerts are judged; importing them registers their alerts."""
@@ -43,8 +36,7 @@ class WatchFindings:
     """Reason of the standing, in a sentence."""
     alerts: tuple[Alert, ...]
     """Alerts: alarms first, then by first step."""
-    figures: dict[str, Json]
-    """Numbers about the run, with units in the keys; null if unknown."""
+    figures: RunFigures
 
     @property
     def outcome(self) -> Outcome:
@@ -82,16 +74,7 @@ def judge(
         standing=standing,
         why=reason,
         alerts=run_alerts,
-        figures={
-            "step": columns.step,
-            "num_steps": run.schedule.num_steps,
-            "train_loss_nats": _to_finite(columns.train_loss_nats[-1]) if len(columns) else None,
-            "num_spikes": len(run.spikes),
-            **_compute_sensitivity_figures(decision, columns),
-            **_compute_course_figures(decision, run.course),
-            **_compute_pace_figures(run),
-            **_compute_noise_figures(decision, columns),
-        },
+        figures=compute_figures(run),
     )
 
 
@@ -130,113 +113,3 @@ def _find_standing(run: WatchedRun, has_missed_end: bool) -> tuple[Standing, str
             f"predicted curve is at step {first}"
         ),
     )
-
-
-def _compute_course_figures(decision: Decision, course: BandComparison | None) -> dict[str, Json]:
-    predicted = decision.predicted
-    final = (
-        (predicted.loss_nats, predicted.low_nats, predicted.high_nats)
-        if course is None
-        else course.final
-    )
-    return {
-        "foretold_nats": predicted.loss_nats,
-        "foretold_interval_nats": [predicted.low_nats, predicted.high_nats],
-        "final_nats": final[0],
-        "final_interval_nats": [*final[1:]],
-        "level": predicted.level,
-        "departure_sds": None if course is None else float(course.departure[-1]),
-        "bound_sds": None if course is None else course.bound,
-    }
-
-
-def _compute_sensitivity_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
-    """Return the noise, and the smallest rises that it allows to detect in time."""
-    schedule = decision.learning_rate.schedule
-    sensitivity = compute_sensitivity(
-        columns.steps,
-        columns.train_loss_nats,
-        schedule.warmup_steps,
-        schedule.num_steps,
-        IN_TIME_SHARE * schedule.num_steps,
-    )
-    names = ("innovation_nats", "phi", "jump_nats", "climb_nats")
-    noise, phi, jump, climb = (
-        None if sensitivity is None else _to_finite(getattr(sensitivity, name)) for name in names
-    )
-    return {
-        "noise_nats": noise,
-        "noise_autocorrelation": phi,
-        "smallest_jump_nats": jump,
-        "smallest_climb_nats": climb,
-        "in_time_lines": None if sensitivity is None else sensitivity.num_lines,
-    }
-
-
-def _to_finite(value: float) -> float | None:
-    """Convert a number for JSON, which has no NaN: None if it is not finite."""
-    return float(value) if np.isfinite(value) else None
-
-
-def _compute_pace_figures(run: WatchedRun) -> dict[str, Json]:
-    columns, header = run.columns, run.columns.header
-    num_ranks = run.decision.parallelism.num_ranks if header is None else header.num_ranks
-    num_steps = run.schedule.num_steps
-    since = pace.find_standstill(columns, num_steps, run.now, run.liveness)
-    paused = run.liveness.paused_seconds
-    reason = pace.explain_no_projection(columns, num_steps, since, paused)
-    ends = pace.project_end(columns, num_steps, num_ranks, paused) if reason is None else None
-    # Launching a finished run again trains nothing, so it does not count as an attempt.
-    attempts = [
-        event
-        for event in columns.events
-        if event.get("event") == "started" and event.get("step") != num_steps
-    ]
-    return {
-        "num_attempts": len(attempts) or None,
-        "step_seconds": pace.compute_median_step_seconds(columns),
-        "tokens_per_second": _estimate_rate(columns, columns.tokens_per_second),
-        "mfu": _estimate_rate(columns, columns.mfu),
-        "goodput": pace.compute_goodput(columns, paused)
-        if pace.has_enough_timed_steps(columns)
-        else None,
-        "projection": None if ends is None else canon.to_json(ends),
-        "projection_reason": reason,
-        "still_since": None
-        if since is None
-        else datetime.datetime.fromtimestamp(since, datetime.UTC).isoformat(),
-    }
-
-
-def _compute_noise_figures(decision: Decision, columns: LogColumns) -> dict[str, Json]:
-    """Return the newest gradient noise scale, and the batch to compare it with."""
-    lines = np.flatnonzero(np.isfinite(columns.noise_scale_low_tokens))
-    scale, low, high = (
-        _to_finite(getattr(columns, name)[lines[-1]]) if len(lines) else None
-        for name in NOISE_SCALE
-    )
-    return {
-        "noise_scale_tokens": scale,
-        "noise_scale_interval_tokens": None if low is None else [low, high],
-        "batch_tokens": decision.batch_tokens,
-    }
-
-
-def _estimate_rate(columns: LogColumns, rates: Floats) -> float | None:
-    """Return a rate of recent steps at the usual pace, with which the end is projected too.
-
-    The median of the logged rates would be faster than the run: it leaves out the steps that wait
-    for a save, a validation, or other processes. That median is returned only if there are no step
-    times.
-    """
-    recent = slice(-pace.BLOCK_LINES, None)
-    logged = rates[recent][np.isfinite(rates[recent])]
-    per_step = (rates * pace.select_step_seconds(columns))[recent]
-    per_step = per_step[np.isfinite(per_step)]
-    usual = pace.estimate_usual_step_seconds(columns)
-    if not len(logged):
-        return None
-    if not usual or not len(per_step):
-        return _to_finite(np.median(logged))
-    # Logs whose rates and step times contradict each other must not give a rate that nobody logged.
-    return _to_finite(np.clip(np.median(per_step) / usual, logged.min(), logged.max()))

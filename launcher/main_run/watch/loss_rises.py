@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from forerun._launcher.main_run.frozen.run_policies import MAD_TO_SIGMA, SpikeDetector, SpikePolicy
+from forerun._launcher.main_run.frozen.run_policies import SpikeDetector, SpikePolicy
 from forerun._launcher.main_run.watch.course import FALSE_ALARMS
 from forerun._launcher.main_run.watch.logs.columns import Floats, compute_spacing
 from forerun._launcher.main_run.watch.noise import (
@@ -103,7 +103,8 @@ def _is_within_noise(
     phi: Floats,
     innovation: Floats,
 ) -> bool:
-    """Return whether no line of a spike exceeds the prediction from the lines before.
+    """Return whether no line of a spike is more than `_SURPRISE_SDS` standard deviations above any
+    of its predictions, each made from one of the `origins`.
 
     The result is False if the noise is unknown.
     """
@@ -120,11 +121,6 @@ def _mark_above_limit(losses: Floats, policy: SpikePolicy) -> NDArray[np.bool_]:
         detector.add_loss(loss)
         above[line] = detector.num_above > 0
     return above
-
-
-def estimate_line_noise(values: Floats) -> float:
-    """Return the standard deviation from line to line, robust to a trend."""
-    return float(MAD_TO_SIGMA * np.median(np.abs(np.diff(values))) / np.sqrt(2))
 
 
 RISE_NATS, RISE_SDS = 0.02, 5.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from forerun._launcher.main_run.metrics_file import ENDINGS
+from forerun._launcher.main_run.frozen.run_policies import MAD_TO_SIGMA
 from forerun._launcher.main_run.supervisor.hang_detector import START_SECONDS
 from forerun._launcher.main_run.watch import pace
 from forerun._launcher.main_run.watch.alerts import (
@@ -16,8 +16,7 @@ from forerun._launcher.main_run.watch.alerts import (
     WatchedRun,
     register_alert,
 )
-from forerun._launcher.main_run.watch.logs.columns import Floats, LogColumns
-from forerun._launcher.main_run.watch.loss_rises import estimate_line_noise
+from forerun._launcher.main_run.watch.logs.columns import Floats
 from forerun._proxies.core.notation import (
     format_counted,
     format_duration,
@@ -50,15 +49,16 @@ def _choose_severity(share: float) -> Severity:
 )
 def find_slowdown(run: WatchedRun) -> Iterator[AlertFinding]:
     """Find throughput that is below the run's own best and stays there."""
-    columns = run.columns
-    blocks = pace.split_into_blocks(columns, columns.tokens_per_second)
+    blocks = run.pace.split_into_blocks(run.columns.tokens_per_second)
     if blocks is None:
         return
     starts, speeds = blocks
     # A speed was sustained if several blocks in a row had at least that speed.
     sustained = sliding_window_view(speeds, pace.SUSTAINED_BLOCKS).min(axis=1)
     best = float(sustained.max())
-    is_slow = speeds < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * estimate_line_noise(speeds))
+    # Standard deviation from block to block, robust to a trend
+    noise = MAD_TO_SIGMA * np.median(np.abs(np.diff(speeds))) / np.sqrt(2)
+    is_slow = speeds < best - max(NOTICE_SHARE * best, _SLOWDOWN_SDS * noise)
     # From the newest block back, the product is 1 until the first block that is not slow.
     num_slow = int(np.cumprod(is_slow[::-1]).sum())
     if num_slow < pace.SUSTAINED_BLOCKS:
@@ -93,7 +93,7 @@ def find_stragglers(run: WatchedRun) -> Iterator[AlertFinding]:
 
     An alert begins at the oldest block of lines from which on the rank was slow in every block.
     """
-    steps, seconds_KR = pace.select_comparable_ranks(run.columns)
+    steps, seconds_KR = run.pace.select_comparable_ranks()
     if len(steps) < STRAGGLER_LINES or seconds_KR.shape[1] < 2:
         return
     others_KR = compute_medians_of_others(seconds_KR)
@@ -147,16 +147,6 @@ def compute_medians_of_others(values_KR: Floats) -> Floats:
     return medians
 
 
-def is_over(columns: LogColumns, num_steps: int) -> bool:
-    """Return whether the newest attempt has recorded its end, or the schedule has ended.
-
-    After either, the run writes no more lines until somebody launches it again.
-    """
-    return pace.is_done(columns, num_steps) or bool(
-        columns.events and columns.events[-1].get("event") in ENDINGS
-    )
-
-
 @register_alert(
     "stalled",
     "alarm",
@@ -167,17 +157,19 @@ def is_over(columns: LogColumns, num_steps: int) -> bool:
     f"first step, {format_duration(START_SECONDS)} is allowed for loading and compiling",
 )
 def find_stall(run: WatchedRun) -> Iterator[AlertFinding]:
-    """Find a run that is not over and logs nothing."""
-    columns, liveness = run.columns, run.liveness
-    if is_over(columns, run.schedule.num_steps) and not liveness.is_starting(columns.newest_at):
+    """Find a run that logs nothing although it is not over.
+
+    After its last step, or the end of an attempt, a run writes no line until it is launched again.
+    """
+    silence, ended, step = run.pace.silence, run.liveness.ended, run.columns.step
+    if run.pace.has_ended or (run.pace.is_done and not run.pace.is_starting):
         return
-    silence = pace.measure_silence(columns, run.now, liveness)
-    if silence and silence.seconds > silence.allowed_seconds:
+    if silence and silence.is_too_long:
         seconds, allowed, is_starting = silence
-        period = "since it was started" if is_starting else f"after step {columns.step}"
-        supervisor_note = f"; its supervisor has ended: {liveness.ended}" if liveness.ended else ""
+        period = "since it was started" if is_starting else f"after step {step}"
+        supervisor_note = f"; its supervisor has ended: {ended}" if ended else ""
         yield AlertFinding(
-            first_step=columns.step,
+            first_step=step,
             seen=f"no line for {format_duration(seconds)} {period}; at most "
             f"{format_duration(allowed)} are normal{supervisor_note}",
             evidence={"silent_seconds": seconds, "allowed_seconds": allowed},
@@ -186,15 +178,13 @@ def find_stall(run: WatchedRun) -> Iterator[AlertFinding]:
 
 def _find_ending(run: WatchedRun, event: str) -> Iterator[AlertFinding]:
     """Yield a finding if the newest attempt ended with this event, and none was launched since."""
-    columns = run.columns
-    last = columns.events[-1] if columns.events else {}
-    if last.get("event") == event and not run.liveness.is_starting(columns.newest_at):
-        reason = str(last.get("reason") or "")
+    last_event, step = run.columns.last_event, run.columns.step
+    if run.pace.has_ended and last_event["event"] == event:
+        reason = f": {last_event['reason']}" if last_event.get("reason") else ""
         yield AlertFinding(
-            first_step=columns.step,
-            seen=f"the run was {event} after step {columns.step}"
-            + (f": {reason}" if reason else ""),
-            evidence={"exit_code": last.get("exit_code")},
+            first_step=step,
+            seen=f"the run was {event} after step {step}{reason}",
+            evidence={"exit_code": last_event.get("exit_code")},
         )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.watch.alerts import Alert
+from forerun._launcher.main_run.watch.figures import RunFigures
 from forerun._launcher.main_run.watch.judgment import WatchFindings
+from forerun._launcher.main_run.watch.pace import Projection
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import (
     format_count,
@@ -20,31 +19,29 @@ from forerun._proxies.core.notation import (
 )
 
 
-def format_headline(standing: str, why: str, findings: WatchFindings, decision: Decision) -> str:
+def format_headline(findings: WatchFindings) -> str:
     """Format the standing, where the run is, and which rises its noise hides."""
     counts = [
         format_counted(number, name)
         for name in ("alarm", "notice")
         if (number := sum(alert.severity == name for alert in findings.alerts))
     ]
-    at = f"step {findings.figures['step']} of {decision.learning_rate.schedule.num_steps}"
-    sentence = f"{standing.upper()} at {at}: {why}"
-    sentence = f"{sentence} ({', '.join(counts)})" if counts else sentence
-    return sentence + _describe_undetectable(findings.figures)
+    figures, standing = findings.figures, findings.standing.upper()
+    headline = f"{standing} at step {figures.step} of {figures.num_steps}: {findings.why}"
+    headline += f" ({', '.join(counts)})" if counts else ""
+    return headline + _describe_undetectable(figures)
 
 
-def _describe_undetectable(figures: dict[str, Any]) -> str:
+def _describe_undetectable(figures: RunFigures) -> str:
     """Describe the rises that would not be found in time.
 
     Numbers have two digits, so that the line stays the same while the run goes on as before.
     """
-    jump, climb, lines = (
-        figures[name] for name in ("smallest_jump_nats", "smallest_climb_nats", "in_time_lines")
-    )
+    jump, climb = figures.smallest_jump_nats, figures.smallest_climb_nats
     if jump is None:
         return ""
-    period = f"within {lines} logged steps"
-    # A climb is mentioned only if its limit is clearly another one than the jump's.
+    period = f"within {figures.in_time_lines} logged steps"
+    # A climb is mentioned only if its limit clearly differs from that of a jump.
     slow = (
         f" or a slow one under {format_significant(climb, 2)} nats"
         if climb is not None and climb > 1.1 * jump
@@ -75,79 +72,81 @@ def _format_value(value: Json) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def format_figures(figures: dict[str, Any], final_loss: float | None = None) -> list[str]:
+def format_figures(figures: RunFigures, final_loss: float | None = None) -> list[str]:
     """Format what is known of loss, pace, end and cost.
 
     Args:
         figures: Figures of `WatchFindings`.
         final_loss: Final validation loss in nats of a finished run; None otherwise.
     """
-    low, high = figures["final_interval_nats"]
     lines = []
-    if figures["train_loss_nats"] is not None:
+    if figures.train_loss_nats is not None:
         lines.append(
-            f"training loss {format_loss(figures['train_loss_nats'])} nats; spikes so far: "
-            f"{figures['num_spikes']}"
+            f"training loss {format_loss(figures.train_loss_nats)} nats; spikes so far: "
+            f"{figures.num_spikes}"
         )
     frozen = (
-        f"{format_loss(figures['foretold_nats'])} "
-        f"{format_interval(figures['foretold_interval_nats'])}"
+        f"{format_loss(figures.foretold_nats)} "
+        f"{format_interval(figures.foretold_interval_nats)}, at level {figures.level:g}"
     )
-    frozen += f", at level {figures['level']:g}"
     if final_loss is not None:
         lines.append(
             f"final validation loss: {format_loss(final_loss)} nats; predicted when frozen: "
             f"{frozen}"
         )
     else:
-        final, final_low, final_high = map(format_loss, (figures["final_nats"], low, high))
+        final_interval = ", ".join(map(format_loss, figures.final_interval_nats))
         lines.append(
-            f"predicted final validation loss: {final} nats [{final_low}, {final_high}] from here; "
-            f"frozen {frozen}"
+            f"predicted final validation loss: {format_loss(figures.final_nats)} nats "
+            f"[{final_interval}] from here; frozen {frozen}"
         )
-    pace = [
-        format_speed(figures["tokens_per_second"], "tokens")
-        if figures["tokens_per_second"] is not None
-        else "",
-        f"MFU {format_percent(figures['mfu'])}" if figures["mfu"] is not None else "",
-        f"goodput {format_percent(figures['goodput'])}" if figures["goodput"] is not None else "",
-        f"{format_counted(figures['num_attempts'], 'attempt')}"
-        if (figures["num_attempts"] or 1) > 1
-        else "",
-    ]
-    if any(pace):
-        until = f"until step {figures['step']}: " if figures["still_since"] is not None else ""
-        lines.append(until + ", ".join(filter(None, pace)))
-    if figures["noise_scale_interval_tokens"] is not None:
-        lines.append(_format_noise_scale(figures))
-    if (ends := figures["projection"]) is not None:
+    pace = []
+    if figures.tokens_per_second is not None:
+        pace.append(format_speed(figures.tokens_per_second, "tokens"))
+    if figures.mfu is not None:
+        pace.append(f"MFU {format_percent(figures.mfu)}")
+    if figures.goodput is not None:
+        pace.append(f"goodput {format_percent(figures.goodput)}")
+    if figures.num_attempts is not None and figures.num_attempts > 1:
+        pace.append(format_counted(figures.num_attempts, "attempt"))
+    if pace:
+        until = f"until step {figures.step}: " if figures.still_since is not None else ""
+        lines.append(until + ", ".join(pace))
+    if (interval := figures.noise_scale_interval_tokens) is not None:
+        lines.append(
+            _format_noise_scale(figures.noise_scale_tokens, interval, figures.batch_tokens)
+        )
+    if (ends := figures.projection) is not None:
         lines.append(_format_projection(ends))
-    elif figures["projection_reason"] is not None:
-        lines.append(f"cannot tell when it ends: {figures['projection_reason']}")
+    elif figures.projection_reason is not None:
+        lines.append(f"cannot tell when it ends: {figures.projection_reason}")
     return lines
 
 
-def _format_noise_scale(figures: dict[str, Any]) -> str:
-    (low, high), batch = figures["noise_scale_interval_tokens"], figures["batch_tokens"]
-    scale = figures["noise_scale_tokens"]
+def _format_noise_scale(
+    scale: float | None, interval: tuple[float, float | None], batch: int
+) -> str:
+    """Format the gradient noise scale, and compare the batch with it; all are in tokens."""
+    low, high = interval
     scale_text = "not determined" if scale is None else f"{format_count(scale)} tokens"
-    interval = (
+    interval_text = (
         f"{format_count(low)} or more"
         if high is None
         else f"{format_count(low)} to {format_count(high)}"
     )
     side = "under" if batch < low else "over" if high is not None and batch > high else "about"
     return (
-        f"gradient noise scale: {scale_text} ({interval}); the batch of {format_count(batch)} "
+        f"gradient noise scale: {scale_text} ({interval_text}); the batch of {format_count(batch)} "
         f"tokens is {side} it"
     )
 
 
-def _format_projection(ends: dict[str, Any]) -> str:
-    left = [format_duration(seconds) for seconds in ends["remaining_seconds"]]
-    hours = ends["device_hours"]
-    if not ends["remaining_seconds"][0]:
+def _format_projection(ends: Projection) -> str:
+    left = [format_duration(seconds) for seconds in ends.remaining_seconds]
+    hours = ends.device_hours
+    if not ends.remaining_seconds[0]:
         return f"{format_significant(hours[0])} device-hours in all"
-    sentence = f"ends in {left[0]} ({left[1]} to {left[2]})"
     total, low, high = map(format_significant, hours)
-    return f"{sentence}; {total} device-hours in all ({low} to {high})"
+    return (
+        f"ends in {left[0]} ({left[1]} to {left[2]}); {total} device-hours in all ({low} to {high})"
+    )

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from forerun._launcher.study.plan.study import Study
     from forerun._proxies.core.spec import RunSpec
     from forerun._scaling_fits.allocation.shapes import Template
-    from forerun._scaling_fits.compute.optima import FlopsSource
-    from forerun._scaling_fits.forecast.refits import OnStep
+    from forerun._scaling_fits.forecast.backtest import OnStep
     from forerun._scaling_fits.forecast.uncertainty import FittedRuns
     from forerun._scaling_fits.laws.table import RunTable
+    from forerun._scaling_fits.optima.optima_fit import FlopsSource
     from forerun._sweeps.store.ledger import Ledger
 
 HYPERPARAMETER_FORMS = ("learning_rate", "batch")
@@ -69,21 +69,20 @@ def fit_runs_or_study(
         click.UsageError: `compute_from` is given with another form.
         ValueError: `scaling_fits` cannot fit the runs; every problem is listed.
     """
-    from forerun._scaling_fits.compute import hyperparameter_laws, isoflop, optima
     from forerun._scaling_fits.fit_file import to_json
-    from forerun._scaling_fits.forecast.refits import ignore_step
     from forerun._scaling_fits.forecast.uncertainty import fit_runs
+    from forerun._scaling_fits.optima import hyperparameter_laws, isoflop, optima_fit
 
     table, template, main_runs = _load_table(runs, form, params_column, columns)
     if compute_from is not None and form != "isoflop":
         raise click.UsageError("--compute-from: only with --form isoflop")
     if form == "isoflop":
         compute_fit = isoflop.fit_isoflop(table, **options, flops_from=compute_from)
-        return to_json(compute_fit), optima.summarize_fit(compute_fit)
+        return to_json(compute_fit), optima_fit.summarize_fit(compute_fit)
     if form in HYPERPARAMETER_FORMS:
         size_fit = hyperparameter_laws.fit_runs_law(table, form, **options)  # type: ignore[arg-type]
         return to_json(size_fit), hyperparameter_laws.summarize_fit(size_fit)
-    fit = fit_runs(table, form=form, **options, on_step=on_step or ignore_step)
+    fit = fit_runs(table, form=form, **options, on_step=on_step)
     return _describe_loss_law(fit, table, template, main_runs)
 
 
@@ -228,9 +227,9 @@ def parse_fit(file: Json, name: str = "FIT") -> tuple[FittedRuns, Template | Non
     Raises:
         FitFileError: The content is not a fit of a law.
     """
-    from forerun._scaling_fits.compute.hyperparameter_laws import HyperparameterFit
-    from forerun._scaling_fits.compute.optima import ComputeFit
     from forerun._scaling_fits.fit_file import FitFileError, from_json_with_template
+    from forerun._scaling_fits.optima.hyperparameter_laws import HyperparameterFit
+    from forerun._scaling_fits.optima.optima_fit import ComputeFit
 
     fit, template = from_json_with_template(file)
     if isinstance(fit, ComputeFit):

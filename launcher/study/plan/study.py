@@ -180,7 +180,7 @@ class Study:
         it.
         """
         counted = interpolate_count(self.counts, shape.num_layers)
-        return count_params(shape).total if counted is None else counted.params(shape.width)
+        return count_params(shape).total if counted is None else counted.count_params(shape.width)
 
     def build_hparams(self, point: Params) -> Hparams:
         """Return the base-width hyperparameters: those of the point, and the plan's for the

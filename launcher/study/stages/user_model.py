@@ -91,12 +91,12 @@ def _fit_width_count(
     widths = [base * times for times in (*WIDTH_FACTORS, 2 * WIDTH_FACTORS[-1])]
     counts = [count_params(study, _build_run(study, width, depth)) for width in widths]
     try:
-        width_count = WidthCount.through(dict(zip(widths[:3], counts[:3], strict=True)))
+        width_count = WidthCount.fit(dict(zip(widths[:3], counts[:3], strict=True)))
     except SpecError as error:
         raise DescribeError(
             f"at widths {widths[:3]} the model has {counts[:3]} parameters: {error}"
         ) from error
-    expected = width_count.params(widths[3])
+    expected = width_count.count_params(widths[3])
     if abs(counts[3] / expected - 1) > MAX_COUNT_ERROR:
         print_progress(
             f"warning: the model has {format_count(counts[3])} parameters at width {widths[3]}, "

@@ -221,7 +221,7 @@ def test_counted_parameters_grow_with_the_layers():
         2: WidthCount(constant=0, linear=512, square=24),
         4: WidthCount(constant=0, linear=512, square=48),
     }
-    assert interpolate_count(counts, 7).params(64) == 512 * 64 + 7 * 12 * 64**2
+    assert interpolate_count(counts, 7).count_params(64) == 512 * 64 + 7 * 12 * 64**2
     assert interpolate_count({2: counts[2]}, 7) is None
     template = Template(
         shape=SMALL.at_depth(2),

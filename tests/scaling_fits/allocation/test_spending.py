@@ -19,10 +19,12 @@ THETAS = np.array(
 )
 TERMS = {
     "plain": Spending(flops=1e20),
-    "served": Spending(flops=1e20, inference_tokens=2e11),
-    "served to the brim": Spending(flops=1e20, inference_tokens=1e14),
-    "repeated": Spending(flops=1e20, unique_tokens=1e9, unique_params=3e7),
-    "both": Spending(flops=1e20, unique_tokens=1e9, unique_params=3e7, inference_tokens=1e11),
+    "serving": Spending(flops=1e20, inference_tokens=2e11),
+    "serving takes nearly all": Spending(flops=1e20, inference_tokens=1e14),
+    "repeated tokens": Spending(flops=1e20, unique_tokens=1e9, unique_params=3e7),
+    "serving and repeated tokens": Spending(
+        flops=1e20, unique_tokens=1e9, unique_params=3e7, inference_tokens=1e11
+    ),
 }
 
 

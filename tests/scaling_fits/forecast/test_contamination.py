@@ -42,7 +42,7 @@ def test_outliers_are_named_and_hardly_widen_the_interval(clean_fit):
     prediction = predict(fitted, *FAR)
     assert prediction.low < TRUTH < prediction.high
     (warning,) = (text for text in fitted.warnings if "more than noise" in text)
-    assert warning.startswith(f"{CLEAN.name(8)} and {CLEAN.name(20)} are off the ")
+    assert warning.startswith(f"{CLEAN.name_run(8)} and {CLEAN.name_run(20)} are off the ")
     assert fitted.fit.outliers == (8, 20)
     assert not any("more than noise" in text for text in clean_fit.warnings)
 
@@ -52,7 +52,7 @@ def test_rows_entered_three_times_count_once(clean_fit):
     tripled = fit_runs(from_columns(*columns), bootstrap=40)
     assert (tripled.span.num_runs, predict(tripled, *FAR)) == (36, predict(clean_fit, *FAR))
     distinct_runs = dataclasses.replace(CLEAN, seed=np.zeros(36))
-    assert distinct_runs.distinct() is distinct_runs
+    assert distinct_runs.drop_repeats() is distinct_runs
 
 
 def test_rows_entered_again_with_rounding_count_once():
@@ -61,9 +61,9 @@ def test_rows_entered_again_with_rounding_count_once():
         np.tile(column, 5) for column in (CLEAN.params, CLEAN.tokens, CLEAN.loss)
     )
     copies = params, tokens, loss + 1e-6 * np.repeat(np.arange(5), 36)
-    assert from_columns(*copies).distinct().num_runs == 36
+    assert from_columns(*copies).drop_repeats().num_runs == 36
     seeds = dataclasses.replace(from_columns(*copies), seed=np.repeat(np.arange(5.0), 36))
-    assert seeds.distinct().num_runs == 180
+    assert seeds.drop_repeats().num_runs == 180
 
 
 def test_forecast_of_a_clean_ladder_is_unbiased():

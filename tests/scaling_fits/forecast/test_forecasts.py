@@ -65,7 +65,7 @@ def test_intervals_of_planted_ladders_cover_and_their_median_is_unbiased():
         scale = np.sqrt([3.0, 30.0])
         n, d = 2e9 * scale, 4e10 * scale
         loss = np.log(compute_law_loss(law, n, d)) + rng.normal(0, NOISE, 2)
-        middle, low, high, low_half, high_half = posterior.quantiles(n, d, shares)
+        middle, low, high, low_half, high_half = posterior.compute_quantiles(n, d, shares)
         log_errors.append(middle - loss)
         covered_90.append((low <= loss) & (loss <= high))
         covered_50.append((low_half <= loss) & (loss <= high_half))
@@ -83,7 +83,7 @@ def test_forecast_of_a_clean_ladder_is_unbiased():
     n, d = 1e10, 2e11
     truth = math.log(compute_law_loss(PUBLISHED, n, d))
     middles = [
-        fit_posterior(make_runs(seed=seed), num_draws=100, seed=0).quantiles(
+        fit_posterior(make_runs(seed=seed), num_draws=100, seed=0).compute_quantiles(
             np.array([n]), np.array([d]), (0.5,)
         )
         for seed in range(12)

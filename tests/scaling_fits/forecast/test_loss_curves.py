@@ -3,7 +3,6 @@ are planted, recorded, or public.
 """
 
 import csv
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,11 +150,11 @@ def test_curves_that_bend_with_length_widen_the_band():
     assert half_widths[1] > 1.5 * half_widths[0]
 
 
-def test_band_covers_recorded_runs():
+def test_band_covers_recorded_runs(monkeypatch):
     """`benchmarks/statistics/watch.py` recorded 24 runs twice as long as the longest rung. Four
     ladders each lack one run of every size.
     """
-    sys.path.insert(0, str(ROOT / "benchmarks" / "statistics"))
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "statistics")
     import watch
 
     tables = watch.load_file(str(watch.CURVES))
@@ -254,7 +253,7 @@ def test_too_few_runs_give_no_curve_and_unlogged_shares_no_point():
     )
 
 
-def make_correlated_runs(rng, memory, num_runs, noise=0.01):
+def make_correlated_runs(rng, memory, num_runs):
     """Yield runs whose departures from the curve are correlated as exp(-octaves / memory) between
     shares.
     """
@@ -264,7 +263,7 @@ def make_correlated_runs(rng, memory, num_runs, noise=0.01):
     schedule = make_schedule(400, warmup_steps=10)
     for number in range(num_runs):
         params = 4e4 * 2 ** (number % 3)
-        departure = noise * np.interp(
+        departure = 0.01 * np.interp(
             np.log2(steps / 400), octaves, root @ rng.standard_normal(len(SHARES))
         )
         losses = compute_losses(params, schedule) * np.exp(departure)

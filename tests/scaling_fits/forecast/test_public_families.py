@@ -49,9 +49,9 @@ def test_runs_below_a_ninth_of_the_budget_predict_the_best_runs(tuned_runs):
     """A single law with even weights is 9 % off, and its best size is a third of the measured
     one.
     """
-    below = tuned_runs.rows(tuned_runs.flops < tuned_runs.flops.max() / 9)
-    top = tuned_runs.rows(tuned_runs.flops > tuned_runs.flops.max() / 1.1)
-    best_runs = top.rows(top.loss <= 1.02 * top.loss.min())
+    below = tuned_runs.select_runs(tuned_runs.flops < tuned_runs.flops.max() / 9)
+    top = tuned_runs.select_runs(tuned_runs.flops > tuned_runs.flops.max() / 1.1)
+    best_runs = top.select_runs(top.loss <= 1.02 * top.loss.min())
     fits = {form: fit_runs(below, form, bootstrap=60) for form in ("auto", "chinchilla")}
     errors, sizes = {}, {}
     for form, fit in fits.items():

@@ -14,9 +14,10 @@ from forerun._scaling_fits.forecast.conclusive import (
 )
 
 
-def make_outcome(actual, predicted=2.0, low=1.9, high=2.2, level=0.9):
+def make_outcome(actual, low=1.9, level=0.9):
+    """Return a forecast of 2.0 nats, between `low` and 2.2 nats, with its outcome."""
     return ForecastOutcome(
-        predicted_nats=predicted, low_nats=low, high_nats=high, level=level, actual_nats=actual
+        predicted_nats=2.0, low_nats=low, high_nats=2.2, level=level, actual_nats=actual
     )
 
 

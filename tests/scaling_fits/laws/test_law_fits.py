@@ -46,7 +46,7 @@ def test_weight_counts_as_repeats_of_a_row():
     rng = np.random.default_rng(3)
     table = make_ladder(CHINCHILLA, rng, noise=0.02)
     keep = np.repeat(np.arange(12), [3] + [1] * 11)
-    repeated = table.rows(keep)
+    repeated = table.select_runs(keep)
     weight = np.ones(12)
     weight[0] = 3.0
     weighted = dataclasses.replace(table, weight=weight)
@@ -141,10 +141,10 @@ def test_extreme_tables_get_a_status_and_finite_numbers(name):
         assert all(warning.startswith(form) for warning in fit.warnings)
     if fit.identified:
         assert all(np.isfinite(value) for value in fit.parameters.values())
-        points, centre = law.center_runs(table)
+        points, origin = law.center_runs(table)
         assert (
             search.compute_condition(
-                solver.center(fit.theta[None, :], centre)[0], points, FORMS[form]
+                solver.center(fit.theta[None, :], origin)[0], points, FORMS[form]
             )
             >= 1
         )

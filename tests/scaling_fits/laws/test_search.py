@@ -4,21 +4,15 @@ the bounds.
 
 import numpy as np
 import pytest
-from planted_ladders import CHINCHILLA, make_ladder
+from planted_ladders import make_centered_points
 
-from forerun._scaling_fits.laws import law, search
+from forerun._scaling_fits.laws import search
 from forerun._scaling_fits.laws.forms import FORMS
-
-
-def _make_points(seed=0, noise=0.01, num_runs=12):
-    """Return noisy runs of a planted law in centered logs."""
-    table = make_ladder(CHINCHILLA, np.random.default_rng(seed), noise, num_runs)
-    return law.center_runs(table)[0]
 
 
 @pytest.mark.parametrize("form", ["coupled", "power"])
 def test_light_search_ends_where_a_heavy_one_does(form):
-    spec, weight, points = FORMS[form], np.ones(12), _make_points()
+    spec, weight, points = FORMS[form], np.ones(12), make_centered_points()
     light = search.polish_best(
         search.build_grid_starts(points, weight, spec, 12), points, weight, spec
     )
@@ -30,12 +24,12 @@ def test_light_search_ends_where_a_heavy_one_does(form):
 
 @pytest.mark.parametrize("form", ["coupled", "power"])
 def test_solutions_stay_within_the_bounds(form):
-    points, spec = _make_points(), FORMS[form]
+    points, spec = make_centered_points(), FORMS[form]
     far_start = spec.to_theta(
         np.array([[50.0, 0.0, 0.0, 99.0, -5.0, 9.0]])[:, spec.free_coordinates]
     )
     solutions = search.polish(far_start, points, np.ones((1, 12)), spec)
-    lower, upper = spec.bounds(points)
+    lower, upper = spec.compute_bounds(points)
     free_parameters = solutions.theta[:, spec.free_coordinates]
     assert (free_parameters >= lower - 1e-12).all()
     assert (free_parameters <= upper + 1e-12).all()

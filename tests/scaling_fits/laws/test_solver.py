@@ -4,21 +4,16 @@ frees.
 
 import numpy as np
 import pytest
-from planted_ladders import CHINCHILLA, make_ladder
+from planted_ladders import make_centered_points
 
-from forerun._scaling_fits.laws import law, search
+from forerun._scaling_fits.laws import search
 from forerun._scaling_fits.laws.forms import FORMS
-
-
-def _make_points(seed=0, noise=0.01):
-    table = make_ladder(CHINCHILLA, np.random.default_rng(seed), noise)
-    return law.center_runs(table)[0]
 
 
 @pytest.mark.parametrize("form", list(FORMS))
 def test_derivatives_match_finite_differences(form):
     """The derivatives by the free coordinates leave out the fixed ones."""
-    points, rng, spec = _make_points(), np.random.default_rng(2), FORMS[form]
+    points, rng, spec = make_centered_points(), np.random.default_rng(2), FORMS[form]
     theta = np.array([-0.4, -0.9, -1.1, 0.8, 0.7, 0.6])
     free = theta[spec.free_coordinates] + 0.05 * rng.normal(size=(3, spec.num_free))
     weight = rng.uniform(0.5, 2, size=(3, 12))

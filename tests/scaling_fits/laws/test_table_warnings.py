@@ -17,15 +17,16 @@ RUNS = {
 }
 
 
-def _write_csv(folder, columns, name="runs.csv"):
+def _write_csv(folder, columns):
     """Write a table and return its path."""
     rows = zip(*columns.values(), strict=True)
     text = ",".join(columns) + "\n"
     for row in rows:
         cells = [cell if isinstance(cell, str) else repr(cell) for cell in row]
         text += ",".join(cells) + "\n"
-    (folder / name).write_text(text)
-    return folder / name
+    path = folder / "runs.csv"
+    path.write_text(text)
+    return path
 
 
 def _read_warnings(folder, **columns):

@@ -1,5 +1,5 @@
-"""Helpers that run the tiny study with `forerun run` in a real process on real Ray, kill one of its
-processes, and then run it to the end.
+"""Helpers that run the tiny study with `forerun run` in a real process on real Ray, kill one of the
+processes of that driver, and then run the study to the end.
 
 A driver's processes are recognized by a mark in their environment, or by an open file in the
 driver's temporary folder: Ray's agents write their titles over their environment.
@@ -19,14 +19,16 @@ import uuid
 from pathlib import Path
 
 from tiny_study import run_json
+from waiting import wait_until
 
 from forerun._sweeps.store.errors import SweepError
 from forerun._sweeps.store.ledger import LEDGER_NAME, Ledger
 from forerun._sweeps.store.lock import LOCK_NAME
 
 MARK = "FORERUN_TEST_MARK"
+"""Environment variable of a driver's processes; its value names the driver."""
 RAY = ("--set", "cluster.backend=ray", "--set", "cluster.num_workers=2")
-# Name of a process of the driver -> regular expression that finds its command line.
+# Kind of process that Ray starts for the driver -> regular expression that finds its command line
 PARTS = {
     "worker": r"^ray::RayWorker\.advance",
     "raylet": r"/raylet/raylet ",
@@ -87,7 +89,7 @@ class Driver:
             if not entry.name.isdigit():
                 continue
             try:
-                if mark in (entry / "environ").read_bytes() or self._is_written_by(entry):
+                if mark in (entry / "environ").read_bytes() or self._has_temporary_file(entry):
                     words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
                     command_lines[int(entry.name)] = words.decode()
             except OSError:
@@ -97,8 +99,10 @@ class Driver:
         # A zombie has an empty command line.
         return {pid: line for pid, line in command_lines.items() if line}
 
-    def _is_written_by(self, entry):
-        """Return whether a process holds a file of the temporary folder open."""
+    def _has_temporary_file(self, entry):
+        """Return whether the process of an entry of /proc has a file of the temporary folder
+        open.
+        """
         return any(
             str(handle.readlink()).startswith(f"{self.temporary}/")
             for handle in (entry / "fd").iterdir()
@@ -150,7 +154,9 @@ def get_diary_path(study):
 
 
 def count_repeated(study):
-    """Return how often a run was begun again, over all runs."""
+    """Return how many runs were begun again, counting each repetition; fail if a run that has a
+    result was never begun.
+    """
     begun = get_diary_path(study).read_text().split()
     assert set(begun) >= set(Ledger.read(study).get_results()), "a run is missing in the diary"
     return len(begun) - len(set(begun))
@@ -178,8 +184,10 @@ def kill(plan, study, part, at_outcomes, *, environment=(), settings=RAY):
         settings: Further arguments of `forerun run`.
 
     Returns:
-        A row with the exit code of the first driver, the seconds until it ended, and the numbers of
-        drivers and of repeated runs.
+        A row that says what was killed (`what`), how the first driver ended (`exit_code`, `said`:
+        its stderr), the frozen `digest`, and the number of `drivers` that the study needed.
+        `num_repeated` is the number of runs that were begun again. `notice_seconds` and
+        `orphans_gone_seconds` are the times until the kill was noticed and no process was left.
     """
     first = Driver(plan, study, *settings, environment=environment)
     try:
@@ -217,7 +225,7 @@ def kill(plan, study, part, at_outcomes, *, environment=(), settings=RAY):
 
 
 def _kill_part(first, part):
-    """Kill a part or send a signal; return when it was noticed and how the driver ended."""
+    """Kill a part or send a signal; return how soon that was noticed, and how the driver ended."""
     began = time.monotonic()
     if part in PARTS:
         # Only a worker at work has the pattern in its title, and it may have ended its work between
@@ -283,21 +291,24 @@ def _take_over(first, plan, settings, environment):
 
 
 def _stop_between_records(driver):
-    """Send SIGSTOP at a moment when SQLite's lock is free; a stopped holder would block every other
-    driver.
+    """Stop the driver (SIGSTOP) at a moment when it does not hold SQLite's lock, because a stopped
+    holder would block every other driver.
     """
-    while True:
+
+    def stop_unless_locked():
         os.kill(driver.process.pid, signal.SIGSTOP)
         connection = sqlite3.connect(driver.study / LEDGER_NAME, timeout=0, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-            return
+            return True
         except sqlite3.OperationalError:
             os.kill(driver.process.pid, signal.SIGCONT)
-            time.sleep(0.01)
+            return False
         finally:
             connection.close()
+
+    wait_until(stop_unless_locked)
 
 
 def freeze_accepting_gates(study):

@@ -22,11 +22,13 @@ END_SHARE, CURVE_SHARE, LEVEL = 0.02, 0.015, 0.9
 """Half widths of the forecast band, relative to the loss: END_SHARE of the final loss, and
 CURVE_SHARE of the earlier losses if the final loss is known. LEVEL is the band's probability."""
 MANIFEST = SimpleNamespace(tokenizer="bytes", vocab_size=256, count_tokens=lambda split: 10_000_000)
+"""Stands for the manifest of a corpus, of which a decision records only these."""
 BEGAN = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
+"""Time at which a planted run was started."""
 
 
 def compute_expected_losses(steps, num_steps=NUM_STEPS):
-    """Return the planted losses at `steps`, which the band surrounds."""
+    """Return the planted losses at `steps` in nats; the forecast band lies around them."""
     return END_NATS * np.exp(0.12 * ((np.asarray(steps) / num_steps) ** -0.3 - 1))
 
 
@@ -78,7 +80,14 @@ def make_watched_decision(
 
 
 def draw_losses(rng, num_steps=NUM_STEPS, noise=0.03, departure=0.0):
-    """Return the planted losses plus batch noise with a standard deviation of `noise` nats."""
+    """Draw losses of a run that follows the planted ones.
+
+    Args:
+        rng: Generator of the noise.
+        num_steps: Number of steps of the run.
+        noise: Standard deviation of the batch noise in nats.
+        departure: Difference of the log losses from the planted ones.
+    """
     steps = np.arange(1, num_steps + 1)
     return compute_expected_losses(steps, num_steps) * np.exp(
         departure
@@ -86,7 +95,10 @@ def draw_losses(rng, num_steps=NUM_STEPS, noise=0.03, departure=0.0):
 
 
 def make_columns(losses, **columns) -> LogColumns:
-    """Return the columns of a log with these losses; a column that is not given has no values."""
+    """Return the columns of a log that has these losses at steps 1, 2, ..., or at `steps`.
+
+    A column with a number per step is NaN unless it is given; any other column is empty.
+    """
     steps = columns.pop("steps", np.arange(1, len(losses) + 1, dtype=np.float64))
     scalars = {name: columns.pop(name, np.full(len(steps), np.nan)) for name in SCALARS}
     validation = {
@@ -109,5 +121,7 @@ def make_planted_header(step=0, num_ranks=2, after_seconds=0.0):
 
 
 def make_attempt_start(**options):
-    """Return the log's event for the start of an attempt, as JSON."""
+    """Return the event of a log for the start of an attempt; the options are those of
+    `make_planted_header`.
+    """
     return dataclasses.asdict(make_planted_header(**options))

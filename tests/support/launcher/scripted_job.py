@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
-# The functions log a step, save an empty checkpoint, and write the run's ending. `count` is the
-# number of earlier attempts.
+# The functions log a step, save an empty checkpoint, write the run's ending, and wait for a file.
+# `count` is the number of earlier attempts.
 SCRIPT_HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -34,6 +34,11 @@ def end(event="finished", code=0, number=12):
     text = {"event": event, "exit_code": code, "step": number, "reason": "", "validation_loss_nats": None}
     (run / "ending.json").write_text(json.dumps(text))
     sys.exit(bool(code))
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > deadline: sys.exit(f"{path} did not come")
+        time.sleep(0.02)
 """  # noqa: E501
 
 
@@ -57,9 +62,7 @@ def signal_once_there(path: Path, number: int) -> None:
     """Send a signal to this process as soon as a file exists, from a thread."""
 
     def wait_and_send() -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not path.exists():
-            time.sleep(0.02)
+        wait_until(path.exists)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send).start()

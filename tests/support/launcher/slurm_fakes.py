@@ -8,9 +8,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from waiting import wait_until
 
 SCONTROL = '#!/usr/bin/env bash\necho "$@" >>"$SEEN/scontrol"\n'
 # Scripts keep files in /tmp under the job's id, so test processes must have different ids.
@@ -21,7 +22,7 @@ def write_fakes(folder: Path, fakes: Mapping[str, str]) -> dict[str, str]:
     """Write the fake programs and a fake `scontrol`; return the environment of a SLURM job.
 
     Args:
-        folder: Folder for the programs (`bin/`) and for the records of their calls (`seen/`).
+        folder: Folder in which `bin/` gets the programs, and `seen/` the records of their calls.
         fakes: Text of each program by its name.
     """
     (folder / "bin").mkdir()
@@ -47,7 +48,7 @@ def write_fakes(folder: Path, fakes: Mapping[str, str]) -> dict[str, str]:
 def fake_machine(
     folder: Path, fakes: Mapping[str, str]
 ) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Write fake programs; yield a function that starts a script which finds them in its PATH.
+    """Write fake programs; yield a function that starts a script with them in its PATH.
 
     The function takes the script's text and further environment variables. The script's output goes
     to the file `output`. At the end of the block all scripts are killed.
@@ -86,7 +87,5 @@ def read_seen(folder: Path, name: str) -> str:
 
 
 def wait_for_seen(folder: Path, name: str) -> None:
-    """Wait until a fake was called."""
-    deadline = time.monotonic() + 20
-    while not read_seen(folder, name) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    """Wait until a fake has recorded something under this name; raise TimeoutError after 20 s."""
+    wait_until(lambda: read_seen(folder, name), 20)

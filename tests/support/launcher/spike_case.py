@@ -1,5 +1,5 @@
-"""Cases for tests of the trainer's spike handling: a tiny main run, a corpus with noise in place of
-the text of a few batches, at which the loss spikes, and helpers that compare two runs.
+"""Cases for tests of how the trainer handles a spike: a tiny main run, a corpus that makes its loss
+spike, because a few batches are noise instead of text, and readers of the run's metrics.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ batches until step 26."""
 
 
 def make_spike_decision(corpus, *, num_ranks=1, every_steps=3, policy=POLICY, **changes):
-    """Return the decision of a run of 32 steps with a checkpoint every `every_steps` steps."""
+    """Return the decision of a run of `NUM_STEPS` steps with a checkpoint every `every_steps`."""
     decision = make_tiny_decision(corpus, num_ranks=num_ranks, every_steps=every_steps)
     schedule = Schedule(kind="constant", num_steps=NUM_STEPS, warmup_steps=3)
     changes = {
         "learning_rate": sample_learning_rate(schedule),
-        "num_tokens": NUM_STEPS * 256,
+        "num_tokens": NUM_STEPS * 256,  # 256 tokens a step
         "spikes": policy,
         **changes,
     }
@@ -56,7 +56,7 @@ def train(decision, corpus, out, build=Trainer, **options):
 class PoisonedStore:
     """A token store that returns noise for the sequences with the numbers `poisoned`.
 
-    From sequence `from_sequence` on, it returns the sequence that comes `shift` places later.
+    From sequence `from_sequence` on, each read begins `shift` sequences later than asked for.
     """
 
     def __init__(self, store, poisoned=POISONED, shift=0, from_sequence=0):
@@ -83,11 +83,11 @@ class PoisonedStore:
         return batch
 
 
-def train_poisoned(decision, corpus, out, stop_after=None, hooks=(), **poison):
+def train_poisoned(decision, corpus, out, stop_after=None, **poison):
     """Train one rank in this process on the poisoned corpus; `poison` goes to PoisonedStore."""
 
     def build(decision, store, run_dir, interrupted, **_):
-        return Trainer(decision, PoisonedStore(store, **poison), run_dir, interrupted, hooks)
+        return Trainer(decision, PoisonedStore(store, **poison), run_dir, interrupted)
 
     return train(decision, corpus, out, build, stop_after=stop_after)
 

@@ -24,12 +24,12 @@ from forerun._launcher.main_run.trainer.training import run
 class InProcessStage(RehearsalFolder):
     """A rehearsal whose runs take place in this process; needs its one-rank process group."""
 
-    def run(self, name, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0):
+    def run(self, run_dir, *faults, stop_after=None, max_restarts=0, hang_seconds=0.0):
         config = write_launch(self.folder / "frozen", self.decision)
         options = RunOptions(
             config=config,
             data=self.corpus,
-            out=self.get_run_dir(name),
+            out=run_dir,
             stop_after=stop_after,
             allow_world_size=True,
             code=self.code_dir,
@@ -39,7 +39,7 @@ class InProcessStage(RehearsalFolder):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGTERM, lambda *_: stop_request.set())
         with contextlib.suppress(FileNotFoundError):
-            (self.get_run_dir(name) / metrics_file.ENDING_FILE).unlink()
+            (run_dir / metrics_file.ENDING_FILE).unlink()
         try:
             ending = run(options, stop_request.is_set, build)
         # A real process would end by these errors, and its supervisor would report that.

@@ -1,4 +1,4 @@
-"""Case for tests of the hook: a decision that a user's own trainer executes."""
+"""Case for tests of the hook and the drills: a decision for a main run of a user's own trainer."""
 
 import dataclasses
 import sys
@@ -11,17 +11,21 @@ from forerun._launcher.main_run.frozen.frozen import OwnTrainer
 from forerun._proxies.core.programs import PATH_PLACEHOLDERS, Command
 from forerun._proxies.external.command import get_placeholder_values
 
-TEMPLATE = (
-    f"{sys.executable} hook_trainer.py --width {{width}} --base-width {{base_width}} --num-steps "
-    f"{{num_steps}} "
-    "--warmup {warmup_steps} --seed {seed} --batch-sequences {batch_sequences} --seq-len {seq_len} "
-    "--lr {lr} "
-    "--wd {weight_decay} --eps {eps} --clip {clip_norm} --out {run_dir}"
+TEMPLATE = sys.executable + (
+    " hook_trainer.py --width {width} --base-width {base_width} --num-steps {num_steps}"
+    " --warmup {warmup_steps} --seed {seed} --batch-sequences {batch_sequences}"
+    " --seq-len {seq_len} --lr {lr} --wd {weight_decay} --eps {eps} --clip {clip_norm}"
+    " --out {run_dir}"
 )
+"""Command of the trainer, with placeholders for the values of a run."""
 
 
 def make_user_decision(mistake=""):
-    """Return a decision whose trainer is `hook_trainer.py`, with a planted mistake in it."""
+    """Return a decision for a main run of `hook_trainer.py`.
+
+    Args:
+        mistake: Name of the mistake that the trainer makes; empty for none.
+    """
     template = TEMPLATE + (f" --mistake '{mistake}'" if mistake else "")
     command = Command(
         template=template,

@@ -16,7 +16,9 @@ from forerun._launcher.main_run.watch.logs.sources import open_source
 from forerun._proxies.core.schedule import Schedule
 
 DIGEST = "ab" * 32
+"""Digest of the config that the logs name, unless a test gives another."""
 NUM_STEPS = 400
+"""Number of steps of the run that `add_forecast` forecasts."""
 
 
 def make_header(step=0, digest=DIGEST):
@@ -33,9 +35,14 @@ def make_header(step=0, digest=DIGEST):
     )
 
 
+def compute_expected_loss(step):
+    """Return the planted loss at a step in nats, without noise."""
+    return 2.0 + 3.0 / math.sqrt(step)
+
+
 def compute_loss_at(step):
-    """Return a falling loss with a little noise, always the same at the same step."""
-    return 2.0 + 3.0 / math.sqrt(step) + random.Random(step).gauss(0, 0.01)
+    """Return the planted loss with a little noise, always the same at the same step."""
+    return compute_expected_loss(step) + random.Random(step).gauss(0, 0.01)
 
 
 def make_line(step, **more):
@@ -53,7 +60,9 @@ def make_line(step, **more):
 
 
 def write_run(folder, last, *, first=1, digest=DIGEST, **more):
-    """Write a header and the lines from `first` to `last` in forerun's own format."""
+    """Write a log in forerun's own format, with a header and the lines of the steps from `first` to
+    `last`; return its path. `more` is as for `make_line`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     metrics_file.append_line(folder, make_header(first - 1, digest))
     for step in range(first, last + 1):
@@ -62,14 +71,14 @@ def write_run(folder, last, *, first=1, digest=DIGEST, **more):
 
 
 def make_reader(where, num_steps=100, digest=DIGEST, num_ranks=1, **names):
-    """Return a reader that follows a log; `names` gives the log's own name of a column."""
+    """Return a reader that follows a log; `names` are the names of columns in that log."""
     keys = ColumnNames(names)
     return LogReader(open_source(str(where), keys), keys, digest, num_steps, num_ranks)
 
 
-def read_log(where, num_steps=100, **given):
-    """Read a log once, including its last line."""
-    return make_reader(where, num_steps, **given).read(last=True)
+def read_log(where, num_steps=100, **options):
+    """Read a log once, including its last line; the options are those of `make_reader`."""
+    return make_reader(where, num_steps, **options).read(last=True)
 
 
 def write_finished(folder, step, loss):
@@ -91,7 +100,10 @@ def write_lines(path, lines):
 
 
 def write_wandb(folder, rows, monkeypatch):
-    """Write a real offline run; `rows` are (step, values)."""
+    """Write a real offline run of W&B below a folder; return the folder of its files.
+
+    The rows are pairs of a step and its values by name.
+    """
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,14 +120,17 @@ def write_wandb(folder, rows, monkeypatch):
     run = wandb.init(project="planted", settings=settings)
     for step, values in rows:
         run.log(values, step=step)
-    folder = run.dir
+    files_dir = run.dir
     run.finish()
     wandb.teardown()
-    return folder
+    return files_dir
 
 
 def write_events(folder, rows):
-    """Write TensorBoard events; `rows` are (step, values). Return the folder."""
+    """Write TensorBoard events into a folder, and return it.
+
+    The rows are pairs of a step and its values by name.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder))
@@ -126,14 +141,15 @@ def write_events(folder, rows):
     return folder
 
 
-def add_forecast(decision, num_steps=400):
-    """Return the decision with a forecast curve that `compute_loss_at` follows, and more steps."""
-    schedule = Schedule(kind="cosine", num_steps=num_steps, warmup_steps=10)
-    shares = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
+def add_forecast(decision):
+    """Return the decision with `NUM_STEPS` steps, and with a forecast curve that the planted losses
+    follow.
+    """
+    schedule = Schedule(kind="cosine", num_steps=NUM_STEPS, warmup_steps=10)
     points = []
-    for share in shares:
-        step = round(share * num_steps)
-        middle = 2.0 + 3.0 / math.sqrt(step)
+    for share in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0):
+        step = round(share * NUM_STEPS)
+        middle = compute_expected_loss(step)
         point = CurvePoint(
             step=step, loss_nats=middle, low_nats=0.95 * middle, high_nats=1.05 * middle
         )
@@ -151,6 +167,6 @@ def add_forecast(decision, num_steps=400):
     return dataclasses.replace(
         decision,
         learning_rate=sample_learning_rate(schedule),
-        num_tokens=num_steps * decision.batch_tokens,
+        num_tokens=NUM_STEPS * decision.batch_tokens,
         predicted=predicted,
     )

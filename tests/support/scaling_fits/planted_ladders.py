@@ -5,6 +5,7 @@ Their sizes are those of the demo or larger.
 
 import numpy as np
 
+from forerun._scaling_fits.laws.law import center_runs
 from forerun._scaling_fits.laws.table import from_columns
 
 SIZES = np.geomspace(3e4, 1e6, 4)
@@ -34,6 +35,11 @@ def make_ladder(law, rng=None, noise=0.0, num_runs=12, sizes=SIZES, tokens=TOKEN
     if noise:
         loss = loss + rng.normal(0, noise, len(n))
     return from_columns(n, d, loss)
+
+
+def make_centered_points():
+    """Return twelve noisy runs of the law `CHINCHILLA` in centered logs."""
+    return center_runs(make_ladder(CHINCHILLA, np.random.default_rng(0), noise=0.01))[0]
 
 
 TRUTHS = {"chinchilla": CHINCHILLA, "coupled": COUPLED, "power": POWER}

@@ -77,7 +77,7 @@ def compute_law(law, params, tokens):
     return law[0] * params ** law[1] * tokens ** law[2]
 
 
-def make_grid_runs(cells, noise=0.0, scatter=0.0, seed=0, batches=True):
+def make_grid_runs(cells, noise=0.0, scatter=0.0, seed=0):
     """Return a grid of learning rates and batches about the best of each (N, D).
 
     The loss is a tilted bowl in log2 of both.
@@ -90,8 +90,8 @@ def make_grid_runs(cells, noise=0.0, scatter=0.0, seed=0, batches=True):
             for law in (LR_LAW, BATCH_LAW)
         )
         for i in np.round(lr) + np.arange(-3, 4):
-            for j in np.round(batch) + np.arange(-2, 3) if batches else [18.0]:
-                x, y = i - lr, j - batch if batches else 0.0
+            for j in np.round(batch) + np.arange(-2, 3):
+                x, y = i - lr, j - batch
                 loss = 2.5 * np.exp(
                     0.004 * x * x + 0.003 * y * y - 0.002 * x * y + noise * rng.standard_normal()
                 )

@@ -117,7 +117,7 @@ class World:
     def question(self):
         return Question(target_size=self.target_size, base_size=self.sizes[0])
 
-    def optimum(self, size, base):
+    def compute_optimum(self, size, base):
         """Return log2 of the optimum of a size on the line, given that at the smallest size."""
         return base + self.drift * math.log2(size / self.sizes[0])
 
@@ -139,7 +139,7 @@ class World:
         spiked = (rng.choice(self.sizes), rng.choice(self.rates), rng.integers(self.num_seeds))
         points, optima = [], {}
         for size in (*self.sizes, self.target_size):
-            optima[size] = self.optimum(size, base)
+            optima[size] = self.compute_optimum(size, base)
             if self.scatter:
                 optima[size] += self.scatter * rng.normal()
         for size in self.sizes:
@@ -161,7 +161,7 @@ class World:
                     )
         return points, base, optima
 
-    def oracle(self, optima):
+    def compute_oracle_widths(self, optima):
         """Return the widths of the 90 % intervals of each optimum and of the drift, for an observer
         who knows the basin's shape and the noise.
 
@@ -204,11 +204,11 @@ class Tally:
     usable: float
     """Share of all optima that are usable."""
 
-    def right(self, world):
+    def compute_share_right(self, world):
         """Return the share of verdicts that are right."""
         return self.outcomes["drifts" if world.regret_nats else "holds"]
 
-    def wrong(self, world):
+    def compute_share_wrong(self, world):
         """Return the share of verdicts that are wrong."""
         return self.outcomes["holds" if world.regret_nats else "drifts"]
 
@@ -221,7 +221,7 @@ class Tally:
         )
 
 
-def tally_verdicts(world, num, draws=600, first_seed=1000):
+def tally_verdicts(world, num, draws=600):
     """Judge `num` draws of a world and count the outcomes."""
     outcomes = []
     # Whether each interval covers the truth
@@ -229,9 +229,9 @@ def tally_verdicts(world, num, draws=600, first_seed=1000):
     # Width of each interval over the width of the oracle's
     optimum_ratio, drift_ratio = [], []
     for seed in range(num):
-        points, _, optima = world.draw_all(rng(first_seed + seed))
+        points, _, optima = world.draw_all(np.random.default_rng(1000 + seed))
         verdict = judge(points, world.question, seed=seed, draws=draws)
-        oracle_optimum, oracle_drift = world.oracle(optima)
+        oracle_optimum, oracle_drift = world.compute_oracle_widths(optima)
         outcomes.append(verdict.outcome)
         for size_optimum, width in zip(verdict.optima, oracle_optimum, strict=True):
             if size_optimum.interval_log2 is not None:
@@ -299,15 +299,10 @@ CPU_GRID = {
 }
 
 
-def cpu_grid(arm, widths):
+def list_cpu_points(arm, widths):
     """Return the measured points of a parametrization (`mup` or `sp`) at these widths."""
     return [
         Point(size=width, log2_value=float(i - 10), loss_nats=loss)
         for width in widths
         for i, loss in enumerate(CPU_GRID[arm, width])
     ]
-
-
-def rng(seed):
-    """Return a generator of random numbers."""
-    return np.random.default_rng(seed)

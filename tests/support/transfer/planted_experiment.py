@@ -116,16 +116,16 @@ def make_rate_experiment(
     return experiment, points, question
 
 
-def make_clip_experiment(truth, noise_nats, seed, *, target=1024, sizes=(32, 64, 128), num_seeds=2):
+def make_clip_experiment(truth, noise_nats, seed):
     """Return an experiment on clip norms, which need not have an optimum, the runs of a first
     design, and its question. `truth` is the planted loss.
     """
-    experiment = Experiment(loss=truth, base=sizes[0], noise_nats=noise_nats, seed=seed)
+    experiment = Experiment(loss=truth, base=32, noise_nats=noise_nats, seed=seed)
     points = [
-        experiment.run(size, x, k) for size in sizes for x in OFFSETS for k in range(num_seeds)
+        experiment.run(size, x, k) for size in (32, 64, 128) for x in OFFSETS for k in range(2)
     ]
     question = Question(
-        base_size=sizes[0], target_size=target, hyperparameter="clip_norm", transferred_log2=0.0
+        base_size=32, target_size=1024, hyperparameter="clip_norm", transferred_log2=0.0
     )
     return experiment, points, question
 

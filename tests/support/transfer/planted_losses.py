@@ -66,6 +66,6 @@ def draw(truth, rng, num_sizes=3, noise_nats=0.005, num_seeds=2, offsets=OFFSETS
     return points
 
 
-def compute_regret(truth, d, offsets=OFFSETS):
+def compute_regret(truth, d):
     """Return the regret of the transferred value against the best of the values tried."""
-    return float(truth(np.float64(0), d) - min(truth(np.float64(x), d) for x in offsets))
+    return float(truth(np.float64(0), d) - min(truth(np.float64(x), d) for x in OFFSETS))

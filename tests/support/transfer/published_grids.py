@@ -60,12 +60,12 @@ BROKEN_MUP = {
 }
 
 
-def format_speedrun(*, seeds: tuple[int, ...] = (), sizes=(SMALL, MIDDLE, LARGE)):
+def format_speedrun(seeds: tuple[int, ...]):
     """Return the grid with 5 tokens per parameter. If `seeds` are given, cells whose single seeds
     are known have one row for each of them. All other cells have one row with the mean.
     """
     lines = ["params,d_model,num_layers,lr,seed,loss"]
-    for size in sizes:
+    for size in (SMALL, MIDDLE, LARGE):
         for octave, mean in MEANS[size].items():
             known = SEEDS.get((size, octave), ())
             rows = (

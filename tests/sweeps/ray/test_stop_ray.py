@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sweep_fakes import list_executions, make_specs
+from waiting import wait_until
 
 from forerun._sweeps.store.ledger import Ledger
 
@@ -58,9 +59,7 @@ def test_driver_stops_within_its_grace_while_a_worker_hangs(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        deadline = time.monotonic() + 120
-        while len(list_executions(diary, "begin")) < 6 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: len(list_executions(diary, "begin")) >= 6, 120)
         time.sleep(1.0)  # a few steps, so that the other worker has something to save
         os.kill(process.pid, signal.SIGTERM)
         stop_time = time.monotonic()

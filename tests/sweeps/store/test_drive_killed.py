@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from drive_process import NUM_TRIALS, main
 from sweep_fakes import list_executions
+from waiting import wait_until
 
 from forerun._sweeps.store.curves import load_curve
 from forerun._sweeps.store.errors import StudyMissing
@@ -57,9 +58,7 @@ def interrupt(folder, num_done, signal_number):
     driver in different steps of its work.
     """
     process = start_driver(folder)
-    deadline = time.monotonic() + 30
-    while len(read_results(folder / "study")) < num_done and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: len(read_results(folder / "study")) >= num_done, 30)
     time.sleep(0.003 * num_done)
     os.kill(process.pid, signal_number)
     _, errors = process.communicate(timeout=20)

@@ -26,7 +26,7 @@ from forerun._transfer.design.next_runs import (
     suggest_mending_runs,
     suggest_repeats,
 )
-from forerun._transfer.design.prospects import Proposal, build_prospects
+from forerun._transfer.design.rounds import Proposal, build_ensemble
 from forerun._transfer.question import Point, Question
 from forerun._transfer.verdict.verdict import _find_cached_optima, judge
 
@@ -34,28 +34,26 @@ WIDTH = Question(target_size=1024, base_size=32)
 """A question over width."""
 
 
-def make_unusable_optimum(status):
-    """Return an optimum of size 64 that could not be used."""
-    return Optimum(size=64, status=status, num_runs=1, num_diverged=0)
+def make_unusable_optimum():
+    """Return the optimum of size 64 if it may lie outside the values that were run."""
+    return Optimum(size=64, status="edge", num_runs=1, num_diverged=0)
 
 
-def make_points(losses, size=64, seeds=1):
-    """Return the runs of one size with these losses, at whole octaves from 2^-8 up."""
+def make_points(losses, seeds=1):
+    """Return the runs of size 64 with these losses, at whole octaves from 2^-8 up."""
     return [
-        Point(size=size, log2_value=-8.0 + i, loss_nats=loss, seed=seed)
+        Point(size=64, log2_value=-8.0 + i, loss_nats=loss, seed=seed)
         for i, loss in enumerate(losses)
         for seed in range(seeds)
     ]
 
 
-def list_mending_values(status, losses, seeds=1):
-    """Return log2 of the values at which runs are suggested to mend the optimum of a size."""
-    return [
-        s.log2_value
-        for s in suggest_mending_runs(
-            make_unusable_optimum(status), make_points(losses, seeds=seeds), WIDTH, noise_known=True
-        )
-    ]
+def list_mending_values(losses):
+    """Return log2 of the values at which runs are suggested to mend an optimum at the edge."""
+    suggestions = suggest_mending_runs(
+        make_unusable_optimum(), make_points(losses), WIDTH, noise_known=True
+    )
+    return [s.log2_value for s in suggestions]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +68,12 @@ def list_mending_values(status, losses, seeds=1):
 def test_grid_is_extended_where_the_optimum_lies_at_its_edge_but_not_past_divergence(
     losses, values
 ):
-    assert list_mending_values("edge", losses) == values
+    assert list_mending_values(losses) == values
 
 
 def test_suggestion_states_its_relative_cost():
     points = make_points([2.2, 2.1, 2.0, 2.01], seeds=2)
-    optimum = make_unusable_optimum("edge")
-    suggestion = suggest_mending_runs(optimum, points, WIDTH, noise_known=True)[0]
+    [suggestion] = suggest_mending_runs(make_unusable_optimum(), points, WIDTH, noise_known=True)
     assert str(suggestion).startswith("run width 64 at 2^-4 (2 seeds): ")
     assert suggestion.relative_cost == 8.0  # two runs of four times the base's FLOPs
     batch = dataclasses.replace(WIDTH, axis="batch", hyperparameter="clip_norm")
@@ -240,13 +237,13 @@ def test_suggested_runs_decide_within_three_rounds():
     assert all(is_right)
 
 
-def run_steep_basin(experiment, sizes=(32, 64, 128)):
+def run_steep_basin(experiment):
     """Return runs at rates two octaves apart, so far apart that the neighbors of the best rate lose
     over a nat.
     """
     return [
         experiment.run(size, x, seed)
-        for size in sizes
+        for size in (32, 64, 128)
         for x in (-10, -8, -6, -4, -2)
         for seed in range(2)
     ]
@@ -277,15 +274,20 @@ def test_predicted_chance_that_a_new_size_is_usable_matches_its_fits(noise_nats)
         noise_nats=noise_nats, lost_nats=0.0, seed=0, num_seeds=4
     )
     fitted_optima, _ = _find_cached_optima(tuple(runs), question.level, draws=600, seed=0)
-    prospects = build_prospects(runs, fitted_optima, question, [256], np.random.default_rng(0))
-    center = round(float(prospects.optimum[:, -1].mean()))
+    ensemble = build_ensemble(runs, fitted_optima, question, [256])
+    center = round(float(ensemble.optimum[:, -1].mean()))
     # For each design (grid of octaves, number of seeds) of the new size: the predicted and the
     # simulated share of usable fits
     shares = []
     for octaves, num_seeds in (((-1, 0, 1), 1), ((-1, 0, 1), 4), ((-2, -1, 0, 1, 2), 2)):
         values = tuple(float(center + x) for x in octaves)
         proposal = Proposal(
-            size=256, values=values, num_seeds=num_seeds, cost=1.0, reason="", is_new_grid=True
+            size=256,
+            values=values,
+            num_seeds=num_seeds,
+            cost=1.0,
+            reason="",
+            has_own_intercepts=True,
         )
         usable_fits = []
         for seed in range(12):
@@ -300,7 +302,7 @@ def test_predicted_chance_that_a_new_size_is_usable_matches_its_fits(noise_nats)
                 .status
                 == "ok"
             )
-        predicted = float(np.mean(prospects._estimate_inside([proposal]) >= 0.95))
+        predicted = float(np.mean(ensemble._estimate_inside([proposal]) >= 0.95))
         shares.append((predicted, statistics.mean(usable_fits)))
     assert all(abs(predicted - usable) <= 0.25 for predicted, usable in shares)
     assert shares[0][0] < 0.5 and shares[2][0] > 0.9

@@ -60,11 +60,11 @@ def extend_path(path, sizes, beyond, seed, axis="duration"):
     return line, float(path(np.array([target]))[0])
 
 
-def measure_coverage(path, sizes, beyond, num_lines=60):
+def measure_coverage(path, sizes, beyond):
     """Return the share of 90 % intervals that contain the target's optimum, the mean error of the
     estimate, and the mean probability of a bend.
     """
-    lines = [extend_path(path, sizes, beyond, seed) for seed in range(num_lines)]
+    lines = [extend_path(path, sizes, beyond, seed) for seed in range(60)]
     inside = [
         np.quantile(line.at_target[1:], 0.05) <= truth <= np.quantile(line.at_target[1:], 0.95)
         for line, truth in lines

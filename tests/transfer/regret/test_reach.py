@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from planted_basins import rng
 
 from forerun._transfer.question import Point, Question
 from forerun._transfer.regret.extrapolation import LINE_PRIORS, draw_walk_paths
@@ -16,11 +15,11 @@ from forerun._transfer.verdict.summary import summarize_verdict
 from forerun._transfer.verdict.verdict import judge
 
 
-def make_flat_runs(sd=0.004):
+def make_flat_runs():
     """Return runs of two seeds with the optimum 2^-6 at widths 64, 128, and 256. The losses have
-    noise of `sd` nats.
+    noise of 0.004 nats.
     """
-    noise = rng(0)
+    noise = np.random.default_rng(0)
     return [
         Point(
             size=size,
@@ -28,7 +27,7 @@ def make_flat_runs(sd=0.004):
             loss_nats=2.5
             + 0.05 * (x + 6) ** 2
             - 0.1 * math.log2(size / 64)
-            + float(noise.normal(0, sd)),
+            + float(noise.normal(0, 0.004)),
             seed=seed,
         )
         for size in (64, 128, 256)
@@ -89,7 +88,7 @@ def test_largest_ratio_does_not_depend_on_the_target(limit, target, outcome, rat
 
 
 def test_walk_grows_with_the_power_one_and_a_half_of_the_doublings():
-    walks = draw_walk_paths(20_001, np.array([0.0, 1.0, 4.0]), 0.05, rng(0))
+    walks = draw_walk_paths(20_001, np.array([0.0, 1.0, 4.0]), 0.05, np.random.default_rng(0))
     spread = np.quantile(np.abs(walks), 0.9, axis=0)
     assert spread[0] < 1e-3 and spread[2] / spread[1] == pytest.approx(8.0, rel=0.1)
     assert not walks[0].any()

@@ -6,7 +6,7 @@ import pytest
 
 from forerun._proxies.core.hyperparameters import HYPERPARAMETERS
 from forerun._proxies.core.tables.columns import COLUMN_NAMES
-from forerun._transfer.tables.cells import TableError
+from forerun._proxies.core.tables.table_files import TableError
 from forerun._transfer.tables.columns import OPTIMUM_COLUMNS, SIZE_COLUMNS, VALUE_COLUMNS
 
 

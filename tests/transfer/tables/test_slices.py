@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from forerun._transfer.tables.cells import TableError
+from forerun._proxies.core.tables.table_files import TableError
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun._transfer.tables.cells import TableError
+from forerun._proxies.core.tables.table_files import TableError
 
 
 def test_runs_become_points(read_table):

@@ -5,8 +5,9 @@ runs beyond an end of the values if unknown noise is the only doubt.
 import dataclasses
 import math
 
+import numpy as np
 import pytest
-from planted_basins import WIDE, rng
+from planted_basins import WIDE
 
 from forerun._transfer.question import Point, Question
 from forerun._transfer.verdict.summary import summarize_verdict
@@ -15,15 +16,12 @@ from forerun._transfer.verdict.verdict import judge
 UNTRAINED_NATS = math.log(256)
 
 
-def make_runs_of_one_seed(excesses, noise_nats=0.0):
+def make_runs_of_one_seed(excesses):
     """Return runs at two sizes, at whole octaves from 2^-10 up. `excesses` are their losses above 3
-    nats, the same at both sizes up to noise.
+    nats, the same at both sizes.
     """
-    generator = rng(0)
     return [
-        Point(
-            size=size, log2_value=-10.0 + i, loss_nats=3 + excess + noise_nats * generator.normal()
-        )
+        Point(size=size, log2_value=-10.0 + i, loss_nats=3 + excess)
         for size in (64, 128)
         for i, excess in enumerate(excesses)
     ]
@@ -36,7 +34,7 @@ def test_regret_is_at_most_what_training_can_lose(untrained_nats):
     The fitted shapes alone would give hundreds of nats there.
     """
     world = dataclasses.replace(WIDE, target_size=2**20, drift_octaves=-1.0, curvature=0.1)
-    points, _ = world.draw(rng(5))
+    points, _ = world.draw(np.random.default_rng(5))
     losses = [p.loss_nats for p in points]
     max_regret_nats = max(untrained_nats or 0.0, *losses) - min(losses)
     verdict = judge(

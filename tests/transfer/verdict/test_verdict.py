@@ -17,10 +17,9 @@ from planted_basins import (
     compute_lopsided_quartic,
     compute_straight_cliff,
     compute_two_parabolas,
-    cpu_grid,
+    list_cpu_points,
     make_linex,
     make_power,
-    rng,
     tally_verdicts,
 )
 
@@ -43,8 +42,8 @@ def test_verdict_keeps_its_promised_error_rates(regret_nats):
     """
     world = dataclasses.replace(WIDE, regret_nats=regret_nats)
     counts = tally_verdicts(world, 30)
-    assert counts.wrong(world) < 0.05
-    assert counts.right(world) >= 0.8
+    assert counts.compute_share_wrong(world) < 0.05
+    assert counts.compute_share_right(world) >= 0.8
     assert min(counts.optimum_covered, counts.drift_covered, counts.regret_covered) >= 0.87
     assert counts.optimum_ratio < 2 and counts.drift_ratio < 2
 
@@ -68,10 +67,10 @@ def test_few_noisy_runs_are_judged_rightly_or_left_open(regret_nats, monkeypatch
     world = dataclasses.replace(SMALL, regret_nats=regret_nats)
     with monkeypatch.context() as patch:
         # No run is spiked here, and the search for a spiked run takes long.
-        patch.setattr(verdict_module._VerdictBuilder, "_find_lone_culprit", lambda *_: None)
+        patch.setattr(verdict_module._Judge, "_find_lone_culprit", lambda *_: None)
         counts = tally_verdicts(world, 25, draws=300)
-    assert counts.wrong(world) < 0.05
-    assert counts.right(world) >= 0.6
+    assert counts.compute_share_wrong(world) < 0.05
+    assert counts.compute_share_right(world) >= 0.6
     assert min(counts.optimum_covered, counts.drift_covered, counts.regret_covered) >= 0.85
 
 
@@ -99,7 +98,7 @@ def test_error_rates_hold_for_other_truths(name, regret_nats):
     base_world, changes = OTHER_WORLDS[name]
     world = dataclasses.replace(base_world, regret_nats=regret_nats, **changes)
     counts = tally_verdicts(world, 100)
-    assert counts.wrong(world) < 0.05
+    assert counts.compute_share_wrong(world) < 0.05
     assert counts.optimum_covered >= 0.8
     assert min(counts.drift_covered, counts.regret_covered) >= 0.8
 
@@ -109,7 +108,7 @@ def test_optima_of_cliffs_and_quartics_are_covered(shape):
     world = dataclasses.replace(WIDE, compute_rise=shape)
     counts = tally_verdicts(world, 12, draws=400)
     assert counts.optimum_covered >= 0.75 and counts.regret_covered >= 0.8
-    assert counts.wrong(world) == 0
+    assert counts.compute_share_wrong(world) == 0
 
 
 @pytest.mark.slow
@@ -122,7 +121,7 @@ def test_measured_exponent_reaches_a_distant_target(scatter):
     drift_covered, regret_covered = [], []
     question = dataclasses.replace(world.question, power=None, axis="duration")
     for seed in range(100):
-        points, _, optima = world.draw_all(rng(seed))
+        points, _, optima = world.draw_all(np.random.default_rng(seed))
         verdict = judge(points, question, seed=seed, draws=600)
         drift_covered.append(verdict.drift.low <= -0.3 <= verdict.drift.high)
         true_regret = world.compute_rise(verdict.transferred_log2 - optima[7000], world.curvature)
@@ -140,7 +139,7 @@ def test_single_spiked_run_never_makes_a_drift(spike, num_seeds):
             base_world, num_seeds=num_seeds, noise_nats=0.005, target_size=1024
         )
         for seed in range(6):
-            points, _ = world.draw(rng(1000 + seed), spike=spike)
+            points, _ = world.draw(np.random.default_rng(1000 + seed), spike=spike)
             assert judge(points, world.question, seed=seed, draws=400).outcome != "drifts"
 
 
@@ -151,14 +150,14 @@ def test_spike_can_make_a_drift_without_the_check_for_a_single_run(monkeypatch):
     world = dataclasses.replace(
         SMALL, num_seeds=1, noise_nats=0.005, target_size=1024, regret_nats=0.003
     )
-    points, _ = world.draw(rng(1004), spike=0.2)
+    points, _ = world.draw(np.random.default_rng(1004), spike=0.2)
     assert judge(points, world.question, seed=4, draws=400).outcome == "cannot_tell"
-    monkeypatch.setattr(verdict_module._VerdictBuilder, "_find_lone_culprit", lambda *_: None)
+    monkeypatch.setattr(verdict_module._Judge, "_find_lone_culprit", lambda *_: None)
     assert judge(points, world.question, seed=4, draws=400).outcome == "drifts"
 
 
 def test_measured_mup_does_not_drift_and_measured_sp_does():
-    mup, sp = cpu_grid("mup", (32, 64, 128)), cpu_grid("sp", (64, 128, 256))
+    mup, sp = list_cpu_points("mup", (32, 64, 128)), list_cpu_points("sp", (64, 128, 256))
     verdict = judge(
         mup, Question(target_size=256, base_size=32, transferred_log2=-5.5), control_points=sp
     )
@@ -167,13 +166,13 @@ def test_measured_mup_does_not_drift_and_measured_sp_does():
     control = judge(sp, Question(target_size=512, base_size=64))
     assert control.outcome == "drifts"
     assert control.drift.high < -0.5
-    two_sizes = judge(cpu_grid("sp", (64, 128)), Question(target_size=256, base_size=64))
+    two_sizes = judge(list_cpu_points("sp", (64, 128)), Question(target_size=256, base_size=64))
     assert two_sizes.outcome != "holds"
 
 
 def test_wrong_rate_given_by_the_user_drifts():
     verdict = judge(
-        cpu_grid("mup", (32, 64, 128)),
+        list_cpu_points("mup", (32, 64, 128)),
         Question(target_size=256, base_size=32, transferred_log2=-8.0),
     )
     assert verdict.outcome == "drifts"
@@ -184,7 +183,7 @@ def test_wrong_rate_given_by_the_user_drifts():
 
 
 def test_verdict_is_deterministic_with_and_without_the_cache():
-    points, _ = SMALL.draw(rng(0))
+    points, _ = SMALL.draw(np.random.default_rng(0))
     question = Question(target_size=256, base_size=32)
     first = judge(points, question, control_points=points)
     cached = judge(points, question, control_points=points)
@@ -200,7 +199,7 @@ def test_runs_that_cannot_answer_the_question_are_refused():
         judge([], Question(target_size=256, base_size=32), draws=1)
     assert len(caught.value.problems) == 2
     with pytest.raises(TransferError, match="base_size = 48 has no runs"):
-        judge(cpu_grid("mup", (32, 64)), Question(target_size=256, base_size=48))
+        judge(list_cpu_points("mup", (32, 64)), Question(target_size=256, base_size=48))
 
 
 @pytest.mark.parametrize(("fall_per_doubling", "outcome"), [(1.0, "cannot_tell"), (0.0, "holds")])

@@ -6,7 +6,7 @@ Columns are named as in `forerun._launcher.main_run.metrics_file`. Absent values
   lacks it, it is NaN at every step. Columns of the noise scale may be empty instead.
 - A list of steps that have a certain value, such as `validation_steps`, is empty if no step has
   one.
-- `rank_seconds`, `header`, and `newest_at` are None if the log has none.
+- `rank_seconds` and `newest_at` are None if the log has none.
 
 Dimensions: S logged steps with a training loss, V steps with a validation loss, N steps with any
 line, K lines with a time of each rank, R ranks.
@@ -14,13 +14,13 @@ line, K lines with a time of each rank, R ranks.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun._launcher.main_run.event_log import parse_time
 from forerun._launcher.main_run.metrics_file import AttemptStart
 from forerun._launcher.main_run.watch.logs.keys import NOISE_SCALE
 from forerun._proxies.core import canon
@@ -71,9 +71,6 @@ class LogColumns:
     """Lines that are events rather than steps, in order, as dicts of
     `forerun._launcher.main_run.metrics_file`.
     """
-    header: AttemptStart | None = None
-    """Header of the newest attempt at the run, that is the line with which it began its part of the
-    log; None if the log has no headers."""
     newest_at: float | None = None
     """Time at which the newest line was written, in seconds since 1970; None if unknown."""
 
@@ -85,6 +82,11 @@ class LogColumns:
     def step(self) -> int:
         """The newest logged step; 0 before the first."""
         return int(self.steps[-1]) if len(self.steps) else 0
+
+    @property
+    def last_event(self) -> Mapping[str, canon.Json]:
+        """The newest event; empty if there is none."""
+        return self.events[-1] if self.events else {}
 
     def find_final_loss(self, num_steps: int) -> float | None:
         """Return the validation loss after the last step in nats; None if it is not logged.
@@ -102,10 +104,9 @@ def compute_spacing(steps: Floats) -> float:
 
 
 def list_headers(events: Iterable[Mapping[str, canon.Json]]) -> list[AttemptStart]:
-    """Return the header of every attempt, in order; unreadable headers are left out.
+    """Return the headers of the attempts in order, without those that cannot be read.
 
-    Args:
-        events: Lines of the log that are events.
+    A header is the event with which an attempt begins its part of the log.
     """
     headers = []
     for event in events:
@@ -113,7 +114,7 @@ def list_headers(events: Iterable[Mapping[str, canon.Json]]) -> list[AttemptStar
             continue
         try:
             header = canon.decode(AttemptStart, dict(event))
-            datetime.datetime.fromisoformat(header.started_at)  # ValueError if it is no time
+            parse_time(header.started_at)  # ValueError if it is no time
             headers.append(header)
         except ValueError:
             continue

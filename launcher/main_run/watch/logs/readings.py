@@ -12,12 +12,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 
 from forerun._launcher.main_run.metrics_file import ENDINGS, AttemptEnd
-from forerun._launcher.main_run.watch.logs.columns import SCALARS, Floats, LogColumns, list_headers
+from forerun._launcher.main_run.watch.logs.columns import SCALARS, Floats, LogColumns
 from forerun._launcher.main_run.watch.logs.keys import (
     LOSS,
     PER_DEVICE,
@@ -119,7 +118,7 @@ def gather_columns(
         for step, cells in steps.items()
         if math.isfinite(value := cells.values.get(VALIDATION, math.nan))
     }
-    losses, attempts = _select_losses(steps, validated), list_headers(events)
+    losses = _select_losses(steps, validated)
     rank_steps, rank_seconds = _stack_rank_seconds(steps)
     columns = LogColumns(
         steps=_to_floats(losses),
@@ -130,7 +129,6 @@ def gather_columns(
         rank_steps=rank_steps,
         rank_seconds=rank_seconds,
         events=events,
-        header=attempts[-1] if attempts else None,
         newest_at=newest_at,
         **{
             column: _convert_column(
@@ -349,7 +347,7 @@ class LogReader:
             columns=columns,
             notes=tuple(notes),
             names_digest=names_digest,
-            ending=_read_ending(columns.events),
+            ending=_read_ending(columns.last_event),
             why_empty=_explain_empty(log),
         )
 
@@ -429,16 +427,11 @@ def _explain_empty(log: Log) -> str:
     )
 
 
-def _read_ending(events: Sequence[Mapping[str, Any]]) -> AttemptEnd | None:
+def _read_ending(last_event: Mapping[str, canon.Json]) -> AttemptEnd | None:
     """Return the last event if it is the end of an attempt; None otherwise."""
-    if not events or events[-1]["event"] not in ENDINGS:
-        return None
-    body = {
-        field.name: events[-1][field.name]
-        for field in fields(AttemptEnd)
-        if field.name in events[-1]
-    }
+    # A copy of the log in W&B has further keys.
+    names = {field.name for field in fields(AttemptEnd)} & last_event.keys()
     try:
-        return canon.decode(AttemptEnd, body)
+        return canon.decode(AttemptEnd, {name: last_event[name] for name in names})
     except canon.CanonError:
         return None

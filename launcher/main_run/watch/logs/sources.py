@@ -33,18 +33,13 @@ NUM_RANK_LINES = 1024
 """Newest lines whose rank times are kept. Rank times of all lines of a large run would fill the
 memory."""
 _RANKS_KEY = "rank_seconds"
-_EVENT_FIELDS = (
-    "event",
-    "to_step",
-    "skipped_sequences",
-    "wait_seconds",
-    "difference",
-    "reason",
-    "exit_code",
-)
 _FORERUN_NAMES = frozenset(
-    {*_EVENT_FIELDS, _RANKS_KEY, *(field.name for field in fields(metrics_file.AttemptStart))}
+    {
+        *("event", "to_step", "reason", "exit_code", _RANKS_KEY),
+        *(field.name for field in fields(metrics_file.AttemptStart)),
+    }
 )
+"""Names in forerun's own log, apart from those of columns."""
 _ONLINE_PATTERN = re.compile(r"(?:https?://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
 _PATTERNS = ("*.wandb", "*tfevents*", "*.jsonl", "trainer_state.json", "main.log", "*.csv")

@@ -79,25 +79,24 @@ IN_PROCESS_DRILLS = (
 
 @pytest.mark.parametrize("name", IN_PROCESS_DRILLS)
 def test_sound_trainer_passes(sound, name):
-    result = DRILLS[name].run(sound)
-    assert result.outcome == "passed", result.said
-    assert (result.name, result.advice) == (name, "") and result.seen
+    observation = DRILLS[name].run(sound)
+    assert observation.passed, observation.sentence
+    assert observation.seen
 
 
 def assert_fails(drill, stage, *words):
-    """Assert that a drill fails with advice, and that its message contains the words."""
-    result = drill(stage)
-    assert result.outcome == "failed", result.said
-    assert result.advice
+    """Assert that a drill fails, and that its message contains the words."""
+    observation = drill(stage)
+    assert not observation.passed, observation.sentence
     for word in words:
-        assert word in result.said
+        assert word in observation.sentence
 
 
 @pytest.mark.parametrize("fault", ["drop_moments", "shift_batch"])
 def test_wrong_resume_fails_the_drills_that_resume(stage, monkeypatch, fault):
     monkeypatch.setattr(resume_drills, "CONTROLS", {"shift_batch": "data off by one batch"})
     wrong = dataclasses.replace(stage, faults=[Fault(kind=fault, step=1)])
-    shutil.rmtree(stage.get_run_dir("cut"))
+    shutil.rmtree(stage.folder / "cut")
     assert_fails(cut_and_resume, wrong, "tensors differ")
     if fault == "drop_moments":
         assert_fails(send_sigterm, wrong, "it does not end equal")
@@ -157,7 +156,7 @@ def test_trainer_that_differs_from_the_proxy_fails_the_loss_drill(stage, monkeyp
             "set_rates",
             lambda optimizer, groups, share: set_rates(optimizer, groups, 1.1 * share),
         )
-    shutil.rmtree(stage.get_run_dir("reference"))
+    shutil.rmtree(stage.folder / "reference")
     assert_fails(compare_loss, stage)
 
 
@@ -180,11 +179,11 @@ class FinishedStage(InProcessStage):
     nudge: float = 0.0
     """Difference of one weight from that of the uninterrupted run."""
 
-    def run(self, name, *faults, **options):
-        shutil.copytree(self.get_run_dir("reference"), self.get_run_dir(name))
+    def run(self, run_dir, *faults, **options):
+        shutil.copytree(self.folder / "reference", run_dir)
         for fault in faults:
             if self.is_struck:
-                get_mark_path(self.get_run_dir(name), fault.kind).touch()
+                get_mark_path(run_dir, fault.kind).touch()
         return LaunchOutcome(
             event="finished",
             exit_code=0,
@@ -195,7 +194,7 @@ class FinishedStage(InProcessStage):
         )
 
     def compare(self, first, second, step=None):
-        tensors = read_saved_tensors(folder_of(self.get_run_dir(first) / CHECKPOINTS, 16))
+        tensors = read_saved_tensors(folder_of(first / CHECKPOINTS, 16))
         nudged = dict(tensors)
         last = max(name for name in tensors if name.startswith("model."))
         nudged[last] = tensors[last] + self.nudge
@@ -205,7 +204,7 @@ class FinishedStage(InProcessStage):
 @pytest.mark.parametrize("drill", [kill_rank, hang_rank])
 def test_drill_fails_unless_its_rank_is_struck_and_restarted_once(stage, drill):
     fields = {field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
-    assert drill(FinishedStage(**fields)).outcome == "passed"
+    assert drill(FinishedStage(**fields)).passed
     assert_fails(
         drill, FinishedStage(**fields, is_struck=False), "1 restart; at the end all 84 tensors"
     )
@@ -215,7 +214,7 @@ def test_drill_fails_unless_its_rank_is_struck_and_restarted_once(stage, drill):
 
 
 def test_failure_of_the_uninterrupted_run_is_an_error(stage):
-    shutil.rmtree(stage.get_run_dir("reference"))
+    shutil.rmtree(stage.folder / "reference")
     broken = dataclasses.replace(stage, faults=[Fault(kind="nan", step=2)])
     with pytest.raises(UnexpectedEndError, match=r"'reference'.* aborted: loss nan"):
         broken.train_reference()

@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
 from main_run import make_tiny_decision, write_attested
 from scripted_job import list_processes_with_variable
 from tiny_study import run_forerun
+from waiting import wait_until
 
 from forerun._launcher.main_run.rehearsal.registry import DRILLS
 from forerun._launcher.main_run.rehearsal.status import read_rehearsal_status
@@ -50,20 +50,13 @@ class RehearsalProcess:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def list_processes(self, seconds=0.0):
-        """Return the live processes as soon as there is none, or after `seconds`."""
-        until = time.monotonic() + seconds
-        while (pids := list_processes_with_variable(self.mark)) and time.monotonic() < until:
-            time.sleep(0.1)
-        return pids
+    def list_processes(self):
+        """Return the ids of the processes of the rehearsal that still run."""
+        return list_processes_with_variable(self.mark)
 
-
-def wait_for(path, seconds=200.0):
-    """Wait until a file exists; fail after the limit."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.05)
+    def wait_until_gone(self):
+        """Wait until no process of the rehearsal runs; raise TimeoutError after 10 s."""
+        wait_until(lambda: not self.list_processes(), 10)
 
 
 INTERRUPTIONS = [
@@ -81,12 +74,12 @@ code of the rehearsal."""
 def test_ended_rehearsal_leaves_no_process_and_no_result(frozen, drill, file, number, code):
     folder, corpus, decision = frozen
     rehearsal = RehearsalProcess(folder, corpus, "--only", drill)
-    wait_for(folder / "rehearsal" / file)
+    wait_until((folder / "rehearsal" / file).exists, 200)
     assert rehearsal.list_processes()
     rehearsal.process.send_signal(number)
     _, err = rehearsal.process.communicate(timeout=90)
     assert rehearsal.process.returncode == code, err
-    assert rehearsal.list_processes(10.0) == []
+    rehearsal.wait_until_gone()
     assert read_rehearsal_status(folder, decision.digest).body is None
 
 
@@ -94,13 +87,13 @@ def test_ended_rehearsal_leaves_no_process_and_no_result(frozen, drill, file, nu
 def test_every_drill_passes_and_a_second_rehearsal_is_refused(frozen):
     folder, corpus, decision = frozen
     first = RehearsalProcess(folder, corpus, "--json")
-    wait_for(folder / "rehearsal" / "reference")
+    wait_until((folder / "rehearsal" / "reference").exists, 200)
     code, _, err = run_forerun("rehearse", folder, "--data", corpus)
-    assert code == 75, err  # Another process rehearses this config.
+    assert code == 75, err  # another process rehearses this config
     assert f"pid {first.process.pid}" in err
     out, _ = first.process.communicate(timeout=500)
     assert first.process.returncode == 0, out[-3000:]
-    assert first.list_processes(10.0) == []
+    first.wait_until_gone()
     assert {
         drill["name"]: drill["outcome"] for drill in json.loads(out)["drills"]
     } == dict.fromkeys(DRILLS, "passed")

@@ -12,7 +12,7 @@ from tiny_study import run_forerun
 
 from forerun._launcher.main_run import event_log
 from forerun._launcher.main_run.frozen.launch_file import get_attestation_path, read_attestation
-from forerun._launcher.main_run.rehearsal.registry import DRILLS, Drill, make_result
+from forerun._launcher.main_run.rehearsal.registry import DRILLS, Drill, Observation
 from forerun._launcher.main_run.rehearsal.status import read_rehearsal_status
 
 
@@ -25,25 +25,24 @@ def rehearsal(corpus, tmp_path, monkeypatch):
 class FakeRehearsal:
     """Fake drills that record their names.
 
-    A drill passes unless `outcomes` names it as "failed". A drill in `interrupted_drills` ends as
-    by Ctrl-C.
+    A drill passes unless it is in `failing_drills`. A drill in `interrupted_drills` ends as if by
+    Ctrl-C.
     """
 
     def __init__(self, corpus, tmp_path, monkeypatch):
         self.decision = make_tiny_decision(corpus, num_ranks=2)
         self.folder = write_attested(tmp_path / "alone", self.decision).parent
         self.corpus = corpus
-        self.names, self.outcomes, self.interrupted_drills = [], {}, set()
+        self.names, self.failing_drills, self.interrupted_drills = [], set(), set()
         monkeypatch.setattr(Drill, "run", lambda drill, stage: self.record_drill(drill.name))
 
     def record_drill(self, name):
-        """Record the drill's name, and return its result."""
+        """Record the drill's name, and return what it observed."""
         if name in self.interrupted_drills:
             raise KeyboardInterrupt
         self.names.append(name)
-        return make_result(
-            name, self.outcomes.get(name) != "failed", f"it was {name}", {"at": name}
-        )
+        passed = name not in self.failing_drills
+        return Observation(passed, f"it was {name}", {"at": name})
 
     def rehearse(self, *options):
         """Run the command; return exit code, output, and messages."""
@@ -66,7 +65,8 @@ def test_passed_rehearsal_is_attested_for_this_config_only(rehearsal):
     path = get_attestation_path(rehearsal.folder, "rehearsal")
     content = json.loads(path.read_text())
     assert content["digest"] == content["body"]["copy"]["stands_for"] == rehearsal.decision.digest
-    assert len(read_attestation(path, rehearsal.decision.digest)["drills"]) == len(DRILLS)
+    drills = read_attestation(path, rehearsal.decision.digest)["drills"]
+    assert [(drill["name"], drill["advice"]) for drill in drills] == [(name, "") for name in DRILLS]
     status = read_rehearsal_status(rehearsal.folder, "1" * 64)
     assert not status.rehearsed
     assert f"for the digest {rehearsal.decision.digest[:16]}" in status.sentence
@@ -80,7 +80,7 @@ def test_passed_rehearsal_is_attested_for_this_config_only(rehearsal):
 
 
 def test_failed_drill_fails_the_rehearsal_with_advice(rehearsal):
-    rehearsal.outcomes["nan"] = "failed"
+    rehearsal.failing_drills = {"nan"}
     code, out, _ = rehearsal.rehearse()
     assert code == 3
     assert (
@@ -89,7 +89,7 @@ def test_failed_drill_fails_the_rehearsal_with_advice(rehearsal):
         and str(rehearsal.folder / "rehearsal") in out
     )
     assert not rehearsal.status.rehearsed and rehearsal.status.body["failed"] == ["nan"]
-    rehearsal.outcomes.clear()
+    rehearsal.failing_drills = set()
     assert rehearsal.rehearse()[0] == 0
     assert rehearsal.names == list(DRILLS), "all again: the fix may have changed other drills"
 

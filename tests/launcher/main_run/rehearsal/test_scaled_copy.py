@@ -81,22 +81,22 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_copy_has_the_parametrizations_numbers_at_its_shape(manifest, name):
     spec, decision = make_wide_decision(manifest, **VARIANTS[name])
-    copy = build_scaled_copy(decision, manifest)
+    copy, copy_spec = build_scaled_copy(decision, manifest)
     for field, value in dataclasses.asdict(spec.hparams).items():
         inferred = getattr(_infer_hparams(decision), field)
         # A hyperparameter that is off is 0 or None, which has no tolerance.
         assert inferred == (value and pytest.approx(value, rel=1e-9)), field
-    assert [g.pattern for g in copy.decision.groups] == [g.pattern for g in decision.groups]
-    small = dataclasses.replace(copy.spec, hparams=spec.hparams)
+    assert [g.pattern for g in copy.groups] == [g.pattern for g in decision.groups]
+    small = dataclasses.replace(copy_spec, hparams=spec.hparams)
     table = {p.name: p for p in compute_parameter_table(small)}
-    by_kind = {group.kind: group for group in copy.decision.groups}
+    by_kind = {group.kind: group for group in copy.groups}
     for kind in {p.kind for p in table.values()}:
         rates = {p.learning_rate for p in table.values() if p.kind == kind}
         assert by_kind[kind].learning_rate in [pytest.approx(rate) for rate in rates]
-    assert dataclasses.asdict(copy.decision.forward) == pytest.approx(
+    assert dataclasses.asdict(copy.forward) == pytest.approx(
         dataclasses.asdict(compute_forward_numbers(small))
     )
-    shape = copy.decision.shape
+    shape = copy.shape
     assert (shape.num_layers, shape.family, shape.tied, shape.qk_norm) == (
         2,
         spec.shape.family,
@@ -104,7 +104,7 @@ def test_copy_has_the_parametrizations_numbers_at_its_shape(manifest, name):
         spec.shape.qk_norm,
     )
     assert shape.num_heads == 2 * shape.num_kv_heads, "grouped queries stay grouped"
-    assert copy.decision.digest != decision.digest == copy.stands_for
+    assert copy.digest != decision.digest
 
 
 def test_numbers_that_no_parametrization_gives_are_refused(manifest):
@@ -125,12 +125,12 @@ def test_layout_is_reduced_to_two_ranks(manifest):
     decision = dataclasses.replace(
         make_wide_decision(manifest)[1], parallelism=layout, batch_tokens=16 * 64, compiled=True
     )
-    copy = build_scaled_copy(decision, manifest).decision
+    copy = build_scaled_copy(decision, manifest)[0]
     assert copy.parallelism == Parallelism(
         data_parallel_shard=2, microbatch_sequences=1, activation_checkpointing="full"
     )
     assert not copy.compiled
-    full = build_full_copy(decision, manifest).decision
+    full = build_full_copy(decision, manifest)
     assert (full.shape, full.groups, full.parallelism, full.compiled) == (
         decision.shape,
         decision.groups,
@@ -166,10 +166,10 @@ def test_shortened_schedule_keeps_its_form():
 
 
 def test_cut_corpus_has_the_first_tokens(corpus, manifest, tmp_path, monkeypatch):
-    full = cut_corpus(corpus, {}, tmp_path / "full")
+    full = cut_corpus(corpus, manifest, tmp_path / "full")
     assert full.count_tokens("train") == manifest.count_tokens("train")
     monkeypatch.setattr(run, "NUM_TOKENS", 500)
-    cut = cut_corpus(corpus, {}, tmp_path / "cut")
+    cut = cut_corpus(corpus, manifest, tmp_path / "cut")
     assert cut.count_tokens("train") == cut.count_tokens("validation") == 500
     store = TokenStore(tmp_path / "cut")  # It checks the hashes of all shards.
     assert store.manifest == cut

@@ -61,13 +61,13 @@ def make_rehearsal(folder, fast_starts, linger):
 
 @pytest.mark.parametrize("linger", [0.0, 1.0], ids=["not disturbed", "disturbed too late"])
 @pytest.mark.parametrize(
-    ("fast_starts", "outcome", "num_starts"),
+    ("fast_starts", "passes", "num_starts"),
     # A drill that killed the command starts it once more, for the undisturbed run.
-    [(MAX_TRIES - 1, "passed", MAX_TRIES + 1), (MAX_TRIES + 1, "failed", MAX_TRIES)],
+    [(MAX_TRIES - 1, True, MAX_TRIES + 1), (MAX_TRIES + 1, False, MAX_TRIES)],
 )
 def test_drill_starts_again_if_the_last_step_was_logged_before_the_kill(
-    tmp_path, fast_starts, outcome, num_starts, linger
+    tmp_path, fast_starts, passes, num_starts, linger
 ):
-    result = kill_command(make_rehearsal(tmp_path, fast_starts, linger))
-    assert result.outcome == outcome, result.said
+    observation = kill_command(make_rehearsal(tmp_path, fast_starts, linger))
+    assert observation.passed == passes, observation.sentence
     assert len((tmp_path / "starts").read_text()) == num_starts

@@ -175,7 +175,7 @@ def note_signal(*_):
 signal.signal(signal.SIGTERM, note_signal)
 os.environ["LOCAL_RANK"] = "0"  # the children of a rank are not the supervisor's to end
 step(1), step(2), (run / "at-it").touch()
-while not (run / "signals").exists(): time.sleep(0.02)
+wait_for(run / "signals")
 step(3), save(3), end("interrupted", 130, 3)
 """
 

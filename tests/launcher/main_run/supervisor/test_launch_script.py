@@ -16,6 +16,7 @@ import pytest
 from main_run import make_tiny_decision, read_losses
 from slurm_fakes import JOB_ID, fake_machine, read_seen, wait_for_seen
 from tiny_study import run_forerun, run_json
+from waiting import wait_until
 
 from forerun._launcher.main_run import event_log, metrics_file
 from forerun._launcher.main_run.frozen.frozen_folder import ATTESTED, write_frozen
@@ -50,8 +51,9 @@ exit "$CODE"
 def job(tmp_path):
     """Function that starts a script on a machine whose srun, python, and scontrol are fakes.
 
-    Its parameters are the script's text, the supervisor's duration in tenths of a second, its exit
-    code, its exit code after SIGTERM, the number of nodes, and whether python is the real one.
+    Its parameters are the script's text, how the fake supervisor behaves (its duration in tenths of
+    a second, `steps`; its exit code; its exit code after SIGTERM), the number of nodes, and whether
+    the real python is used instead of the fake supervisor.
     """
     with fake_machine(tmp_path, {"srun": SRUN, "python": SUPERVISOR}) as start:
 
@@ -175,9 +177,7 @@ def test_requeued_job_of_two_nodes_ends_like_an_uninterrupted_run(corpus, config
     run_dir = tmp_path / "run"
     text = format_launch_script(config, ["--data", str(corpus), "--out", str(run_dir)], 2)
     process = job(text, num_nodes=2, real_python=True)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not read_losses(run_dir) and process.poll() is None:
-        time.sleep(0.02)
+    wait_until(lambda: read_losses(run_dir), 120)
     os.kill(process.pid, signal.SIGUSR1)
     assert process.wait(timeout=120) == 130, (tmp_path / "output").read_text()
     assert read_seen(tmp_path, "scontrol").split() == ["requeue", JOB_ID]

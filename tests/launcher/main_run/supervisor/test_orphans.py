@@ -15,8 +15,10 @@ import time
 import pytest
 from main_run import make_tiny_decision
 from scripted_job import list_processes_with_variable
+from waiting import wait_until
 
 from forerun._launcher.main_run.frozen.frozen_folder import ATTESTED, write_frozen
+from forerun._launcher.main_run.process_signals import JOB_VARIABLE
 
 MARKER = "FORERUN_TEST_ORPHANS"
 """Environment variable by which the tests find the processes that they started."""
@@ -47,28 +49,26 @@ print("up", flush=True)
 job.process.wait()
 """
 TRAINER_SUPERVISOR = """
-import sys
+import os, sys
 from pathlib import Path
 from forerun._proxies.external.log_file import RedactedLog
 from forerun._proxies.external.supervised_command import SupervisedCommand
 print("up", flush=True)
 SupervisedCommand(
-    [sys.executable, "-S", "-c", *sys.argv[1:]], folder=Path.cwd(), environment=dict(__import__("os").environ),
+    [sys.executable, "-S", "-c", *sys.argv[1:]], folder=Path.cwd(), environment=dict(os.environ),
     log=RedactedLog(Path("log.txt"), str), grace_seconds=1.0,
 ).wait(60)
-"""  # noqa: E501
+"""
 
 
-def wait_until_gone(seconds):
-    """Return the marked processes that still run after the limit, and kill them."""
-    until = time.monotonic() + seconds
-    while pids := list_processes_with_variable(MARKER):
-        if time.monotonic() > until:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            return pids
-        time.sleep(0.02)
-    return []
+def list_processes():
+    """Return the ids of the processes that the test has started and that still run."""
+    return list_processes_with_variable(MARKER)
+
+
+def wait_until_gone():
+    """Wait until no process of the test runs; raise TimeoutError if one outlives the limit."""
+    wait_until(lambda: not list_processes(), GONE_SECONDS)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,8 @@ def mark_processes(monkeypatch):
     """Mark all processes that a test starts, and kill those that it leaves behind."""
     monkeypatch.setenv(MARKER, "1")
     yield
-    wait_until_gone(0)
+    for pid in list_processes():
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +95,30 @@ def test_killed_supervisor_leaves_neither_agent_nor_ranks(supervisor, tmp_path):
             process.stdout.readline()
             time.sleep(delay)
             process.kill()
-        assert wait_until_gone(GONE_SECONDS) == [], f"killed {delay} s after the job began"
+        wait_until_gone()
 
 
-def test_killed_agent_leaves_no_rank_that_has_not_called_die_with_job(tmp_path):
+def test_killed_agent_leaves_no_rank_that_has_not_called_die_with_job():
+    """A rank that calls `die_with_job` too late has another parent, which lacks the job's token.
+
+    The supervisor gives the token to agent and ranks in `JOB_VARIABLE`; here the test does.
+    """
     rank = RANK.replace("PATHS", repr(sys.path))
-    environment = {**os.environ, "FORERUN_ATTEMPT": "a" * 32}
+    environment = {**os.environ, JOB_VARIABLE: "a" * 32}
     with subprocess.Popen([sys.executable, "-S", "-c", AGENT, rank], env=environment) as agent:
-        while len(list_processes_with_variable(MARKER)) < 3:
-            time.sleep(0.01)
+        wait_until(lambda: len(list_processes()) == 3)  # the agent and two ranks
         agent.kill()
-    assert wait_until_gone(GONE_SECONDS) == []
+    wait_until_gone()
+
+
+def launch_and_kill(command, has_come, seconds_later):
+    """Start a launch, and kill its supervisor some seconds after `has_come()` is true."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(has_come, 240)
+            time.sleep(seconds_later)
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
@@ -114,33 +128,18 @@ def test_real_launch_killed_at_random_moments_leaves_no_process(corpus, tmp_path
     rng = random.Random(31)
     decision = make_tiny_decision(corpus, num_ranks=2, every_steps=2)
     folder = write_frozen(tmp_path / "frozen", decision, {kind: {} for kind in ATTESTED}).parent
-    num_saved = 0
+    launch = [sys.executable, "-m", "forerun", "launch", folder, "--data", corpus, "--out"]
+
+    def has_saved():
+        return any(out.glob("checkpoints/step-*[0-9]"))
+
+    def has_started_a_process():
+        return len(list_processes()) >= 2
+
     for number in range(18):
         out = tmp_path / f"run-{number}"
-        command = [
-            sys.executable,
-            "-m",
-            "forerun",
-            "launch",
-            folder,
-            "--data",
-            corpus,
-            "--out",
-            out,
-        ]
-        with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            if number % 3:
-                until = time.monotonic() + 120
-                while not list(out.glob("checkpoints/step-*[0-9]")) and time.monotonic() < until:
-                    time.sleep(0.01)
-                num_saved += 1
-                time.sleep(rng.uniform(0, 0.5))
-            else:
-                while len(list_processes_with_variable(MARKER)) < 2:
-                    time.sleep(0.01)
-                time.sleep(rng.uniform(0, 8))
-            process.kill()
-        assert wait_until_gone(GONE_SECONDS) == [], f"kill {number}"
-    assert num_saved == 12
+        if number % 3:
+            launch_and_kill([*launch, out], has_saved, rng.uniform(0, 0.5))
+        else:
+            launch_and_kill([*launch, out], has_started_a_process, rng.uniform(0, 8))
+        wait_until_gone()

@@ -10,13 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from kill_case import count_outcomes
 from slurm_fakes import JOB_ID, fake_machine, read_seen, wait_for_seen, write_fakes
 from tiny_study import PLAN, run_forerun, run_json, write_plan
+from waiting import wait_until
 
 from forerun._launcher.main_run.supervisor.slurm import format_study_script
 
@@ -57,8 +57,8 @@ exit "$CODE"
 def job(tmp_path, monkeypatch):
     """Function that starts a script on a machine whose srun, ray, python, and scontrol are fakes.
 
-    Its parameters are the script's text, the driver's duration in tenths of a second, its exit
-    code, and its exit code after SIGTERM.
+    Its parameters are the script's text, and how the fake driver behaves: its duration in tenths of
+    a second (`steps`), its exit code, and its exit code after SIGTERM.
     """
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     with fake_machine(
@@ -174,9 +174,9 @@ MIN_RUNS = 60
 
 
 def can_make_pid_namespace():
-    """Return whether this machine allows a new process namespace.
+    """Return whether this machine allows a new namespace of process ids.
 
-    The test with real Ray needs one, because `ray stop` ends every Ray that it sees.
+    The test with real Ray needs one, because `ray stop` ends every Ray process that it sees.
     """
     command = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
     return shutil.which("unshare") is not None and subprocess.call(command) == 0
@@ -191,8 +191,8 @@ def test_job_of_real_ray_hits_its_limit_and_resumes(tmp_path):
     assert run_forerun("run", plan, "--study", study, "--sbatch", tmp_path / "job.sh")[0] == 0
     output = tmp_path / "output"
     # Only a process inside the namespace knows the script's pid there. So a shell inside it starts
-    # the script and passes SIGUSR1 on, which SLURM sends to the script before the time limit.
-    # The signal also ends `wait`, so the shell waits again until the script has ended.
+    # the script, and passes on the SIGUSR1 that SLURM would send to the script before the time
+    # limit. The signal also ends `wait`, so the shell waits again until the script has ended.
     shell_code = f"""
     bash {shlex.quote(str(tmp_path / "job.sh"))} & job=$!
     trap "kill -USR1 $job" USR1
@@ -207,8 +207,7 @@ def test_job_of_real_ray_hits_its_limit_and_resumes(tmp_path):
                 command, env=environment, stdout=file, stderr=file, start_new_session=True
             )
         if hits_limit:
-            while count_outcomes(study) < 3 and process.poll() is None:
-                time.sleep(0.05)
+            wait_until(lambda: count_outcomes(study) >= 3, 120)
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             (shell_pid,) = children.read_text().split()
             os.kill(int(shell_pid), signal.SIGUSR1)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tiny_study import COMMAND, run_forerun, run_json, write_plan_with
+from waiting import wait_until
 
 from forerun._launcher.main_run.frozen.launch_file import get_attestation_path, read_launch
 from forerun._launcher.main_run.supervisor import user_launch
@@ -174,11 +175,7 @@ def test_lost_metrics_are_reported_and_fail_the_launch(frozen, monkeypatch, caps
     path = frozen / "run" / "metrics.jsonl"
 
     def wait_and_remove():
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and not (
-            path.exists() and path.read_bytes().count(b"\n") > 4
-        ):
-            time.sleep(0.01)
+        wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") > 4)
         time.sleep(0.1)
         remove(path)
 
@@ -259,7 +256,7 @@ def test_rare_log_lines_are_no_hang(monkeypatch):
         (3229, 3, False),
         (3231, 3, True),
     ):
-        assert silence.is_hung(step) == hangs, now
+        assert silence.check(step) == hangs, now
 
 
 def test_options_of_the_embedded_trainer_are_refused(frozen):

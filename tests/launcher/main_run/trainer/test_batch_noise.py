@@ -235,5 +235,5 @@ def test_watch_shows_the_newest_noise_scale_without_an_alert(scale, low, high, e
     plain = judge(make_watched_decision(), make_columns(losses_nats))
     assert measured.alerts == plain.alerts
     assert any(expected in line for line in format_figures(measured.figures))
-    assert plain.figures["noise_scale_interval_tokens"] is None
+    assert plain.figures.noise_scale_interval_tokens is None
     assert not any("noise scale" in line for line in format_figures(plain.figures))

@@ -261,7 +261,7 @@ def test_rehearsal_trains_a_copy_at_twice_the_base_width(
     one_rank, decision, code, corpus, tmp_path
 ):
     stage = set_up_rehearsal(tmp_path, decision, corpus, full=False, code_dir=code)
-    copy = stage.scaled.decision
+    copy = stage.decision
     assert copy.shape.width == 2 * decision.base_shape.width
     assert copy.model.values == {"expert_scale": 0.5}
     # Each drill runs in this process instead of a process of its own.
@@ -269,8 +269,8 @@ def test_rehearsal_trains_a_copy_at_twice_the_base_width(
         **{field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)}
     )
     for drill in (resume_drills.compare_loss, fault_drills.inject_nan):
-        result = drill(stage)
-        assert result.outcome == "passed", result.said
+        observation = drill(stage)
+        assert observation.passed, observation.sentence
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 import pytest
 from main_run import make_tiny_decision, write_attested
-from watched_case import NUM_STEPS, add_forecast
+from watched_case import add_forecast
 
 
 @pytest.fixture(scope="module")
 def decision(corpus):
     """A tiny decision whose forecast the losses of `watched_case.compute_loss_at` follow."""
-    return add_forecast(make_tiny_decision(corpus), NUM_STEPS)
+    return add_forecast(make_tiny_decision(corpus))
 
 
 @pytest.fixture

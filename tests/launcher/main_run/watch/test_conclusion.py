@@ -24,7 +24,7 @@ from forerun._launcher.main_run import event_log, metrics_file
 from forerun._launcher.main_run.frozen.concluded_run import ConcludedRun, NotConcludedError
 from forerun._launcher.main_run.frozen.frozen import Decision
 from forerun._launcher.main_run.frozen.launch_file import read_attestation
-from forerun._launcher.main_run.watch.conclusion import score_run
+from forerun._launcher.main_run.watch.conclusion import build_concluded_run
 from forerun._launcher.study.stages import concluded_runs
 from forerun._launcher.study.stages.study_findings import build_decision_from_findings
 from forerun._proxies.core import canon
@@ -70,7 +70,7 @@ def test_run_that_has_not_finished_is_not_scored(decision, tmp_path, ending):
             tmp_path, metrics_file.AttemptEnd(event=event, exit_code=code, step=8, reason=reason)
         )
     with pytest.raises(NotConcludedError, match=ending[2] if ending else "step 8 of 12"):
-        score_run(decision, read_run_log(decision, tmp_path))
+        build_concluded_run(decision, read_run_log(decision, tmp_path))
 
 
 def test_another_trainers_run_needs_a_final_validation_loss(decision, tmp_path):
@@ -78,16 +78,18 @@ def test_another_trainers_run_needs_a_final_validation_loss(decision, tmp_path):
     path = tmp_path / "log.jsonl"
     for extra_rows in ([], [{"step": 8, "val_loss": 2.9}]):
         with pytest.raises(NotConcludedError, match="--validation-loss-key"):
-            score_run(decision, read_run_log(decision, write_lines(path, rows + extra_rows)))
-    score = score_run(
+            build_concluded_run(
+                decision, read_run_log(decision, write_lines(path, rows + extra_rows))
+            )
+    run = build_concluded_run(
         decision, read_run_log(decision, write_lines(path, [*rows, {"step": 12, "val_loss": 2.7}]))
     )
-    assert (score.actual_nats, score.tokens) == (2.7, 12 * 256)
+    assert (run.actual_nats, run.tokens) == (2.7, 12 * 256)
     # The forecast is 2.5 nats, and the upper end of its 90 % interval is 3.0 nats. So z, the error
     # in standard deviations, is that end's quantile times the share of the way to it in log loss.
     share_of_way = math.log(2.7 / 2.5) / math.log(3.0 / 2.5)
-    assert score.forecast_outcome.z == pytest.approx(ndtri(0.95) * share_of_way, abs=2e-3)
-    assert canon.decode(ConcludedRun, canon.parse(canon.to_canonical_json(score))) == score
+    assert run.forecast_outcome.z == pytest.approx(ndtri(0.95) * share_of_way, abs=2e-3)
+    assert canon.decode(ConcludedRun, canon.parse(canon.to_canonical_json(run))) == run
 
 
 # ---- The command and the ledger ----

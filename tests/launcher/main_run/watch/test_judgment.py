@@ -14,7 +14,6 @@ from planted_watch import (
     draw_losses,
     make_attempt_start,
     make_columns,
-    make_planted_header,
     make_watched_decision,
 )
 
@@ -36,7 +35,6 @@ def make_healthy_columns(seed=0, num_lines=NUM_STEPS, **changes):
         "tokens_per_second": 2000 * np.exp(0.03 * rng.standard_normal(num_lines)),
         "rank_seconds": 0.4 * np.exp(0.03 * rng.standard_normal((num_lines, 4))),
         "events": (make_attempt_start(),),
-        "header": make_planted_header(),
         "newest_at": NOW,
     }
     return make_columns(draw_losses(rng)[:num_lines], **{**columns, **changes})
@@ -61,11 +59,11 @@ def test_healthy_run_is_on_the_band_without_alerts(seed):
         [],
         "fine",
     )
-    assert judgment.figures["final_nats"] == pytest.approx(2.0, rel=0.01)
-    low, high = judgment.figures["final_interval_nats"]
-    before_low, before_high = judgment.figures["foretold_interval_nats"]
+    assert judgment.figures.final_nats == pytest.approx(2.0, rel=0.01)
+    low, high = judgment.figures.final_interval_nats
+    before_low, before_high = judgment.figures.foretold_interval_nats
     assert before_low < low < high < before_high, "the seen losses narrow the forecast"
-    assert judgment.figures["goodput"] == pytest.approx(0.6, abs=0.02)
+    assert judgment.figures.goodput == pytest.approx(0.6, abs=0.02)
     canon.to_canonical_json(judgment)  # The call fails on NaN.
 
 
@@ -73,7 +71,7 @@ def test_too_little_data_cannot_tell():
     early = judge(make_watched_decision(), make_healthy_columns(num_lines=30), now=NOW)
     assert (early.standing, early.outcome) == ("cannot tell", "cannot_tell")
     empty = judge(make_watched_decision(), make_columns([]))
-    assert empty.outcome == "cannot_tell" and empty.figures["train_loss_nats"] is None
+    assert empty.outcome == "cannot_tell" and empty.figures.train_loss_nats is None
     without_curve = make_watched_decision(
         forecast=dataclasses.replace(make_watched_decision().predicted, curve=())
     )
@@ -209,22 +207,24 @@ def test_alarms_come_first_and_every_alert_has_a_command():
 
 
 def list_odd_logs():
-    """Yield name, columns, and the alarm that must be raised, for each log with extreme values."""
+    """Yield a description, the columns, and the name of the alarm that must be raised, for each log
+    with extreme values.
+    """
     losses = draw_losses(np.random.default_rng(0))
     steps = np.arange(NUM_STEPS)
     rounded = np.where(steps < 500, np.round(losses, 1), 2.6)
     slow = np.column_stack([np.ones(NUM_STEPS), np.full(NUM_STEPS, 1e308)])
-    yield "zero", make_columns(np.where(steps < 400, losses, 0.0)), "departed"
-    yield "below zero", make_columns(np.where(steps < 400, losses, -1.0)), "departed"
-    yield "rounded", make_columns(rounded), "rising"
-    yield "huge", make_columns(np.full(NUM_STEPS, 1e308)), "diverged"
-    yield "a rank", make_columns(losses, rank_seconds=slow), "straggler"
+    yield "loss becomes 0", make_columns(np.where(steps < 400, losses, 0.0)), "departed"
+    yield "loss becomes -1", make_columns(np.where(steps < 400, losses, -1.0)), "departed"
+    yield "rounded loss rises", make_columns(rounded), "rising"
+    yield "every loss is 1e308", make_columns(np.full(NUM_STEPS, 1e308)), "diverged"
+    yield "a rank takes 1e308 s", make_columns(losses, rank_seconds=slow), "straggler"
     for end in (0.0, -1.0):
         last = {
             "validation_steps": np.array([float(NUM_STEPS)]),
             "validation_loss_nats": np.array([end]),
         }
-        yield f"ends at {end}", make_columns(losses, **last), "missed_end"
+        yield f"validation loss is {end:g}", make_columns(losses, **last), "missed_end"
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,29 @@ from forerun._launcher.main_run.supervisor.hang_detector import (
     HangDetector,
     SilenceLimits,
 )
-from forerun._launcher.main_run.watch import pace
 from forerun._launcher.main_run.watch.alerts import WatchedRun
 from forerun._launcher.main_run.watch.judgment import judge
+from forerun._launcher.main_run.watch.liveness import Liveness, read_liveness
 from forerun._launcher.main_run.watch.machine_alerts import (
     compute_medians_of_others,
     find_slowdown,
     find_stragglers,
 )
-from forerun._launcher.main_run.watch.pace import Liveness
+from forerun._launcher.main_run.watch.pace import MIN_STALL_SECONDS, STALL_STEPS, Pace
 
 SECONDS, TOKENS = 0.5, 1000.0
 """Seconds and tokens of a step."""
 DECISION = make_watched_decision()
+
+
+def make_pace(columns, num_steps=1000, now=None, **liveness):
+    """Return the pace of a run at time `now`; `liveness` are fields of `Liveness`."""
+    return Pace(columns=columns, num_steps=num_steps, now=now, liveness=Liveness(**liveness))
+
+
+def to_unix_seconds(text):
+    """Return a time in ISO 8601 as seconds since 1970."""
+    return event_log.parse_time(text).timestamp()
 
 
 def list_alerts(find, columns):
@@ -125,7 +135,7 @@ def test_goodput_is_time_of_kept_steps_over_wall_time():
         events=(make_attempt_start(), make_attempt_start(step=60, after_seconds=60.0)),
         newest_at=begun + 100.0,
     )
-    assert pace.compute_goodput(columns) == pytest.approx(0.5), "50 s of steps in 100 s"
+    assert make_pace(columns).goodput == pytest.approx(0.5), "50 s of steps in 100 s"
     sparse = make_columns(
         np.full(10, 2.0),
         steps=np.arange(10.0, 101, 10),
@@ -133,20 +143,20 @@ def test_goodput_is_time_of_kept_steps_over_wall_time():
         events=(make_attempt_start(),),
         newest_at=begun + 100.0,
     )
-    assert pace.compute_goodput(sparse) == pytest.approx(0.5), "a line stands for ten steps"
+    assert make_pace(sparse).goodput == pytest.approx(0.5), "a line stands for ten steps"
     fast = make_step_times(100, noise=0.0, events=(make_attempt_start(),), newest_at=begun + 10.0)
-    assert pace.compute_goodput(fast) == 1.0, "a clock that was set back gives no more than 1"
-    assert pace.compute_goodput(make_step_times(events=(make_attempt_start(),))) is None, (
+    assert make_pace(fast).goodput == 1.0, "a clock that was set back gives no more than 1"
+    assert make_pace(make_step_times(events=(make_attempt_start(),))).goodput is None, (
         "no newest time"
     )
-    assert pace.compute_goodput(make_step_times(newest_at=begun)) is None, "no start time"
+    assert make_pace(make_step_times(newest_at=begun)).goodput is None, "no start time"
 
 
 def test_projected_end_assumes_step_times_and_lost_time_so_far():
     columns = make_step_times(
         100, noise=0.0, events=(make_attempt_start(),), newest_at=BEGAN.timestamp() + 100.0
     )
-    projection = pace.project_end(columns, num_steps=300, num_ranks=2)
+    projection = make_pace(columns, num_steps=300).project_end(num_ranks=2)
     # 200 steps of 0.5 s remain, and half of the time was lost so far.
     assert projection.remaining_seconds == pytest.approx((100.0, 100.0, 200.0))
     expected_hours = [2 * total / 3600 for total in (200, 200, 300)]
@@ -170,15 +180,15 @@ def test_time_after_a_stop_is_no_lost_time_and_after_a_crash_is(tmp_path):
         events=(make_attempt_start(), make_attempt_start(step=60, after_seconds=3600.0)),
         newest_at=begun + 3650.0,
     )
-    assert pace.compute_goodput(columns, 3590.0) == pytest.approx(50 / 60)
-    projection = pace.project_end(columns, 300, 2, 3590.0)
+    assert make_pace(columns, paused_seconds=3590.0).goodput == pytest.approx(50 / 60)
+    projection = make_pace(columns, num_steps=300, paused_seconds=3590.0).project_end(num_ranks=2)
     assert projection.remaining_seconds == pytest.approx((100.0, 100.0, 120.0))
     for event, expected in (("stopped", 3590.0), ("interrupted", 3590.0), ("failed", 0.0)):
         folder = tmp_path / event
         for kind, seconds in (("launched", 0), ("ended", 10), ("launched", 3600)):
             data = {"event": event} if kind == "ended" else {}
             append_event_at(folder, kind, seconds, data)
-        assert pace.read_liveness(folder, DIGEST).paused_seconds == expected
+        assert read_liveness(folder, DIGEST).paused_seconds == expected
 
 
 def test_relaunch_of_a_finished_run_is_no_attempt_and_no_lost_time(tmp_path):
@@ -187,10 +197,10 @@ def test_relaunch_of_a_finished_run_is_no_attempt_and_no_lost_time(tmp_path):
     for kind, seconds in times:
         data = {"event": "finished"} if kind == "ended" else {}
         append_event_at(folder, kind, seconds, data)
-    assert pace.read_liveness(folder, DIGEST).paused_seconds == 3620, "all after the first end"
+    assert read_liveness(folder, DIGEST).paused_seconds == 3620, "all after the first end"
     again = make_attempt_start(step=num_steps, after_seconds=3600.0)
     figures = judge(DECISION, make_step_times(100, events=(make_attempt_start(), again))).figures
-    assert figures["num_attempts"] == 1
+    assert figures.num_attempts == 1
 
 
 def test_shown_rate_agrees_with_the_projected_end():
@@ -202,9 +212,9 @@ def test_shown_rate_agrees_with_the_projected_end():
     )
     figures = judge(DECISION, columns).figures
     num_left = DECISION.learning_rate.schedule.num_steps - 400
-    remaining = num_left * TOKENS / figures["tokens_per_second"]
-    assert remaining == pytest.approx(figures["projection"]["remaining_seconds"][0])
-    assert figures["mfu"] / figures["tokens_per_second"] == pytest.approx(0.2 / TOKENS)
+    remaining = num_left * TOKENS / figures.tokens_per_second
+    assert remaining == pytest.approx(figures.projection.remaining_seconds[0])
+    assert figures.mfu / figures.tokens_per_second == pytest.approx(0.2 / TOKENS)
 
 
 def test_launch_and_watch_agree_on_the_remaining_time_after_slow_first_steps(tmp_path):
@@ -217,9 +227,8 @@ def test_launch_and_watch_agree_on_the_remaining_time_after_slow_first_steps(tmp
     launch_pace = HangDetector(tmp_path, SilenceLimits(), 0.0).pace
     launch_pace.step = 400
     launched = launch_pace.estimate_seconds_left(1000)
-    watched = pace.project_end(
-        read_log(tmp_path, num_steps=1000).columns, 1000, 1
-    ).remaining_seconds
+    columns = read_log(tmp_path, num_steps=1000).columns
+    watched = make_pace(columns, num_steps=1000).project_end(num_ranks=1).remaining_seconds
     assert launched == pytest.approx(watched[0]) == pytest.approx(600 * 0.6, rel=0.01)
     assert (
         HangDetector(tmp_path / "none", SilenceLimits(), 0.0).pace.estimate_seconds_left(1000)
@@ -232,62 +241,59 @@ def test_no_end_is_projected_from_too_little_data_or_for_a_silent_run():
 
     def get_figures(columns, at, num_steps=1000):
         figures = judge(make_watched_decision(num_steps), columns, now=at).figures
-        assert (figures["projection"] is None) == (figures["projection_reason"] is not None)
+        assert (figures.projection is None) == (figures.projection_reason is not None)
         return figures
 
     early = get_figures(
         make_step_times(5, events=(make_attempt_start(),), newest_at=now), now + 1.0
     )
-    assert early["projection"] is None and early["goodput"] is None and early["still_since"] is None
+    assert early.projection is None and early.goodput is None and early.still_since is None
     going = make_step_times(100, events=(make_attempt_start(),), newest_at=now)
-    assert get_figures(going, now + 5.0)["projection"] is not None
+    assert get_figures(going, now + 5.0).projection is not None
     still = get_figures(going, now + 7200.0)
-    assert still["projection"] is None and pace.parse_unix_seconds(still["still_since"]) == now
+    assert still.projection is None and to_unix_seconds(still.still_since) == now
     ended = make_step_times(
         100, events=(make_attempt_start(), {"event": "interrupted", "step": 100}), newest_at=now
     )
-    assert pace.parse_unix_seconds(get_figures(ended, None)["still_since"]) == now
+    assert to_unix_seconds(get_figures(ended, None).still_since) == now
     late = get_figures(
         make_step_times(100, events=(make_attempt_start(),), newest_at=now + 36000.0), now + 36001.0
     )
-    assert late["projection"] is None and late["still_since"] is None, "hours between attempts"
+    assert late.projection is None and late.still_since is None, "hours between attempts"
     over = make_step_times(100, events=(make_attempt_start(),), newest_at=now)
     figures = get_figures(over, now + 7200.0, num_steps=100)
-    assert figures["projection"] is not None, "no step is left, so the end is known"
+    assert figures.projection is not None, "no step is left, so the end is known"
 
 
 def test_first_line_of_an_attempt_does_not_count_for_the_pace():
     columns = make_step_times(100, noise=0.0)
     columns.seconds[0] = 500.0
-    assert pace.project_end(
-        make_columns(
-            columns.train_loss_nats, seconds=columns.seconds, events=(make_attempt_start(),)
-        ),
-        200,
-        1,
-    ).remaining_seconds[0] == pytest.approx(50.0)
-
-
-def measure_silence(columns, now, **given):
-    """Return the seconds of silence, the allowed seconds, and whether no step was logged."""
-    return pace.measure_silence(columns, now, Liveness(**given))
+    columns = make_columns(
+        columns.train_loss_nats, seconds=columns.seconds, events=(make_attempt_start(),)
+    )
+    projection = make_pace(columns, num_steps=200).project_end(num_ranks=1)
+    assert projection.remaining_seconds[0] == pytest.approx(50.0)
 
 
 def test_allowed_silence_grows_with_step_and_save_times():
     now = BEGAN.timestamp()
-    assert measure_silence(make_step_times(newest_at=now), now + 5.0) == (
+    assert make_pace(make_step_times(newest_at=now), now=now + 5.0).silence == (
         5.0,
-        pace.MIN_STALL_SECONDS,
+        MIN_STALL_SECONDS,
         False,
     )
     slow_run = make_step_times(factor=20.0, since=0, noise=0.0, newest_at=now)
-    assert measure_silence(slow_run, now)[1] == pytest.approx(pace.STALL_STEPS * 10.0)
+    assert make_pace(slow_run, now=now).silence[1] == pytest.approx(STALL_STEPS * 10.0)
     saves = ({"event": "saved", "step": 3, "seconds": 300.0},)
-    assert measure_silence(make_step_times(newest_at=now, events=saves), now)[1] == 600.0
-    assert measure_silence(make_columns([], newest_at=now), now + 1.0) == (1.0, START_SECONDS, True)
+    assert make_pace(make_step_times(newest_at=now, events=saves), now=now).silence[1] == 600.0
+    assert make_pace(make_columns([], newest_at=now), now=now + 1.0).silence == (
+        1.0,
+        START_SECONDS,
+        True,
+    )
     assert (
-        measure_silence(make_step_times(), now) is None
-        and measure_silence(make_step_times(newest_at=now), None) is None
+        make_pace(make_step_times(), now=now).silence is None
+        and make_pace(make_step_times(newest_at=now), now=None).silence is None
     )
 
 

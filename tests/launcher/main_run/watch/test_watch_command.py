@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -73,12 +74,19 @@ def test_wrong_run_or_options_are_bad_input_and_an_edited_config_is_tampering(
 
 @pytest.fixture
 def watching(frozen):
-    """A `forerun watch` process, killed after the test."""
+    """A `forerun watch` process, killed after the test.
+
+    It is also killed after 120 s, so that a test which waits for a line that never comes sees the
+    end of the output instead.
+    """
     command = [sys.executable, "-m", "forerun", "watch", str(frozen), "--every", "0.2", "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
+        killer = threading.Timer(120, job.kill)
+        killer.start()
         yield job
+        killer.cancel()
         job.kill()
 
 

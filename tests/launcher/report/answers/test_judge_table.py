@@ -13,8 +13,8 @@ import random
 import pytest
 
 from forerun._launcher.report.answers.transfer_verdict import judge_table
+from forerun._proxies.core.tables.table_files import TableError
 from forerun._transfer.question import TransferError
-from forerun._transfer.tables.cells import TableError
 
 
 @pytest.fixture

@@ -117,9 +117,9 @@ def test_placeholders_of_a_description_are_checked(tmp_path):
 
 def test_polynomial_of_the_width_is_recovered_and_inverted():
     planted = WidthCount(constant=1000.0, linear=300.0, square=12.0)
-    fitted = WidthCount.through({width: float(planted.params(width)) for width in (32, 64, 128)})
-    assert fitted.params(4096) == pytest.approx(planted.params(4096), rel=1e-12)
-    assert fitted.width(float(planted.params(4096))) == pytest.approx(4096)
-    assert WidthCount.through({1: 10.0, 2: 20.0, 4: 40.0}).width(70.0) == pytest.approx(7)
+    fitted = WidthCount.fit({width: float(planted.count_params(width)) for width in (32, 64, 128)})
+    assert fitted.count_params(4096) == pytest.approx(planted.count_params(4096), rel=1e-12)
+    assert fitted.find_width(float(planted.count_params(4096))) == pytest.approx(4096)
+    assert WidthCount.fit({1: 10.0, 2: 20.0, 4: 40.0}).find_width(70.0) == pytest.approx(7)
     with pytest.raises(SpecError):
-        WidthCount.through({1: 40.0, 2: 20.0, 4: 10.0})
+        WidthCount.fit({1: 40.0, 2: 20.0, 4: 10.0})

@@ -1,9 +1,10 @@
-"""A sitecustomize module for PYTHONPATH that records what workers do.
+"""A `sitecustomize` module, which Python imports at its start if it is found on PYTHONPATH. It
+records what the workers of a study do.
 
-Each worker appends the ids of the runs it begins, one a line, to the file that FORERUN_TEST_DIARY
-names. To the file that FORERUN_TEST_STEPS names it appends lines `EVENT RUN_ID STEP`: `begin` with
-the step at which a run begins, `at` with the step that it has reached after each call, and `saved`
-with each step at which it is saved.
+FORERUN_TEST_DIARY names a file to which each worker appends the ids of the runs that it begins, one
+a line. FORERUN_TEST_STEPS names a file to which it appends lines `EVENT RUN_ID STEP`: `begin` with
+the step at which a run begins, `at` with the step that the run has reached after each call, and
+`saved` with each step at which the run is saved.
 """
 
 import importlib.abc
@@ -14,7 +15,7 @@ from pathlib import Path
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Calls a function on a module when it is first imported."""
+    """An import hook that calls a function on a module once, right after its first import."""
 
     def __init__(self, name, wrap):
         self.name, self.wrap = name, wrap

@@ -18,7 +18,6 @@ from scipy.special import stdtrit
 
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import InputError
-from forerun._proxies.core.notation import format_counted
 from forerun._scaling_fits.laws.law import compute_finite_exp
 from forerun._scaling_fits.laws.solver import Bools, Floats, bisect
 
@@ -29,7 +28,7 @@ _MIN_VARIANCE = 1e-16
 
 
 class PowerLawError(InputError):
-    """The points or inputs do not determine a power law."""
+    """The inputs do not determine the exponents of a power law."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,7 @@ class PowerLaw:
         half = self._compute_student_quantile(level) * sd
         return compute_finite_exp(log - half), compute_finite_exp(log + half)
 
-    def at(self, *values: float) -> float:
+    def compute_value(self, *values: float) -> float:
         """Return the law's value at these inputs."""
         return compute_finite_exp(self._predict_log(np.log(values))[0])
 
@@ -114,27 +113,25 @@ def summarize_law(
 
 
 def fit_power_law(inputs: dict[str, Floats], log_values: Floats, log_variances: Floats) -> PowerLaw:
-    """Fit a law through points (R,) at positive `inputs` (R,) by name.
+    """Fit a law through more points than it has coefficients.
+
+    Args:
+        inputs: Positive inputs (R,) by name.
+        log_values: Logs of the values of the points (R,).
+        log_variances: Variances of these logs (R,).
 
     Raises:
-        PowerLawError: There are not more points than coefficients, or inputs lie on one line (one
-            size, a fixed ratio).
+        PowerLawError: The inputs lie on one line (one size, a fixed ratio).
     """
-    num_points, size = len(log_values), len(inputs) + 1
-    if num_points <= size:
-        raise PowerLawError(
-            f"{format_counted(num_points, 'point')} for {size} coefficients: there must be at "
-            f"least {size + 1}"
-        )
-    logs = np.log(np.stack(list(inputs.values()), axis=1)) if inputs else np.empty((num_points, 0))
+    logs = np.log(np.stack(list(inputs.values()), axis=1))
     centre = logs.mean(axis=0)
-    design = np.concatenate([np.ones((num_points, 1)), logs - centre], axis=1)
-    if inputs and np.linalg.svd(logs - centre, compute_uv=False)[-1] < 1e-6:
+    if np.linalg.svd(logs - centre, compute_uv=False)[-1] < 1e-6:
         raise PowerLawError(
             f"{' and '.join(inputs)} do not vary independently: their exponents are not identified"
         )
+    design = np.concatenate([np.ones((len(logs), 1)), logs - centre], axis=1)
     variances = np.maximum(log_variances, _MIN_VARIANCE)
-    freedom = num_points - size
+    freedom = len(logs) - len(inputs) - 1
     tau_squared = _estimate_scatter(design, log_values, variances, freedom)
     weights = 1 / (variances + tau_squared)
     theta, _, covariance = _solve_weighted(design, log_values, weights)
@@ -169,13 +166,13 @@ def _estimate_scatter(design: Floats, values: Floats, variances: Floats, freedom
     the residuals are smaller than expected even without scatter.
     """
 
-    def too_small(tau_squared: Floats | float) -> Bools:
+    def is_too_small(tau_squared: Floats | float) -> Bools:
         _, squares, _ = _solve_weighted(design, values, 1 / (variances + tau_squared))
         return np.asarray(squares > freedom)
 
-    if not too_small(0.0):
+    if not is_too_small(0.0):
         return 0.0
     high = float(np.var(values)) + float(variances.max())
-    while too_small(high):
+    while is_too_small(high):
         high *= 2
-    return float(bisect(too_small, 0.0, high, 80)[1])
+    return float(bisect(is_too_small, 0.0, high, 80)[1])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun._scaling_fits.compute.power_laws import PowerLawError, fit_power_law
+from forerun._scaling_fits.optima.power_laws import PowerLawError, fit_power_law
 
 X = np.geomspace(1e17, 1e20, 6)
 
@@ -12,7 +12,7 @@ def test_law_of_exact_points_is_recovered():
     law = fit_power_law({"flops": X}, np.log(0.3 * X**0.52), np.zeros(6))
     assert law.exponents[0] == pytest.approx(0.52, abs=1e-9)
     assert law.coefficient == pytest.approx(0.3, rel=1e-6)
-    assert law.at(1e22) == pytest.approx(0.3 * 1e22**0.52, rel=1e-6)
+    assert law.compute_value(1e22) == pytest.approx(0.3 * 1e22**0.52, rel=1e-6)
 
 
 def test_intervals_cover_under_unknown_scatter():
@@ -31,10 +31,6 @@ def test_intervals_cover_under_unknown_scatter():
     assert 0.85 <= np.mean(far_covered) <= 0.96
 
 
-def test_too_few_points_and_collinear_inputs_are_refused():
-    with pytest.raises(
-        PowerLawError, match="2 points for 2 coefficients: there must be at least 3"
-    ):
-        fit_power_law({"flops": X[:2]}, np.log(X[:2]), np.zeros(2))
+def test_collinear_inputs_are_refused():
     with pytest.raises(PowerLawError, match="params and tokens do not vary independently"):
         fit_power_law({"params": X, "tokens": 20 * X}, np.log(X), np.zeros(6))

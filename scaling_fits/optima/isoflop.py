@@ -23,14 +23,17 @@ from forerun._proxies.core.notation import (
     format_flops,
     format_percent,
 )
-from forerun._scaling_fits.compute.local_fits import (
+from forerun._scaling_fits.laws.law import list_option_problems
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.local_fits import (
     MAX_OUTSIDE_SHARE,
     LocalFit,
     compute_spread,
     find_minima,
     fit_local,
 )
-from forerun._scaling_fits.compute.optima import (
+from forerun._scaling_fits.optima.optima_fit import (
     CellStatus,
     ComputeFit,
     ComputeOptimum,
@@ -38,15 +41,12 @@ from forerun._scaling_fits.compute.optima import (
     Inflation,
     OptimaError,
 )
-from forerun._scaling_fits.compute.power_laws import Pair, PowerLaw, fit_power_law
-from forerun._scaling_fits.laws.law import list_option_problems
-from forerun._scaling_fits.laws.solver import Floats
-from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.power_laws import Pair, PowerLaw, fit_power_law
 
 _MIN_OPTIMA = 3  # Any two points lie on a line
 _MIN_SIZES = 5  # Distinct sizes of a budget: the coefficients of a cubic and one more
 _EXCESSES = (math.inf, 0.16, 0.08, 0.04, 0.02, 0.01)  # Windows in log loss above the lowest size
-_NUM_JUDGES = 4  # Number of lowest sizes per budget whose runs score a window
+_NUM_SCORED = 4  # Number of lowest sizes per budget whose errors score a window
 _GAP = 1.03  # Ratio of FLOPs above which two runs belong to different budgets
 _MAX_BUDGET_RATIO = 1.10  # Maximum ratio of FLOPs within one budget
 _MAX_FLOPS_RATIO = 30.0
@@ -79,14 +79,14 @@ class _Budget:
         self.pilot = float(self.sizes[self.size_means.argmin()])
         """Log N of the lowest size, about which polynomials are expanded."""
 
-    def log_tokens(self, log_params: Floats) -> Floats:
+    def interpolate_log_tokens(self, log_params: Floats) -> Floats:
         """Interpolate log D at log N between the budget's own runs, which works for any way of
         counting FLOPs.
         """
         tokens = [float(np.log(self.runs.tokens[self.x == x]).mean()) for x in self.sizes]
         return np.interp(log_params, self.sizes, tokens)
 
-    def without(self, status: CellStatus, reason: str) -> _Result:
+    def build_refusal(self, status: CellStatus, reason: str) -> _Result:
         """Return a result without an optimum, with the reason."""
         optimum = ComputeOptimum(
             flops=self.flops,
@@ -137,10 +137,9 @@ def fit_isoflop(
     else:
         laws = _fit_laws(usable)
         inflation = _compute_inflation(usable, level) if bootstrap else inflation
-        if not 0 < laws["params"].exponents[0] < 1:
-            warnings.append(
-                f"N* grows as C^{laws['params'].exponents[0]:.3g}, outside 0 to 1: look at the runs"
-            )
+        exponent = laws["params"].exponents[0]
+        if not 0 < exponent < 1:
+            warnings.append(f"N* grows as C^{exponent:.3g}, outside 0 to 1: check the runs")
     return ComputeFit(
         status="converged" if laws else "unidentified",
         optima=tuple(optimum for optimum, _ in results),
@@ -176,7 +175,7 @@ def _find_optima(
         )
     )
     results = [
-        budget.without(*obstacle) if obstacle else _to_result(budget, *next(minima), level)
+        budget.build_refusal(*obstacle) if obstacle else _to_result(budget, *next(minima), level)
         for budget, obstacle in zip(budgets, obstacles, strict=True)
     ]
     warnings = _list_budget_warnings(budgets) + [
@@ -210,8 +209,8 @@ def _count_flops(
     )
     if wanted is None and not (low >= 1 / _MAX_FLOPS_RATIO and high <= _MAX_FLOPS_RATIO):
         note = (
-            f"FLOPs are 6 * N * D: {times}, too far to be FLOPs; --compute-from budget takes it as "
-            "it is"
+            f"FLOPs are 6 * N * D: {times}, too far to be FLOPs; --compute-from budget uses the "
+            "column as it is"
         )
         return table, "6nd", [note]
     note = f"FLOPs are those of the budget: {times}; --compute-from 6nd takes 6 * N * D"
@@ -226,7 +225,7 @@ def _group_budgets(table: RunTable) -> list[_Budget]:
     else:
         groups = [np.flatnonzero(table.budget == value) for value in np.unique(table.budget)]
     places = np.arange(table.num_runs)
-    budgets = [_Budget(table.rows(np.isin(places, group))) for group in groups]
+    budgets = [_Budget(table.select_runs(np.isin(places, group))) for group in groups]
     return sorted(budgets, key=lambda budget: budget.flops)
 
 
@@ -238,7 +237,7 @@ def _list_budget_warnings(budgets: list[_Budget]) -> list[str]:
             "(keep a budget's runs within a few percent, or add a column `budget` that says which "
             "runs belong together)"
             if budget.runs.budget is None
-            else "(--compute-from budget takes the column `budget` for their FLOPs)"
+            else "(--compute-from budget uses the column `budget` as their FLOPs)"
         )
         for budget in budgets
         if budget.spread > _MAX_BUDGET_RATIO
@@ -266,8 +265,8 @@ def _describe_sizes_to_add(budget: _Budget, *, low: bool) -> str:
     end, step = (sizes[0], 1 / ratio) if low else (sizes[-1], ratio)
     side, beyond = ("smallest", "smaller") if low else ("largest", "larger")
     return (
-        f"the best size is at the {side} run, {end:.3g}: add {beyond} ones at this budget, about "
-        f"{end * step:.2g} and {end * step**2:.2g}"
+        f"the best size is the {side} that was run, {end:.3g}: add {beyond} ones at this budget, "
+        f"about {end * step:.2g} and {end * step**2:.2g}"
     )
 
 
@@ -283,8 +282,8 @@ def _fit_window(budget: _Budget, window: float, degree: int) -> LocalFit:
     excess, ranked = rising[np.searchsorted(budget.sizes, budget.x)], np.sort(rising)
     inside = excess <= max(window, ranked[degree + 1])
     design = np.vander(budget.x[inside] - budget.pilot, degree + 1, increasing=True)
-    judges = excess[inside] <= ranked[_NUM_JUDGES - 1]
-    return fit_local(design, budget.y[inside], budget.weight[inside], judges)
+    is_scored = excess[inside] <= ranked[_NUM_SCORED - 1]
+    return fit_local(design, budget.y[inside], budget.weight[inside], is_scored)
 
 
 def _find_minimum(pilot: float, theta_MP: Floats) -> Floats:
@@ -307,23 +306,23 @@ def _to_result(budget: _Budget, minimum: Floats, draws_M2: Floats, level: float)
     """Return the optimum of a budget from the log N and log loss of its curve's minimum."""
     low, high, log_params = budget.sizes[0], budget.sizes[-1], minimum[0]
     if not math.isfinite(log_params):
-        return budget.without(
+        return budget.build_refusal(
             "no_valley",
-            "its runs bend down, not up, so there is no minimum: add sizes on both sides, and look "
-            "at the runs that stand out",
+            "its losses bend down, not up, so there is no minimum: add sizes on both sides, and "
+            "check the runs that stand out",
         )
     if not low < log_params < high:
-        return budget.without("edge", _describe_sizes_to_add(budget, low=log_params <= low))
+        return budget.build_refusal("edge", _describe_sizes_to_add(budget, low=log_params <= low))
     inside = (draws_M2[:, 0] > low) & (draws_M2[:, 0] < high)
     if len(inside) and 1 - inside.mean() > MAX_OUTSIDE_SHARE:
-        return budget.without(
+        return budget.build_refusal(
             "flat",
             f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside "
             "the sizes run: add sizes on both sides, or repeat runs with other seeds",
         )
 
     def add_tokens(rows_M2: Floats) -> Floats:
-        return np.insert(rows_M2, 1, budget.log_tokens(rows_M2[:, 0]), axis=1)
+        return np.insert(rows_M2, 1, budget.interpolate_log_tokens(rows_M2[:, 0]), axis=1)
 
     ends: list[Pair | None] = [None] * 3
     variances = np.zeros(2)
@@ -372,7 +371,7 @@ def _compute_inflation(usable: list[tuple[ComputeOptimum, Floats]], level: float
             for (optimum, _), log, variance in zip(
                 held_out, *_list_logs(held_out, name), strict=True
             ):
-                predicted = law.at(optimum.flops)
+                predicted = law.compute_value(optimum.flops)
                 low, high = law.compute_interval_at(optimum.flops, level=level)
                 error = log - math.log(predicted)
                 arm = math.log(high / predicted) if error > 0 else math.log(predicted / low)

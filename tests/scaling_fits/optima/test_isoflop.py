@@ -13,8 +13,8 @@ from planted_optima import (
     read_porian_setups,
 )
 
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import OptimaError, predict_at
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import OptimaError, predict_at
 
 BUDGETS = 10.0 ** np.arange(17, 20, 0.5)
 
@@ -68,7 +68,7 @@ def test_budget_without_an_optimum_is_refused_with_advice():
     loss = table.loss.copy()
     # The losses of the third budget have a maximum instead of a minimum.
     loss[14:21] = 6.5 - loss[14:21]
-    fit = fit_isoflop(dataclasses.replace(table, loss=loss).rows(kept), bootstrap=50)
+    fit = fit_isoflop(dataclasses.replace(table, loss=loss).select_runs(kept), bootstrap=50)
     assert [at.status for at in fit.optima] == ["too_few", "too_few", "edge", "ok"]
     assert (fit.status, fit.params_law) == ("unidentified", None)
     assert "4 of the 5 sizes needed: add 1 more" in fit.optima[0].reason
@@ -104,7 +104,8 @@ def test_flops_of_the_table_are_used():
     plain_optima = [(at.params, at.tokens) for at in plain_fit.optima]
     doubled_optima = [(at.params, at.tokens) for at in doubled_fit.optima]
     assert np.array(doubled_optima) == pytest.approx(np.array(plain_optima))
-    assert doubled_fit.params_law.at(2e21) == pytest.approx(plain_fit.params_law.at(1e21))
+    best_size = plain_fit.params_law.compute_value(1e21)
+    assert doubled_fit.params_law.compute_value(2e21) == pytest.approx(best_size)
 
 
 def test_no_bootstrap_gives_no_intervals_and_bad_options_are_reported_at_once():

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from planted_optima import BATCH_LAW, LR_LAW, compute_law, make_grid_runs, make_table
 
-from forerun._scaling_fits.compute.hyperparameter_laws import fit_runs_law, predict_value
-from forerun._scaling_fits.compute.optima import OptimaError
 from forerun._scaling_fits.fit_file import FitFileError, from_json, to_json
 from forerun._scaling_fits.laws.law import CannotTellError, LawError
+from forerun._scaling_fits.optima.hyperparameter_laws import fit_runs_law, predict_value
+from forerun._scaling_fits.optima.optima_fit import OptimaError
 
 CELLS = [(params, tokens) for params in (1e8, 3e8, 9e8) for tokens in (2e9, 8e9, 3.2e10)]
 """Cells of the grid: parameters and tokens of runs that differ in learning rate and batch only."""
@@ -65,10 +65,8 @@ def test_exponent_that_the_design_does_not_identify_is_left_out(cells, design, l
     assert (fit.status, fit.design) == ("converged", design)
     assert len(fit.law.exponents) == 1
     assert any(left_out in warning for warning in fit.warnings)
-    inside = (
-        cells[-1][0] * (1 if design == "tokens" else 2),
-        cells[-1][1] * (1 if design == "params" else 2),
-    )
+    params, tokens = cells[-1]
+    inside = (params if design == "tokens" else 2 * params, 2 * tokens)
     assert predict_value(fit, *inside).value == pytest.approx(
         compute_law(LR_LAW, *inside), rel=0.02
     )
@@ -85,11 +83,13 @@ def test_cells_at_the_edge_or_with_too_few_runs_are_refused():
     few = np.zeros(table.num_runs, dtype=bool)
     few[np.flatnonzero(second)[:12:3]] = True
     keep = ~(first & (lr > best_lr * 1.1)) & (~second | few)
-    fit = fit_runs_law(table.rows(keep), "learning_rate", bootstrap=50)
+    fit = fit_runs_law(table.select_runs(keep), "learning_rate", bootstrap=50)
     assert [cell.status for cell in fit.cells[:3]] == ["edge", "too_few", "ok"]
-    assert "the best learning_rate is the largest one run: add larger ones" in fit.cells[0].reason
+    assert (
+        "the best learning_rate is the largest that was run: add larger ones" in fit.cells[0].reason
+    )
     assert fit.status == "converged"
-    single_cell_fit = fit_runs_law(table.rows(first), "learning_rate", bootstrap=50)
+    single_cell_fit = fit_runs_law(table.select_runs(first), "learning_rate", bootstrap=50)
     assert single_cell_fit.status == "unidentified"
     with pytest.raises(CannotTellError):
         predict_value(single_cell_fit, 1e9, 1e10)

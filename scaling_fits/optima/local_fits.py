@@ -1,10 +1,11 @@
 """The minima of curves of log loss, one for each group of runs, by local polynomials.
 
-A window (the runs that are near enough to the minimum) and a degree are tried for all groups at
-once. The score of a window is the error of leave-one-out predictions of the runs near the minimum,
-over all groups. Draws mix the windows by pseudo-BMA weights (Yao et al. 2018, Bayesian Analysis
-13:917), so intervals include the uncertainty of the choice of a window. Each group's noise is
-shrunk toward the mean over groups, since a budget of six sizes hardly determines its noise.
+A group is fitted within a window: only its runs that are near enough to the minimum count. Each
+window is tried for all groups at once, and polynomials of different degrees count as different
+windows. The score of a window is the error of leave-one-out predictions of the runs near the
+minimum, over all groups. Draws mix the windows by pseudo-BMA weights (Yao et al. 2018, Bayesian
+Analysis 13:917), so intervals include the uncertainty of the choice of a window. Each group's noise
+is shrunk toward the mean over groups, since a budget of six sizes hardly determines its noise.
 
 Shape suffixes: R runs, P coefficients, M rows (draws), A axes.
 """
@@ -37,12 +38,12 @@ class LocalFit(NamedTuple):
     freedom: int
     """Number of runs beyond the number of coefficients."""
     left_out: Floats
-    """Leave-one-out errors of the runs that score the window."""
+    """Leave-one-out errors of the runs near the minimum."""
 
 
-def fit_local(design: Floats, y: Floats, weight: Floats, judges: Bools) -> LocalFit:
-    """Fit `y` (R,) to `design` (R, P) by weighted least squares. `judges` (R,) marks the runs near
-    the minimum.
+def fit_local(design: Floats, y: Floats, weight: Floats, is_scored: Bools) -> LocalFit:
+    """Fit `y` (R,) to `design` (R, P) by weighted least squares. `is_scored` (R,) marks the runs
+    near the minimum, whose leave-one-out errors score the window.
     """
     scale = np.sqrt(weight)
     q, r = np.linalg.qr(design * scale[:, None])
@@ -55,7 +56,7 @@ def fit_local(design: Floats, y: Floats, weight: Floats, judges: Bools) -> Local
         root=root,
         squares=float((weight * residuals**2).sum()),
         freedom=len(y) - len(theta),
-        left_out=residuals[judges] / np.maximum(1 - leverage[judges], 1e-9),
+        left_out=residuals[is_scored] / np.maximum(1 - leverage[is_scored], 1e-9),
     )
 
 
@@ -104,9 +105,9 @@ def _compute_score(fits: Sequence[LocalFit]) -> float:
     )
 
 
-def _count_draws_per_window(scores: Floats, num_judges: int, num_draws: int) -> list[int]:
+def _count_draws_per_window(scores: Floats, num_scored: int, num_draws: int) -> list[int]:
     """Return the number of draws per window by pseudo-BMA weight; they add up to `num_draws`."""
-    logs = -0.5 * num_judges * np.log(np.maximum(scores, _MIN_SQUARE))
+    logs = -0.5 * num_scored * np.log(np.maximum(scores, _MIN_SQUARE))
     weights = np.exp(logs - logs.max())
     edges = np.round(np.cumsum(weights) / weights.sum() * num_draws).astype(int)
     counts: list[int] = np.diff(edges, prepend=0).tolist()

@@ -16,17 +16,17 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun._proxies.core.notation import format_counted, format_percent
-from forerun._scaling_fits.compute.local_fits import (
+from forerun._scaling_fits.laws.solver import Bools, Floats
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.local_fits import (
     MAX_OUTSIDE_SHARE,
     LocalFit,
     compute_spread,
     find_minima,
     fit_local,
 )
-from forerun._scaling_fits.compute.optima import CellStatus
-from forerun._scaling_fits.compute.power_laws import Pair
-from forerun._scaling_fits.laws.solver import Bools, Floats
-from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.optima_fit import CellStatus
+from forerun._scaling_fits.optima.power_laws import Pair
 
 AXES = ("learning_rate", "batch")
 
@@ -35,7 +35,7 @@ _GAP = 1.03
 # Windows in log loss above the cell's best run
 _EXCESSES = (math.inf, 0.08, 0.04, 0.02, 0.01, 0.005)
 _MIN_VALUES = 3  # Minimum number of distinct values on an axis that is fitted
-_NUM_JUDGES = {1: 4, 2: 9}  # Number of lowest runs that score a window, by number of axes
+_NUM_SCORED = {1: 4, 2: 9}  # Number of lowest runs whose errors score a window, by number of axes
 _MIN_RUNS = {1: 5, 2: 12}  # Minimum number of runs in a window, by number of axes
 
 
@@ -74,19 +74,19 @@ class _Cell(NamedTuple):
         return 3 if len(self.axes) == 1 else 6
 
     @property
-    def centre(self) -> Floats:
+    def center(self) -> Floats:
         """Values of the best run."""
         return self.points[self.y.argmin()]
 
     @property
     def design(self) -> Floats:
         """Columns of a quadratic about the center: 1, z, z squared, and the product of two axes."""
-        z = self.points - self.centre
+        z = self.points - self.center
         columns = [np.ones(len(z)), *z.T, *(z**2).T]
         columns += [z[:, i] * z[:, j] for i, j in itertools.combinations(range(z.shape[1]), 2)]
         return np.stack(columns, axis=1)
 
-    def without(self, status: CellStatus, reason: str) -> CellOptimum:
+    def build_refusal(self, status: CellStatus, reason: str) -> CellOptimum:
         """Return a result without an optimum, with the reason."""
         return CellOptimum(
             params=self.params,
@@ -116,14 +116,14 @@ def find_cell_optima(
         )
     )
     optima = [
-        _to_optimum(cell, *next(minima), level) if obstacle is None else cell.without(*obstacle)
+        cell.build_refusal(*obstacle) if obstacle else _to_optimum(cell, *next(minima), level)
         for cell, obstacle in zip(cells, obstacles, strict=True)
     ]
     return optima, warnings
 
 
 def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cell], list[str]]:
-    cells, halved = [], 0
+    cells, num_reduced = [], 0
     for params in np.unique(table.params):
         places = np.flatnonzero(table.params == params)
         places = places[np.argsort(table.tokens[places], kind="stable")]
@@ -135,7 +135,8 @@ def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cel
                 if len(np.unique(column[group])) >= _MIN_VALUES:
                     axes.append(axis)
                 elif len(np.unique(column[group])) > 1:
-                    keep, halved = keep[column[keep] == column[best]], halved + 1
+                    # Two values show no minimum: keep the runs of the better one
+                    keep, num_reduced = keep[column[keep] == column[best]], num_reduced + 1
             cells.append(
                 _Cell(
                     params=float(params),
@@ -149,10 +150,10 @@ def _group_cells(table: RunTable, columns: dict[str, Floats]) -> tuple[list[_Cel
                 )
             )
     text = (
-        f"only the runs of the better value were used in {format_counted(halved, 'cell')} with "
-        "two values on one axis"
+        f"only the runs of the better value were used in {format_counted(num_reduced, 'cell')} "
+        "with two values on one axis"
     )
-    return cells, [text] if halved else []
+    return cells, [text] if num_reduced else []
 
 
 def _find_obstacle(cell: _Cell) -> tuple[CellStatus, str] | None:
@@ -166,7 +167,7 @@ def _find_obstacle(cell: _Cell) -> tuple[CellStatus, str] | None:
         size = format_counted(cell.num_coefficients, "coefficient")
         runs = format_counted(len(cell.y), "run")
         curve = f"{runs} for the {size} of a curve in {' and '.join(cell.axes)}"
-        return "too_few", f"{curve}: add {max(more, 1)} or more, not on their line"
+        return "too_few", f"{curve}: add {max(more, 1)} or more that do not lie on one line"
     for axis, values in zip(cell.axes, cell.points.T, strict=True):
         best = values[cell.y.argmin()]
         if best in (values.min(), values.max()):
@@ -178,7 +179,7 @@ def _describe_values_to_add(axis: str, values: Floats, *, low: bool) -> str:
     steps = np.diff(np.unique(values))
     end = values.min() - np.median(steps) if low else values.max() + np.median(steps)
     side, beyond = ("smallest", "smaller") if low else ("largest", "larger")
-    return f"the best {axis} is the {side} one run: add {beyond} ones, {2.0**end:.3g} first"
+    return f"the best {axis} is the {side} that was run: add {beyond} ones, {2.0**end:.3g} first"
 
 
 def _fit_window(cell: _Cell, excess: float) -> LocalFit:
@@ -189,8 +190,8 @@ def _fit_window(cell: _Cell, excess: float) -> LocalFit:
         inside: Bools = above <= max(excess, float(ranked[num_inside - 1]))
         if np.linalg.matrix_rank(design[inside]) == cell.num_coefficients:
             break
-    judges = above[inside] <= ranked[min(_NUM_JUDGES[len(cell.axes)], len(ranked)) - 1]
-    return fit_local(design[inside], cell.y[inside], cell.weight[inside], judges)
+    is_scored = above[inside] <= ranked[min(_NUM_SCORED[len(cell.axes)], len(ranked)) - 1]
+    return fit_local(design[inside], cell.y[inside], cell.weight[inside], is_scored)
 
 
 def _find_minimum(cell: _Cell, theta_MP: Floats) -> Floats:
@@ -217,21 +218,21 @@ def _find_minimum(cell: _Cell, theta_MP: Floats) -> Floats:
             / determinant[:, None]
         )
     loss = theta_MP[:, 0] + (slope * z).sum(axis=1) / 2
-    return np.concatenate([cell.centre + z, loss[:, None]], axis=1)
+    return np.concatenate([cell.center + z, loss[:, None]], axis=1)
 
 
 def _to_optimum(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOptimum:
     """Return the optimum of a cell from the log2 values and the log loss of its curve's minimum."""
     low, high = cell.points.min(axis=0), cell.points.max(axis=0)
     if not np.isfinite(at).all():
-        return cell.without(
+        return cell.build_refusal(
             "no_valley",
-            f"no minimum in {' and '.join(cell.axes)}: widen the values run, and look at the runs "
-            "that stand out",
+            f"no minimum in {' and '.join(cell.axes)}: run a wider range of values, and check the "
+            "runs that stand out",
         )
     for axis, place, values in zip(cell.axes, at, cell.points.T, strict=False):
         if not values.min() < place < values.max():
-            return cell.without(
+            return cell.build_refusal(
                 "edge", _describe_values_to_add(axis, values, low=bool(place <= values.min()))
             )
     inside = ((draws[:, :-1] > low) & (draws[:, :-1] < high)).all(axis=1)
@@ -240,7 +241,7 @@ def _to_optimum(cell: _Cell, at: Floats, draws: Floats, level: float) -> CellOpt
             f"the noise leaves {format_percent(1 - inside.mean())} of the optimum's draws outside "
             "the values run"
         )
-        return cell.without(
+        return cell.build_refusal(
             "flat", f"{noise}: widen {' and '.join(cell.axes)}, or repeat runs with other seeds"
         )
     intervals: dict[str, Pair] = {}

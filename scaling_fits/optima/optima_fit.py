@@ -17,9 +17,9 @@ from scipy.special import ndtri
 from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.errors import InputError
-from forerun._scaling_fits.compute.power_laws import Pair, PowerLaw, summarize_law
 from forerun._scaling_fits.laws.law import NEXT_RUNG, CannotTellError, LawError
 from forerun._scaling_fits.laws.table import DroppedRow
+from forerun._scaling_fits.optima.power_laws import Pair, PowerLaw, summarize_law
 
 CellStatus = Literal["ok", "edge", "flat", "no_valley", "too_few"]
 """Status of the optimum of one budget, or of one (N, D). `edge`: the best run is the first or last
@@ -88,7 +88,7 @@ class OptimaFit:
     dropped: tuple[DroppedRow, ...]
     warnings: tuple[str, ...]
 
-    def body(
+    def build_summary(
         self,
         form: str,
         values: dict[str, Json],
@@ -173,7 +173,7 @@ def _predict_size(
     fit: ComputeFit, law: PowerLaw, flops: float, inflation: float
 ) -> tuple[float, Pair | None]:
     """Predict the best N or D, with its interval."""
-    value = law.at(flops)
+    value = law.compute_value(flops)
     if not fit.bootstrap:
         return value, None
     ends = law.compute_interval_at(flops, level=fit.level)
@@ -200,7 +200,7 @@ def summarize_fit(fit: ComputeFit) -> dict[str, Json]:
         {"value": values[name], "interval": intervals[name]}
         for name in ("params_exponent", "tokens_exponent")
     ]
-    return fit.body("isoflop", values, intervals, exponents) | {
+    return fit.build_summary("isoflop", values, intervals, exponents) | {
         "budgets": [_summarize_optimum(optimum) for optimum in fit.optima],
         "scatter": {name: None if law is None else law.scatter for name, law in laws.items()},
         "interval_inflation": canon.to_json(fit.inflation),

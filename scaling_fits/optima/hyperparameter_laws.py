@@ -1,10 +1,9 @@
-"""Laws of the best learning rate or batch size against size and duration: log value = c + a log N +
-b log D.
+"""Laws of the best learning rate or batch size: log value = c + a log N + b log D.
 
 N is the number of parameters, D the number of tokens, and a cell is all runs of one (N, D). The
 laws are fitted to the best value of each cell of a grid of runs with columns learning_rate or lr,
 and batch_tokens or batch. If all cells have one N, one D, or one ratio D / N, they do not identify
-an exponent, which is left out. The law then predicts only for that N, D, or ratio.
+both exponents, and one is left out. The law then predicts only for that N, D, or ratio.
 """
 
 from __future__ import annotations
@@ -19,33 +18,30 @@ from forerun._proxies.core import canon
 from forerun._proxies.core.canon import Json
 from forerun._proxies.core.notation import format_counted, format_factor
 from forerun._proxies.core.tables.columns import COLUMN_NAMES
-from forerun._scaling_fits.compute.hyperparameter_cells import CellOptimum, find_cell_optima
-from forerun._scaling_fits.compute.optima import OptimaError, OptimaFit
-from forerun._scaling_fits.compute.power_laws import (
+from forerun._scaling_fits.laws.law import CannotTellError, check_size, list_option_problems
+from forerun._scaling_fits.laws.solver import Floats
+from forerun._scaling_fits.laws.table import RunTable
+from forerun._scaling_fits.optima.hyperparameter_cells import AXES, CellOptimum, find_cell_optima
+from forerun._scaling_fits.optima.optima_fit import OptimaError, OptimaFit
+from forerun._scaling_fits.optima.power_laws import (
     Pair,
     PowerLaw,
     fit_power_law,
     summarize_law,
 )
-from forerun._scaling_fits.laws.law import CannotTellError, check_size, list_option_problems
-from forerun._scaling_fits.laws.solver import Floats
-from forerun._scaling_fits.laws.table import RunTable
 
 Hyperparameter = Literal["learning_rate", "batch"]
-COLUMNS: dict[Hyperparameter, tuple[str, ...]] = {
-    "learning_rate": COLUMN_NAMES["learning_rate"],
-    "batch": COLUMN_NAMES["batch"],
-}
-"""Column names of each hyperparameter; the first one present is used."""
 
 _MIN_SPREAD = 0.05  # Spread of log N or log D above which cells count as different
 # Standard deviation of log D about its line over log N, below which the two exponents cannot be
 # separated
 _MIN_SEPARATION = 0.1
-# Factor within which a quantity that is not in the law counts as equal to that of the cells
+# Factor within which N, D, or D / N counts as that of the cells, if the law leaves it out
 _NEAR = 1.25
 # Extrapolation, in multiples of the largest N or D of a cell, above which a warning is given
 _FAR = 30.0
+_LEFT_OUT = {"params": "D", "tokens": "N", "ratio": "the ratio D / N"}
+"""The quantity whose effect the cells do not show, by design."""
 
 Design = Literal["both", "params", "tokens", "ratio", "none"]
 
@@ -89,25 +85,23 @@ def fit_runs_law(
     `extra`.
 
     Raises:
-        OptimaError: The column is missing or has cells that are not above zero, or options are out
-            of range.
+        OptimaError: The column is missing or has values that are not above zero, or options are
+            out of range.
     """
     problems = list_option_problems(bootstrap, level, seed)
     names = {
-        axis: name
-        for axis in COLUMNS
-        if (name := table.column_names.get(axis, axis)) in table.extra
+        axis: name for axis in AXES if (name := table.column_names.get(axis, axis)) in table.extra
     }
     if form not in names:
         problems.append(
-            f"no column {' or '.join(map(repr, COLUMNS[form]))}: the table must have the runs' "
-            f"{form}, under one of these names or by --column {form}=NAME"
+            f"no column {' or '.join(map(repr, COLUMN_NAMES[form]))}: the table must have each "
+            f"run's {form}, under one of these names or by --column {form}=NAME"
         )
-    columns = {str(axis): table.extra[name] for axis, name in names.items()}
+    columns = {axis: table.extra[name] for axis, name in names.items()}
     problems += [
         problem
         for axis, name in names.items()
-        for problem in _find_bad_cells(table, name, columns[axis])
+        for problem in _find_bad_values(table, name, columns[axis])
     ]
     if problems:
         raise OptimaError(problems)
@@ -129,7 +123,8 @@ def fit_runs_law(
     )
 
 
-def _find_bad_cells(table: RunTable, name: str, column: Floats) -> list[str]:
+def _find_bad_values(table: RunTable, name: str, column: Floats) -> list[str]:
+    """Return a problem for each value of a column that is missing or not above zero."""
     lines = table.lines or tuple(range(len(column)))
     return [
         f"row {lines[i]}, column {name!r}: "
@@ -172,26 +167,19 @@ def _choose_design(used: list[CellOptimum]) -> tuple[Design, dict[str, Floats], 
         np.array([getattr(cell, name) for cell in used]) for name in ("params", "tokens")
     )
     if len(used) < 2:
-        return "none", {}, ["one cell does not make a law"]
+        return "none", {}, ["a law needs more than one cell"]
     n, d = np.log(params) - np.log(params).mean(), np.log(tokens) - np.log(tokens).mean()
-    varied = np.ptp(n) > _MIN_SPREAD, np.ptp(d) > _MIN_SPREAD
-    if not any(varied):
-        return "none", {}, ["all have one N and one D"]
-    if not varied[1]:
-        return (
-            "params",
-            {"params": params},
-            [f"all cells have D = {tokens[0]:.3g}: the exponent of D is left out"],
-        )
-    if not varied[0]:
-        return (
-            "tokens",
-            {"tokens": tokens},
-            [f"all cells have N = {params[0]:.3g}: the exponent of N is left out"],
-        )
+    has_sizes, has_durations = np.ptp(n) > _MIN_SPREAD, np.ptp(d) > _MIN_SPREAD
+    if not has_sizes and not has_durations:
+        return "none", {}, ["all cells have one N and one D"]
+    note = "all cells have {0} = {1:.3g}: the exponent of {0} is left out"
+    if not has_durations:
+        return "params", {"params": params}, [note.format("D", tokens[0])]
+    if not has_sizes:
+        return "tokens", {"tokens": tokens}, [note.format("N", params[0])]
     residual = d - n * (n @ d) / (n @ n)
     if math.sqrt(float((residual**2).mean())) < _MIN_SEPARATION:
-        note = "N and D grow together over the cells: the one exponent is of N with D growing along"
+        note = "N and D grow together over the cells: the exponent of N includes the effect of D"
         return "ratio", {"params": params}, [note]
     return "both", {"params": params, "tokens": tokens}, []
 
@@ -218,7 +206,7 @@ def predict_value(fit: HyperparameterFit, params: float, tokens: float) -> Hyper
     ]
     return HyperparameterPrediction(
         **sizes,
-        value=fit.law.at(*at),
+        value=fit.law.compute_value(*at),
         interval=fit.law.compute_interval_at(*at, level=fit.level) if fit.bootstrap else None,
         level=fit.level,
         warnings=(*fit.warnings, *far),
@@ -229,24 +217,24 @@ def _check_sizes(fit: HyperparameterFit, sizes: dict[str, float]) -> None:
     """Check that the law holds at these sizes: a law without D holds only at the cells' D, and a
     law of cells with one ratio D / N only at that ratio.
     """
-    left_out = {"params": "tokens", "tokens": "params", "ratio": "D at this N"}.get(fit.design)
+    left_out = _LEFT_OUT.get(fit.design)
     if left_out is None:
         return
     n, d = (np.log([getattr(cell, name) for cell in fit.used]) for name in ("params", "tokens"))
     asked_n, asked_d = math.log(sizes["params"]), math.log(sizes["tokens"])
-    if left_out == "params":
+    if fit.design == "tokens":
         known, asked = n, asked_n
     else:
-        # Tokens, less those that grow with the size where both grow together
+        # Where N and D grow together, what counts is the distance of log D from their common line
         slope = float(np.polyfit(n, d, 1)[0]) if fit.design == "ratio" else 0.0
         known, asked = d - slope * n, asked_d - slope * asked_n
-    off = math.exp(max(asked - float(known.max()), float(known.min()) - asked))
-    if off > _NEAR:
+    factor = math.exp(max(asked - float(known.max()), float(known.min()) - asked))
+    if factor > _NEAR:
         reason = (
-            f"the cells do not show how {fit.form} changes with {left_out}, and this size is off "
-            "theirs by a factor of"
+            f"the cells do not show how {fit.form} changes with {left_out}, and this run differs "
+            f"from every cell by a factor of {factor:.3g} or more: run cells that vary {left_out}"
         )
-        raise CannotTellError((f"{reason} {off:.3g}: run cells that vary {left_out}",))
+        raise CannotTellError((reason,))
 
 
 def summarize_fit(fit: HyperparameterFit) -> dict[str, Json]:
@@ -257,7 +245,7 @@ def summarize_fit(fit: HyperparameterFit) -> dict[str, Json]:
     known = ("coefficient", *(f"{name}_exponent" for name in law.inputs)) if law else ()
     values, intervals = summarize_law(law, known, fit.level if fit.bootstrap else None)
     empty: dict[str, Json] = {"value": None, "interval": None}
-    return fit.body(
+    return fit.build_summary(
         fit.form, dict.fromkeys(names) | values, dict.fromkeys(names) | intervals, [empty, empty]
     ) | {
         "column": fit.column,

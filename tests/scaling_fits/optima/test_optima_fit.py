@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from planted_optima import compute_loss, make_isoflop_runs, make_table
 
-from forerun._scaling_fits.compute.isoflop import fit_isoflop
-from forerun._scaling_fits.compute.optima import predict_at
 from forerun._scaling_fits.fit_file import FitFileError, from_json, to_json
 from forerun._scaling_fits.laws.law import CannotTellError, LawError
+from forerun._scaling_fits.optima.isoflop import fit_isoflop
+from forerun._scaling_fits.optima.optima_fit import predict_at
 
 BUDGETS = 10.0 ** np.arange(16, 20, 0.5)
 
